@@ -374,25 +374,3 @@ class Engine(Protocol):
 
     async def weight_digests(self, timeout_s: float) -> list[WeightDigest]:
         """Digests of every live tensor on every rank."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineState:
-    """What the control plane tells of the engine with every answer; `phase` is a name of genserve.v1.Phase."""
-
-    instance_id: str
-    weight_version: int
-    phase: str
-    pauses: Sequence["PauseLeaseInfo"]
-    running_requests: int
-    waiting_requests: int
-
-
-@dataclass(frozen=True, slots=True)
-class PauseLeaseInfo:
-    """A lease as others see it; `expire_time_s` is Unix time, None = never."""
-
-    lease_id: str
-    holder: str
-    mode: PauseMode
-    expire_time_s: float | None
