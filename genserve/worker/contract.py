@@ -1,0 +1,89 @@
+"""The calls between the daemon and its workers. Imports neither torch nor vllm: the daemon imports it too.
+
+What crosses is msgpack: plain dictionaries, made from and turned into these classes at either end.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol, Self, cast
+
+EXTENSION = "genserve.worker.extension.WeightExchangeExtension"
+"""Qualified name for vLLM's `worker_extension_cls`."""
+
+
+class _Message:
+    """A dataclass that travels as a dictionary."""
+
+    def to_wire(self) -> dict[str, Any]:
+        """As plain data."""
+        return asdict(cast(Any, self))
+
+    @classmethod
+    def from_wire(cls, wire: Mapping[str, Any]) -> Self:
+        """Back from plain data."""
+        return cls(**wire)
+
+
+@dataclass(frozen=True, slots=True)
+class Attach(_Message):
+    """Gets a worker ready for pushes. `report_socket`: path of the datagram socket that reports go to; `cpus`: logical
+    CPUs that background work may use."""
+
+    report_socket: str
+    cpus: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare(_Message):
+    """Builds version `nonce` from an arena. `tensors` are (name, safetensors dtype, shape, offset, length in bytes)."""
+
+    nonce: str
+    arena_path: str
+    arena_size_bytes: int
+    tensors: Sequence[tuple[str, str, Sequence[int], int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Step(_Message):
+    """Names the prepared version that a commit, rollback or discard is about."""
+
+    nonce: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ack(_Message):
+    """A worker's answer. `rank` is "dp0:pp0:pcp0:tp0"; `error` is empty when it worked."""
+
+    rank: str
+    nonce: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Digests(_Message):
+    """SHA-256 (hex) of a worker's live tensors, by name."""
+
+    rank: str
+    tensors: Mapping[str, str]
+
+
+class WeightWorker(Protocol):
+    """What every worker offers; the arguments and answers are the messages above as plain data."""
+
+    def genserve_attach(self, wire: dict[str, Any]) -> dict[str, Any]:
+        """Attach -> Ack. Once, before anything is served."""
+
+    def genserve_prepare(self, wire: dict[str, Any]) -> dict[str, Any]:
+        """Prepare -> Ack at once; a second Ack goes to the report socket when it is done."""
+
+    def genserve_commit(self, wire: dict[str, Any]) -> dict[str, Any]:
+        """Step -> Ack. Exchanges live and prepared weights; only while nothing is scheduled."""
+
+    def genserve_rollback(self, wire: dict[str, Any]) -> dict[str, Any]:
+        """Step -> Ack. Undoes a commit, whole or partial; without one it does nothing."""
+
+    def genserve_discard(self, wire: dict[str, Any]) -> dict[str, Any]:
+        """Step -> Ack. Frees what is prepared, or what a commit replaced."""
+
+    def genserve_digests(self, wire: dict[str, Any]) -> dict[str, Any]:
+        """Nothing -> Digests. Reads every live byte: takes seconds, and nothing is scheduled meanwhile."""
