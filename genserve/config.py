@@ -1,0 +1,64 @@
+"""Settings of the daemon. Each is declared once: flag, type, default and help come from the field."""
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, Self
+
+
+def _setting(default: Any, help: str) -> Any:
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass(frozen=True, slots=True)
+class ServeConfig:
+    """How the daemon listens and what it allows. vLLM's own settings are vLLM's flags."""
+
+    host: str = _setting("127.0.0.1", "address to listen on")
+    port: int = _setting(50051, "TCP port to listen on; 0 picks a free one, -1 listens on --uds alone")
+    uds: str = _setting("", "path of a Unix socket to listen on as well")
+    allow_insecure: bool = _setting(False, "listen on an address that others can reach, without TLS")
+    max_active_requests: int = _setting(8192, "requests running and waiting above which new ones are refused")
+    max_message_bytes: int = _setting(64 << 20, "size above which a message is refused")
+    max_staging_bytes: int = _setting(0, "bytes of pushed weights staged at once; 0 = twice the checkpoint's + 256 MiB")
+    drain_timeout_s: float = _setting(30.0, "seconds that running requests may take to finish at a shutdown")
+
+    def __post_init__(self) -> None:
+        if not -1 <= self.port <= 65535:
+            raise ValueError(f"--port must lie in [-1, 65535], is {self.port}")
+        if self.port == -1 and not self.uds:
+            raise ValueError("--port -1 listens on a Unix socket alone: give --uds as well")
+        if self.port != -1 and not self.allow_insecure and not _is_loopback(self.host):
+            raise ValueError(
+                f"--host {self.host} can be reached by others, and nothing is encrypted or authenticated: "
+                "listen on 127.0.0.1 or --uds, or say --allow-insecure"
+            )
+        for name in ("max_active_requests", "max_message_bytes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"--{name.replace('_', '-')} must be at least 1, is {getattr(self, name)}")
+        if self.max_staging_bytes < 0:
+            raise ValueError(f"--max-staging-bytes must be at least 0, is {self.max_staging_bytes}")
+        if self.drain_timeout_s < 0:
+            raise ValueError(f"--drain-timeout-s must be at least 0, is {self.drain_timeout_s}")
+
+    @classmethod
+    def add_flags(cls, parser: argparse.ArgumentParser) -> None:
+        """Adds a flag for each setting."""
+        group = parser.add_argument_group("genserve", "How the daemon listens and what it allows.")
+        for setting in fields(cls):
+            assert setting.default is not MISSING
+            flag = f"--{setting.name.replace('_', '-')}"
+            help = f"{setting.metadata['help']} (default: {setting.default or 'none'})"
+            if setting.type is bool or setting.type == "bool":
+                group.add_argument(flag, action="store_true", default=setting.default, help=help)
+            else:
+                group.add_argument(flag, type=type(setting.default), default=setting.default, help=help)
+
+    @classmethod
+    def from_flags(cls, values: Mapping[str, Any]) -> Self:
+        """The settings among parsed flags; raises ValueError naming the flag that cannot be."""
+        return cls(**{setting.name: values[setting.name] for setting in fields(cls)})
+
+
+def _is_loopback(host: str) -> bool:
+    return host in ("localhost", "::1", "[::1]") or host.startswith("127.")

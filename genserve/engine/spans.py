@@ -1,0 +1,23 @@
+"""Weight spans: which output tokens were sampled under which version."""
+
+from collections.abc import Sequence
+
+from genserve.engine.base import WeightSpan
+
+INITIAL_LABEL = "default"
+"""vLLM's label of the weights it loaded at the start: version 0."""
+
+
+def version_of(label: str) -> int:
+    """The version behind the label that vLLM gives to tokens."""
+    return 0 if label == INITIAL_LABEL else int(label)
+
+
+def spans_between(starts: Sequence[tuple[str, int]], start: int, end: int) -> list[WeightSpan]:
+    """Spans of tokens [start, end), given (label, first token) of every span so far, in order."""
+    spans: list[WeightSpan] = []
+    for i, (label, first) in enumerate(starts):
+        last = starts[i + 1][1] if i + 1 < len(starts) else end
+        if max(first, start) < min(last, end):
+            spans.append(WeightSpan(version_of(label), max(first, start), min(last, end)))
+    return spans

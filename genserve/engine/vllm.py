@@ -1,0 +1,358 @@
+"""vLLM's AsyncLLM behind the Engine protocol. The only file, with `genserve.worker`, that imports vllm.
+
+What vLLM does not offer in public is used in few places, each marked "internal": tests/engine/test_internals.py fails
+when a new vLLM moves one.
+"""
+
+import asyncio
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version as installed_version
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.exceptions import VLLMClientError, VLLMValidationError
+from vllm.inputs.engine import tokens_input
+from vllm.lora.request import LoRARequest
+from vllm.platforms import current_platform
+from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
+
+from genserve.engine.base import (
+    ArenaRef,
+    ChatPrompt,
+    EngineInfo,
+    FinishReason,
+    GenerationRequest,
+    KvPolicy,
+    Load,
+    PauseCounts,
+    PauseMode,
+    StagedTensor,
+    TextPrompt,
+    WeightDigest,
+)
+from genserve.engine.liveness import Liveness
+from genserve.engine.load import LoadMeter
+from genserve.engine.prompts import PromptCodec
+from genserve.engine.sampling import request_field, sampling_fields
+from genserve.engine.stream import VllmStream
+from genserve.engine.workers import WorkerError, Workers
+from genserve.errors import (
+    EngineDeadError,
+    EngineTaintedError,
+    GenserveError,
+    InvalidFieldError,
+    LoraNotFoundError,
+    PromptTooLongError,
+    PushRolledBackError,
+    QueueFullError,
+    RequestIdInUseError,
+    WeightVersionMismatchError,
+)
+from genserve.worker.contract import EXTENSION, Attach, Digests, Prepare, Step
+
+_ATTACH_TIMEOUT_S = 120.0
+_ROLLBACK_TIMEOUT_S = 30.0
+_PARAMETERS = frozenset(f.name for f in msgspec.structs.fields(SamplingParams) if not f.name.startswith("_"))
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """`max_active_requests`: requests admitted and unfinished, above which new ones are refused."""
+
+    max_active_requests: int
+
+
+class VllmEngine:
+    """AsyncLLM, its requests and its workers. Made by `start`."""
+
+    def __init__(self, llm: AsyncLLM, meter: LoadMeter, limits: EngineLimits) -> None:
+        config = llm.vllm_config
+        parallel = config.parallel_config
+        self._llm = llm
+        self._meter = meter
+        self._limits = limits
+        self._liveness = Liveness()
+        self._prompts = PromptCodec(llm.get_tokenizer())
+        self._streams: dict[str, VllmStream | None] = {}
+        self._version = 0
+        num_ranks = parallel.world_size * parallel.data_parallel_size
+        self._workers = Workers(llm.engine_core, self._liveness, num_ranks)
+        self._info = EngineInfo(
+            model=config.model_config.model,
+            architecture=config.model_config.architecture,
+            dtype=str(config.model_config.dtype).removeprefix("torch."),
+            vocab_size=config.model_config.get_vocab_size(),
+            device=current_platform.device_type,
+            max_model_len=config.model_config.max_model_len,
+            max_num_seqs=config.scheduler_config.max_num_seqs,
+            max_logprobs=config.model_config.max_logprobs,
+            tensor_parallel_size=parallel.tensor_parallel_size,
+            pipeline_parallel_size=parallel.pipeline_parallel_size,
+            data_parallel_size=parallel.data_parallel_size,
+            versions={"vllm": _vllm_version(), "torch": installed_version("torch")},
+        )
+
+    @classmethod
+    async def start(cls, args: AsyncEngineArgs, limits: EngineLimits) -> "VllmEngine":
+        """Starts the engine processes and makes every worker ready for pushes. Call before any gRPC object exists."""
+        args.worker_extension_cls = EXTENSION
+        args.disable_log_stats = True  # the default loggers; ours is added below
+        if current_platform.is_cpu():
+            # Packed linears are closures on the CPU: compiled code would keep the ones it has seen.
+            args.enforce_eager = True
+        meter = LoadMeter()
+        llm = AsyncLLM.from_engine_args(args, stat_loggers=[meter])  # type: ignore[list-item]
+        engine = cls(llm, meter, limits)
+        try:
+            assert llm.output_handler is not None  # internal: the task that ends when EngineCore dies
+            llm.output_handler.add_done_callback(lambda _: engine._liveness.declare_dead())
+            attach = Attach(engine._workers.report_socket, sorted(os.sched_getaffinity(0)))
+            await engine._workers.step("genserve_attach", attach.to_wire(), timeout_s=_ATTACH_TIMEOUT_S)
+        except BaseException:
+            await engine.stop()
+            raise
+        return engine
+
+    async def stop(self) -> None:
+        """Ends the engine processes."""
+        self._workers.close()
+        self._prompts.close()
+        await asyncio.to_thread(self._llm.shutdown)
+
+    @property
+    def info(self) -> EngineInfo:
+        """What it serves."""
+        return self._info
+
+    @property
+    def weight_version(self) -> int:
+        """Version of the weights served."""
+        return self._version
+
+    @property
+    def checkpoint_directory(self) -> Path | None:
+        """Where the checkpoint's files lie, if they lie on this machine."""
+        config = self._llm.vllm_config
+        if os.path.isdir(config.model_config.model):
+            return Path(config.model_config.model)
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+        try:
+            return Path(
+                snapshot_download(
+                    config.model_config.model,
+                    revision=config.model_config.revision,
+                    cache_dir=config.load_config.download_dir,
+                    local_files_only=True,
+                )
+            )
+        except (LocalEntryNotFoundError, HfHubHTTPError, ValueError):
+            return None
+
+    async def wait_dead(self) -> None:
+        """Returns when the engine has died."""
+        await self._liveness.wait_dead()
+
+    def load(self) -> Load:
+        """What it has to do now."""
+        return self._meter.load(self._llm.get_num_unfinished_requests())
+
+    async def submit(self, request: GenerationRequest) -> VllmStream:
+        """Admits a request."""
+        if self._liveness.dead:
+            raise EngineDeadError("the engine has died")
+        if request.min_weight_version is not None and self._version < request.min_weight_version:
+            raise WeightVersionMismatchError(
+                f"version {self._version} is served, the request needs {request.min_weight_version}",
+                metadata={"weight_version": str(self._version)},
+            )
+        if request.request_id in self._streams:
+            raise RequestIdInUseError(f"a request {request.request_id!r} is running")
+        if len(self._streams) >= self._limits.max_active_requests:
+            raise QueueFullError(
+                f"{len(self._streams)} requests are running or waiting, which is the limit", retry_after_s=1.0
+            )
+        self._streams[request.request_id] = None
+        try:
+            stream = await self._admit(request)
+        except BaseException:
+            del self._streams[request.request_id]
+            raise
+        if request.request_id in self._streams:
+            self._streams[request.request_id] = stream
+        return stream
+
+    async def _admit(self, request: GenerationRequest) -> VllmStream:
+        ids = await self._prompts.encode(request.prompt)
+        if len(ids) >= self._info.max_model_len:
+            raise PromptTooLongError(
+                f"the prompt has {len(ids)} tokens; with at least one token of output the context holds "
+                f"{self._info.max_model_len}",
+                metadata={"num_tokens": str(len(ids)), "max_model_len": str(self._info.max_model_len)},
+            )
+        try:
+            params = self._sampling_params(request)
+            collector = await self._llm.add_request(
+                request.request_id,
+                tokens_input(ids, cache_salt=request.cache_salt or None),
+                params,
+                lora_request=self._lora(request.lora_name),
+                priority=request.priority,
+                data_parallel_rank=request.data_parallel_rank,
+            )
+        except VLLMValidationError as error:
+            field = "data_parallel_rank" if "data_parallel_rank" in str(error) else request_field(error.parameter)
+            raise InvalidFieldError.of(field, error.args[0]) from error
+        except (VllmEngineDeadError, VLLMClientError, ValueError, TypeError, OverflowError) as error:
+            raise _translated(error) from error
+        except asyncio.CancelledError:
+            await asyncio.shield(self._llm.abort(request.request_id))
+            raise
+        # internal: vLLM's states by sequence, for the live starts of the weight spans.
+        processor = self._llm.output_processor
+        internal_ids = processor.external_req_ids.get(request.request_id, ())
+        states = [processor.request_states[i] for i in internal_ids if i in processor.request_states]
+        by_index = {state.request_index: state for state in states}
+        return VllmStream(request, collector, by_index, self._abort_stream, self._forget)
+
+    def _sampling_params(self, request: GenerationRequest) -> SamplingParams:
+        fields = sampling_fields(request, _PARAMETERS)
+        if request.constraint is not None:
+            fields["structured_outputs"] = StructuredOutputsParams(
+                **{request.constraint.kind.value: request.constraint.value}
+            )
+        interval = request.output.stream_interval
+        kind = RequestOutputKind.FINAL_ONLY if interval == 0 else RequestOutputKind.DELTA
+        return SamplingParams(output_kind=kind, skip_clone=True, **fields)
+
+    def _lora(self, name: str) -> LoRARequest | None:
+        if name:
+            raise LoraNotFoundError(f"no adapter {name!r} is loaded", metadata={"lora_name": name})
+        return None
+
+    async def _abort_stream(self, stream: VllmStream) -> None:
+        if not self._liveness.dead:
+            await self._llm.abort(stream.collector.request_id, internal=True)
+
+    def _forget(self, stream: VllmStream) -> None:
+        self._streams.pop(stream.request_id, None)
+
+    async def abort(self, request_ids: Sequence[str] | None) -> tuple[list[str], list[str]]:
+        """Ends requests with reason ABORTED."""
+        wanted = list(self._streams) if request_ids is None else list(request_ids)
+        running = {i: stream for i in wanted if (stream := self._streams.get(i)) is not None}
+        for stream in running.values():
+            stream.end_soon(FinishReason.ABORTED)
+        return list(running), [i for i in wanted if i not in running]
+
+    async def tokenize(self, prompt: TextPrompt | ChatPrompt, add_special_tokens: bool) -> list[int]:
+        """Token ids of a prompt."""
+        return await self._prompts.encode(prompt, add_special_tokens=add_special_tokens)
+
+    async def detokenize(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
+        """Text of token ids."""
+        return await self._prompts.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    async def pause(self, mode: PauseMode, kv_policy: KvPolicy, timeout_s: float) -> PauseCounts:
+        """Stops scheduling; on any error the engine runs as before."""
+        before = [stream for stream in self._streams.values() if stream is not None]
+        if mode is PauseMode.ABORT:
+            for stream in before:
+                stream.reason_if_aborted(FinishReason.PAUSED)
+        # internal: AsyncLLM.pause_generation does just this and then sleeps for 20 ms.
+        core = self._llm.engine_core
+        try:
+            await self._liveness.call(
+                core.pause_scheduler_async(mode=mode.value, clear_cache=kv_policy is KvPolicy.RECOMPUTE),
+                what="pause",
+                timeout_s=timeout_s,
+            )
+        except BaseException:
+            if not self._liveness.dead:
+                await asyncio.shield(core.resume_scheduler_async())
+            raise
+        kept = sum(stream is not None for stream in self._streams.values()) if mode is not PauseMode.ABORT else 0
+        return PauseCounts(kept=kept, aborted=len(before) if mode is PauseMode.ABORT else 0)
+
+    async def resume(self, timeout_s: float) -> None:
+        """Schedules again."""
+        await self._liveness.call(self._llm.resume_generation(), what="resume", timeout_s=timeout_s)
+
+    async def reset_prefix_cache(self, reset_running_requests: bool, timeout_s: float) -> bool:
+        """Drops the prefix cache."""
+        return await self._liveness.call(
+            self._llm.reset_prefix_cache(reset_running_requests=reset_running_requests),
+            what="reset of the prefix cache",
+            timeout_s=timeout_s,
+        )
+
+    async def prepare_weights(
+        self, nonce: str, arena: ArenaRef, tensors: Sequence[StagedTensor], timeout_s: float
+    ) -> None:
+        """Builds a version beside the live one on every rank."""
+        request = Prepare(
+            nonce, arena.path, arena.size_bytes, [(t.name, t.dtype, t.shape, t.offset, t.length) for t in tensors]
+        )
+        try:
+            await self._workers.step_and_report("genserve_prepare", request.to_wire(), nonce, timeout_s=timeout_s)
+        except BaseException as error:
+            if not self._liveness.dead:
+                await asyncio.shield(self.discard_weights(nonce, _ROLLBACK_TIMEOUT_S))
+            if isinstance(error, WorkerError):
+                raise PushRolledBackError(f"the weights could not be prepared, nothing changed: {error}") from error
+            raise
+
+    async def commit_weights(self, nonce: str, version: int, timeout_s: float) -> None:
+        """Exchanges live and prepared weights on every rank and labels later tokens."""
+        step = Step(nonce).to_wire()
+        try:
+            await self._workers.step("genserve_commit", step, timeout_s=timeout_s)
+            await self._liveness.call(
+                self._llm.update_weight_version(str(version)), what="setting the version", timeout_s=timeout_s
+            )
+        except BaseException as error:
+            if self._liveness.dead:
+                raise
+            await asyncio.shield(self._roll_back(step, error))
+            if isinstance(error, GenserveError | WorkerError):
+                raise PushRolledBackError(f"the commit failed, version {self._version} is served: {error}") from error
+            raise
+        self._version = version
+
+    async def _roll_back(self, step: dict[str, Any], cause: BaseException) -> None:
+        try:
+            await self._workers.step("genserve_rollback", step, timeout_s=_ROLLBACK_TIMEOUT_S)
+            label = str(self._version) if self._version else "default"
+            await self._liveness.call(
+                self._llm.update_weight_version(label), what="setting the version", timeout_s=_ROLLBACK_TIMEOUT_S
+            )
+        except (GenserveError, WorkerError) as error:
+            raise EngineTaintedError(f"a commit failed ({cause}) and could not be undone ({error})") from error
+
+    async def discard_weights(self, nonce: str, timeout_s: float) -> None:
+        """Frees the version that is not live."""
+        await self._workers.step("genserve_discard", Step(nonce).to_wire(), timeout_s=timeout_s)
+
+    async def weight_digests(self, timeout_s: float) -> list[WeightDigest]:
+        """Digests of every live tensor on every rank."""
+        answers = [Digests.from_wire(a) for a in await self._workers.call("genserve_digests", {}, timeout_s=timeout_s)]
+        return [WeightDigest(d.rank, name, sha256) for d in answers for name, sha256 in d.tensors.items()]
+
+
+def _translated(error: Exception) -> GenserveError:
+    if isinstance(error, VllmEngineDeadError):
+        return EngineDeadError("the engine has died")
+    return InvalidFieldError.of("request", str(error))
+
+
+def _vllm_version() -> str:
+    from vllm import __version__
+
+    return __version__

@@ -1,0 +1,97 @@
+"""Calls to every worker of every data-parallel engine, and the reports that come back from their threads."""
+
+import asyncio
+import json
+import socket
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from genserve.engine.liveness import Liveness
+from genserve.worker.contract import Ack
+
+_MAX_REPORT_BYTES = 64 << 10
+
+
+class WorkerError(Exception):
+    """At least one worker could not do what it was asked; the message says which and why."""
+
+
+class Workers:
+    """All ranks. Owns the socket that background work reports to."""
+
+    def __init__(self, engine_core: Any, liveness: Liveness, num_ranks: int) -> None:
+        self._core = engine_core
+        self._liveness = liveness
+        self._num_ranks = num_ranks
+        # An abstract name: unlike a file it is gone with the process, however that ends.
+        self.report_socket = f"\0genserve-{uuid.uuid4().hex}"
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.setblocking(False)
+        self._socket.bind(self.report_socket)
+        self._reports: dict[str, tuple[list[Ack], asyncio.Future[list[Ack]]]] = {}
+        asyncio.get_running_loop().add_reader(self._socket.fileno(), self._read_reports)
+
+    def close(self) -> None:
+        """Stops listening to reports."""
+        asyncio.get_running_loop().remove_reader(self._socket.fileno())
+        self._socket.close()
+
+    async def call(self, method: str, message: dict[str, Any], *, timeout_s: float) -> list[dict[str, Any]]:
+        """Answers of all ranks to one method of worker.contract.WeightWorker.
+
+        Goes to every data-parallel engine: vLLM's own collective_rpc returns the first engine's answers only, and a
+        failure elsewhere would pass. vLLM gets no timeout, because after one of its own it reads a late reply as the
+        answer to the next call.
+        """
+        per_engine = await self._liveness.call(
+            self._core.call_utility_all_async("collective_rpc", method, None, (message,), None),
+            what=method.removeprefix("genserve_"),
+            timeout_s=timeout_s,
+        )
+        return [answer for answers in per_engine for answer in answers]
+
+    async def step(self, method: str, message: dict[str, Any], *, timeout_s: float) -> None:
+        """Like `call`, for methods that answer with an Ack; raises WorkerError unless all ranks could do it."""
+        self._require([Ack.from_wire(answer) for answer in await self.call(method, message, timeout_s=timeout_s)])
+
+    async def step_and_report(self, method: str, message: dict[str, Any], nonce: str, *, timeout_s: float) -> None:
+        """Like `step`, for work that goes on in the background: returns when every rank has reported its end."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        done: asyncio.Future[list[Ack]] = loop.create_future()
+        self._reports[nonce] = ([], done)
+        try:
+            await self.step(method, message, timeout_s=timeout_s)
+            acks = await self._liveness.call(
+                _result(done), what=method.removeprefix("genserve_"), timeout_s=max(0.0, deadline - loop.time())
+            )
+            self._require(acks)
+        finally:
+            del self._reports[nonce]
+
+    def _require(self, acks: Sequence[Ack]) -> None:
+        failed = [ack for ack in acks if ack.error]
+        if failed:
+            raise WorkerError("; ".join(f"{ack.rank}: {ack.error}" for ack in failed))
+        if len(acks) != self._num_ranks:
+            raise WorkerError(f"{len(acks)} of {self._num_ranks} workers answered")
+
+    def _read_reports(self) -> None:
+        while True:
+            try:
+                datagram = self._socket.recv(_MAX_REPORT_BYTES)
+            except BlockingIOError:
+                return
+            ack = Ack.from_wire(json.loads(datagram))
+            if ack.nonce not in self._reports:
+                continue  # of a push that was given up
+            acks, done = self._reports[ack.nonce]
+            acks.append(ack)
+            # One failure is enough to know the outcome; otherwise all must have reported.
+            if not done.done() and (ack.error or len(acks) == self._num_ranks):
+                done.set_result(acks)
+
+
+async def _result(future: "asyncio.Future[list[Ack]]") -> list[Ack]:
+    return await future
