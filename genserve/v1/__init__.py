@@ -1,0 +1,1 @@
+"""Generated from protos/genserve/v1 by scripts/protos; never edited."""

@@ -26,17 +26,17 @@ from genserve.v1 import types_pb2 as genserve_dot_v1_dot_types__pb2
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19genserve/v1/weights.proto\x12\x0bgenserve.v1\x1a\x17genserve/v1/types.proto\x1a\x1egoogle/protobuf/duration.proto\"X\n\nTensorSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x04\x12\x0e\n\x06offset\x18\x04 \x01(\x04\x12\x0e\n\x06length\x18\x05 \x01(\x04\"Z\n\x08Manifest\x12(\n\x07tensors\x18\x01 \x03(\x0b\x32\x17.genserve.v1.TensorSpec\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x04\x12\x0f\n\x07partial\x18\x03 \x01(\x08\"\xa8\x01\n\x0c\x41pplyOptions\x12*\n\npause_mode\x18\x01 \x01(\x0e\x32\x16.genserve.v1.PauseMode\x12(\n\tkv_policy\x18\x02 \x01(\x0e\x32\x15.genserve.v1.KvPolicy\x12\x16\n\x0epause_lease_id\x18\x03 \x01(\t\x12*\n\x07timeout\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xbd\x02\n\nPushHeader\x12\x0f\n\x07push_id\x18\x01 \x01(\t\x12\x16\n\x0eweight_version\x18\x02 \x01(\r\x12\x1d\n\x10\x65xpected_version\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\'\n\x08manifest\x18\x04 \x01(\x0b\x32\x15.genserve.v1.Manifest\x12\x17\n\x0fmanifest_digest\x18\x05 \x01(\t\x12\'\n\x06\x61\x63tion\x18\x06 \x01(\x0e\x32\x17.genserve.v1.PushAction\x12(\n\x05\x61pply\x18\x07 \x01(\x0b\x32\x19.genserve.v1.ApplyOptions\x12.\n\x0bstaging_ttl\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\r\n\x05\x66orce\x18\t \x01(\x08\x42\x13\n\x11_expected_version\"I\n\tPushChunk\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x13\n\x06\x63rc32c\x18\x03 \x01(\x07H\x00\x88\x01\x01\x42\t\n\x07_crc32c\"\t\n\x07PushEnd\"\x96\x01\n\x12PushWeightsRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x17.genserve.v1.PushHeaderH\x00\x12\'\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x16.genserve.v1.PushChunkH\x00\x12#\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x14.genserve.v1.PushEndH\x00\x42\x07\n\x05\x66rame\"\'\n\tByteRange\x12\r\n\x05start\x18\x01 \x01(\x04\x12\x0b\n\x03\x65nd\x18\x02 \x01(\x04\"0\n\tPushIssue\x12\x0e\n\x06tensor\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\"\xed\x01\n\x04Push\x12\x0f\n\x07push_id\x18\x01 \x01(\t\x12%\n\x05state\x18\x02 \x01(\x0e\x32\x16.genserve.v1.PushState\x12\x16\n\x0eweight_version\x18\x03 \x01(\r\x12\x16\n\x0ereceived_bytes\x18\x04 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\x05 \x01(\x04\x12\'\n\x07missing\x18\x06 \x03(\x0b\x32\x16.genserve.v1.ByteRange\x12&\n\x06issues\x18\x07 \x03(\x0b\x32\x16.genserve.v1.PushIssue\x12\x17\n\x0fmanifest_digest\x18\x08 \x01(\t\"G\n\nStepTiming\x12\x0c\n\x04step\x18\x01 \x01(\t\x12+\n\x08\x64uration\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xc1\x01\n\x07\x41pplied\x12\x18\n\x10previous_version\x18\x01 \x01(\r\x12\x16\n\x0e\x61\x63tive_version\x18\x02 \x01(\r\x12(\n\x07timings\x18\x03 \x03(\x0b\x32\x17.genserve.v1.StepTiming\x12)\n\x06paused\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x15\n\rrequests_kept\x18\x05 \x01(\r\x12\x18\n\x10requests_aborted\x18\x06 \x01(\r\"\x86\x01\n\x13PushWeightsResponse\x12\x1f\n\x04push\x18\x01 \x01(\x0b\x32\x11.genserve.v1.Push\x12%\n\x07\x61pplied\x18\x02 \x01(\x0b\x32\x14.genserve.v1.Applied\x12\'\n\x05state\x18\x03 \x01(\x0b\x32\x18.genserve.v1.EngineState\"!\n\x0eGetPushRequest\x12\x0f\n\x07push_id\x18\x01 \x01(\t\"\x82\x01\n\x0fGetPushResponse\x12\x1f\n\x04push\x18\x01 \x01(\x0b\x32\x11.genserve.v1.Push\x12%\n\x07\x61pplied\x18\x02 \x01(\x0b\x32\x14.genserve.v1.Applied\x12\'\n\x05state\x18\x03 \x01(\x0b\x32\x18.genserve.v1.EngineState\",\n\x11GetWeightsRequest\x12\x17\n\x0finclude_digests\x18\x01 \x01(\x08\":\n\x0cWeightDigest\x12\x0c\n\x04rank\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06sha256\x18\x03 \x01(\t\"\xaa\x01\n\x12GetWeightsResponse\x12\x16\n\x0eweight_version\x18\x01 \x01(\r\x12\'\n\x08manifest\x18\x02 \x01(\x0b\x32\x15.genserve.v1.Manifest\x12*\n\x07\x64igests\x18\x03 \x03(\x0b\x32\x19.genserve.v1.WeightDigest\x12\'\n\x05state\x18\x04 \x01(\x0b\x32\x18.genserve.v1.EngineState*q\n\nPushAction\x12\x1b\n\x17PUSH_ACTION_UNSPECIFIED\x10\x00\x12\x15\n\x11PUSH_ACTION_APPLY\x10\x01\x12\x15\n\x11PUSH_ACTION_STAGE\x10\x02\x12\x18\n\x14PUSH_ACTION_VALIDATE\x10\x03*\xd0\x01\n\tPushState\x12\x1a\n\x16PUSH_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14PUSH_STATE_RECEIVING\x10\x01\x12\x15\n\x11PUSH_STATE_STAGED\x10\x02\x12\x18\n\x14PUSH_STATE_PREPARING\x10\x03\x12\x17\n\x13PUSH_STATE_APPLYING\x10\x04\x12\x16\n\x12PUSH_STATE_APPLIED\x10\x05\x12\x15\n\x11PUSH_STATE_FAILED\x10\x06\x12\x14\n\x10PUSH_STATE_VALID\x10\x07\x32\xf8\x01\n\rWeightService\x12R\n\x0bPushWeights\x12\x1f.genserve.v1.PushWeightsRequest\x1a .genserve.v1.PushWeightsResponse(\x01\x12\x44\n\x07GetPush\x12\x1b.genserve.v1.GetPushRequest\x1a\x1c.genserve.v1.GetPushResponse\x12M\n\nGetWeights\x12\x1e.genserve.v1.GetWeightsRequest\x1a\x1f.genserve.v1.GetWeightsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19genserve/v1/weights.proto\x12\x0bgenserve.v1\x1a\x17genserve/v1/types.proto\x1a\x1egoogle/protobuf/duration.proto\"X\n\nTensorSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x04\x12\x0e\n\x06offset\x18\x04 \x01(\x04\x12\x0e\n\x06length\x18\x05 \x01(\x04\"Z\n\x08Manifest\x12(\n\x07tensors\x18\x01 \x03(\x0b\x32\x17.genserve.v1.TensorSpec\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x04\x12\x0f\n\x07partial\x18\x03 \x01(\x08\"\xa8\x01\n\x0c\x41pplyOptions\x12*\n\npause_mode\x18\x01 \x01(\x0e\x32\x16.genserve.v1.PauseMode\x12(\n\tkv_policy\x18\x02 \x01(\x0e\x32\x15.genserve.v1.KvPolicy\x12\x16\n\x0epause_lease_id\x18\x03 \x01(\t\x12*\n\x07timeout\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xd2\x02\n\nPushHeader\x12\x0f\n\x07push_id\x18\x01 \x01(\t\x12\x16\n\x0eweight_version\x18\x02 \x01(\r\x12\x1d\n\x10\x65xpected_version\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\'\n\x08manifest\x18\x04 \x01(\x0b\x32\x15.genserve.v1.Manifest\x12\x17\n\x0fmanifest_digest\x18\x05 \x01(\t\x12\'\n\x06\x61\x63tion\x18\x06 \x01(\x0e\x32\x17.genserve.v1.PushAction\x12(\n\x05\x61pply\x18\x07 \x01(\x0b\x32\x19.genserve.v1.ApplyOptions\x12.\n\x0bstaging_ttl\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x13\n\x0bnum_streams\x18\n \x01(\r\x12\r\n\x05\x66orce\x18\t \x01(\x08\x42\x13\n\x11_expected_version\"I\n\tPushChunk\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x13\n\x06\x63rc32c\x18\x03 \x01(\x07H\x00\x88\x01\x01\x42\t\n\x07_crc32c\"\t\n\x07PushEnd\"\x96\x01\n\x12PushWeightsRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x17.genserve.v1.PushHeaderH\x00\x12\'\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x16.genserve.v1.PushChunkH\x00\x12#\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x14.genserve.v1.PushEndH\x00\x42\x07\n\x05\x66rame\"\'\n\tByteRange\x12\r\n\x05start\x18\x01 \x01(\x04\x12\x0b\n\x03\x65nd\x18\x02 \x01(\x04\"0\n\tPushIssue\x12\x0e\n\x06tensor\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\"\xed\x01\n\x04Push\x12\x0f\n\x07push_id\x18\x01 \x01(\t\x12%\n\x05state\x18\x02 \x01(\x0e\x32\x16.genserve.v1.PushState\x12\x16\n\x0eweight_version\x18\x03 \x01(\r\x12\x16\n\x0ereceived_bytes\x18\x04 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\x05 \x01(\x04\x12\'\n\x07missing\x18\x06 \x03(\x0b\x32\x16.genserve.v1.ByteRange\x12&\n\x06issues\x18\x07 \x03(\x0b\x32\x16.genserve.v1.PushIssue\x12\x17\n\x0fmanifest_digest\x18\x08 \x01(\t\"G\n\nStepTiming\x12\x0c\n\x04step\x18\x01 \x01(\t\x12+\n\x08\x64uration\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xc1\x01\n\x07\x41pplied\x12\x18\n\x10previous_version\x18\x01 \x01(\r\x12\x16\n\x0e\x61\x63tive_version\x18\x02 \x01(\r\x12(\n\x07timings\x18\x03 \x03(\x0b\x32\x17.genserve.v1.StepTiming\x12)\n\x06paused\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x15\n\rrequests_kept\x18\x05 \x01(\r\x12\x18\n\x10requests_aborted\x18\x06 \x01(\r\"\x86\x01\n\x13PushWeightsResponse\x12\x1f\n\x04push\x18\x01 \x01(\x0b\x32\x11.genserve.v1.Push\x12%\n\x07\x61pplied\x18\x02 \x01(\x0b\x32\x14.genserve.v1.Applied\x12\'\n\x05state\x18\x03 \x01(\x0b\x32\x18.genserve.v1.EngineState\"!\n\x0eGetPushRequest\x12\x0f\n\x07push_id\x18\x01 \x01(\t\"\x82\x01\n\x0fGetPushResponse\x12\x1f\n\x04push\x18\x01 \x01(\x0b\x32\x11.genserve.v1.Push\x12%\n\x07\x61pplied\x18\x02 \x01(\x0b\x32\x14.genserve.v1.Applied\x12\'\n\x05state\x18\x03 \x01(\x0b\x32\x18.genserve.v1.EngineState\",\n\x11GetWeightsRequest\x12\x17\n\x0finclude_digests\x18\x01 \x01(\x08\":\n\x0cWeightDigest\x12\x0c\n\x04rank\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06sha256\x18\x03 \x01(\t\"\xaa\x01\n\x12GetWeightsResponse\x12\x16\n\x0eweight_version\x18\x01 \x01(\r\x12\'\n\x08manifest\x18\x02 \x01(\x0b\x32\x15.genserve.v1.Manifest\x12*\n\x07\x64igests\x18\x03 \x03(\x0b\x32\x19.genserve.v1.WeightDigest\x12\'\n\x05state\x18\x04 \x01(\x0b\x32\x18.genserve.v1.EngineState*q\n\nPushAction\x12\x1b\n\x17PUSH_ACTION_UNSPECIFIED\x10\x00\x12\x15\n\x11PUSH_ACTION_APPLY\x10\x01\x12\x15\n\x11PUSH_ACTION_STAGE\x10\x02\x12\x18\n\x14PUSH_ACTION_VALIDATE\x10\x03*\xd0\x01\n\tPushState\x12\x1a\n\x16PUSH_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14PUSH_STATE_RECEIVING\x10\x01\x12\x15\n\x11PUSH_STATE_STAGED\x10\x02\x12\x18\n\x14PUSH_STATE_PREPARING\x10\x03\x12\x17\n\x13PUSH_STATE_APPLYING\x10\x04\x12\x16\n\x12PUSH_STATE_APPLIED\x10\x05\x12\x15\n\x11PUSH_STATE_FAILED\x10\x06\x12\x14\n\x10PUSH_STATE_VALID\x10\x07\x32\xf8\x01\n\rWeightService\x12R\n\x0bPushWeights\x12\x1f.genserve.v1.PushWeightsRequest\x1a .genserve.v1.PushWeightsResponse(\x01\x12\x44\n\x07GetPush\x12\x1b.genserve.v1.GetPushRequest\x1a\x1c.genserve.v1.GetPushResponse\x12M\n\nGetWeights\x12\x1e.genserve.v1.GetWeightsRequest\x1a\x1f.genserve.v1.GetWeightsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'genserve.v1.weights_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PUSHACTION']._serialized_start=2195
-  _globals['_PUSHACTION']._serialized_end=2308
-  _globals['_PUSHSTATE']._serialized_start=2311
-  _globals['_PUSHSTATE']._serialized_end=2519
+  _globals['_PUSHACTION']._serialized_start=2216
+  _globals['_PUSHACTION']._serialized_end=2329
+  _globals['_PUSHSTATE']._serialized_start=2332
+  _globals['_PUSHSTATE']._serialized_end=2540
   _globals['_TENSORSPEC']._serialized_start=99
   _globals['_TENSORSPEC']._serialized_end=187
   _globals['_MANIFEST']._serialized_start=189
@@ -44,35 +44,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_APPLYOPTIONS']._serialized_start=282
   _globals['_APPLYOPTIONS']._serialized_end=450
   _globals['_PUSHHEADER']._serialized_start=453
-  _globals['_PUSHHEADER']._serialized_end=770
-  _globals['_PUSHCHUNK']._serialized_start=772
-  _globals['_PUSHCHUNK']._serialized_end=845
-  _globals['_PUSHEND']._serialized_start=847
-  _globals['_PUSHEND']._serialized_end=856
-  _globals['_PUSHWEIGHTSREQUEST']._serialized_start=859
-  _globals['_PUSHWEIGHTSREQUEST']._serialized_end=1009
-  _globals['_BYTERANGE']._serialized_start=1011
-  _globals['_BYTERANGE']._serialized_end=1050
-  _globals['_PUSHISSUE']._serialized_start=1052
-  _globals['_PUSHISSUE']._serialized_end=1100
-  _globals['_PUSH']._serialized_start=1103
-  _globals['_PUSH']._serialized_end=1340
-  _globals['_STEPTIMING']._serialized_start=1342
-  _globals['_STEPTIMING']._serialized_end=1413
-  _globals['_APPLIED']._serialized_start=1416
-  _globals['_APPLIED']._serialized_end=1609
-  _globals['_PUSHWEIGHTSRESPONSE']._serialized_start=1612
-  _globals['_PUSHWEIGHTSRESPONSE']._serialized_end=1746
-  _globals['_GETPUSHREQUEST']._serialized_start=1748
-  _globals['_GETPUSHREQUEST']._serialized_end=1781
-  _globals['_GETPUSHRESPONSE']._serialized_start=1784
-  _globals['_GETPUSHRESPONSE']._serialized_end=1914
-  _globals['_GETWEIGHTSREQUEST']._serialized_start=1916
-  _globals['_GETWEIGHTSREQUEST']._serialized_end=1960
-  _globals['_WEIGHTDIGEST']._serialized_start=1962
-  _globals['_WEIGHTDIGEST']._serialized_end=2020
-  _globals['_GETWEIGHTSRESPONSE']._serialized_start=2023
-  _globals['_GETWEIGHTSRESPONSE']._serialized_end=2193
-  _globals['_WEIGHTSERVICE']._serialized_start=2522
-  _globals['_WEIGHTSERVICE']._serialized_end=2770
+  _globals['_PUSHHEADER']._serialized_end=791
+  _globals['_PUSHCHUNK']._serialized_start=793
+  _globals['_PUSHCHUNK']._serialized_end=866
+  _globals['_PUSHEND']._serialized_start=868
+  _globals['_PUSHEND']._serialized_end=877
+  _globals['_PUSHWEIGHTSREQUEST']._serialized_start=880
+  _globals['_PUSHWEIGHTSREQUEST']._serialized_end=1030
+  _globals['_BYTERANGE']._serialized_start=1032
+  _globals['_BYTERANGE']._serialized_end=1071
+  _globals['_PUSHISSUE']._serialized_start=1073
+  _globals['_PUSHISSUE']._serialized_end=1121
+  _globals['_PUSH']._serialized_start=1124
+  _globals['_PUSH']._serialized_end=1361
+  _globals['_STEPTIMING']._serialized_start=1363
+  _globals['_STEPTIMING']._serialized_end=1434
+  _globals['_APPLIED']._serialized_start=1437
+  _globals['_APPLIED']._serialized_end=1630
+  _globals['_PUSHWEIGHTSRESPONSE']._serialized_start=1633
+  _globals['_PUSHWEIGHTSRESPONSE']._serialized_end=1767
+  _globals['_GETPUSHREQUEST']._serialized_start=1769
+  _globals['_GETPUSHREQUEST']._serialized_end=1802
+  _globals['_GETPUSHRESPONSE']._serialized_start=1805
+  _globals['_GETPUSHRESPONSE']._serialized_end=1935
+  _globals['_GETWEIGHTSREQUEST']._serialized_start=1937
+  _globals['_GETWEIGHTSREQUEST']._serialized_end=1981
+  _globals['_WEIGHTDIGEST']._serialized_start=1983
+  _globals['_WEIGHTDIGEST']._serialized_end=2041
+  _globals['_GETWEIGHTSRESPONSE']._serialized_start=2044
+  _globals['_GETWEIGHTSRESPONSE']._serialized_end=2214
+  _globals['_WEIGHTSERVICE']._serialized_start=2543
+  _globals['_WEIGHTSERVICE']._serialized_end=2791
 # @@protoc_insertion_point(module_scope)

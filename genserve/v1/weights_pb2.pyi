@@ -215,6 +215,7 @@ class PushHeader(_message.Message):
     ACTION_FIELD_NUMBER: _builtins.int
     APPLY_FIELD_NUMBER: _builtins.int
     STAGING_TTL_FIELD_NUMBER: _builtins.int
+    NUM_STREAMS_FIELD_NUMBER: _builtins.int
     FORCE_FIELD_NUMBER: _builtins.int
     push_id: _builtins.str
     """Idempotency key: the same id is the same push, a repeat of an applied one answers what it answered; minted when empty."""
@@ -228,6 +229,8 @@ class PushHeader(_message.Message):
     """
     action: Global___PushAction.ValueType
     """What to do once every byte is there."""
+    num_streams: _builtins.int
+    """Number of streams this push comes on; a push that is incomplete when all have ended is truncated. Default 1."""
     force: _builtins.bool
     """Allows a version that is not above the served one."""
     @_builtins.property
@@ -253,11 +256,12 @@ class PushHeader(_message.Message):
         action: Global___PushAction.ValueType = ...,
         apply: Global___ApplyOptions | None = ...,
         staging_ttl: _duration_pb2.Duration | None = ...,
+        num_streams: _builtins.int = ...,
         force: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_expected_version", b"_expected_version", "apply", b"apply", "expected_version", b"expected_version", "manifest", b"manifest", "staging_ttl", b"staging_ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected_version", b"_expected_version", "action", b"action", "apply", b"apply", "expected_version", b"expected_version", "force", b"force", "manifest", b"manifest", "manifest_digest", b"manifest_digest", "push_id", b"push_id", "staging_ttl", b"staging_ttl", "weight_version", b"weight_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected_version", b"_expected_version", "action", b"action", "apply", b"apply", "expected_version", b"expected_version", "force", b"force", "manifest", b"manifest", "manifest_digest", b"manifest_digest", "num_streams", b"num_streams", "push_id", b"push_id", "staging_ttl", b"staging_ttl", "weight_version", b"weight_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__expected_version: _TypeAlias = _typing.Literal["expected_version"]  # noqa: Y015
     _WhichOneofArgType__expected_version: _TypeAlias = _typing.Literal["_expected_version", b"_expected_version"]  # noqa: Y015
