@@ -1,0 +1,152 @@
+"""Who keeps the engine paused, and until when. Pure: the clocks are given, nothing waits here.
+
+Expiry is decided on a monotonic clock, so that a jump of the wall clock neither ends a lease nor keeps one for ever;
+`expire_time_s` is wall time, for people.
+"""
+
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from genserve.engine.base import PauseMode
+from genserve.errors import InvalidFieldError, PauseLeaseLostError
+
+MAX_TTL_S = 24 * 3600.0
+_NUM_REMEMBERED = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class PauseLease:
+    """A right to keep the engine paused. `ttl_s` is seconds and `expire_time_s` Unix seconds; None = it never expires."""
+
+    lease_id: str
+    holder: str
+    mode: PauseMode
+    ttl_s: float | None
+    expire_time_s: float | None
+
+
+@dataclass(slots=True)
+class _Held:
+    lease: PauseLease
+    request_id: str
+    due_s: float | None  # on the monotonic clock
+
+
+def check_ttl(ttl_s: float | None) -> None:
+    """Raises InvalidFieldError unless 0 < ttl_s <= 24 h; None (no expiry) is good."""
+    # Written so that NaN is refused too.
+    if ttl_s is not None and not 0 < ttl_s <= MAX_TTL_S:
+        raise InvalidFieldError.of("ttl", f"must be above 0 s and at most {MAX_TTL_S:g} s, is {ttl_s:g} s")
+
+
+class LeaseTable:
+    """The leases that are held, and how those before them ended.
+
+    `clock` gives monotonic seconds, `wall_clock` Unix seconds, `mint` a new lease id. A lease whose time is up can no
+    longer be renewed, but stays in `active` until `expire` takes it out: whoever calls that resumes the engine.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        mint: Callable[[], str] = lambda: uuid.uuid4().hex,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._clock = clock
+        self._mint = mint
+        self._wall_clock = wall_clock
+        self._held: dict[str, _Held] = {}
+        self._ended: OrderedDict[str, bool] = OrderedDict()  # lease_id -> whether it ended without its holder
+
+    def grant(self, holder: str, mode: PauseMode, ttl_s: float | None, request_id: str = "") -> PauseLease:
+        """A new lease, or the live one that was granted for the same `request_id`. Raises InvalidFieldError."""
+        repeated = self.granted_for(request_id)
+        if repeated is not None:
+            return repeated
+        check_ttl(ttl_s)
+        lease = PauseLease(self._mint(), holder, mode, ttl_s, self._expire_time_s(ttl_s))
+        self._held[lease.lease_id] = _Held(lease, request_id, self._due_s(ttl_s))
+        return lease
+
+    def granted_for(self, request_id: str) -> PauseLease | None:
+        """The live lease that was granted for a request."""
+        held = (h for h in self._held.values() if request_id and h.request_id == request_id and not self._is_due(h))
+        return next((h.lease for h in held), None)
+
+    def renew(self, lease_id: str, ttl_s: float | None) -> PauseLease:
+        """Lets a lease run `ttl_s` from now; None = its own time to live.
+
+        Raises PauseLeaseLostError for one that is unknown or has ended, and InvalidFieldError for a bad `ttl_s`.
+        """
+        check_ttl(ttl_s)
+        held = self._held[self.require(lease_id).lease_id]
+        if ttl_s is None:
+            ttl_s = held.lease.ttl_s
+        held.lease = replace(held.lease, ttl_s=ttl_s, expire_time_s=self._expire_time_s(ttl_s))
+        held.due_s = self._due_s(ttl_s)
+        return held.lease
+
+    def require(self, lease_id: str) -> PauseLease:
+        """The lease, if it is live; raises PauseLeaseLostError otherwise."""
+        held = self._held.get(lease_id)
+        if held is None or self._is_due(held):
+            raise PauseLeaseLostError(
+                f"pause lease {lease_id!r} is unknown or has ended; the engine may have run since",
+                metadata={"lease_id": lease_id},
+            )
+        return held.lease
+
+    def release(self, lease_id: str) -> bool:
+        """Gives a lease back; whether it had ended without its holder before, so that the engine may have run.
+
+        Giving back twice answers the same again. Raises PauseLeaseLostError for an id that was never granted, or so
+        long ago that it is forgotten.
+        """
+        held = self._held.pop(lease_id, None)
+        if held is not None:
+            self._remember(lease_id, self._is_due(held))
+        if lease_id not in self._ended:
+            raise PauseLeaseLostError(f"there was no pause lease {lease_id!r}", metadata={"lease_id": lease_id})
+        return self._ended[lease_id]
+
+    def release_all(self) -> tuple[PauseLease, ...]:
+        """Ends every lease, whoever holds it; those that were held."""
+        return self._end(list(self._held.values()))
+
+    def expire(self) -> tuple[PauseLease, ...]:
+        """Ends the leases whose time is up; which those were."""
+        return self._end([held for held in self._held.values() if self._is_due(held)])
+
+    @property
+    def active(self) -> tuple[PauseLease, ...]:
+        """The leases that keep the engine paused, oldest first."""
+        return tuple(held.lease for held in self._held.values())
+
+    @property
+    def next_expiry_s(self) -> float | None:
+        """Seconds from now until the next lease ends by itself, 0 if one is due; None if none will."""
+        due = min((held.due_s for held in self._held.values() if held.due_s is not None), default=None)
+        return None if due is None else max(0.0, due - self._clock())
+
+    def _end(self, ended: list[_Held]) -> tuple[PauseLease, ...]:
+        for held in ended:
+            del self._held[held.lease.lease_id]
+            self._remember(held.lease.lease_id, True)
+        return tuple(held.lease for held in ended)
+
+    def _remember(self, lease_id: str, ended_without_holder: bool) -> None:
+        self._ended[lease_id] = ended_without_holder
+        if len(self._ended) > _NUM_REMEMBERED:
+            self._ended.popitem(last=False)
+
+    def _is_due(self, held: _Held) -> bool:
+        return held.due_s is not None and self._clock() >= held.due_s
+
+    def _due_s(self, ttl_s: float | None) -> float | None:
+        return None if ttl_s is None else self._clock() + ttl_s
+
+    def _expire_time_s(self, ttl_s: float | None) -> float | None:
+        return None if ttl_s is None else self._wall_clock() + ttl_s

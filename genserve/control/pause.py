@@ -1,0 +1,276 @@
+"""Pauses the engine at the first lease and resumes it when none is left.
+
+Owns the transitions: they are serialised, so no two callers drive the engine at once. Who holds leases and when they end
+is `leases`; the phase that forbids a transition is the state board's.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from genserve.control.leases import LeaseTable, PauseLease, check_ttl
+from genserve.control.state import Phase, StateBoard
+from genserve.engine.base import Engine, KvPolicy, PauseCounts, PauseMode
+from genserve.errors import (
+    DeadlineError,
+    DrainingError,
+    EngineDeadError,
+    EngineSleepingError,
+    GenserveError,
+    InvalidFieldError,
+)
+
+_UNDO_TIMEOUT_S = 30.0
+# In these the engine stays still although no lease is left.
+_PHASES_THAT_STAND_STILL = frozenset({Phase.TAINTED, Phase.SLEEPING, Phase.DEAD})
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class PauseGrant:
+    """A lease, and the numbers of requests that the pause froze and ended."""
+
+    lease: PauseLease
+    kept: int
+    aborted: int
+
+
+@dataclass(slots=True)
+class Hold:
+    """The engine standing still for a push. `pause_s` and `resume_s` are seconds that pausing and resuming took; after
+    the hold `paused_s` is the time generation stood still, None if it still does."""
+
+    kept: int
+    aborted: int
+    pause_s: float
+    resume_s: float = 0.0
+    paused_s: float | None = None
+
+
+async def uninterrupted(work: Coroutine[Any, Any, T]) -> T:
+    """Runs `work` to its end even if the caller is cancelled; the cancellation is raised then."""
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled from (None if task.cancelled() else task.exception())
+    return task.result()
+
+
+class PauseController:
+    """Pauses and resumes the engine for those who hold leases, and for pushes."""
+
+    def __init__(self, engine: Engine, leases: LeaseTable, board: StateBoard) -> None:
+        self._engine = engine
+        self._leases = leases
+        self._board = board
+        self._turn = asyncio.Lock()
+        self._turn_of = ""
+        self._paused = False
+        self._counts: dict[str, PauseCounts] = {}  # by lease id, for repeated requests
+        self._changed = asyncio.Event()
+        self._failure: GenserveError | Exception | None = None
+
+    async def pause(
+        self,
+        mode: PauseMode,
+        kv_policy: KvPolicy,
+        *,
+        holder: str,
+        ttl_s: float | None,
+        request_id: str = "",
+        timeout_s: float,
+    ) -> PauseGrant:
+        """A lease, once the engine stands still; `ttl_s` None never ends by itself.
+
+        A repeat of a live lease's `request_id` answers that lease. Joining a pause that holds already: WAIT is as KEEP,
+        for requests that are frozen cannot finish; ABORT ends them; RECOMPUTE drops the cache. `kept` counts then the
+        sequences that are there.
+
+        When it fails, takes longer than `timeout_s` seconds or is cancelled, there is no lease and the engine is as it
+        was. Raises InvalidFieldError ("ttl", "timeout"), DeadlineError, DrainingError, EngineSleepingError and
+        EngineDeadError.
+        """
+        check_ttl(ttl_s)
+        async with self._take_turn(f"a pause for {holder!r}", timeout_s) as deadline_s:
+            repeated = self._leases.granted_for(request_id)
+            if repeated is not None:
+                counts = self._counts[repeated.lease_id]
+                return PauseGrant(repeated, counts.kept, counts.aborted)
+            counts = await self._stand_still(mode, kv_policy, deadline_s)
+            lease = self._leases.grant(holder, mode, ttl_s, request_id)
+            live = {active.lease_id for active in self._leases.active}
+            self._counts = {i: c for i, c in self._counts.items() if i in live} | {lease.lease_id: counts}
+            self._tell_change()
+            return PauseGrant(lease, counts.kept, counts.aborted)
+
+    def renew(self, lease_id: str, ttl_s: float | None) -> PauseLease:
+        """Lets a lease run `ttl_s` seconds from now; None = its own time to live. Raises PauseLeaseLostError, and
+        InvalidFieldError ("ttl")."""
+        lease = self._leases.renew(lease_id, ttl_s)
+        self._tell_change()
+        return lease
+
+    def require(self, lease_id: str) -> PauseLease:
+        """The lease, if it is live; raises PauseLeaseLostError otherwise."""
+        return self._leases.require(lease_id)
+
+    async def resume(self, lease_id: str, *, force: bool = False) -> bool:
+        """Gives a lease back, with `force` every lease, and resumes the engine if none is left; whether the lease had
+        ended without its holder before.
+
+        Waits while a push commits: what it holds is no lease, and not even `force` runs an engine whose weights are being
+        exchanged. A tainted or sleeping engine is not resumed. Raises PauseLeaseLostError for a lease that never was,
+        and EngineDeadError.
+        """
+        if not lease_id and not force:
+            raise InvalidFieldError.of("lease_id", "is required unless force is set")
+        async with self._turn:
+            if self._board.phase is Phase.DEAD:
+                raise EngineDeadError("the engine has died")
+            known = not force or any(lease.lease_id == lease_id for lease in self._leases.active)
+            lease_expired = self._leases.release(lease_id) if known else False
+            if force:
+                self._leases.release_all()
+            self._tell_change()
+            await self._run_if_free()
+            return lease_expired
+
+    @asynccontextmanager
+    async def hold(
+        self, mode: PauseMode, kv_policy: KvPolicy, *, holder: str, timeout_s: float, lease_id: str = ""
+    ) -> AsyncIterator[Hold]:
+        """Keeps the engine still for a push. Nobody else's pause, resume or expiry happens meanwhile: they wait.
+
+        With `lease_id` that lease has to be live (else PauseLeaseLostError), and the engine stays paused afterwards. Give
+        the board's phase back, or enter TAINTED, before leaving. Raises as `pause`.
+        """
+        async with self._take_turn(holder, timeout_s) as deadline_s:
+            if lease_id:
+                self._leases.require(lease_id)
+            began_s = time.perf_counter()
+            counts = await self._stand_still(mode, kv_policy, deadline_s)
+            paused_at_s = time.perf_counter()
+            hold = Hold(counts.kept, counts.aborted, pause_s=paused_at_s - began_s)
+            try:
+                yield hold
+            finally:
+                resume_s = time.perf_counter()
+                await self._run_if_free()
+                ended_s = time.perf_counter()
+                hold.resume_s = ended_s - resume_s
+                if not self._paused:
+                    # Requests run on while WAIT waits for them; the other modes stop them as soon as they are called.
+                    hold.paused_s = ended_s - (paused_at_s if mode is PauseMode.WAIT else began_s)
+
+    async def run(self) -> None:
+        """Ends leases whose time is up. Never returns; raises when the engine could not be resumed, by this task or any
+        other call, as nobody would be served any more."""
+        while True:
+            if self._failure is not None:
+                raise self._failure
+            self._changed.clear()
+            try:
+                async with asyncio.timeout(self._leases.next_expiry_s):
+                    await self._changed.wait()
+            except TimeoutError:
+                async with self._turn:
+                    if self._leases.expire():
+                        self._board.notify()
+                        await self._run_if_free()
+
+    @asynccontextmanager
+    async def _take_turn(self, what: str, timeout_s: float) -> AsyncIterator[float]:
+        if not timeout_s > 0:
+            raise InvalidFieldError.of("timeout", f"must be above 0 s, is {timeout_s:g} s")
+        deadline_s = time.monotonic() + timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._turn.acquire()
+        except TimeoutError:
+            raise DeadlineError(f"{self._turn_of} kept the engine for more than {timeout_s:g} s") from None
+        try:
+            self._turn_of = what
+            self._refuse_by_phase()
+            yield deadline_s
+        finally:
+            self._turn.release()
+
+    async def _stand_still(self, mode: PauseMode, kv_policy: KvPolicy, deadline_s: float) -> PauseCounts:
+        joins = self._paused
+        try:
+            if not joins or mode is PauseMode.ABORT:
+                counts = await self._engine.pause(mode, kv_policy, _remaining_s(deadline_s))
+                self._paused = True
+                return counts
+            if kv_policy is KvPolicy.RECOMPUTE and not await self._engine.reset_prefix_cache(
+                True, _remaining_s(deadline_s)
+            ):
+                raise GenserveError("the cache could not be dropped")
+        except EngineDeadError:
+            raise
+        except BaseException:
+            await uninterrupted(self._restore(joins))
+            raise
+        load = self._engine.load()
+        return PauseCounts(kept=load.running + load.waiting, aborted=0)
+
+    async def _restore(self, paused: bool) -> None:
+        # An engine undoes a failed pause by running again, whether or not it stood still before.
+        try:
+            if paused:
+                await self._engine.pause(PauseMode.KEEP, KvPolicy.REUSE, _UNDO_TIMEOUT_S)
+            else:
+                await self._engine.resume(_UNDO_TIMEOUT_S)
+        except Exception as error:
+            self._fail(error)
+            raise
+
+    async def _run_if_free(self) -> None:
+        if self._paused and not self._leases.active and self._board.phase not in _PHASES_THAT_STAND_STILL:
+            await uninterrupted(self._run_engine())
+
+    async def _run_engine(self) -> None:
+        try:
+            await self._engine.resume(_UNDO_TIMEOUT_S)
+        except Exception as error:
+            self._fail(error)
+            raise
+        self._paused = False
+        self._board.notify()
+
+    def _fail(self, error: Exception) -> None:
+        self._failure = error
+        self._changed.set()
+
+    def _tell_change(self) -> None:
+        self._changed.set()
+        self._board.notify()
+
+    def _refuse_by_phase(self) -> None:
+        refuse_by_phase(self._board.phase)
+
+
+def refuse_by_phase(phase: Phase) -> None:
+    """Raises what stands against pauses and pushes in a phase."""
+    if phase is Phase.DRAINING:
+        raise DrainingError("the daemon is shutting down")
+    if phase is Phase.DEAD:
+        raise EngineDeadError("the engine has died")
+    if phase is Phase.SLEEPING:
+        raise EngineSleepingError("the engine sleeps; wake it up first")
+
+
+def _remaining_s(deadline_s: float) -> float:
+    remaining_s = deadline_s - time.monotonic()
+    if remaining_s <= 0:
+        raise DeadlineError("there was no time left to pause")
+    return remaining_s

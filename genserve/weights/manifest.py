@@ -1,0 +1,158 @@
+"""What a push brings: names, types, shapes and places in one flat byte space. Pure, standard library only."""
+
+import hashlib
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+
+DTYPE_SIZES: dict[str, int] = {
+    "BOOL": 1,
+    "U8": 1,
+    "I8": 1,
+    "U16": 2,
+    "I16": 2,
+    "U32": 4,
+    "I32": 4,
+    "U64": 8,
+    "I64": 8,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+    "F16": 2,
+    "BF16": 2,
+    "F32": 4,
+    "F64": 8,
+}
+"""Bytes an element takes, by safetensors' name of the type."""
+
+MAX_TENSORS = 1_000_000
+MAX_NAMED_ISSUES = 20
+_MAX_COUNTED_ISSUES = 1000
+_MAX_RANK = 16
+_MAX_NAME_LENGTH = 1024
+_MAX_BYTES = 1 << 63
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One tensor: its name in the checkpoint, safetensors' name of its type, and its place in the byte space, in bytes.
+    Row-major, little-endian."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class PushIssue:
+    """Something that is wrong with a push; `tensor` is empty when it is about none in particular."""
+
+    tensor: str
+    description: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """All tensors of a push. `total_bytes` is the size of the byte space; `partial`: the checkpoint has more tensors,
+    which keep their present values."""
+
+    tensors: tuple[TensorSpec, ...]
+    total_bytes: int
+    partial: bool = False
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256, in hex, of the tensors in order of their names; `PushHeader.manifest_digest` gives the format."""
+        sha256 = hashlib.sha256()
+        for t in sorted(self.tensors, key=lambda tensor: tensor.name):
+            shape = ",".join(map(str, t.shape))
+            sha256.update(f"{t.name}\t{t.dtype}\t{shape}\t{t.offset}\t{t.length}\n".encode())
+        return sha256.hexdigest()
+
+
+def too_many_tensors(num_tensors: int, limit: int = MAX_TENSORS) -> list[PushIssue]:
+    """One issue if a manifest has more tensors than can be right: asked before anything reads them."""
+    if num_tensors <= limit:
+        return []
+    return [PushIssue("", f"has {num_tensors} tensors, at most {limit} can be right")]
+
+
+def structural_issues(manifest: Manifest) -> list[PushIssue]:
+    """What is wrong with a manifest by itself: see `bounded` for how many are told."""
+    if issues := too_many_tensors(len(manifest.tensors)):
+        return issues
+    return bounded(_structural_issues(manifest))
+
+
+def bounded(issues: Iterable[PushIssue]) -> list[PushIssue]:
+    """The first issues and, in one more, how many others there are. Stops looking at a thousand, so that a hostile
+    manifest costs no more than an honest one."""
+    source = iter(issues)
+    named = list(islice(source, MAX_NAMED_ISSUES))
+    num_more = sum(1 for _ in islice(source, _MAX_COUNTED_ISSUES - MAX_NAMED_ISSUES))
+    if num_more:
+        at_least = "at least " if num_more == _MAX_COUNTED_ISSUES - MAX_NAMED_ISSUES else ""
+        named.append(PushIssue("", f"and {at_least}{num_more} more issues"))
+    return named
+
+
+def _structural_issues(manifest: Manifest) -> Iterator[PushIssue]:
+    if not 0 <= manifest.total_bytes < _MAX_BYTES:
+        yield PushIssue("", f"total_bytes {manifest.total_bytes} is out of range")
+        return
+    if not manifest.tensors:
+        yield PushIssue("", "has no tensors")
+        return
+    names: set[str] = set()
+    for spec in manifest.tensors:
+        description = _name_issue(spec.name, names) or _size_issue(spec, manifest.total_bytes)
+        if description:
+            yield PushIssue(spec.name, description)
+        names.add(spec.name)
+    yield from _layout_issues(manifest.tensors, manifest.total_bytes)
+
+
+def _name_issue(name: str, seen: set[str]) -> str:
+    if not name:
+        return "has no name"
+    if name in seen:
+        return "occurs more than once"
+    if len(name) > _MAX_NAME_LENGTH or not name.isprintable():
+        # The digest separates by tab and newline: a name that holds them could pass for another manifest.
+        return f"name must be printable and at most {_MAX_NAME_LENGTH} characters long"
+    return ""
+
+
+def _size_issue(spec: TensorSpec, total_bytes: int) -> str:
+    item_bytes = DTYPE_SIZES.get(spec.dtype)
+    if item_bytes is None:
+        return f"dtype {spec.dtype[:32]!r} is unknown; known are {', '.join(DTYPE_SIZES)}"
+    if len(spec.shape) > _MAX_RANK:
+        return f"has {len(spec.shape)} dimensions, at most {_MAX_RANK} are possible"
+    if any(not 0 <= size < _MAX_BYTES for size in spec.shape):
+        return f"shape {list(spec.shape)} is out of range"
+    # Python's integers do not overflow: a product beyond 2**64 stays what it is, and differs from any length.
+    size_bytes = math.prod(spec.shape) * item_bytes
+    if spec.length != size_bytes:
+        return f"length is {spec.length}, {spec.dtype} of shape {list(spec.shape)} takes {size_bytes} bytes"
+    if spec.offset < 0 or spec.offset + spec.length > total_bytes:
+        return f"bytes [{spec.offset}, {spec.offset + spec.length}) lie outside of total_bytes {total_bytes}"
+    return ""
+
+
+def _layout_issues(tensors: Sequence[TensorSpec], total_bytes: int) -> Iterator[PushIssue]:
+    end, before = 0, ""
+    for spec in sorted(tensors, key=lambda tensor: (tensor.offset, tensor.length)):
+        if spec.length <= 0:
+            continue
+        if spec.offset < end:
+            yield PushIssue(spec.name, f"begins at {spec.offset}, inside {before!r}, which ends at {end}")
+        elif spec.offset > end:
+            yield PushIssue(spec.name, f"begins at {spec.offset}; bytes [{end}, {spec.offset}) belong to no tensor")
+        if spec.offset + spec.length > end:
+            end, before = spec.offset + spec.length, spec.name
+    if end < total_bytes:
+        yield PushIssue("", f"bytes [{end}, {total_bytes}) belong to no tensor")

@@ -1,0 +1,109 @@
+"""The words of a push: what a trainer asks for, how far it has come, what came of it."""
+
+import enum
+from dataclasses import dataclass, field
+
+from genserve.engine.base import KvPolicy, PauseMode
+from genserve.weights.manifest import Manifest, PushIssue
+
+__all__ = [
+    "Applied",
+    "ApplyOptions",
+    "PushAction",
+    "PushHeader",
+    "PushIssue",
+    "PushOutcome",
+    "PushReport",
+    "PushState",
+    "StepTiming",
+]
+
+
+class PushAction(enum.Enum):
+    """What to do once every byte is there; the values are the names of genserve.v1.PushAction without their prefix."""
+
+    APPLY = "APPLY"
+    STAGE = "STAGE"
+    VALIDATE = "VALIDATE"
+
+
+class PushState(enum.Enum):
+    """How far a push has come; the values are the names of genserve.v1.PushState without their prefix."""
+
+    RECEIVING = "RECEIVING"
+    STAGED = "STAGED"
+    PREPARING = "PREPARING"
+    APPLYING = "APPLYING"
+    APPLIED = "APPLIED"
+    FAILED = "FAILED"
+    VALID = "VALID"
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyOptions:
+    """How a push is applied. `timeout_s`: seconds for all of it, preparation included; under `pause_lease_id` the engine
+    stays paused afterwards."""
+
+    pause_mode: PauseMode = PauseMode.KEEP
+    kv_policy: KvPolicy = KvPolicy.RECOMPUTE
+    pause_lease_id: str = ""
+    timeout_s: float = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class PushHeader:
+    """Opens a push. An empty `push_id` is minted; further streams may bring `manifest_digest` instead of `manifest`;
+    `staging_ttl_s`: seconds that bytes are kept after the last frame."""
+
+    push_id: str
+    weight_version: int
+    expected_version: int | None = None
+    manifest: Manifest | None = None
+    manifest_digest: str = ""
+    action: PushAction = PushAction.APPLY
+    apply: ApplyOptions = field(default_factory=ApplyOptions)
+    staging_ttl_s: float = 300.0
+    num_streams: int = 1
+    force: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PushReport:
+    """A push as far as it has come. `missing`: byte ranges [start, end) in order; a resume sends those."""
+
+    push_id: str
+    state: PushState
+    weight_version: int
+    received_bytes: int
+    total_bytes: int
+    missing: tuple[tuple[int, int], ...] = ()
+    issues: tuple[PushIssue, ...] = ()
+    manifest_digest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StepTiming:
+    """Wall time, in seconds, of one step: receive, verify, prepare, pause, commit or resume."""
+
+    step: str
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What applying did. `paused_s`: seconds that generation stood still, None when it was paused before and stays so."""
+
+    previous_version: int
+    active_version: int
+    timings: tuple[StepTiming, ...]
+    paused_s: float | None
+    requests_kept: int
+    requests_aborted: int
+
+
+@dataclass(frozen=True, slots=True)
+class PushOutcome:
+    """What came of a push; `applied` is None when nothing was applied."""
+
+    push: PushReport
+    applied: Applied | None = None
