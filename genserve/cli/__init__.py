@@ -1,0 +1,59 @@
+"""The `genserve` command: `main` picks the subcommand, and turns errors into one line and an exit status.
+
+0 = done, 1 = an error, 2 = wrong usage, 130 = interrupted, 141 = the reader of our output went away. What a subcommand
+needs is imported when it runs, so that `--help` answers at once.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from genserve import __version__
+from genserve.cli import generate, pause, push, resume, serve, status
+from genserve.errors import GenserveError
+
+_INTERRUPTED: Final = 130
+_BROKEN_PIPE: Final = 141
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one subcommand and returns the exit status; wrong usage and `--help` raise SystemExit, as argparse does."""
+    args = _parse(sys.argv[1:] if argv is None else list(argv))
+    try:
+        exit_status: int = args.run(args)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except BrokenPipeError:
+        # Python flushes stdout once more at exit; it must find somebody there.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _BROKEN_PIPE
+    except GenserveError as error:
+        _print_error(error.metadata.get("reason", error.reason), error.message)
+        for violation in error.violations:
+            print(f"  {violation.field}: {violation.description}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        _print_error("OS_ERROR", str(error))
+        return 1
+    return exit_status
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    if arguments[:1] == ["serve"]:  # all its flags are the engine's to parse; argparse has no way to say so
+        return argparse.Namespace(run=serve.run, flags=arguments[1:])
+    parser = argparse.ArgumentParser(
+        prog="genserve", description="Serves a model over gRPC and takes new weights while it generates."
+    )
+    parser.add_argument("--version", action="version", version=f"genserve {__version__}")
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for command in (serve, generate, push, pause, resume, status):
+        command.add_parser(subparsers)
+        subparsers.choices[command.__name__.rpartition(".")[2]].set_defaults(run=command.run)
+    return parser.parse_args(arguments)
+
+
+def _print_error(reason: str, message: str) -> None:
+    print(f"genserve: {reason}: {' '.join(message.split())}", file=sys.stderr)

@@ -1,0 +1,126 @@
+"""`genserve generate`: one prompt in, text or JSON out as it comes."""
+
+import argparse
+import sys
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from genserve.cli.options import Subparsers, add_connection_options, open_client, seconds
+
+if TYPE_CHECKING:
+    from genserve.client import Generation, PromptLike
+
+# Flag, type and help of the options that are passed on under the name they have in the client.
+_PASSED_ON: Final[tuple[tuple[str, Any, str], ...]] = (
+    ("temperature", float, "0 = greedy"),
+    ("top-p", float, "nucleus sampling"),
+    ("top-k", int, "most likely tokens considered; 0 = all"),
+    ("min-p", float, "least probability relative to the most likely token"),
+    ("presence-penalty", float, "in [-2, 2]"),
+    ("frequency-penalty", float, "in [-2, 2]"),
+    ("repetition-penalty", float, "1 = none"),
+    ("seed", int, "seed of this request's random numbers"),
+    ("n", int, "number of sequences"),
+    ("max-tokens", int, "most output tokens of a sequence"),
+    ("min-tokens", int, "fewest output tokens"),
+    ("logprobs", int, "alternatives per token in --json; 0 = the sampled token only"),
+    ("json-schema", str, "restrict the output to a JSON schema"),
+    ("regex", str, "restrict the output to a regular expression"),
+    ("grammar", str, "restrict the output to an EBNF grammar"),
+    ("lora-name", str, "LoRA adapter"),
+    ("priority", int, "smaller runs first"),
+    ("min-weight-version", int, "refuse while the served version is smaller"),
+    ("request-id", str, "name of the request"),
+)
+
+
+def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
+    """Adds the command."""
+    parser = subparsers.add_parser(
+        "generate",
+        help="generate from a prompt",
+        description="Generates from a prompt and prints text or JSON as it comes.",
+    )
+    parser.add_argument("prompt", metavar="PROMPT", nargs="?", help="text; default: standard input")
+    parser.add_argument("--chat", action="store_true", help="the prompt is a user's message")
+    parser.add_argument("--system", metavar="TEXT", help="system message; implies --chat")
+    parser.add_argument("--json", action="store_true", help="print each message as one line of protobuf JSON")
+    parser.add_argument("--stats", action="store_true", help="print tokens, speed and weight versions on stderr")
+    sampling = parser.add_argument_group("generation")
+    for flag, kind, text in _PASSED_ON:
+        sampling.add_argument(f"--{flag}", type=kind, metavar=kind.__name__.upper(), help=text)
+    sampling.add_argument(
+        "--stop", action="append", metavar="TEXT", help="string that ends a sequence; may be repeated"
+    )
+    sampling.add_argument("--choice", action="append", metavar="TEXT", help="one of the answers allowed; repeat it")
+    sampling.add_argument("--json-object", action="store_true", default=None, help="restrict the output to JSON")
+    sampling.add_argument("--ignore-eos", action="store_true", default=None, help="go on after the end of the sequence")
+    sampling.add_argument("--time-budget", type=seconds, dest="time_budget_s", metavar="TIME", help="such as 2s")
+    parser.add_argument("--timeout", type=seconds, default=600.0, metavar="TIME", help="deadline (default: 600s)")
+    add_connection_options(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Streams to stdout; Ctrl-C ends the request in the daemon."""
+    from genserve.client import Generation
+
+    prompt = _prompt(args)
+    passed_on = [flag.replace("-", "_") for flag, _, _ in _PASSED_ON]
+    passed_on += ["stop", "choice", "json_object", "ignore_eos", "time_budget_s"]
+    options: Any = {name: getattr(args, name) for name in passed_on}
+    generation = Generation()
+    started_at = time.monotonic()
+    first_token_s: float | None = None
+    with open_client(args) as client:
+        for delta in client.stream(prompt, timeout_s=args.timeout, **options):
+            generation.add(delta)
+            if first_token_s is None and any(output.token_ids for output in delta.outputs):
+                first_token_s = time.monotonic() - started_at
+            if args.json:
+                _print_json(delta.message)
+            elif args.n is None or args.n == 1:
+                print(delta.text, end="", flush=True)
+    if not args.json:
+        _print_rest(generation)
+    if args.stats:
+        _print_stats(generation, time.monotonic() - started_at, first_token_s)
+    return 0
+
+
+def _prompt(args: argparse.Namespace) -> "PromptLike":
+    text = args.prompt if args.prompt is not None else sys.stdin.read()
+    if not args.chat and args.system is None:
+        return str(text)
+    system = [{"role": "system", "content": args.system}] if args.system is not None else []
+    return [*system, {"role": "user", "content": text}]
+
+
+def _print_json(message: Any) -> None:
+    from google.protobuf.json_format import MessageToJson
+
+    print(MessageToJson(message, indent=None), flush=True)
+
+
+def _print_rest(generation: "Generation") -> None:
+    """Ends the line of one sequence, which has been printed; prints several, which would have been mixed."""
+    if len(generation.sequences) <= 1:
+        if not generation.text.endswith("\n"):
+            print()
+        return
+    for sequence in generation.sequences:
+        print(f"[{sequence.index}] {sequence.text}")
+
+
+def _print_stats(generation: "Generation", elapsed_s: float, first_token_s: float | None) -> None:
+    num_tokens = sum(len(sequence.token_ids) for sequence in generation.sequences)
+    num_prompt_tokens = generation.prompt.num_tokens if generation.prompt is not None else 0
+    reasons = ", ".join(sequence.finish_reason for sequence in generation.sequences)
+    versions = sorted({span.version for sequence in generation.sequences for span in sequence.weight_spans})
+    parts = [
+        f"{num_prompt_tokens} prompt tokens",
+        f"{num_tokens} output tokens ({reasons})",
+        f"{num_tokens / elapsed_s:.1f} tok/s",
+        f"first token after {first_token_s * 1000:.0f} ms" if first_token_s is not None else "no token",
+        f"weights {', '.join(map(str, versions))}",
+    ]
+    print(" | ".join(parts), file=sys.stderr)

@@ -1,0 +1,68 @@
+"""Options that several commands have: where the daemon is, how to pause, how long."""
+
+import argparse
+import getpass
+import os
+import re
+import socket
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from genserve.client import Client
+
+Subparsers = argparse._SubParsersAction  # argparse has no public name for what add_subparsers returns
+
+DEFAULT_TARGET: Final = "127.0.0.1:50051"
+PAUSE_MODES: Final = ("keep", "wait", "abort")
+KV_POLICIES: Final = ("reuse", "recompute")
+
+_SECONDS: Final = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def add_connection_options(parser: argparse.ArgumentParser) -> None:
+    """Adds --target, --uds, --token and --tls."""
+    group = parser.add_argument_group("connection")
+    where = group.add_mutually_exclusive_group()
+    where.add_argument(
+        "--target",
+        default=os.environ.get("GENSERVE_TARGET", DEFAULT_TARGET),
+        help="address of the daemon (default: $GENSERVE_TARGET or %(default)s)",
+    )
+    where.add_argument("--uds", metavar="PATH", help="Unix domain socket of the daemon")
+    group.add_argument("--tls", action="store_true", help="TLS with the system's root certificates")
+    # Not as argparse's default, which --help could print.
+    group.add_argument("--token", help="bearer token (default: $GENSERVE_TOKEN, which other users cannot see)")
+
+
+def add_pause_options(parser: argparse.ArgumentParser, *, flag_prefix: str, kv_default: str) -> None:
+    """Adds --mode (or --pause-mode) and --kv-policy."""
+    parser.add_argument(
+        f"--{flag_prefix}mode",
+        choices=PAUSE_MODES,
+        help="requests in flight: freeze them, let them finish first, or end them (default: keep)",
+    )
+    parser.add_argument(
+        "--kv-policy", choices=KV_POLICIES, help=f"what to do with the KV cache (default: {kv_default})"
+    )
+
+
+def open_client(args: argparse.Namespace) -> "Client":
+    """A client for the daemon that the options name."""
+    from genserve.client import Client
+
+    target = f"unix:{args.uds}" if args.uds is not None else args.target
+    token = args.token if args.token is not None else os.environ.get("GENSERVE_TOKEN")
+    return Client(target, token=token, tls=args.tls)
+
+
+def seconds(text: str) -> float:
+    """Parses a time such as 60s, 500ms, 2m, 1h or 60 (seconds)."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h|)", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time such as 60s, 500ms or 2m")
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+def default_holder() -> str:
+    """user@host"""
+    return f"{getpass.getuser()}@{socket.gethostname()}"

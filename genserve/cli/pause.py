@@ -1,0 +1,64 @@
+"""`genserve pause`: freezes generation under a lease."""
+
+import argparse
+import contextlib
+import threading
+from typing import TYPE_CHECKING
+
+from genserve.cli.options import (
+    Subparsers,
+    add_connection_options,
+    add_pause_options,
+    default_holder,
+    open_client,
+    seconds,
+)
+
+if TYPE_CHECKING:
+    from genserve.client import PauseLease
+
+
+def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
+    """Adds the command."""
+    parser = subparsers.add_parser("pause", help="pause generation", description="Freezes generation under a lease.")
+    add_pause_options(parser, flag_prefix="", kv_default="reuse")
+    lifetime = parser.add_mutually_exclusive_group()
+    lifetime.add_argument("--ttl", type=seconds, default=60.0, metavar="TIME", help="end by itself (default: 60s)")
+    lifetime.add_argument("--no-expiry", action="store_true", help="never end by itself")
+    parser.add_argument("--hold", action="store_true", help="renew until Ctrl-C, then resume")
+    parser.add_argument("--holder", help="who asks, shown in the status (default: user@host)")
+    parser.add_argument("--timeout", type=seconds, default=60.0, metavar="TIME", help="to take hold (default: 60s)")
+    add_connection_options(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Pauses and prints the lease; with --hold stays until interrupted."""
+    holder = args.holder if args.holder is not None else default_holder()
+    with open_client(args) as client:
+        if args.hold:
+            with client.paused(
+                args.mode, args.kv_policy, holder=holder, ttl_s=args.ttl, timeout_s=args.timeout
+            ) as lease:
+                print(f"paused: lease {lease.lease_id}; Ctrl-C resumes", flush=True)
+                with contextlib.suppress(KeyboardInterrupt):
+                    threading.Event().wait()
+            print("resumed")
+            return 0
+        paused = client.pause(
+            args.mode,
+            args.kv_policy,
+            holder=holder,
+            ttl_s=None if args.no_expiry else args.ttl,
+            no_expiry=args.no_expiry,
+            timeout_s=args.timeout,
+        )
+    print(f"paused: lease {paused.lease.lease_id}, {_end(paused.lease)}")
+    print(f"requests kept: {paused.requests_kept}, ended: {paused.requests_aborted}")
+    print(f"resume with: genserve resume {paused.lease.lease_id}")
+    return 0
+
+
+def _end(lease: "PauseLease") -> str:
+    if lease.expire_time is None:
+        return "never ends by itself"
+    return f"until {lease.expire_time.astimezone():%H:%M:%S}"

@@ -1,0 +1,126 @@
+"""`genserve push`: the weights of a file or a directory into the daemon, applied while it serves."""
+
+import argparse
+import sys
+import time
+from typing import TYPE_CHECKING, TextIO
+
+from genserve.cli.options import Subparsers, add_connection_options, add_pause_options, open_client, seconds
+
+if TYPE_CHECKING:
+    from genserve.client import PushProgress, PushResult
+
+
+def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
+    """Adds the command."""
+    parser = subparsers.add_parser(
+        "push",
+        help="push weights from a checkpoint",
+        description="Pushes weights into the daemon, which applies them while it serves.",
+    )
+    parser.add_argument("path", metavar="PATH", help="a .safetensors file or a checkpoint directory")
+    parser.add_argument("--version", type=int, metavar="N", help="version of the weights (default: the served one + 1)")
+    parser.add_argument("--expected-version", type=int, metavar="N", help="refuse unless this version is served")
+    parser.add_argument("--force", action="store_true", help="also take a version that is not above the served one")
+    parser.add_argument("--partial", action="store_true", help="tensors may be missing and keep their present values")
+    parser.add_argument("--validate", action="store_true", help="only check names, types and shapes; send no bytes")
+    add_pause_options(parser, flag_prefix="pause-", kv_default="recompute")
+    parser.add_argument("--lease", default="", metavar="ID", help="apply under this pause and leave the engine paused")
+    parser.add_argument("--timeout", type=seconds, default=600.0, metavar="TIME", help="deadline (default: 600s)")
+    parser.add_argument("--json", action="store_true", help="print the outcome as protobuf JSON")
+    add_connection_options(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Pushes, with progress on stderr and the outcome on stdout."""
+    from genserve.errors import InvalidFieldError
+
+    with open_client(args) as client:
+        version = args.version
+        if version is None:
+            version = client.status().state.weight_version + 1
+        progress = ProgressDisplay(sys.stderr)
+        try:
+            result = client.push_weights(
+                args.path,
+                version=version,
+                expected_version=args.expected_version,
+                action="validate" if args.validate else "apply",
+                partial=args.partial,
+                pause_mode=args.pause_mode,
+                kv_policy=args.kv_policy,
+                pause_lease_id=args.lease,
+                force=args.force,
+                progress=progress.show,
+                timeout_s=args.timeout,
+            )
+        except ValueError as error:  # the file is not what it claims to be
+            raise InvalidFieldError(str(error)) from error
+        finally:
+            progress.end()
+    if args.json:
+        from google.protobuf.json_format import MessageToJson
+
+        print(MessageToJson(result.message, indent=None))
+    else:
+        _print_outcome(result)
+    return 1 if result.push.issues else 0
+
+
+class ProgressDisplay:
+    """Bytes, share, speed and time left: a line that is redrawn on a terminal, one now and then elsewhere."""
+
+    _REDRAW_S = 0.1
+    _LINE_S = 5.0
+
+    def __init__(self, output: TextIO) -> None:
+        self._output = output
+        self._redraws = output.isatty()
+        self._shown_at = 0.0
+        self._open_line = False
+
+    def show(self, progress: "PushProgress") -> None:
+        """Shows it unless the last one is too fresh."""
+        now = time.monotonic()
+        done = progress.sent_bytes >= progress.total_bytes
+        if not done and now - self._shown_at < (self._REDRAW_S if self._redraws else self._LINE_S):
+            return
+        self._shown_at = now
+        line = progress_line(progress)
+        if self._redraws:
+            self._output.write(f"\r\x1b[K{line}")
+            self._open_line = True
+        else:
+            self._output.write(f"{line}\n")
+        self._output.flush()
+
+    def end(self) -> None:
+        """Leaves the line that is redrawn."""
+        if self._open_line:
+            self._output.write("\n")
+            self._open_line = False
+
+
+def progress_line(progress: "PushProgress") -> str:
+    """` 42 %  1.26 / 3.00 GB  1.10 GB/s  2 s left`; GB are 10^9 bytes."""
+    share = progress.sent_bytes / progress.total_bytes if progress.total_bytes > 0 else 1.0
+    speed = progress.sent_bytes / progress.elapsed_s if progress.elapsed_s > 0 else 0.0
+    left_s = (progress.total_bytes - progress.sent_bytes) / speed if speed > 0 else 0.0
+    sizes = f"{progress.sent_bytes / 1e9:.2f} / {progress.total_bytes / 1e9:.2f} GB"
+    resumes = f"  resumed {progress.num_resumes}x" if progress.num_resumes > 0 else ""
+    return f"{share:4.0%}  {sizes}  {speed / 1e9:.2f} GB/s  {left_s:.0f} s left{resumes}"
+
+
+def _print_outcome(result: "PushResult") -> None:
+    for tensor, description in result.push.issues:
+        print(f"  {tensor}: {description}")
+    if result.applied is None:
+        print(f"version {result.push.weight_version}: {result.push.state}; serving {result.state.weight_version}")
+        return
+    applied = result.applied
+    for step, duration_s in applied.step_s.items():
+        print(f"  {step:<8} {duration_s * 1000:10.1f} ms")
+    if applied.paused_s is not None:
+        kept, ended = applied.requests_kept, applied.requests_aborted
+        print(f"generation stood still for {applied.paused_s * 1000:.1f} ms; requests kept: {kept}, ended: {ended}")
+    print(f"weights {applied.previous_version} -> {applied.active_version}")

@@ -1,0 +1,67 @@
+"""`genserve status`: what the daemon does, once or on every change."""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from genserve.cli.options import Subparsers, add_connection_options, open_client
+
+if TYPE_CHECKING:
+    from genserve.client import Client, PauseLease, Status
+
+
+def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
+    """Adds the command."""
+    parser = subparsers.add_parser(
+        "status", help="show what the daemon does", description="Shows what the daemon does, once or on every change."
+    )
+    parser.add_argument("--watch", action="store_true", help="show every change until Ctrl-C")
+    parser.add_argument("--json", action="store_true", help="print each status as one line of protobuf JSON")
+    add_connection_options(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints a table, or JSON lines."""
+    with open_client(args) as client:
+        model = "" if args.json else client.server_info().model
+        for number, status in enumerate(_statuses(client, watch=args.watch)):
+            if args.json:
+                from google.protobuf.json_format import MessageToJson
+
+                print(MessageToJson(status.message, indent=None), flush=True)
+                continue
+            if number > 0:
+                print("\x1b[H\x1b[2J" if sys.stdout.isatty() else "", end="" if sys.stdout.isatty() else "\n")
+            print(status_table(status, model, datetime.now(UTC)), flush=True)
+    return 0
+
+
+def status_table(status: "Status", model: str, now: datetime) -> str:
+    """One line for each of phase, model and load, and one for each pause."""
+    state, load = status.state, status.load
+    rows = [
+        ("phase", state.phase),
+        ("version", str(state.weight_version)),
+        ("model", model),
+        ("load", f"{load.running} running, {load.waiting} waiting, {load.tokens_per_second:.0f} tok/s"),
+        ("cache", f"{load.kv_usage:.0%} in use, {load.prefix_cache_hit_rate:.0%} of prompt tokens found"),
+        *(("pause", _lease_row(lease, now)) for lease in state.pauses),
+    ]
+    return "\n".join(f"{name:<8} {value}" for name, value in rows)
+
+
+def _statuses(client: "Client", *, watch: bool) -> "Iterator[Status]":
+    if watch:
+        yield from client.watch_status()
+    else:
+        yield client.status()
+
+
+def _lease_row(lease: "PauseLease", now: datetime) -> str:
+    if lease.expire_time is None:
+        left = "no expiry"
+    else:
+        left = f"{max((lease.expire_time - now).total_seconds(), 0):.0f} s left"
+    return "  ".join(part for part in (lease.lease_id, lease.mode, left, lease.holder) if part != "")

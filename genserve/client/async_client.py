@@ -1,0 +1,41 @@
+"""The client for asyncio: one connection and the calls of the three services."""
+
+from types import TracebackType
+from typing import Self, Unpack
+
+from genserve.client.channel import DEFAULT_TARGET, Connection, ConnectionSettings
+from genserve.client.control import ControlCalls
+from genserve.client.generation import GenerationCalls
+from genserve.client.weights import WeightCalls
+
+
+class AsyncClient(GenerationCalls, WeightCalls, ControlCalls):
+    """Talks to the daemon at `target`: "host:port", "dns:///name:port" or "unix:/path".
+
+    Use it with `async with`, or call `close`. It connects with the first call and belongs to the event loop of that
+    call; any number of calls may run at once. Every call has a deadline (`Timeouts`) and raises a class of
+    `genserve.errors`, or `UnavailableError` when no daemon answers. Cancelling a call cancels it in the daemon.
+
+        async with AsyncClient("127.0.0.1:50051") as client:
+            generation = await client.generate("Once upon a time", max_tokens=16, logprobs=0)
+            async with client.paused() as lease:
+                await client.push_weights(model, version=1, pause_lease_id=lease.lease_id)
+    """
+
+    def __init__(self, target: str = DEFAULT_TARGET, **settings: Unpack[ConnectionSettings]) -> None:
+        super().__init__(Connection(target, **settings))
+
+    async def close(self) -> None:
+        """Closes the connection; calls under way are cancelled."""
+        await self._connection.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()

@@ -1,0 +1,133 @@
+"""The calls of ControlService, and waiting until the daemon is ready."""
+
+import asyncio
+from contextlib import AbstractAsyncContextManager
+from typing import Final
+
+import grpc.aio
+
+from genserve.client.channel import UNSET, ServiceCalls, Timeout
+from genserve.client.enums import KvPolicy, PauseMode, wire_value
+from genserve.client.errors import UnavailableError
+from genserve.client.lease import held_pause
+from genserve.client.requests import duration
+from genserve.client.state import EngineState, PauseLease, PauseResult, ResumeResult, ServerInfo, Status
+from genserve.client.stream import ResponseStream
+from genserve.errors import DeadlineError
+from genserve.v1 import control_pb2, types_pb2
+
+# grpc.health.v1 by hand, so that the client needs no package for two messages of one field each.
+_HEALTH_WATCH: Final = "/grpc.health.v1.Health/Watch"
+_EVERY_SERVICE: Final = b""  # HealthCheckRequest{service: ""}
+_SERVING: Final = b"\x08\x01"  # HealthCheckResponse{status: SERVING}
+
+
+class ControlCalls(ServiceCalls):
+    """Pause, resume and look."""
+
+    async def pause(
+        self,
+        mode: PauseMode | None = None,
+        kv_policy: KvPolicy | None = None,
+        *,
+        holder: str = "",
+        ttl_s: float | None = None,
+        no_expiry: bool = False,
+        request_id: str = "",
+        timeout_s: float = 60.0,
+    ) -> PauseResult:
+        """Pauses generation under a lease; the engine runs again when no lease is left.
+
+        Defaults: mode keep, KV cache reuse, `ttl_s` 60. The daemon gives up after `timeout_s` and then nothing is
+        paused. A repeat with the same `request_id` answers the same lease. Prefer `paused()`, which renews and resumes.
+        """
+        request = control_pb2.PauseRequest(
+            mode=wire_value(types_pb2.PauseMode, mode, "mode"),
+            kv_policy=wire_value(types_pb2.KvPolicy, kv_policy, "kv_policy"),
+            holder=holder,
+            ttl=None if ttl_s is None else duration(ttl_s),
+            no_expiry=no_expiry,
+            request_id=request_id,
+            timeout=duration(timeout_s),
+        )
+        deadline_s = timeout_s + self._connection.timeouts.pause_slack_s
+        response = await self._connection.unary(self._connection.control.Pause, request, deadline_s)
+        return PauseResult(
+            PauseLease.of(response.lease),
+            response.requests_kept,
+            response.requests_aborted,
+            EngineState.of(response.state),
+        )
+
+    async def renew_pause(self, lease_id: str, *, ttl_s: float | None = None, timeout_s: Timeout = UNSET) -> PauseLease:
+        """Extends a lease by `ttl_s` from now; default: as long as at first. Raises PauseLeaseLostError."""
+        request = control_pb2.RenewPauseRequest(lease_id=lease_id, ttl=None if ttl_s is None else duration(ttl_s))
+        response = await self._connection.unary(self._connection.control.RenewPause, request, timeout_s)
+        return PauseLease.of(response.lease)
+
+    async def resume(self, lease_id: str = "", *, force: bool = False, timeout_s: Timeout = UNSET) -> ResumeResult:
+        """Gives a lease back; `force` ends every lease, whoever holds it."""
+        request = control_pb2.ResumeRequest(lease_id=lease_id, force=force)
+        response = await self._connection.unary(self._connection.control.Resume, request, timeout_s)
+        return ResumeResult(response.lease_expired, EngineState.of(response.state))
+
+    def paused(
+        self,
+        mode: PauseMode | None = None,
+        kv_policy: KvPolicy | None = None,
+        *,
+        holder: str = "",
+        ttl_s: float = 60.0,
+        timeout_s: float = 60.0,
+    ) -> AbstractAsyncContextManager[PauseLease]:
+        """Keeps generation paused inside `async with`, which gives the lease; resumes however the block ends.
+
+        The lease is renewed every `ttl_s / 3`. Leaving the block raises PauseLeaseLostError if the lease was lost
+        meanwhile: the engine may then have run.
+        """
+        return held_pause(self, mode, kv_policy, holder=holder, ttl_s=ttl_s, timeout_s=timeout_s)
+
+    async def status(self, *, timeout_s: Timeout = UNSET) -> Status:
+        """State and load of the engine."""
+        request = control_pb2.GetStatusRequest()
+        response = await self._connection.unary(self._connection.control.GetStatus, request, timeout_s)
+        return Status.of(response)
+
+    def watch_status(
+        self, *, interval_s: float | None = None, timeout_s: float | None = None
+    ) -> ResponseStream[Status]:
+        """State and load, at once and then on every change; at least every `interval_s` while the load changes.
+
+        Goes on until it is closed: the one call without a deadline by default.
+        """
+        request = control_pb2.WatchStatusRequest(interval=None if interval_s is None else duration(interval_s))
+        return self._connection.stream(self._connection.control.WatchStatus, request, timeout_s, Status.of)
+
+    async def server_info(self, *, timeout_s: Timeout = UNSET) -> ServerInfo:
+        """What the daemon serves and can do."""
+        request = control_pb2.GetServerInfoRequest()
+        return ServerInfo.of(await self._connection.unary(self._connection.control.GetServerInfo, request, timeout_s))
+
+    async def reset_cache(self, *, reset_running_requests: bool = False, timeout_s: Timeout = UNSET) -> bool:
+        """Drops the prefix cache; False when blocks of running requests kept it alive."""
+        request = control_pb2.ResetCacheRequest(reset_running_requests=reset_running_requests)
+        response = await self._connection.unary(self._connection.control.ResetCache, request, timeout_s)
+        return response.reset
+
+    async def wait_ready(self, timeout_s: float = 600.0) -> None:
+        """Returns once the daemon says it is serving; it need not have been started yet. Raises DeadlineError."""
+        connection = self._connection
+        watch: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = connection.channel.unary_stream(_HEALTH_WATCH)
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    call = watch(_EVERY_SERVICE, metadata=connection.metadata, wait_for_ready=True)
+                    try:
+                        async with ResponseStream[bytes](call, bytes, connection.target) as statuses:
+                            async for status in statuses:
+                                if status == _SERVING:
+                                    return
+                    except UnavailableError:
+                        continue  # it went away; wait_for_ready paces the next attempt
+        except TimeoutError:
+            raise DeadlineError(f"no daemon was ready at {connection.target} within {timeout_s:g} s") from None

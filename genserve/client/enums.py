@@ -1,0 +1,38 @@
+"""Enum values as words: `"keep"` here is `PAUSE_MODE_KEEP` on the wire."""
+
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+from genserve.errors import InvalidFieldError
+
+if TYPE_CHECKING:
+    from google.protobuf.internal.enum_type_wrapper import _EnumTypeWrapper
+
+PauseMode = Literal["keep", "wait", "abort"]
+"""What a pause does to requests in flight: freeze them, let them finish first, or end them."""
+
+KvPolicy = Literal["reuse", "recompute"]
+"""What happens to the KV cache: keep it, or prefill again under the weights then served."""
+
+PushAction = Literal["apply", "stage", "validate"]
+"""What a push does once every byte is there; `validate` checks the manifest only and sends no bytes."""
+
+ValueT = TypeVar("ValueT", bound=int)
+
+
+def wire_value(enum: "_EnumTypeWrapper[ValueT]", word: str | None, field: str) -> ValueT:
+    """The enum's value for `word`, UNSPECIFIED for None. Raises InvalidFieldError, naming `field`, for another word."""
+    values = enum.DESCRIPTOR.values
+    prefix = values[0].name.removesuffix("UNSPECIFIED")
+    name = prefix + ("UNSPECIFIED" if word is None else word.upper())
+    if name not in enum.DESCRIPTOR.values_by_name:
+        words = ", ".join(value.name.removeprefix(prefix).lower() for value in values[1:])
+        raise InvalidFieldError.of(field, f"{word!r} is none of {words}")
+    return enum.Value(name)
+
+
+def word_of(enum: "_EnumTypeWrapper[ValueT]", value: ValueT) -> str:
+    """The word for `value`; `unknown_9` for one that a newer daemon sent."""
+    known = enum.DESCRIPTOR.values_by_number.get(value)
+    if known is None:
+        return f"unknown_{value}"
+    return known.name.removeprefix(enum.DESCRIPTOR.values[0].name.removesuffix("UNSPECIFIED")).lower()

@@ -1,0 +1,89 @@
+"""Status codes back into the exceptions of `genserve.errors`, by the reason the daemon gives; never by its message."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import grpc
+import grpc.aio
+from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
+
+from genserve.errors import (
+    DOMAIN,
+    DeadlineError,
+    FieldViolation,
+    GenserveError,
+    MessageTooLargeError,
+    PermissionDeniedError,
+    UnauthenticatedError,
+    error_for_reason,
+)
+
+_STATUS_DETAILS_KEY = "grpc-status-details-bin"
+
+
+class UnavailableError(GenserveError):
+    """No daemon answers at the target, or the connection to it broke."""
+
+    reason = "UNAVAILABLE"
+
+
+# For codes that gRPC itself answers, without a reason of ours.
+_ERROR_BY_CODE: dict[grpc.StatusCode, type[GenserveError]] = {
+    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineError,
+    grpc.StatusCode.PERMISSION_DENIED: PermissionDeniedError,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: MessageTooLargeError,
+    grpc.StatusCode.UNAUTHENTICATED: UnauthenticatedError,
+    grpc.StatusCode.UNAVAILABLE: UnavailableError,
+}
+
+
+def error_of(error: grpc.aio.AioRpcError, target: str) -> GenserveError:
+    """The typed exception for a failed call to `target`.
+
+    A code or reason that this version does not know becomes a plain `GenserveError`; its metadata then has `code` and,
+    if one was given, `reason`.
+    """
+    info: error_details_pb2.ErrorInfo | None = None
+    violations: list[FieldViolation] = []
+    retry_after_s: float | None = None
+    for detail in _status_of(error).details:
+        if detail.Is(error_details_pb2.ErrorInfo.DESCRIPTOR):
+            candidate = error_details_pb2.ErrorInfo.FromString(detail.value)
+            info = candidate if candidate.domain == DOMAIN else info
+        elif detail.Is(error_details_pb2.BadRequest.DESCRIPTOR):
+            request = error_details_pb2.BadRequest.FromString(detail.value)
+            violations += [FieldViolation(each.field, each.description) for each in request.field_violations]
+        elif detail.Is(error_details_pb2.RetryInfo.DESCRIPTOR):
+            delay = error_details_pb2.RetryInfo.FromString(detail.value).retry_delay
+            retry_after_s = delay.seconds + delay.nanos / 1e9
+
+    code = error.code()
+    details = error.details() or code.name
+    metadata = dict(info.metadata) if info is not None else {}
+    if info is not None:
+        error_class = error_for_reason(info.reason)
+        message = details
+    else:
+        error_class = _ERROR_BY_CODE.get(code, GenserveError)
+        message = f"no daemon answers at {target}: {details}" if error_class is UnavailableError else details
+    if error_class is GenserveError:
+        metadata["code"] = code.name
+        if info is not None:
+            metadata["reason"] = info.reason
+    return error_class(message, violations=violations, retry_after_s=retry_after_s, metadata=metadata)
+
+
+@contextmanager
+def typed_errors(target: str) -> Iterator[None]:
+    """Turns gRPC's error of a call to `target` into a typed one; cancellation passes through."""
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        raise error_of(error, target) from error
+
+
+def _status_of(error: grpc.aio.AioRpcError) -> status_pb2.Status:
+    for key, value in error.trailing_metadata() or ():
+        if key == _STATUS_DETAILS_KEY and isinstance(value, bytes):
+            return status_pb2.Status.FromString(value)
+    return status_pb2.Status()

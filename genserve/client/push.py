@@ -1,0 +1,202 @@
+"""One push of weights: stream the bytes, and when the stream breaks, only those that are missing."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import grpc.aio
+from google.protobuf.message import Message
+
+from genserve.client.byte_space import ByteSpace, Range
+from genserve.client.channel import Connection
+from genserve.client.enums import word_of
+from genserve.client.errors import UnavailableError, typed_errors
+from genserve.client.frames import END_FRAME, chunk_frame, header_frame
+from genserve.client.state import EngineState
+from genserve.errors import DeadlineError, GenserveError, PushNotFoundError, PushTruncatedError
+from genserve.v1 import weights_pb2
+
+MAX_RESUMES: Final = 5
+RECONNECT_TIMEOUT_S: Final = 30.0
+_PUSH_WEIGHTS: Final = "/genserve.v1.WeightService/PushWeights"
+
+
+@dataclass(frozen=True, slots=True)
+class PushProgress:
+    """How far sending has come. `sent_bytes` counts each byte once, also after a resume."""
+
+    push_id: str
+    sent_bytes: int
+    total_bytes: int
+    elapsed_s: float
+    num_resumes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """A push as the daemon knows it.
+
+    `state` is one of receiving, staged, preparing, applying, applied, failed, valid. `missing` are byte ranges
+    [start, end), `issues` pairs of a tensor's name (or "") and what is wrong.
+    """
+
+    push_id: str
+    state: str
+    weight_version: int
+    received_bytes: int
+    total_bytes: int
+    missing: list[Range]
+    issues: list[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What applying did. `step_s` are seconds by step: receive, verify, prepare, pause, commit, resume.
+
+    `paused_s` is how long generation stood still, None when it was paused before and stays so.
+    """
+
+    previous_version: int
+    active_version: int
+    step_s: dict[str, float]
+    paused_s: float | None
+    requests_kept: int
+    requests_aborted: int
+
+
+@dataclass(frozen=True, slots=True)
+class PushResult:
+    """The outcome of a push; `applied` is None when nothing was applied."""
+
+    push: Push
+    applied: Applied | None
+    state: EngineState
+    message: Message = field(repr=False, compare=False)
+    """The message as it came."""
+
+    @classmethod
+    def of(cls, message: weights_pb2.PushWeightsResponse | weights_pb2.GetPushResponse) -> "PushResult":
+        """From the wire."""
+        push, applied = message.push, message.applied
+        return cls(
+            push=Push(
+                push_id=push.push_id,
+                state=word_of(weights_pb2.PushState, push.state),
+                weight_version=push.weight_version,
+                received_bytes=push.received_bytes,
+                total_bytes=push.total_bytes,
+                missing=[(each.start, each.end) for each in push.missing],
+                issues=[(issue.tensor, issue.description) for issue in push.issues],
+            ),
+            applied=Applied(
+                previous_version=applied.previous_version,
+                active_version=applied.active_version,
+                step_s={timing.step: timing.duration.ToNanoseconds() / 1e9 for timing in applied.timings},
+                paused_s=applied.paused.ToNanoseconds() / 1e9 if applied.HasField("paused") else None,
+                requests_kept=applied.requests_kept,
+                requests_aborted=applied.requests_aborted,
+            )
+            if message.HasField("applied")
+            else None,
+            state=EngineState.of(message.state),
+            message=message,
+        )
+
+
+class Upload:
+    """Sends one push over one stream at a time, until it is done, cannot go on, or its deadline has passed."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        header: weights_pb2.PushHeader,
+        space: ByteSpace,
+        *,
+        chunk_bytes: int,
+        checksum: bool,
+        progress: Callable[[PushProgress], None] | None,
+        timeout_s: float | None,
+    ) -> None:
+        self._connection = connection
+        self._header = header
+        self._space = space
+        self._chunk_bytes = chunk_bytes
+        self._checksum = checksum
+        self._progress = progress
+        self._timeout_s = timeout_s
+        self._clock = asyncio.get_running_loop().time
+        self._started_at = self._clock()
+        self._num_resumes = 0
+        self._reached_daemon = False
+
+    async def run(self) -> PushResult:
+        """Sends everything; after a broken or truncated stream asks what is missing and sends that."""
+        validates = self._header.action == weights_pb2.PUSH_ACTION_VALIDATE
+        missing: Sequence[Range] = () if validates else [(0, self._space.total_bytes)]
+        while True:
+            try:
+                return await self._send(missing)
+            except (UnavailableError, PushTruncatedError) as error:
+                if not self._reached_daemon or self._num_resumes >= MAX_RESUMES:
+                    raise
+                self._num_resumes += 1
+                known = await self._look_up(error)
+            if known is not None and known.push.state in ("applied", "valid"):
+                return known  # only the answer was lost
+            if known is not None:
+                missing = known.push.missing
+
+    async def _send(self, ranges: Sequence[Range]) -> PushResult:
+        """One stream: the header, the bytes of `ranges`, the end."""
+        method: Any = self._connection.channel.stream_unary(
+            _PUSH_WEIGHTS, response_deserializer=weights_pb2.PushWeightsResponse.FromString
+        )
+        call = method(timeout=self._remaining_s(), metadata=self._connection.metadata)
+        try:
+            await self._write_frames(call, ranges)
+            with typed_errors(self._connection.target):
+                return PushResult.of(await call)
+        finally:
+            call.cancel()
+
+    async def _write_frames(self, call: "grpc.aio.StreamUnaryCall[bytes, Any]", ranges: Sequence[Range]) -> None:
+        """Writes until the end or until the daemon has answered; its answer says why it did not want more."""
+        sent_bytes = self._space.total_bytes - sum(end - start for start, end in ranges)
+        try:
+            await call.write(header_frame(self._header))
+            self._reached_daemon = True
+            async for offset, pieces in self._space.chunks(ranges, self._chunk_bytes):
+                await call.write(chunk_frame(offset, pieces, checksum=self._checksum))
+                sent_bytes += sum(map(len, pieces))
+                self._report(sent_bytes)
+            await call.write(END_FRAME)
+            await call.done_writing()
+        except (asyncio.InvalidStateError, grpc.RpcError):
+            return
+
+    async def _look_up(self, error: GenserveError) -> PushResult | None:
+        """What the daemon has of the push; None when it knows nothing. Raises `error` if it cannot be asked."""
+        remaining_s = self._remaining_s()
+        timeout_s = RECONNECT_TIMEOUT_S if remaining_s is None else min(remaining_s, RECONNECT_TIMEOUT_S)
+        request = weights_pb2.GetPushRequest(push_id=self._header.push_id)
+        try:
+            method = self._connection.weights.GetPush
+            response = await self._connection.unary(method, request, timeout_s, wait_for_ready=True)
+            return PushResult.of(response)
+        except PushNotFoundError:
+            return None
+        except (DeadlineError, UnavailableError):
+            raise error from None
+
+    def _remaining_s(self) -> float | None:
+        """Seconds until the deadline of the whole push."""
+        if self._timeout_s is None:
+            return None
+        return max(self._started_at + self._timeout_s - self._clock(), 0.0)
+
+    def _report(self, sent_bytes: int) -> None:
+        if self._progress is not None:
+            elapsed_s = self._clock() - self._started_at
+            total_bytes = self._space.total_bytes
+            self._progress(PushProgress(self._header.push_id, sent_bytes, total_bytes, elapsed_s, self._num_resumes))

@@ -1,0 +1,138 @@
+"""Whatever holds weights as a list of `TensorSource`: names, types, shapes and a way to get the bytes.
+
+Neither torch nor numpy is imported: who passes a tensor has imported it, so `sys.modules` knows. bfloat16 and float8
+need neither numpy nor ml_dtypes on their way out of torch: the bytes are read where they lie.
+"""
+
+import ctypes
+import math
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from genserve.client.safetensors_file import DTYPE_BYTES, read_checkpoint
+
+# The types' names in torch, numpy and ml_dtypes, which agree.
+_SAFETENSORS_DTYPE: Final = {
+    "bool": "BOOL",
+    "uint8": "U8",
+    "int8": "I8",
+    "float8_e5m2": "F8_E5M2",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e8m0fnu": "F8_E8M0",
+    "int16": "I16",
+    "uint16": "U16",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "int32": "I32",
+    "uint32": "U32",
+    "float32": "F32",
+    "float64": "F64",
+    "int64": "I64",
+    "uint64": "U64",
+    "complex64": "C64",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSource:
+    """A tensor that can be sent.
+
+    `read` gives its bytes, row-major and little-endian. It may copy (from a GPU, or to make them contiguous) and is
+    called in a worker thread, one tensor at a time, so that at most one copy exists.
+    """
+
+    name: str
+    dtype: str
+    """safetensors' name of the type."""
+    shape: tuple[int, ...]
+    read: Callable[[], memoryview]
+
+    @property
+    def size_bytes(self) -> int:
+        """Number of its bytes."""
+        return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
+
+
+def tensor_sources(weights: Any) -> list[TensorSource]:
+    """The tensors of `weights`, each once.
+
+    `weights` is a mapping of names to torch tensors or numpy arrays, a torch module (its state_dict), or the path of a
+    .safetensors file or of a checkpoint directory. Of torch tensors that are the same memory (tied weights) the first
+    is taken, as in checkpoints. The bytes are read while they are sent: do not train on them meanwhile.
+
+    Raises TypeError for anything else and for types that safetensors has no name for; CheckpointFileError or OSError
+    for files.
+    """
+    if isinstance(weights, str | os.PathLike):
+        stored = read_checkpoint(Path(weights))
+        return [TensorSource(each.name, each.dtype, each.shape, partial(_identity, each.data)) for each in stored]
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    if torch is not None and isinstance(weights, torch.nn.Module):
+        weights = weights.state_dict()
+    if not isinstance(weights, Mapping):
+        raise TypeError(f"weights must be a mapping of tensors, a torch module or a path, not {type(weights).__name__}")
+
+    sources = []
+    seen: set[tuple[object, ...]] = set()
+    for name, tensor in weights.items():
+        if torch is not None and isinstance(tensor, torch.Tensor):
+            identity = _torch_identity(tensor)
+            if identity is not None and identity in seen:
+                continue
+            seen.add(identity or (name,))
+            sources.append(_torch_source(name, tensor))
+        elif numpy is not None and isinstance(tensor, numpy.ndarray):
+            dtype = _dtype_of(name, tensor.dtype.name)
+            sources.append(TensorSource(name, dtype, tuple(tensor.shape), partial(_read_numpy, tensor)))
+        else:
+            raise TypeError(f"{name}: {type(tensor).__name__} is neither a torch tensor nor a numpy array")
+    return sources
+
+
+def _identity(data: memoryview) -> memoryview:
+    return data
+
+
+def _dtype_of(name: str, dtype: str) -> str:
+    if dtype not in _SAFETENSORS_DTYPE:
+        raise TypeError(f"{name}: safetensors has no name for {dtype}")
+    return _SAFETENSORS_DTYPE[dtype]
+
+
+def _torch_identity(tensor: Any) -> tuple[object, ...] | None:
+    """Equal for tensors that are the same bytes in the same order; None for those without any."""
+    if tensor.is_meta or tensor.is_sparse or tensor.numel() == 0 or hasattr(tensor, "full_tensor"):
+        return None
+    return (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+
+
+def _torch_source(name: str, tensor: Any) -> TensorSource:
+    if hasattr(tensor, "full_tensor"):
+        raise TypeError(f"{name}: a DTensor is one rank's shard; call full_tensor() on every rank first")
+    if tensor.is_meta or tensor.layout != sys.modules["torch"].strided:
+        raise TypeError(f"{name}: a {'meta' if tensor.is_meta else tensor.layout} tensor has no bytes to send")
+    dtype = _dtype_of(name, str(tensor.dtype).removeprefix("torch."))
+    return TensorSource(name, dtype, tuple(tensor.shape), partial(_read_torch, tensor.detach()))
+
+
+def _read_torch(tensor: Any) -> memoryview:
+    """The tensor's memory, or that of a contiguous copy on the CPU, as bytes; the view keeps it alive."""
+    contiguous = tensor.cpu().contiguous().resolve_conj().resolve_neg()
+    size_bytes = contiguous.numel() * contiguous.element_size()
+    if size_bytes == 0:
+        return memoryview(b"")
+    memory = (ctypes.c_char * size_bytes).from_address(contiguous.data_ptr())
+    memory.owner = contiguous
+    return memoryview(memory).cast("B")
+
+
+def _read_numpy(array: Any) -> memoryview:
+    """The array's memory, or that of a contiguous little-endian copy, as bytes."""
+    little_endian = array.astype(array.dtype.newbyteorder("<"), order="C", copy=False)
+    # Through uint8, because ml_dtypes' types have no buffer format; reshaped first, because a scalar has no view.
+    return memoryview(little_endian.reshape(-1).view("uint8"))

@@ -1,0 +1,127 @@
+"""The calls of WeightService."""
+
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any
+
+from genserve.client.byte_space import ByteSpace, manifest_digest
+from genserve.client.channel import UNSET, ServiceCalls, Timeout
+from genserve.client.enums import KvPolicy, PauseMode, PushAction, wire_value
+from genserve.client.push import PushProgress, PushResult, Upload
+from genserve.client.requests import duration
+from genserve.client.state import EngineState
+from genserve.client.tensors import tensor_sources
+from genserve.v1 import types_pb2, weights_pb2
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ServedTensor:
+    """A tensor of the served checkpoint; `dtype` is safetensors' name."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ServedWeights:
+    """The weights that are served. `digests` is SHA-256 in hex by (rank, name of vLLM's parameter), when asked for."""
+
+    weight_version: int
+    tensors: list[ServedTensor]
+    total_bytes: int
+    manifest_digest: str
+    digests: dict[tuple[str, str], str]
+    state: EngineState
+
+
+class WeightCalls(ServiceCalls):
+    """Weights in."""
+
+    async def push_weights(
+        self,
+        weights: Mapping[str, Any] | str | PathLike[str] | Any,
+        *,
+        version: int,
+        expected_version: int | None = None,
+        push_id: str = "",
+        action: PushAction = "apply",
+        partial: bool = False,
+        pause_mode: PauseMode | None = None,
+        kv_policy: KvPolicy | None = None,
+        pause_lease_id: str = "",
+        force: bool = False,
+        apply_timeout_s: float | None = None,
+        staging_ttl_s: float | None = None,
+        chunk_bytes: int = MIB,
+        checksum: bool = True,
+        progress: Callable[[PushProgress], None] | None = None,
+        timeout_s: Timeout = UNSET,
+    ) -> PushResult:
+        """Streams weights into the daemon, which applies all of them or nothing.
+
+        `weights`: a mapping of checkpoint names to torch tensors or numpy arrays of any shape and type that safetensors
+        has a name for, a torch module, or the path of a .safetensors file or checkpoint directory; see
+        `tensors.tensor_sources`. They must not change until this returns.
+
+        `version` must be above the served one unless `force`; `expected_version` refuses unless that one is served;
+        `partial` lets tensors be missing; `pause_lease_id` applies under a lease and leaves the engine paused.
+        Defaults of the daemon: pause mode keep, KV cache recompute, `apply_timeout_s` 300. A stream that breaks is
+        resumed with what is missing, a few times within `timeout_s`. `progress` is called on the event loop after each
+        chunk. A repeat with the same `push_id` answers what it answered; one is minted if none is given.
+
+        Raises a `GenserveError` (ManifestMismatchError names the tensors), TypeError or ValueError for weights that
+        cannot be sent.
+        """
+        if chunk_bytes <= 0:
+            raise ValueError("chunk_bytes must be above 0")
+        space = ByteSpace(tensor_sources(weights))
+        header = weights_pb2.PushHeader(
+            push_id=push_id or str(uuid.uuid4()),
+            weight_version=version,
+            expected_version=expected_version,
+            manifest=space.manifest(partial=partial),
+            action=wire_value(weights_pb2.PushAction, action, "header.action"),
+            apply=weights_pb2.ApplyOptions(
+                pause_mode=wire_value(types_pb2.PauseMode, pause_mode, "header.apply.pause_mode"),
+                kv_policy=wire_value(types_pb2.KvPolicy, kv_policy, "header.apply.kv_policy"),
+                pause_lease_id=pause_lease_id,
+                timeout=None if apply_timeout_s is None else duration(apply_timeout_s),
+            ),
+            staging_ttl=None if staging_ttl_s is None else duration(staging_ttl_s),
+            force=force,
+        )
+        header.manifest_digest = manifest_digest(header.manifest)
+        upload = Upload(
+            self._connection,
+            header,
+            space,
+            chunk_bytes=chunk_bytes,
+            checksum=checksum,
+            progress=progress,
+            timeout_s=self._connection.timeouts.push_s if timeout_s is UNSET else timeout_s,
+        )
+        return await upload.run()
+
+    async def get_push(self, push_id: str, *, timeout_s: Timeout = UNSET) -> PushResult:
+        """Progress and outcome of a push, and the byte ranges it misses. Raises PushNotFoundError."""
+        request = weights_pb2.GetPushRequest(push_id=push_id)
+        response = await self._connection.unary(self._connection.weights.GetPush, request, timeout_s)
+        return PushResult.of(response)
+
+    async def get_weights(self, *, include_digests: bool = False, timeout_s: Timeout = UNSET) -> ServedWeights:
+        """The served version, the tensors a push must bring and, on request, digests of the live weights (seconds)."""
+        request = weights_pb2.GetWeightsRequest(include_digests=include_digests)
+        response = await self._connection.unary(self._connection.weights.GetWeights, request, timeout_s)
+        return ServedWeights(
+            weight_version=response.weight_version,
+            tensors=[ServedTensor(each.name, each.dtype, tuple(each.shape)) for each in response.manifest.tensors],
+            total_bytes=response.manifest.total_bytes,
+            manifest_digest=manifest_digest(response.manifest),
+            digests={(each.rank, each.name): each.sha256 for each in response.digests},
+            state=EngineState.of(response.state),
+        )
