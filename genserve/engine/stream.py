@@ -33,7 +33,7 @@ class VllmStream:
         collector: Any,
         states: Mapping[int, Any],
         abort: Callable[["VllmStream"], Coroutine[Any, Any, None]],
-        on_closed: Callable[["VllmStream"], None],
+        on_closed: Callable[[str], None],
     ) -> None:
         self._request = request
         self._states = states
@@ -96,7 +96,7 @@ class VllmStream:
         if self._expiry is not None:
             self._expiry.cancel()
         self.collector.close()
-        self._on_closed(self)
+        self._on_closed(self.request_id)
 
     def _prompt(self, output: Any) -> PromptInfo:
         wanted = self._request.output

@@ -58,6 +58,7 @@ from genserve.worker.contract import EXTENSION, Attach, Digests, Prepare, Step
 
 _ATTACH_TIMEOUT_S = 120.0
 _ROLLBACK_TIMEOUT_S = 30.0
+_SHUTDOWN_TIMEOUT_S = 10.0
 _PARAMETERS = frozenset(f.name for f in msgspec.structs.fields(SamplingParams) if not f.name.startswith("_"))
 
 
@@ -80,6 +81,8 @@ class VllmEngine:
         self._liveness = Liveness()
         self._prompts = PromptCodec(llm.get_tokenizer())
         self._streams: dict[str, VllmStream | None] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
         self._version = 0
         num_ranks = parallel.world_size * parallel.data_parallel_size
         self._workers = Workers(llm.engine_core, self._liveness, num_ranks)
@@ -106,6 +109,9 @@ class VllmEngine:
         if current_platform.is_cpu():
             # Packed linears are closures on the CPU: compiled code would keep the ones it has seen.
             args.enforce_eager = True
+            # What is left to compile are helpers (ranks of logprobs): they would stop the first request for 5-15 s, to
+            # run a C++ compiler that the machine may not have.
+            os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
         meter = LoadMeter()
         llm = AsyncLLM.from_engine_args(args, stat_loggers=[meter])  # type: ignore[list-item]
         engine = cls(llm, meter, limits)
@@ -123,7 +129,7 @@ class VllmEngine:
         """Ends the engine processes."""
         self._workers.close()
         self._prompts.close()
-        await asyncio.to_thread(self._llm.shutdown)
+        await asyncio.to_thread(self._llm.shutdown, _SHUTDOWN_TIMEOUT_S)
 
     @property
     def info(self) -> EngineInfo:
@@ -179,14 +185,13 @@ class VllmEngine:
             raise QueueFullError(
                 f"{len(self._streams)} requests are running or waiting, which is the limit", retry_after_s=1.0
             )
-        self._streams[request.request_id] = None
+        self._streams[request.request_id] = None  # the id is taken from here on
+        self._idle.clear()
         try:
-            stream = await self._admit(request)
+            stream = self._streams[request.request_id] = await self._admit(request)
         except BaseException:
-            del self._streams[request.request_id]
+            self._forget(request.request_id)
             raise
-        if request.request_id in self._streams:
-            self._streams[request.request_id] = stream
         return stream
 
     async def _admit(self, request: GenerationRequest) -> VllmStream:
@@ -241,8 +246,14 @@ class VllmEngine:
         if not self._liveness.dead:
             await self._llm.abort(stream.collector.request_id, internal=True)
 
-    def _forget(self, stream: VllmStream) -> None:
-        self._streams.pop(stream.request_id, None)
+    def _forget(self, request_id: str) -> None:
+        self._streams.pop(request_id, None)
+        if not self._streams:
+            self._idle.set()
+
+    async def wait_idle(self) -> None:
+        """Returns when no request is left."""
+        await self._idle.wait()
 
     async def abort(self, request_ids: Sequence[str] | None) -> tuple[list[str], list[str]]:
         """Ends requests with reason ABORTED."""

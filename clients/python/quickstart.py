@@ -1,0 +1,171 @@
+"""The main job in one go: a daemon on a real model, long streams, and new weights pushed while they run.
+
+    scripts/demo                                     # sets everything up and runs this
+    python clients/python/quickstart.py --target HOST:PORT --model DIRECTORY    # against a daemon of your own
+
+Exits with 1 unless the version switches inside the streams and the original weights give the first answer again.
+"""
+
+import argparse
+import asyncio
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from genserve.client import AsyncClient, Generation, PushResult
+
+QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+STORIES = [f"Chapter {i}. Once upon a time, in a land far away," for i in range(1, 9)]
+NOISE = 0.1
+"""Strength of the change to the weights, relative to each tensor's root mean square."""
+WIDTH = 48
+
+
+async def main() -> int:
+    """Runs the demo; the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", help="a running daemon; default: start one on the built-in model")
+    parser.add_argument("--model", type=Path, help="directory of the checkpoint that it serves; needed with --target")
+    options = parser.parse_args()
+    if (options.target is None) != (options.model is None):
+        parser.error("--target and --model go together")
+    if options.target is not None:
+        return await show(options.target, options.model)
+    async with own_daemon() as (target, model):
+        return await show(target, model)
+
+
+@asynccontextmanager
+async def own_daemon() -> AsyncIterator[tuple[str, Path]]:
+    """A daemon on the built-in model: where it serves, and the model's directory."""
+    step("Starting the daemon: genserve serve --port 0")
+    command = [sys.executable, "-m", "genserve", "serve", "--port", "0", "--max-model-len", "2048"]
+    process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, start_new_session=True)
+    try:
+        assert process.stdout is not None
+        async for raw in process.stdout:
+            line = raw.decode().strip()
+            say(line)
+            if line.startswith("genserve: serving "):
+                model, target = line.removeprefix("genserve: serving ").rsplit(" on ", 1)
+                yield target, Path(model)
+                return
+        raise SystemExit("the daemon did not start")
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()
+
+
+async def show(target: str, model: Path) -> int:
+    """The demo against a daemon; 0 if everything was as it should be."""
+    async with AsyncClient(target) as client:
+        version = (await client.get_weights()).weight_version
+
+        step("A chat answer, streamed")
+        first = await answer(client)
+
+        step(f"{len(STORIES)} long streams start; weights version {version + 1} is pushed while they run")
+        original = load_tensors(model)
+        streams = [asyncio.create_task(story(client, prompt)) for prompt in STORIES]
+        await asyncio.sleep(2)
+        report(await client.push_weights(noisy(original), version=version + 1))
+        stories = [await stream for stream in streams]
+        say("")
+        for index, (generation, longest_gap_s) in enumerate(stories, 1):
+            say(f"stream {index}  {picture(generation)}  longest wait for a token {1000 * longest_gap_s:4.0f} ms")
+        switched = all(len(generation.sequences[0].weight_spans) == 2 for generation, _ in stories)
+
+        step("The same question under the changed weights")
+        changed = await answer(client)
+
+        step(f"The original weights are pushed back as version {version + 2}")
+        report(await client.push_weights(model, version=version + 2))
+        again = await answer(client)
+
+    step("Outcome")
+    checks = {
+        "every stream began under one version and ended under the next": switched,
+        "the changed weights gave another answer": changed.token_ids != first.token_ids,
+        "the original weights gave the first answer again, token for token": again.token_ids == first.token_ids,
+    }
+    for name, holds in checks.items():
+        say(f"{'yes' if holds else 'NO '}  {name}")
+    return 0 if all(checks.values()) else 1
+
+
+async def answer(client: AsyncClient) -> Generation:
+    """Streams the greedy answer to the question onto the terminal."""
+    generation, started = Generation(), time.perf_counter()
+    print(f"  {QUESTION[0]['content']}\n  > ", end="", flush=True)
+    async for delta in client.stream(QUESTION, temperature=0.0, max_tokens=32):
+        generation.add(delta)
+        print(delta.text.replace("\n", " "), end="", flush=True)
+    seconds = time.perf_counter() - started
+    print(f"\n  ({len(generation.token_ids)} tokens, {len(generation.token_ids) / seconds:.0f} tokens/s)", flush=True)
+    return generation
+
+
+async def story(client: AsyncClient, prompt: str) -> tuple[Generation, float]:
+    """A long stream, and the longest time between two of its messages in seconds."""
+    generation, last, longest = Generation(), 0.0, 0.0
+    async for delta in client.stream(prompt, temperature=0.8, seed=1, max_tokens=192, ignore_eos=True):
+        now = time.perf_counter()
+        longest = max(longest, now - last) if last else 0.0
+        last = now
+        generation.add(delta)
+    return generation, longest
+
+
+def load_tensors(model: Path) -> dict[str, torch.Tensor]:
+    """Every tensor of a checkpoint directory."""
+    return {name: tensor for shard in sorted(model.glob("*.safetensors")) for name, tensor in load_file(shard).items()}
+
+
+def noisy(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors as after some rather careless training."""
+    torch.manual_seed(0)
+    return {
+        name: tensor + NOISE * tensor.float().square().mean().sqrt().to(tensor.dtype) * torch.randn_like(tensor)
+        for name, tensor in tensors.items()
+    }
+
+
+def report(result: PushResult) -> None:
+    """What a push took, step by step."""
+    applied = result.applied
+    assert applied is not None
+    say(f"{result.push.total_bytes / 1e6:.0f} MB, version {applied.previous_version} -> {applied.active_version}:")
+    steps = {timing.step: timing.duration_s for timing in applied.timings}
+    say("   ".join(f"{name} {1000 * seconds:.0f} ms" for name, seconds in steps.items()))
+    paused = f"{1000 * applied.paused_s:.0f} ms" if applied.paused_s is not None else "by somebody else"
+    say(f"generation was paused for {paused}; {applied.requests_kept} requests went on, {applied.requests_aborted} were ended")
+
+
+def picture(generation: Generation) -> str:
+    """The spans of a stream as a bar, one letter a version."""
+    spans = generation.sequences[0].weight_spans
+    total = spans[-1].end
+    bar = "".join(str(span.version % 10) * round(WIDTH * (span.end - span.start) / total) for span in spans)
+    words = ", ".join(f"v{span.version} [{span.start}, {span.end})" for span in spans)
+    return f"{bar:<{WIDTH}.{WIDTH}}  {words:<28}"
+
+
+def step(title: str) -> None:
+    """Announces the next part."""
+    print(f"\n== {title}", flush=True)
+
+
+def say(line: str) -> None:
+    """Prints a line of it."""
+    print(f"  {line}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(main()))

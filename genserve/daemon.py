@@ -1,0 +1,145 @@
+"""The composition root: the one place that names concrete classes.
+
+Start: engine first (its processes must exist before any gRPC object), then control and weights, then the server, then
+health says SERVING. Stop: health says NOT_SERVING, new requests are refused, running ones finish, the server stops, the
+engine stops. One AsyncExitStack: the order of entry is the order of the start, the order of exit that of the stop.
+"""
+
+import asyncio
+import sys
+import time
+import uuid
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+
+from genserve.config import ServeConfig
+from genserve.control.leases import LeaseTable
+from genserve.control.pause import PauseController
+from genserve.control.state import Phase, StateBoard
+from genserve.engine import vllm_flags
+from genserve.engine.demo_model import DemoModelError, demo_model_path
+from genserve.engine.vllm import AsyncEngineArgs, EngineLimits, VllmEngine
+from genserve.rpc.server import ServerParts, start_server
+from genserve.signals import children_ignore_interrupts, stop_on_signals
+from genserve.weights.checkpoint import CheckpointIndex
+from genserve.weights.registry import PushRegistry
+from genserve.weights.update import WeightUpdater
+
+DESCRIPTION = "Serve a model over gRPC: stream generation, take weights, pause and resume."
+EXIT_FAILED = 1
+_STAGING_MARGIN_BYTES = 256 << 20
+_CLOSE_GRACE_S = 2.0
+
+
+def main(argv: Sequence[str]) -> int:
+    """Parses the flags and serves until a signal or a failure; the exit status."""
+    parser = vllm_flags.parser("genserve serve", DESCRIPTION)
+    ServeConfig.add_flags(parser)
+    flags = parser.parse_args(argv)
+    try:
+        config = ServeConfig.from_flags(vars(flags))
+    except ValueError as error:
+        parser.error(str(error))
+    try:
+        if flags.model is None:
+            flags.model = str(demo_model_path())
+        args = vllm_flags.engine_args(flags)
+        return asyncio.run(serve(config, args))
+    except (DemoModelError, OSError, ValueError, RuntimeError) as error:
+        _say(str(error))
+        return EXIT_FAILED
+
+
+async def serve(config: ServeConfig, args: AsyncEngineArgs) -> int:
+    """Serves until a signal (0) or a failure (1)."""
+    async with AsyncExitStack() as stack:
+        _say(f"starting the engine for {args.model}")
+        started_at = time.monotonic()
+        with children_ignore_interrupts():
+            engine = await VllmEngine.start(args, EngineLimits(config.max_active_requests))
+        stack.push_async_callback(engine.stop)
+
+        leases = LeaseTable()
+        board = StateBoard(engine, lambda: leases.active, instance_id=uuid.uuid4().hex)
+        pauses = PauseController(engine, leases, board)
+        checkpoint = _checkpoint(engine)
+        registry = PushRegistry(
+            checkpoint, engine, WeightUpdater(engine, pauses, board), board, _max_staging_bytes(config, checkpoint)
+        )
+        stack.push_async_callback(registry.close)
+        server = await start_server(ServerParts(config, engine, board, pauses, registry, checkpoint))
+        stack.push_async_callback(server.stop, _CLOSE_GRACE_S)
+
+        background = [
+            asyncio.create_task(pauses.run(), name="pause leases"),
+            asyncio.create_task(registry.run(), name="push staging"),
+            asyncio.create_task(server.run_health(), name="health"),
+            asyncio.create_task(engine.wait_dead(), name="engine"),
+        ]
+        stack.push_async_callback(_cancel, background)
+        stopped = asyncio.Event()
+
+        def stop(signal_name: str) -> None:
+            _say(f"{signal_name}: draining, {config.drain_timeout_s:g} s at most; once more exits now")
+            stopped.set()
+
+        with stop_on_signals(stop):
+            board.enter(None)
+            await server.wait_serving()
+            _say(f"ready after {time.monotonic() - started_at:.0f} s")
+            print(f"genserve: serving {args.model} on {server.address}", flush=True)
+            failure = await _first_of(stopped, background)
+            if failure is not None:
+                board.enter(Phase.DEAD)
+                _say(failure)
+                return EXIT_FAILED
+            board.enter(Phase.DRAINING)
+            await _drain(engine, config.drain_timeout_s)
+            return 0
+
+
+async def _drain(engine: VllmEngine, timeout_s: float) -> None:
+    """Lets running requests finish; ends those that take longer."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await engine.wait_idle()
+    except TimeoutError:
+        aborted, _ = await engine.abort(None)
+        _say(f"ended {len(aborted)} requests that did not finish in time")
+
+
+async def _first_of(stopped: asyncio.Event, background: Sequence["asyncio.Task[None]"]) -> str | None:
+    """Waits for the signal (None) or for a background task to end, which none should: what to say then."""
+    waiting = asyncio.create_task(stopped.wait())
+    done, _ = await asyncio.wait([waiting, *background], return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    for task in background:
+        if task in done:
+            if task.get_name() == "engine":
+                return "the engine has died"
+            return f"{task.get_name()} ended: {task.exception()!r}"
+    return None
+
+
+async def _cancel(tasks: Sequence["asyncio.Task[None]"]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _checkpoint(engine: VllmEngine) -> CheckpointIndex | None:
+    directory = engine.checkpoint_directory
+    if directory is None:
+        _say("the checkpoint's files are not on this machine: the names of pushed tensors cannot be checked early")
+        return None
+    return CheckpointIndex.read(directory)
+
+
+def _max_staging_bytes(config: ServeConfig, checkpoint: CheckpointIndex | None) -> int:
+    if config.max_staging_bytes or checkpoint is None:
+        return config.max_staging_bytes or 64 << 30
+    return 2 * checkpoint.total_bytes + _STAGING_MARGIN_BYTES
+
+
+def _say(line: str) -> None:
+    print(f"genserve: {line}", file=sys.stderr, flush=True)

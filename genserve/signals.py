@@ -1,0 +1,63 @@
+"""Signals while the engine starts and while the daemon runs.
+
+A terminal sends Ctrl-C to the whole process group. The engine's processes must not see it: they would be gone before the
+daemon has drained. They inherit the signal mask of the thread that starts them, so SIGINT is blocked there, and a second
+thread takes it meanwhile.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+EXIT_INTERRUPTED = 130
+_LOOK_INTERVAL_S = 0.2
+
+
+@contextmanager
+def children_ignore_interrupts() -> Iterator[None]:
+    """Processes started inside never receive SIGINT; one that arrives meanwhile ends the daemon at once."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    done = threading.Event()
+    watcher = threading.Thread(target=_exit_on_interrupt, args=(done,), name="genserve-interrupt", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        done.set()
+        watcher.join()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+def _exit_on_interrupt(done: threading.Event) -> None:
+    while not done.is_set():
+        # sigtimedwait is the only wait for a blocked signal that can also end.
+        if signal.sigtimedwait({signal.SIGINT}, _LOOK_INTERVAL_S) is not None:
+            print("genserve: interrupted while starting", file=sys.stderr, flush=True)
+            os._exit(EXIT_INTERRUPTED)  # the engine's processes watch for the end of this one
+
+
+@contextmanager
+def stop_on_signals(stop: Callable[[str], None]) -> Iterator[None]:
+    """The first SIGINT or SIGTERM calls `stop` with its name; a second one exits now."""
+    loop = asyncio.get_running_loop()
+    seen = False
+
+    def on_signal(number: signal.Signals) -> None:
+        nonlocal seen
+        if seen:
+            print(f"genserve: second {number.name}, exiting now", file=sys.stderr, flush=True)
+            os._exit(128 + number)
+        seen = True
+        stop(number.name)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal, number)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)

@@ -1,0 +1,67 @@
+"""A daemon in a process of its own, as a user starts it."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+START_TIMEOUT_S = 120.0
+SMALL_ENGINE = ("--max-model-len", "1024", "--kv-cache-memory-bytes", str(256 << 20))
+"""Flags that make the engine of a tiny model small."""
+
+
+class DaemonProcess:
+    """`genserve serve` on a free port. `address` is where it serves, `stderr` what it has said so far."""
+
+    def __init__(self, flags: Sequence[str], log: Path, env: dict[str, str] | None = None) -> None:
+        self._log = log
+        with log.open("wb") as stderr:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "genserve", "serve", "--port", "0", *flags],
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                env={**os.environ, **(env or {})},
+                text=True,
+                start_new_session=True,
+            )
+        self.address = ""
+
+    def wait_serving(self) -> Self:
+        """Waits for the line that says where it serves."""
+        timer = threading.Timer(START_TIMEOUT_S, self.kill)
+        timer.start()
+        try:
+            assert self.process.stdout is not None
+            for line in self.process.stdout:
+                if line.startswith("genserve: serving "):
+                    self.address = line.rsplit(" on ", 1)[1].strip()
+                    return self
+        finally:
+            timer.cancel()
+        raise AssertionError(f"the daemon ended with {self.process.wait()}:\n{self.stderr[-4000:]}")
+
+    @property
+    def stderr(self) -> str:
+        """What it said on stderr."""
+        return self._log.read_text(errors="replace")
+
+    def stop(self, timeout_s: float = 60.0) -> int:
+        """Asks it to drain, and waits; the exit status."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(timeout_s)
+        finally:
+            self.kill()
+
+    def kill(self) -> None:
+        """Ends it and everything it has started."""
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self.process.wait()

@@ -1,0 +1,70 @@
+"""Real engines, started once a session: an engine costs about 20 s."""
+
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from genserve.client import AsyncClient
+from tests import models
+from tests.daemon_process import SMALL_ENGINE, DaemonProcess
+
+PROMPTS = [[5, 6, 7, 8], [100, 200, 300], list(range(10, 60))]
+
+Reference = dict[str, Any]
+
+
+@pytest.fixture(scope="session")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Two tiny checkpoints, "a" and "b", of one architecture with different weights."""
+    directory = tmp_path_factory.mktemp("checkpoints")
+    a = models.tiny_qwen3(directory / "a", seed=0)
+    return {"a": a, "b": models.perturbed(a, directory / "b", seed=1, scale=0.5)}
+
+
+@pytest.fixture(scope="session")
+def reference(checkpoints: dict[str, Path]) -> Callable[..., Reference]:
+    """What plain vLLM says about checkpoint `name`."""
+
+    @lru_cache
+    def of(name: str, tensor_parallel_size: int = 1) -> Reference:
+        program = [sys.executable, "-m", "tests.engine.reference", str(checkpoints[name]), json.dumps(PROMPTS)]
+        program.append(str(tensor_parallel_size))
+        done = subprocess.run(program, capture_output=True, text=True, timeout=240, check=False)
+        lines = [line for line in done.stdout.splitlines() if line.startswith("REFERENCE ")]
+        assert lines, done.stderr[-4000:]
+        result: Reference = json.loads(lines[0].removeprefix("REFERENCE "))
+        return result
+
+    return of
+
+
+@pytest.fixture(scope="session")
+def daemon(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
+    """A daemon on checkpoint a. Tests that push leave it on a with `restored`."""
+    log = tmp_path_factory.mktemp("daemon") / "stderr"
+    process = DaemonProcess(["--model", str(checkpoints["a"]), *SMALL_ENGINE], log)
+    try:
+        yield process.wait_serving()
+    finally:
+        process.stop()
+
+
+@pytest.fixture(scope="session")
+async def client(daemon: DaemonProcess) -> AsyncIterator[AsyncClient]:
+    """A client of the daemon."""
+    async with AsyncClient(daemon.address) as connected:
+        yield connected
+
+
+@pytest.fixture
+async def restored(client: AsyncClient, checkpoints: dict[str, Path]) -> AsyncIterator[None]:
+    """Puts checkpoint a back after a test that pushes."""
+    yield
+    served = await client.get_weights()
+    await client.push_weights(checkpoints["a"], version=served.weight_version + 1)
