@@ -16,9 +16,10 @@ from genserve.config import ServeConfig
 from genserve.control.leases import LeaseTable
 from genserve.control.pause import PauseController
 from genserve.control.state import Phase, StateBoard
-from genserve.engine import vllm_flags
+from genserve.engine import vllm_config
 from genserve.engine.demo_model import DemoModelError, demo_model_path
-from genserve.engine.vllm import AsyncEngineArgs, EngineLimits, VllmEngine
+from genserve.engine.vllm import EngineLimits, VllmEngine
+from genserve.engine.vllm_config import AsyncEngineArgs
 from genserve.rpc.server import ServerParts, start_server
 from genserve.signals import children_ignore_interrupts, stop_on_signals
 from genserve.weights.checkpoint import CheckpointIndex
@@ -33,7 +34,7 @@ _CLOSE_GRACE_S = 2.0
 
 def main(argv: Sequence[str]) -> int:
     """Parses the flags and serves until a signal or a failure; the exit status."""
-    parser = vllm_flags.parser("genserve serve", DESCRIPTION)
+    parser = vllm_config.parser("genserve serve", DESCRIPTION)
     ServeConfig.add_flags(parser)
     flags = parser.parse_args(argv)
     try:
@@ -43,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         if flags.model is None:
             flags.model = str(demo_model_path())
-        args = vllm_flags.engine_args(flags)
+        args = vllm_config.engine_args(flags)
         return asyncio.run(serve(config, args))
     except (DemoModelError, OSError, ValueError, RuntimeError) as error:
         _say(str(error))

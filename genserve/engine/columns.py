@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from genserve.engine.base import LogprobColumns
+from genserve.engine.generation import LogprobColumns
 
 
 class FlatLogprobs(Protocol):

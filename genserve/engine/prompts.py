@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from genserve.engine.base import AnyPrompt, ChatPrompt, TextPrompt, TokenPrompt
+from genserve.engine.generation import AnyPrompt, ChatPrompt, TextPrompt, TokenPrompt
 from genserve.errors import InvalidFieldError
 
 T = TypeVar("T")
@@ -44,9 +44,7 @@ class PromptCodec:
         if bad is not None:
             raise InvalidFieldError.of("token_ids", f"{bad} is outside the vocabulary of {size} tokens")
         ids = list(token_ids)
-        return await self._run(
-            4 * len(ids), lambda t: str(t.decode(ids, skip_special_tokens=skip_special_tokens))
-        )
+        return await self._run(4 * len(ids), lambda t: str(t.decode(ids, skip_special_tokens=skip_special_tokens)))
 
     async def _run(self, num_characters: int, action: Callable[[Any], T]) -> T:
         if num_characters <= _INLINE_CHARACTERS:

@@ -7,7 +7,7 @@ from collections.abc import Set
 from dataclasses import fields
 from typing import Any
 
-from genserve.engine.base import GenerationRequest, Sampling
+from genserve.engine.generation import GenerationRequest, Sampling
 from genserve.errors import InvalidFieldError
 
 _REQUEST_FIELDS = {

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from genserve.engine.base import WeightSpan
+from genserve.engine.generation import WeightSpan
 
 INITIAL_LABEL = "default"
 """vLLM's label of the weights it loaded at the start: version 0."""

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
-from genserve.engine.base import (
+from genserve.engine.generation import (
     Finish,
     FinishReason,
     GenerationRequest,
@@ -105,7 +105,9 @@ class VllmStream:
             num_tokens=len(output.prompt_token_ids),
             num_cached_tokens=output.num_cached_tokens or 0,
             token_ids=output.prompt_token_ids if wanted.prompt_token_ids else None,
-            logprobs=columns(logprobs, wanted.prompt_logprobs) if wanted.prompt_logprobs is not None and logprobs else None,
+            logprobs=columns(logprobs, wanted.prompt_logprobs)
+            if wanted.prompt_logprobs is not None and logprobs
+            else None,
         )
 
     def _delta(self, completion: Any) -> SequenceDelta:

@@ -8,7 +8,6 @@ import asyncio
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import Any
 
@@ -17,25 +16,22 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMClientError, VLLMValidationError
 from vllm.inputs.engine import tokens_input
 from vllm.lora.request import LoRARequest
-from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 
+from genserve.engine import vllm_config
 from genserve.engine.base import (
     ArenaRef,
-    ChatPrompt,
     EngineInfo,
-    FinishReason,
-    GenerationRequest,
     KvPolicy,
     Load,
     PauseCounts,
     PauseMode,
     StagedTensor,
-    TextPrompt,
     WeightDigest,
 )
+from genserve.engine.generation import ChatPrompt, FinishReason, GenerationRequest, TextPrompt
 from genserve.engine.liveness import Liveness
 from genserve.engine.load import LoadMeter
 from genserve.engine.prompts import PromptCodec
@@ -54,7 +50,7 @@ from genserve.errors import (
     RequestIdInUseError,
     WeightVersionMismatchError,
 )
-from genserve.worker.contract import EXTENSION, Attach, Digests, Prepare, Step
+from genserve.worker.contract import Attach, Digests, Prepare, Step
 
 _ATTACH_TIMEOUT_S = 120.0
 _ROLLBACK_TIMEOUT_S = 30.0
@@ -86,34 +82,13 @@ class VllmEngine:
         self._version = 0
         num_ranks = parallel.world_size * parallel.data_parallel_size
         self._workers = Workers(llm.engine_core, self._liveness, num_ranks)
-        self._info = EngineInfo(
-            model=config.model_config.model,
-            architecture=config.model_config.architecture,
-            dtype=str(config.model_config.dtype).removeprefix("torch."),
-            vocab_size=config.model_config.get_vocab_size(),
-            device=current_platform.device_type,
-            max_model_len=config.model_config.max_model_len,
-            max_num_seqs=config.scheduler_config.max_num_seqs,
-            max_logprobs=config.model_config.max_logprobs,
-            tensor_parallel_size=parallel.tensor_parallel_size,
-            pipeline_parallel_size=parallel.pipeline_parallel_size,
-            data_parallel_size=parallel.data_parallel_size,
-            versions={"vllm": _vllm_version(), "torch": installed_version("torch")},
-        )
+        self._info = vllm_config.info(config)
 
     @classmethod
     async def start(cls, args: AsyncEngineArgs, limits: EngineLimits) -> "VllmEngine":
         """Starts the engine processes and makes every worker ready for pushes. Call before any gRPC object exists."""
-        args.worker_extension_cls = EXTENSION
-        args.disable_log_stats = True  # the default loggers; ours is added below
-        if current_platform.is_cpu():
-            # Packed linears are closures on the CPU: compiled code would keep the ones it has seen.
-            args.enforce_eager = True
-            # What is left to compile are helpers (ranks of logprobs): they would stop the first request for 5-15 s, to
-            # run a C++ compiler that the machine may not have.
-            os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
         meter = LoadMeter()
-        llm = AsyncLLM.from_engine_args(args, stat_loggers=[meter])  # type: ignore[list-item]
+        llm = AsyncLLM.from_engine_args(vllm_config.adapted(args), stat_loggers=[meter])
         engine = cls(llm, meter, limits)
         try:
             assert llm.output_handler is not None  # internal: the task that ends when EngineCore dies
@@ -144,23 +119,7 @@ class VllmEngine:
     @property
     def checkpoint_directory(self) -> Path | None:
         """Where the checkpoint's files lie, if they lie on this machine."""
-        config = self._llm.vllm_config
-        if os.path.isdir(config.model_config.model):
-            return Path(config.model_config.model)
-        from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-
-        try:
-            return Path(
-                snapshot_download(
-                    config.model_config.model,
-                    revision=config.model_config.revision,
-                    cache_dir=config.load_config.download_dir,
-                    local_files_only=True,
-                )
-            )
-        except (LocalEntryNotFoundError, HfHubHTTPError, ValueError):
-            return None
+        return vllm_config.checkpoint_directory(self._llm.vllm_config)
 
     async def wait_dead(self) -> None:
         """Returns when the engine has died."""
@@ -361,9 +320,3 @@ def _translated(error: Exception) -> GenserveError:
     if isinstance(error, VllmEngineDeadError):
         return EngineDeadError("the engine has died")
     return InvalidFieldError.of("request", str(error))
-
-
-def _vllm_version() -> str:
-    from vllm import __version__
-
-    return __version__

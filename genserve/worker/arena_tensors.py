@@ -45,7 +45,7 @@ class ArenaTensors:
             yield name, self._view(TORCH_DTYPES[dtype], shape, offset)
 
     def _view(self, dtype: torch.dtype, shape: object, offset: int) -> torch.Tensor:
-        size = torch.Size(shape)  # type: ignore[arg-type]
+        size = torch.Size(shape)
         if size.numel() == 0:
             return torch.empty(size, dtype=dtype)
         with warnings.catch_warnings():

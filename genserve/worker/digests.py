@@ -40,11 +40,11 @@ def _digest_of_packed(name: str, layer: nn.Module) -> str:
     width = getattr(layer, "input_size_per_partition", None) or getattr(layer, "embedding_dim", None)
     if width is None:
         raise RuntimeError(f"{name}: the width of this packed layer is not known")
-    weight: torch.Tensor = layer.weight  # type: ignore[assignment]
+    weight: torch.Tensor = layer.weight
     digest = hashlib.sha256()
     for start in range(0, width, _BLOCK_ROWS):
         rows = min(_BLOCK_ROWS, width - start)
         identity = torch.zeros(rows, width, dtype=weight.dtype)
         identity[torch.arange(rows), start + torch.arange(rows)] = 1
-        digest.update(_bytes(layer.cpu_linear(identity, weight, None)))  # type: ignore[operator]
+        digest.update(_bytes(layer.cpu_linear(identity, weight, None)))
     return digest.hexdigest()

@@ -24,7 +24,9 @@ class _Entry:
 class Exchange:
     """A prepared version, ready to change places with the live one."""
 
-    def __init__(self, live: Mapping[str, Holding], prepared: Mapping[str, Holding], *, addresses_captured: bool) -> None:
+    def __init__(
+        self, live: Mapping[str, Holding], prepared: Mapping[str, Holding], *, addresses_captured: bool
+    ) -> None:
         """Takes the prepared values; raises ValueError, naming what differs, unless both have the same structure."""
         if live.keys() != prepared.keys():
             raise ValueError(
@@ -103,5 +105,5 @@ def _synchronize() -> None:
 
 def _same(a: Any, b: Any) -> bool:
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
-        return a.numel() > 0 and a.data_ptr() == b.data_ptr()
+        return bool(a.numel() > 0 and a.data_ptr() == b.data_ptr())
     return a is b

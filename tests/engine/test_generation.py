@@ -30,7 +30,9 @@ async def test_greedy_tokens_text_and_logprobs_equal_those_of_vllm_in_process(
 ) -> None:
     """Nothing on the way through gRPC changes a token, a character or a bit of a log-probability."""
     for prompt, expected in zip(PROMPTS, reference("a")["outputs"], strict=True):
-        got = await client.generate(prompt, logprobs=NUM_LOGPROBS, prompt_logprobs=NUM_LOGPROBS, stream_interval=1, **GREEDY)
+        got = await client.generate(
+            prompt, logprobs=NUM_LOGPROBS, prompt_logprobs=NUM_LOGPROBS, stream_interval=1, **GREEDY
+        )
         sequence = got.sequences[0]
         assert sequence.token_ids == expected["token_ids"]
         assert sequence.text == expected["text"]
@@ -39,7 +41,9 @@ async def test_greedy_tokens_text_and_logprobs_equal_those_of_vllm_in_process(
         assert sequence.logprobs.width == NUM_LOGPROBS
         for position, row in enumerate(expected["alternatives"]):
             assert [t for t, _ in sequence.logprobs.alternatives(position)] == [t for t, _ in row]
-            assert [v for _, v in sequence.logprobs.alternatives(position)] == pytest.approx([v for _, v in row], abs=1e-6)
+            assert [v for _, v in sequence.logprobs.alternatives(position)] == pytest.approx(
+                [v for _, v in row], abs=1e-6
+            )
         assert got.prompt is not None and got.prompt.logprobs is not None
         assert got.prompt.logprobs.sampled == pytest.approx(expected["prompt_sampled"], abs=1e-6)
         assert len(got.prompt.logprobs.sampled) == got.prompt.num_tokens - 1
@@ -57,7 +61,9 @@ async def test_streamed_deltas_add_up_to_the_final_message(client: AsyncClient) 
 
 async def test_several_sequences_of_a_prompt_are_told_apart_by_index(client: AsyncClient) -> None:
     """n = 4 gives four sequences with own tokens, finishes and spans."""
-    got = await client.generate(PROMPTS[0], n=4, temperature=1.0, seed=7, max_tokens=8, ignore_eos=True, stream_interval=1)
+    got = await client.generate(
+        PROMPTS[0], n=4, temperature=1.0, seed=7, max_tokens=8, ignore_eos=True, stream_interval=1
+    )
     assert [len(s.token_ids) for s in got.sequences] == [8, 8, 8, 8]
     assert len({tuple(s.token_ids) for s in got.sequences}) > 1
     assert all(s.finish is not None and s.finish.reason == "length" for s in got.sequences)
@@ -82,7 +88,9 @@ async def test_logit_bias_allowed_tokens_and_bad_words_steer_the_output(client: 
     """The fields that restrict the vocabulary reach the engine."""
     biased = await client.generate(PROMPTS[0], temperature=0.0, max_tokens=3, logit_bias={42: 100.0}, ignore_eos=True)
     assert biased.token_ids == [42, 42, 42]
-    allowed = await client.generate(PROMPTS[0], temperature=1.0, max_tokens=8, allowed_token_ids=[3, 4], ignore_eos=True)
+    allowed = await client.generate(
+        PROMPTS[0], temperature=1.0, max_tokens=8, allowed_token_ids=[3, 4], ignore_eos=True
+    )
     assert set(allowed.token_ids) <= {3, 4}
 
 
@@ -122,7 +130,10 @@ async def test_a_stop_token_and_a_stop_string_are_named_in_the_finish(
     constrained = await client.generate("x", regex="aaaa-bbbb", stop=["-b"], max_tokens=32)
     assert constrained.text == "aaaa"
     assert constrained.sequences[0].finish is not None
-    assert (constrained.sequences[0].finish.reason, constrained.sequences[0].finish.stop_string) == ("stop_string", "-b")
+    assert (constrained.sequences[0].finish.reason, constrained.sequences[0].finish.stop_string) == (
+        "stop_string",
+        "-b",
+    )
     kept = await client.generate("x", regex="aaaa-bbbb", stop=["-b"], include_stop=True, max_tokens=32)
     assert kept.text == "aaaa-b"
 

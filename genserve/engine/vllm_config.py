@@ -1,0 +1,82 @@
+"""vLLM's configuration: its own flags, unchanged, the few defaults that differ here, and what it came to."""
+
+import argparse
+import os
+from importlib.metadata import version as installed_version
+from pathlib import Path
+
+import vllm
+from vllm.config import VllmConfig
+from vllm.engine.arg_utils import AsyncEngineArgs as AsyncEngineArgs
+from vllm.platforms import current_platform
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+from genserve.engine.base import EngineInfo
+from genserve.worker.contract import EXTENSION
+
+_CPU_KV_CACHE_BYTES = 4 << 30
+
+
+def parser(prog: str, description: str) -> argparse.ArgumentParser:
+    """A parser with every engine flag of vLLM. `--model` has no default."""
+    parsed: argparse.ArgumentParser = FlexibleArgumentParser(prog=prog, description=description)
+    AsyncEngineArgs.add_cli_args(parsed)
+    parsed.set_defaults(model=None)
+    return parsed
+
+
+def engine_args(flags: argparse.Namespace) -> AsyncEngineArgs:
+    """The engine's arguments. `flags.model` must be set."""
+    args = AsyncEngineArgs.from_cli_args(flags)
+    if current_platform.is_cpu() and args.kv_cache_memory_bytes is None and "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
+        # vLLM takes nearly all memory of the machine, and a push needs some: the staged bytes and the prepared version.
+        args.kv_cache_memory_bytes = _CPU_KV_CACHE_BYTES
+    return args
+
+
+def adapted(args: AsyncEngineArgs) -> AsyncEngineArgs:
+    """The arguments with what genserve needs: its code in the workers, its own statistics, and no compiled code on the
+    CPU."""
+    args.worker_extension_cls = EXTENSION
+    args.disable_log_stats = True  # vLLM's default loggers; ours is added to the engine
+    if current_platform.is_cpu():
+        # Packed linears are closures on the CPU: compiled code would keep the ones it has seen.
+        args.enforce_eager = True
+        # What is left to compile are helpers (ranks of logprobs): they would stop the first request for 5-15 s, to
+        # run a C++ compiler that the machine may not have.
+        os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+    return args
+
+
+def info(config: VllmConfig) -> EngineInfo:
+    """What an engine of this configuration serves."""
+    model, parallel = config.model_config, config.parallel_config
+    return EngineInfo(
+        model=model.model,
+        architecture=model.architecture,
+        dtype=str(model.dtype).removeprefix("torch."),
+        vocab_size=model.get_vocab_size(),
+        device=current_platform.device_type,
+        max_model_len=model.max_model_len,
+        max_num_seqs=config.scheduler_config.max_num_seqs,
+        max_logprobs=model.max_logprobs,
+        tensor_parallel_size=parallel.tensor_parallel_size,
+        pipeline_parallel_size=parallel.pipeline_parallel_size,
+        data_parallel_size=parallel.data_parallel_size,
+        versions={"vllm": vllm.__version__, "torch": installed_version("torch")},
+    )
+
+
+def checkpoint_directory(config: VllmConfig) -> Path | None:
+    """Where the checkpoint's files lie, if they lie on this machine."""
+    name = config.model_config.model
+    if os.path.isdir(name):
+        return Path(name)
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    revision, cache = config.model_config.revision, config.load_config.download_dir
+    try:
+        return Path(snapshot_download(name, revision=revision, cache_dir=cache, local_files_only=True))
+    except (LocalEntryNotFoundError, ValueError):
+        return None

@@ -1,0 +1,92 @@
+"""What the adapter uses of vLLM that is not public. Each test names the place that must change when vLLM moves."""
+
+import inspect
+
+from vllm.config import CompilationConfig
+from vllm.lora.request import LoRARequest
+from vllm.outputs import CompletionOutput
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+from vllm.v1.engine import core
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.core_client import AsyncMPClient, DPLBAsyncMPClient
+from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector, RequestState
+from vllm.v1.worker.gpu_worker import Worker
+
+from genserve.engine.generation import ConstraintKind, Sampling
+from genserve.engine.spans import INITIAL_LABEL
+from genserve.worker.contract import WeightWorker
+from genserve.worker.extension import WeightExchangeExtension
+
+
+def parameters(function: object) -> set[str]:
+    """Names of a function's parameters."""
+    return set(inspect.signature(function).parameters)  # type: ignore[arg-type]
+
+
+def test_pause_generation_still_does_what_the_adapter_does_without_it() -> None:
+    """engine.vllm.pause calls pause_scheduler_async itself, to skip the fixed sleep of pause_generation."""
+    source = inspect.getsource(AsyncLLM.pause_generation)
+    assert "self.engine_core.pause_scheduler_async(mode=mode, clear_cache=clear_cache)" in source
+    assert "asyncio.sleep(0.02)" in source, "the sleep is gone: call pause_generation"
+    assert {"mode", "clear_cache"} <= parameters(AsyncMPClient.pause_scheduler_async)
+
+
+def test_a_collective_call_still_reaches_every_engine_by_this_name() -> None:
+    """engine.workers calls call_utility_all_async, as collective_rpc keeps the first engine's answers only."""
+    assert "return (await self.call_utility_all_async(method, *args))[0]" in inspect.getsource(
+        DPLBAsyncMPClient.call_utility_async
+    )
+    assert {"method", "args"} <= parameters(AsyncMPClient.call_utility_all_async)
+    assert {"method", "timeout", "args", "kwargs"} <= parameters(core.EngineCore.collective_rpc)
+
+
+def test_live_starts_of_weight_spans_are_still_in_the_request_state() -> None:
+    """engine.vllm looks states up by request id, and engine.stream reads their starts."""
+    assert "self.weight_version_starts: list[tuple[str, int]]" in inspect.getsource(RequestState.__init__)
+    assert "self.external_req_ids" in inspect.getsource(OutputProcessor.__init__)
+    assert "self.request_states" in inspect.getsource(OutputProcessor.__init__)
+    assert "weight_versions" in CompletionOutput.__dataclass_fields__
+
+
+def test_the_label_of_the_first_weights_is_still_the_one_we_call_version_0() -> None:
+    """engine.spans maps it."""
+    assert f'self._weight_version = "{INITIAL_LABEL}"' in inspect.getsource(core.EngineCore.__init__)
+
+
+def test_the_output_handler_is_still_a_task_that_ends_when_the_engine_dies() -> None:
+    """engine.vllm takes its end as the engine's death."""
+    source = inspect.getsource(AsyncLLM._run_output_handler)
+    assert "self.output_handler = asyncio.create_task(output_handler())" in source
+    assert "output_processor.propagate_error(e)" in source
+
+
+def test_a_collector_still_merges_what_is_not_read() -> None:
+    """engine.stream relies on it for bounded memory."""
+    assert "self.output.add(output, aggregate=self.aggregate)" in inspect.getsource(RequestOutputCollector.put)
+
+
+def test_every_constraint_and_sampling_field_has_vllms_name() -> None:
+    """engine.sampling passes them on by name."""
+    assert {kind.value for kind in ConstraintKind} <= parameters(StructuredOutputsParams)
+    assert set(Sampling.__dataclass_fields__) <= parameters(SamplingParams)
+    assert "lora_name" in parameters(LoRARequest)
+
+
+def test_layers_still_register_in_the_context_that_the_shadow_replaces() -> None:
+    """worker.shadow gives the second model registries of its own."""
+    assert {"static_forward_context", "static_all_moe_layers"} <= set(CompilationConfig.__dataclass_fields__)
+
+
+def test_the_rank_still_has_a_name() -> None:
+    """worker.extension labels acknowledgements and digests with it."""
+    assert "dp{dp}:pp{pp}:pcp{pcp}:tp{tp}:" in inspect.getsource(Worker._weight_checksum_prefix)
+
+
+def test_the_extension_offers_every_call_of_the_contract_and_hides_none_of_vllms() -> None:
+    """vLLM refuses an extension whose names it has itself, at the start of every worker."""
+    calls = {name for name in vars(WeightWorker) if name.startswith("genserve_")}
+    ours = {name for name in dir(WeightExchangeExtension) if not name.startswith("__")}
+    assert calls == ours
+    assert not ours & set(dir(Worker))
+    for name in calls:
+        assert parameters(getattr(WeightExchangeExtension, name)) == parameters(getattr(WeightWorker, name))

@@ -1,0 +1,69 @@
+"""The README's examples, run as they stand against a real daemon; only the address is another."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from genserve.client import AsyncClient
+from genserve.errors import all_errors
+from tests import models
+from tests.daemon_process import DaemonProcess
+
+README = Path(__file__).parents[2] / "README.md"
+WRITTEN_ADDRESS = "127.0.0.1:50051"
+
+
+def block(language: str, containing: str) -> str:
+    """The one code block of a language that contains a word."""
+    blocks = re.findall(rf"```{language}\n(.*?)```", README.read_text(), re.DOTALL)
+    found = [text for text in blocks if containing in text]
+    assert len(found) == 1
+    return found[0]
+
+
+RECIPES = block("sh", "grpcurl").strip().splitlines()
+
+
+async def test_the_ten_lines_of_a_trainer_run(
+    client: AsyncClient, daemon: DaemonProcess, checkpoints: dict[str, Path], restored: None
+) -> None:
+    """`model` is anything with a state_dict."""
+    before = (await client.get_weights()).weight_version
+    setup = (
+        "from pathlib import Path\nfrom tests import models\n"
+        f"class model:\n    state_dict = staticmethod(lambda: models.load_tensors(Path({str(checkpoints['b'])!r})))\n"
+    )
+    program = setup + block("python", "push_weights").replace(WRITTEN_ADDRESS, daemon.address)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("paused for") == 2
+    assert f"version={before + 1}" in done.stdout
+    assert (await client.get_weights()).weight_version == before + 2
+    assert models.load_tensors(checkpoints["b"])
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=[line.rsplit(" ", 1)[1].rsplit("/", 1)[-1] for line in RECIPES])
+async def test_a_grpcurl_recipe_runs(client: AsyncClient, daemon: DaemonProcess, recipe: str) -> None:
+    """With the real grpcurl; what comes back is JSON that reads well."""
+    grpcurl = Path(sys.executable).with_name("grpcurl")
+    command = recipe.replace(WRITTEN_ADDRESS, daemon.address).replace("grpcurl", str(grpcurl), 1)
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 0, done.stderr
+    if "ControlService" in recipe:
+        assert '"phase": "PHASE_' in done.stdout
+        assert re.search(r'"weightVersion": \d', done.stdout) or '"weightVersion"' not in done.stdout
+    if "Generate" in recipe:
+        assert done.stdout.count('"tokenIds"') == 8
+    if "list" in recipe:
+        assert "genserve.v1.WeightService" in done.stdout
+    if "Pause" in recipe:
+        assert '"holder": "ops"' in done.stdout
+
+
+async def test_the_error_table_names_every_reason(client: AsyncClient) -> None:
+    """No reason is missing from the README."""
+    table = README.read_text().split("## Errors")[1].split("## What")[0]
+    assert [error.reason for error in all_errors() if error.reason not in table] == []
