@@ -19,7 +19,7 @@ _NUM_REMEMBERED = 1024
 
 @dataclass(frozen=True, slots=True)
 class PauseLease:
-    """A right to keep the engine paused. `ttl_s` is seconds and `expire_time_s` Unix seconds; None = it never expires."""
+    """A right to keep the engine paused. `ttl_s` is seconds, `expire_time_s` Unix seconds; None = it never expires."""
 
     lease_id: str
     holder: str

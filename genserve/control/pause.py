@@ -1,7 +1,7 @@
 """Pauses the engine at the first lease and resumes it when none is left.
 
-Owns the transitions: they are serialised, so no two callers drive the engine at once. Who holds leases and when they end
-is `leases`; the phase that forbids a transition is the state board's.
+Owns the transitions: they are serialised, so no two callers drive the engine at once. Who holds leases and when they
+end is `leases`; the phase that forbids a transition is the state board's.
 """
 
 import asyncio
@@ -21,6 +21,7 @@ from genserve.errors import (
     EngineSleepingError,
     GenserveError,
     InvalidFieldError,
+    PauseLeaseLostError,
 )
 
 _UNDO_TIMEOUT_S = 30.0
@@ -73,11 +74,10 @@ class PauseController:
         self._leases = leases
         self._board = board
         self._turn = asyncio.Lock()
-        self._turn_of = ""
         self._paused = False
         self._counts: dict[str, PauseCounts] = {}  # by lease id, for repeated requests
         self._changed = asyncio.Event()
-        self._failure: GenserveError | Exception | None = None
+        self._failure: Exception | None = None
 
     async def pause(
         self,
@@ -100,7 +100,7 @@ class PauseController:
         EngineDeadError.
         """
         check_ttl(ttl_s)
-        async with self._take_turn(f"a pause for {holder!r}", timeout_s) as deadline_s:
+        async with self._take_turn(timeout_s) as deadline_s:
             repeated = self._leases.granted_for(request_id)
             if repeated is not None:
                 counts = self._counts[repeated.lease_id]
@@ -127,17 +127,21 @@ class PauseController:
         """Gives a lease back, with `force` every lease, and resumes the engine if none is left; whether the lease had
         ended without its holder before.
 
-        Waits while a push commits: what it holds is no lease, and not even `force` runs an engine whose weights are being
-        exchanged. A tainted or sleeping engine is not resumed. Raises PauseLeaseLostError for a lease that never was,
-        and EngineDeadError.
+        Waits while a push commits: what it holds is no lease, and not even `force` runs an engine whose weights are
+        being exchanged. A tainted or sleeping engine is not resumed. Raises PauseLeaseLostError for a lease that never
+        was, InvalidFieldError for none, and EngineDeadError.
         """
         if not lease_id and not force:
             raise InvalidFieldError.of("lease_id", "is required unless force is set")
         async with self._turn:
             if self._board.phase is Phase.DEAD:
                 raise EngineDeadError("the engine has died")
-            known = not force or any(lease.lease_id == lease_id for lease in self._leases.active)
-            lease_expired = self._leases.release(lease_id) if known else False
+            lease_expired = False
+            try:
+                lease_expired = self._leases.release(lease_id)
+            except PauseLeaseLostError:
+                if not force:
+                    raise
             if force:
                 self._leases.release_all()
             self._tell_change()
@@ -146,14 +150,14 @@ class PauseController:
 
     @asynccontextmanager
     async def hold(
-        self, mode: PauseMode, kv_policy: KvPolicy, *, holder: str, timeout_s: float, lease_id: str = ""
+        self, mode: PauseMode, kv_policy: KvPolicy, *, timeout_s: float, lease_id: str = ""
     ) -> AsyncIterator[Hold]:
         """Keeps the engine still for a push. Nobody else's pause, resume or expiry happens meanwhile: they wait.
 
-        With `lease_id` that lease has to be live (else PauseLeaseLostError), and the engine stays paused afterwards. Give
-        the board's phase back, or enter TAINTED, before leaving. Raises as `pause`.
+        With `lease_id` that lease has to be live (else PauseLeaseLostError), and the engine stays paused afterwards.
+        Give the board's phase back, or enter TAINTED, before leaving. Raises as `pause`.
         """
-        async with self._take_turn(holder, timeout_s) as deadline_s:
+        async with self._take_turn(timeout_s) as deadline_s:
             if lease_id:
                 self._leases.require(lease_id)
             began_s = time.perf_counter()
@@ -188,7 +192,7 @@ class PauseController:
                         await self._run_if_free()
 
     @asynccontextmanager
-    async def _take_turn(self, what: str, timeout_s: float) -> AsyncIterator[float]:
+    async def _take_turn(self, timeout_s: float) -> AsyncIterator[float]:
         if not timeout_s > 0:
             raise InvalidFieldError.of("timeout", f"must be above 0 s, is {timeout_s:g} s")
         deadline_s = time.monotonic() + timeout_s
@@ -196,10 +200,9 @@ class PauseController:
             async with asyncio.timeout(timeout_s):
                 await self._turn.acquire()
         except TimeoutError:
-            raise DeadlineError(f"{self._turn_of} kept the engine for more than {timeout_s:g} s") from None
+            raise DeadlineError(f"another pause, resume or push kept the engine for {timeout_s:g} s") from None
         try:
-            self._turn_of = what
-            self._refuse_by_phase()
+            refuse_by_phase(self._board.phase)
             yield deadline_s
         finally:
             self._turn.release()
@@ -254,9 +257,6 @@ class PauseController:
     def _tell_change(self) -> None:
         self._changed.set()
         self._board.notify()
-
-    def _refuse_by_phase(self) -> None:
-        refuse_by_phase(self._board.phase)
 
 
 def refuse_by_phase(phase: Phase) -> None:

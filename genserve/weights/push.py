@@ -41,8 +41,8 @@ class PushState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ApplyOptions:
-    """How a push is applied. `timeout_s`: seconds for all of it, preparation included; under `pause_lease_id` the engine
-    stays paused afterwards."""
+    """How a push is applied. `timeout_s`: seconds for all of it, preparation included; under `pause_lease_id` the
+    engine stays paused afterwards."""
 
     pause_mode: PauseMode = PauseMode.KEEP
     kv_policy: KvPolicy = KvPolicy.RECOMPUTE
@@ -91,7 +91,7 @@ class StepTiming:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What applying did. `paused_s`: seconds that generation stood still, None when it was paused before and stays so."""
+    """What applying did. `paused_s`: seconds that generation stood still; None when it was paused and stays so."""
 
     previous_version: int
     active_version: int

@@ -1,39 +1,53 @@
-"""The pushes that are under way or done: who may open one, and what came of each. (Bodies follow.)"""
+"""The pushes that are under way or done: who may open one, and what came of each.
 
+Owns the rules and the time to live. Whether a header is good is `admission`, what lies where is `session`, who sends is
+`stream`, and applying is `update`.
+"""
+
+import asyncio
 import time
+import uuid
+from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import replace
 
+from genserve.control.pause import refuse_by_phase
 from genserve.control.state import StateBoard
 from genserve.engine.base import Engine
+from genserve.errors import (
+    ApplyInProgressError,
+    DrainingError,
+    GenserveError,
+    InvalidFieldError,
+    PushNotFoundError,
+    PushTruncatedError,
+    StagingFullError,
+)
+from genserve.weights.admission import (
+    check_apply,
+    check_header,
+    check_num_tensors,
+    check_same,
+    check_version,
+    examine,
+    refuse_issues,
+)
+from genserve.weights.arena import allocate_arena
 from genserve.weights.checkpoint import CheckpointIndex
-from genserve.weights.push import ApplyOptions, PushHeader, PushOutcome
+from genserve.weights.manifest import PushIssue
+from genserve.weights.push import ApplyOptions, PushAction, PushHeader, PushOutcome, PushReport, PushState
+from genserve.weights.session import PushSession
+from genserve.weights.stream import LivePush, PushStream, Round
 from genserve.weights.update import WeightUpdater
 
-
-class PushStream:
-    """One stream of a push. Call everything on the event loop's thread, and `detach` in any case at the end."""
-
-    push_id: str
-
-    def write(self, offset: int, data: bytes, crc32c: int | None) -> None:
-        """Stages a chunk."""
-        raise NotImplementedError
-
-    async def finish(self) -> PushOutcome:
-        """PushEnd has arrived: the outcome, the same for all streams of the push."""
-        raise NotImplementedError
-
-    def detach(self) -> None:
-        """The stream is over, cut or not; staged bytes stay until their time to live ends. Idempotent."""
-        raise NotImplementedError
-
-    async def wait_expired(self) -> None:
-        """Returns when no byte came for the push's time to live: end the stream, `write` and `finish` would raise."""
-        raise NotImplementedError
+_NUM_REMEMBERED = 64
+# How long a stream that brings the digest alone waits for the one that brings the manifest, as they race.
+_FIRST_STREAM_TIMEOUT_S = 30.0
 
 
 class PushRegistry:
-    """Every push of the daemon."""
+    """Every push of the daemon. Without a `checkpoint` manifests are checked by themselves alone; `max_staging_bytes`
+    bounds all pushes together; `clock` gives monotonic seconds."""
 
     def __init__(
         self,
@@ -41,36 +55,245 @@ class PushRegistry:
         engine: Engine,
         updater: WeightUpdater,
         board: StateBoard,
-        *,
         max_staging_bytes: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        raise NotImplementedError
+        self._checkpoint = checkpoint
+        self._engine = engine
+        self._updater = updater
+        self._board = board
+        self._max_staging_bytes = max_staging_bytes
+        self._clock = clock
+        self._pushes: dict[str, LivePush] = {}
+        self._applied: OrderedDict[str, PushOutcome] = OrderedDict()
+        self._opening = asyncio.Lock()
+        self._changed = asyncio.Event()
+        self._closed = False
 
     def check_num_tensors(self, num_tensors: int) -> None:
-        """Raises ManifestMismatchError for more tensors than can be right; ask before converting a manifest."""
-        raise NotImplementedError
+        """Raises ManifestMismatchError for more tensors than can be right. Ask before converting a manifest: that alone
+        would take seconds for a hostile one."""
+        check_num_tensors(num_tensors, self._checkpoint)
 
     async def open(self, header: PushHeader) -> PushStream:
-        """Opens a push, or joins one."""
-        raise NotImplementedError
+        """Opens a push, or joins the one that its id names: after a break, or as one of several streams.
+
+        Nothing is allocated unless everything is right. Raises InvalidFieldError, PushConflictError, DrainingError,
+        EngineDeadError, EngineSleepingError, VersionNotNewerError, WeightVersionMismatchError, ManifestMismatchError,
+        ApplyInProgressError (its metadata has the `push_id` that is under way), StagingFullError, and PushNotFoundError
+        for a digest without a push.
+        """
+        check_header(header)
+        if header.manifest is not None:
+            self.check_num_tensors(len(header.manifest.tensors))
+        else:
+            await self._wait_for_first_stream(header)
+        # In a thread: an honest manifest of a hundred thousand tensors would hold up every token stream.
+        digest, issues = await asyncio.to_thread(examine, header.manifest, header.manifest_digest, self._checkpoint)
+        # One at a time: the second of two equal headers has to find the push of the first.
+        async with self._opening:
+            return await self._open(replace(header, push_id=header.push_id or uuid.uuid4().hex), digest, issues)
+
+    async def _open(self, header: PushHeader, digest: str, issues: list[PushIssue]) -> PushStream:
+        applied = self._applied.get(header.push_id)
+        if applied is not None:
+            check_same(header, digest, applied.push)
+            return _answered(applied)
+        refuse_by_phase(self._board.phase)
+        if self._closed:
+            raise DrainingError("the daemon is shutting down")
+        push = self._pushes.get(header.push_id)
+        if push is not None:
+            check_same(header, digest, push.session.report())
+            if header.action is not PushAction.VALIDATE:
+                return self._join(push, header)
+        check_version(header, self._engine.weight_version)
+        refuse_issues(issues)
+        if header.manifest is None:
+            raise _not_found(header.push_id)
+        if header.manifest.partial:
+            raise InvalidFieldError.of(
+                "header.manifest.partial", "needs the applied weights kept resident, which this version does not do"
+            )
+        if header.action is PushAction.VALIDATE:
+            return _answered(PushOutcome(_valid(header, digest)))
+        self._make_room(header.manifest.total_bytes)
+        arena = await allocate_arena(header.manifest.total_bytes)
+        session = PushSession(header.push_id, header, header.manifest, digest, arena, self._clock)
+        push = LivePush(session, Round.begin(header.num_streams))
+        self._pushes[header.push_id] = push
+        self._tell_change()
+        return self._stream(push)
+
+    def _join(self, push: LivePush, header: PushHeader) -> PushStream:
+        session = push.session
+        if push.applying is None and (session.num_attached == 0 or push.round.result.done()):
+            push.round = Round.begin(header.num_streams)
+            session.header = header  # how to apply is up to whoever takes it up again: a staged push is applied so
+            if session.state is PushState.FAILED:
+                session.state, session.issues = PushState.RECEIVING, ()
+        session.touch()
+        return self._stream(push)
+
+    def _stream(self, push: LivePush) -> PushStream:
+        return PushStream(push.session.push_id, push, None, lambda: self._advance(push))
+
+    async def _wait_for_first_stream(self, header: PushHeader) -> None:
+        try:
+            async with asyncio.timeout(min(_FIRST_STREAM_TIMEOUT_S, header.staging_ttl_s)):
+                while header.push_id not in self._pushes and header.push_id not in self._applied:
+                    await self._changed.wait()
+        except TimeoutError:
+            raise _not_found(header.push_id) from None
+
+    def _make_room(self, size_bytes: int) -> None:
+        for push in list(self._pushes.values()):
+            if push.is_held:
+                raise _in_progress(push)
+            if push.session.state is not PushState.STAGED:
+                self._drop(push, PushTruncatedError("another push took its place"))
+        staged_bytes = sum(push.session.manifest.total_bytes for push in self._pushes.values())
+        if staged_bytes + size_bytes > self._max_staging_bytes:
+            raise StagingFullError(
+                f"{size_bytes} bytes are to be staged; {staged_bytes} of {self._max_staging_bytes} are taken",
+                metadata={"staged_bytes": str(staged_bytes), "max_staging_bytes": str(self._max_staging_bytes)},
+            )
+
+    def _advance(self, push: LivePush) -> None:
+        """A stream of the push has ended or was cut off: carries the push out, or tells that bytes are missing."""
+        if push.round.result.done() or push.applying is not None:
+            pass
+        elif push.session.is_complete and push.round.num_ended > 0:
+            other = next((p for p in self._pushes.values() if p.applying is not None), None)
+            if other is not None:
+                push.round.result.set_exception(_in_progress(other))
+            else:
+                # A task of its own: clients come and go, applying is carried through.
+                push.applying = asyncio.create_task(self._carry_out(push), name=f"push {push.session.push_id}")
+        elif push.round.is_over:
+            push.round.result.set_exception(_truncated(push.session))
+        self._tell_change()
+
+    async def _carry_out(self, push: LivePush) -> None:
+        session, result = push.session, push.round.result
+        try:
+            session.state = PushState.STAGED
+            if session.header.action is PushAction.STAGE:
+                result.set_result(PushOutcome(session.report()))
+                return
+            check_version(session.header, self._engine.weight_version)  # another may have been applied meanwhile
+            applied = await self._updater.apply(session)
+            session.state = PushState.APPLIED
+            outcome = PushOutcome(session.report(), applied)
+            self._remember(outcome)
+            del self._pushes[session.push_id]
+            session.close()
+            result.set_result(outcome)
+        except Exception as error:
+            session.state, session.issues = PushState.FAILED, (PushIssue("", str(error)),)
+            result.set_exception(error)
+        finally:
+            if not result.done():
+                session.state = PushState.FAILED
+                result.cancel()
+            push.applying = None
+            session.touch()
+            self._tell_change()
 
     def report(self, push_id: str) -> PushOutcome:
-        """How far a push has come. Raises PushNotFoundError."""
-        raise NotImplementedError
+        """How far a push has come. Raises PushNotFoundError for one that was never opened or has timed out."""
+        applied = self._applied.get(push_id)
+        return applied if applied is not None else PushOutcome(self._find(push_id).session.report())
 
     async def commit(self, push_id: str, apply: ApplyOptions) -> PushOutcome:
-        """Applies a staged push. Raises PushNotFoundError, PushTruncatedError, ..."""
-        raise NotImplementedError
+        """Applies a push whose bytes are all there. Raises PushNotFoundError, and as `PushStream.finish`."""
+        check_apply(apply)
+        if push_id in self._applied:
+            return self._applied[push_id]
+        push = self._find(push_id)
+        header = replace(push.session.header, action=PushAction.APPLY, apply=apply, num_streams=1)
+        stream = self._join(push, header)
+        try:
+            return await stream.finish()
+        finally:
+            stream.detach()
 
     def discard(self, push_id: str) -> PushOutcome:
-        """Frees what a push has staged. Raises PushNotFoundError, ApplyInProgressError."""
-        raise NotImplementedError
+        """Frees what a push has staged. Raises PushNotFoundError, and ApplyInProgressError while somebody is at it."""
+        push = self._find(push_id)
+        if push.is_held:
+            raise _in_progress(push)
+        self._drop(push, _not_found(push_id))
+        return PushOutcome(push.session.report())
 
     async def run(self) -> None:
         """Frees staged bytes whose time to live is over. Never returns."""
-        raise NotImplementedError
+        while True:
+            changed = self._changed
+            idle = [push for push in self._pushes.values() if push.applying is None]
+            due_s = min((push.session.idle_until_s for push in idle), default=None)
+            try:
+                async with asyncio.timeout(None if due_s is None else max(0.0, due_s - self._clock())):
+                    await changed.wait()
+            except TimeoutError:
+                for push in idle:
+                    if push.applying is None and self._clock() >= push.session.idle_until_s:
+                        self._drop(push, _truncated(push.session))
 
     async def close(self) -> None:
-        """Waits for a push that is being applied, ends all others and frees their bytes."""
-        raise NotImplementedError
+        """Refuses further pushes, waits for one that is being applied, and frees the bytes of all others."""
+        self._closed = True
+        applying = [push.applying for push in self._pushes.values() if push.applying is not None]
+        if applying:
+            await asyncio.wait(applying)
+        for push in list(self._pushes.values()):
+            self._drop(push, DrainingError("the daemon is shutting down"))
+
+    def _find(self, push_id: str) -> LivePush:
+        if push_id not in self._pushes:
+            raise _not_found(push_id)
+        return self._pushes[push_id]
+
+    def _drop(self, push: LivePush, error: GenserveError) -> None:
+        self._pushes.pop(push.session.push_id, None)
+        push.session.close()
+        push.gone.set()
+        if not push.round.result.done():
+            push.round.result.set_exception(error)
+        self._tell_change()
+
+    def _remember(self, outcome: PushOutcome) -> None:
+        self._applied[outcome.push.push_id] = outcome
+        if len(self._applied) > _NUM_REMEMBERED:
+            self._applied.popitem(last=False)
+
+    def _tell_change(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+def _answered(outcome: PushOutcome) -> PushStream:
+    return PushStream(outcome.push.push_id, None, outcome, lambda: None)
+
+
+def _valid(header: PushHeader, digest: str) -> PushReport:
+    total_bytes = header.manifest.total_bytes if header.manifest is not None else 0
+    return PushReport(header.push_id, PushState.VALID, header.weight_version, 0, total_bytes, manifest_digest=digest)
+
+
+def _in_progress(push: LivePush) -> ApplyInProgressError:
+    push_id = push.session.push_id
+    return ApplyInProgressError(
+        f"push {push_id!r} is under way ({push.session.state.value})", metadata={"push_id": push_id}, retry_after_s=1.0
+    )
+
+
+def _not_found(push_id: str) -> PushNotFoundError:
+    return PushNotFoundError(f"there is no push {push_id!r}; it may have timed out", metadata={"push_id": push_id})
+
+
+def _truncated(session: PushSession) -> PushTruncatedError:
+    return PushTruncatedError(
+        f"push {session.push_id!r} lacks {session.missing_bytes} of {session.manifest.total_bytes} bytes",
+        metadata={"push_id": session.push_id, "missing_bytes": str(session.missing_bytes)},
+    )

@@ -1,0 +1,111 @@
+"""What has to hold before a push may move a byte. Pure: everything is refused before anything is allocated."""
+
+from genserve.errors import (
+    FieldViolation,
+    InvalidFieldError,
+    ManifestMismatchError,
+    PushConflictError,
+    VersionNotNewerError,
+    WeightVersionMismatchError,
+)
+from genserve.weights.checkpoint import CheckpointIndex, checkpoint_issues
+from genserve.weights.manifest import Manifest, PushIssue, structural_issues, too_many_tensors
+from genserve.weights.push import ApplyOptions, PushHeader, PushReport
+
+MAX_STREAMS = 1024
+_MAX_ID_LENGTH = 256
+_MAX_STAGING_TTL_S = 24 * 3600.0
+
+
+def check_header(header: PushHeader) -> None:
+    """Raises InvalidFieldError for a field that cannot be, by its path in PushWeightsRequest."""
+    if len(header.push_id) > _MAX_ID_LENGTH or not header.push_id.isprintable():
+        raise InvalidFieldError.of("header.push_id", f"must be printable and at most {_MAX_ID_LENGTH} characters long")
+    if not 1 <= header.weight_version < 1 << 32:
+        raise InvalidFieldError.of("header.weight_version", f"must lie in [1, 2^32), is {header.weight_version}")
+    if not 0 < header.staging_ttl_s <= _MAX_STAGING_TTL_S:
+        raise InvalidFieldError.of(
+            "header.staging_ttl",
+            f"must be above 0 s and at most {_MAX_STAGING_TTL_S:g} s, is {header.staging_ttl_s:g} s",
+        )
+    if not 1 <= header.num_streams <= MAX_STREAMS:
+        raise InvalidFieldError.of("header.num_streams", f"must lie in [1, {MAX_STREAMS}], is {header.num_streams}")
+    check_apply(header.apply)
+    digest = header.manifest_digest
+    if digest and (len(digest) != 64 or not set(digest) <= set("0123456789abcdef")):
+        raise InvalidFieldError.of("header.manifest_digest", "must be a SHA-256 in 64 lower-case hex digits")
+    if header.manifest is None and not digest:
+        raise InvalidFieldError.of("header.manifest", "is required, or manifest_digest on further streams")
+    if header.manifest is None and not header.push_id:
+        raise InvalidFieldError.of("header.push_id", "is required on further streams")
+
+
+def check_apply(apply: ApplyOptions) -> None:
+    """Raises InvalidFieldError for options that cannot be."""
+    if not apply.timeout_s > 0:
+        raise InvalidFieldError.of("header.apply.timeout", f"must be above 0 s, is {apply.timeout_s:g} s")
+
+
+def check_version(header: PushHeader, served_version: int) -> None:
+    """Raises VersionNotNewerError or WeightVersionMismatchError when the version may not follow the one served."""
+    metadata = {"weight_version": str(served_version)}
+    if header.weight_version <= served_version and not header.force:
+        raise VersionNotNewerError(
+            f"version {header.weight_version} is not above version {served_version}, which is served; "
+            "`force` allows it",
+            metadata=metadata,
+        )
+    if header.expected_version is not None and header.expected_version != served_version:
+        raise WeightVersionMismatchError(
+            f"version {served_version} is served, not {header.expected_version} as expected", metadata=metadata
+        )
+
+
+def check_same(header: PushHeader, digest: str, known: PushReport) -> None:
+    """Raises PushConflictError unless the header is of the push that its id is known for."""
+    if (digest, header.weight_version) != (known.manifest_digest, known.weight_version):
+        raise PushConflictError(
+            f"push {header.push_id!r} is known with another manifest or version",
+            metadata={"push_id": header.push_id, "weight_version": str(known.weight_version)},
+        )
+
+
+def examine(
+    manifest: Manifest | None, claimed_digest: str, checkpoint: CheckpointIndex | None
+) -> tuple[str, list[PushIssue]]:
+    """Digest of a manifest and what is wrong with it. Takes time in proportion to the checkpoint, not to the manifest:
+    one that is too large is refused unread. Raises InvalidFieldError when the manifest is not the one claimed."""
+    if manifest is None:
+        return claimed_digest, []
+    if checkpoint is not None and len(manifest.tensors) > checkpoint.max_tensors:
+        return "", checkpoint_issues(manifest, checkpoint)
+    issues = structural_issues(manifest)
+    if issues:
+        return "", issues
+    if claimed_digest and claimed_digest != manifest.digest:
+        raise InvalidFieldError.of("header.manifest_digest", f"the manifest's is {manifest.digest}")
+    return manifest.digest, checkpoint_issues(manifest, checkpoint) if checkpoint is not None else []
+
+
+def check_num_tensors(num_tensors: int, checkpoint: CheckpointIndex | None) -> None:
+    """Raises ManifestMismatchError for more tensors than can be right."""
+    if checkpoint is not None:
+        refuse_issues(too_many_tensors(num_tensors, checkpoint.max_tensors))
+    refuse_issues(too_many_tensors(num_tensors))
+
+
+def refuse_issues(issues: list[PushIssue]) -> None:
+    """Raises ManifestMismatchError naming the tensors, if there is any issue."""
+    if not issues:
+        return
+    first = issues[0]
+    about = f"{first.tensor!r} {first.description}" if first.tensor else f"it {first.description}"
+    others = f" (and {len(issues) - 1} more)" if len(issues) > 1 else ""
+    raise ManifestMismatchError(
+        f"the manifest does not fit: {about}{others}",
+        violations=[FieldViolation(_field(issue.tensor), issue.description) for issue in issues],
+    )
+
+
+def _field(tensor: str) -> str:
+    return f'header.manifest.tensors["{tensor[:256]}"]' if tensor else "header.manifest"

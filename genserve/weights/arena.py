@@ -1,0 +1,142 @@
+"""Memory that bytes of a push land in once, and that workers map.
+
+It is an anonymous memory file (memfd): it has no name anywhere, so nothing is left behind in /dev/shm when a process is
+killed (the memory goes with the last process that holds it), and the small /dev/shm of a container does not limit it.
+Workers reach it as /proc/PID/fd/FD, which the kernel opens to processes of the same user on the same host alone.
+
+Workers import this module: it needs nothing but the standard library unless an arena is allocated.
+"""
+
+import asyncio
+import mmap
+import os
+from pathlib import Path
+
+from genserve.errors import StagingFullError
+
+_MARGIN_BYTES = 256 << 20  # left to everybody else on the machine
+
+
+class Arena:
+    """`size_bytes` of memory, made by `allocate`. Use it from one thread at a time."""
+
+    def __init__(self, fd: int, size_bytes: int) -> None:
+        import numpy as np
+
+        self._np = np
+        self._fd = fd
+        self._size_bytes = size_bytes
+        # The map is given back when the last view of it goes: an array keeps it alive, so no view can ever dangle.
+        self._bytes = np.frombuffer(mmap.mmap(fd, size_bytes), np.uint8) if size_bytes else np.empty(0, np.uint8)
+
+    @classmethod
+    def allocate(cls, size_bytes: int) -> "Arena":
+        """Reserves the memory, all of it now: it takes about a third of a second a GiB, so call it in a thread.
+
+        Raises StagingFullError when the machine or the container has too little.
+        """
+        available_bytes = available_memory_bytes()
+        if size_bytes > max(0, available_bytes - _MARGIN_BYTES):
+            raise StagingFullError(
+                f"{size_bytes} bytes are to be staged, {available_bytes} bytes of memory are available",
+                metadata={"available_bytes": str(available_bytes)},
+            )
+        fd = os.memfd_create("genserve-arena", os.MFD_CLOEXEC)
+        try:
+            os.fchmod(fd, 0o600)
+            if size_bytes:
+                # Without it pages would be found when they are first written, and a lack of memory would be a SIGBUS.
+                os.posix_fallocate(fd, 0, size_bytes)
+            return cls(fd, size_bytes)
+        except OSError as error:
+            os.close(fd)
+            raise StagingFullError(f"{size_bytes} bytes of memory could not be reserved: {error.strerror}") from error
+        except BaseException:
+            os.close(fd)
+            raise
+
+    @property
+    def path(self) -> str:
+        """Where workers find it, for `map_arena`."""
+        return f"/proc/{os.getpid()}/fd/{self._fd}"
+
+    @property
+    def size_bytes(self) -> int:
+        """Its size."""
+        return self._size_bytes
+
+    @property
+    def closed(self) -> bool:
+        """Whether it has been closed."""
+        return self._fd == -1
+
+    def write(self, offset: int, data: bytes | memoryview) -> None:
+        """Copies `data` to `offset`; releases the GIL meanwhile. Raises ValueError outside of the arena."""
+        self._check(offset, len(data))
+        self._np.copyto(self._bytes[offset : offset + len(data)], self._np.frombuffer(data, self._np.uint8))
+
+    def equals(self, offset: int, data: bytes | memoryview) -> bool:
+        """Whether these bytes lie at `offset`. Raises ValueError outside of the arena."""
+        self._check(offset, len(data))
+        there = self._bytes[offset : offset + len(data)]
+        return bool(self._np.array_equal(there, self._np.frombuffer(data, self._np.uint8)))
+
+    def view(self, offset: int, length: int) -> memoryview:
+        """The bytes at `offset`, read-only and not copied; they keep the memory alive. Raises ValueError outside."""
+        self._check(offset, length)
+        return self._bytes[offset : offset + length].data.toreadonly()
+
+    def close(self) -> None:
+        """Gives the memory back, as soon as no worker maps it and no view is left. Safe to call more than once."""
+        if self._fd != -1:
+            os.close(self._fd)
+            self._fd = -1
+            self._bytes = self._np.empty(0, self._np.uint8)
+
+    def _check(self, offset: int, length: int) -> None:
+        if self.closed:
+            raise ValueError("the arena is closed")
+        if not 0 <= offset <= offset + length <= self._size_bytes:
+            raise ValueError(f"[{offset}, {offset + length}) lies outside of an arena of {self._size_bytes} bytes")
+
+
+async def allocate_arena(size_bytes: int) -> Arena:
+    """`Arena.allocate` in a thread; when cancelled, what the thread still brings is given back at once."""
+    allocating = asyncio.ensure_future(asyncio.to_thread(Arena.allocate, size_bytes))
+    try:
+        return await asyncio.shield(allocating)
+    except asyncio.CancelledError:
+        allocating.add_done_callback(lambda done: None if done.exception() else done.result().close())
+        raise
+
+
+def map_arena(path: str, size_bytes: int) -> mmap.mmap:
+    """An arena of another process, read-only. It stays valid after its owner has closed it or died.
+
+    Raises OSError when the owner is gone or belongs to another user, ValueError when the arena is smaller.
+    """
+    if size_bytes == 0:
+        return mmap.mmap(-1, 1, prot=mmap.PROT_READ)  # nothing can be mapped from an empty file
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return mmap.mmap(fd, size_bytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+    finally:
+        os.close(fd)
+
+
+def available_memory_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
+    """Memory that can be taken without swapping, in bytes: the machine's, or the control group's (v2) if less."""
+    fields = dict(line.split(":", 1) for line in (proc / "meminfo").read_text().splitlines() if ":" in line)
+    available_bytes = int(fields["MemAvailable"].split()[0]) * 1024
+    try:
+        unified = next(line[3:] for line in (proc / "self/cgroup").read_text().splitlines() if line.startswith("0::"))
+        group = cgroups / unified.strip().lstrip("/")
+        limit = (group / "memory.max").read_text().strip()
+        if limit != "max":
+            stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+            # Cached files are counted as used, and go when memory is needed.
+            used_bytes = int((group / "memory.current").read_text()) - int(stat["inactive_file"])
+            available_bytes = min(available_bytes, max(0, int(limit) - used_bytes))
+    except (OSError, StopIteration, KeyError, ValueError):
+        pass  # no control group of that version, or none that we may look at
+    return available_bytes

@@ -1,0 +1,153 @@
+"""One push while its bytes arrive: where they lie, which are there, who sends them. Owns the arena."""
+
+import time
+from bisect import bisect_right
+from collections.abc import Callable
+
+import google_crc32c
+
+from genserve.engine.base import StagedTensor
+from genserve.errors import ChecksumMismatchError, ChunkOutOfRangeError, PushConflictError, StagingFullError
+from genserve.weights.arena import Arena
+from genserve.weights.manifest import Manifest
+from genserve.weights.push import PushHeader, PushIssue, PushReport, PushState
+from genserve.weights.ranges import ByteRanges
+
+_MAX_RANGES = 65_536
+
+
+class PushSession:
+    """Staging of one push. `header` is that of the stream that joined last when nobody was sending; `clock` gives
+    monotonic seconds. Use it from one thread."""
+
+    def __init__(
+        self,
+        push_id: str,
+        header: PushHeader,
+        manifest: Manifest,
+        digest: str,
+        arena: Arena,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.push_id = push_id
+        self.header = header
+        self.manifest = manifest
+        self.digest = digest
+        self.arena = arena
+        self.state = PushState.RECEIVING
+        self.issues: tuple[PushIssue, ...] = ()
+        self.verify_s = 0.0
+        self.num_attached = 0
+        self._clock = clock
+        self._ranges = ByteRanges()
+        self._by_offset = sorted((t for t in manifest.tensors if t.length), key=lambda tensor: tensor.offset)
+        self._offsets = [tensor.offset for tensor in self._by_offset]
+        self._first_byte_s: float | None = None
+        self._last_byte_s = 0.0
+        self.last_activity_s = clock()
+
+    def write(self, offset: int, data: bytes, crc32c: int | None) -> None:
+        """Stages a chunk. Bytes that are there already are compared, not written.
+
+        Raises ChunkOutOfRangeError, ChecksumMismatchError, PushConflictError for other bytes than those that are there,
+        and StagingFullError when the chunks leave tens of thousands of holes; none of them changes anything.
+        """
+        end = offset + len(data)
+        if offset < 0 or end > self.manifest.total_bytes:
+            raise ChunkOutOfRangeError(
+                f"bytes [{offset}, {end}) lie outside of the {self.manifest.total_bytes} bytes of the manifest",
+                metadata={"offset": str(offset), "total_bytes": str(self.manifest.total_bytes)},
+            )
+        self.touch()
+        if crc32c is not None:
+            self._verify(offset, data, crc32c)
+        if not data or self.arena.closed:
+            return  # closed: it has been applied meanwhile, and this is a repeat
+        if self._first_byte_s is None:
+            self._first_byte_s = time.perf_counter()
+        new = self._ranges.gaps(offset, end)
+        if new != [(offset, end)]:
+            self._compare(offset, data, new)
+        if self._ranges.num_ranges + len(new) > _MAX_RANGES:
+            raise StagingFullError(f"the chunks leave more than {_MAX_RANGES} holes; send them in order")
+        chunk = memoryview(data)
+        for start, stop in new:
+            self.arena.write(start, chunk[start - offset : stop - offset])
+        self._ranges.add(offset, end)
+        self._last_byte_s = time.perf_counter()
+
+    def _verify(self, offset: int, data: bytes, crc32c: int) -> None:
+        began_s = time.perf_counter()
+        computed = int(google_crc32c.value(data))
+        self.verify_s += time.perf_counter() - began_s
+        if computed != crc32c:
+            name = self.tensor_at(offset)
+            raise ChecksumMismatchError(
+                f"the chunk of {len(data)} bytes at {offset} (in {name!r}) has CRC32C {computed:#010x}, "
+                f"{crc32c:#010x} was sent with it",
+                metadata={"offset": str(offset), "tensor": name},
+            )
+
+    def _compare(self, offset: int, data: bytes, new: list[tuple[int, int]]) -> None:
+        chunk = memoryview(data)
+        starts = [offset, *(stop for _, stop in new)]
+        stops = [*(start for start, _ in new), offset + len(data)]
+        for start, stop in zip(starts, stops, strict=True):
+            if not self.arena.equals(start, chunk[start - offset : stop - offset]):
+                raise PushConflictError(
+                    f"push {self.push_id!r} has other bytes already between {start} and {stop} "
+                    f"(in {self.tensor_at(start)!r})",
+                    metadata={"push_id": self.push_id, "offset": str(start)},
+                )
+
+    def touch(self) -> None:
+        """Lets the time to live begin anew."""
+        self.last_activity_s = self._clock()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every byte is there."""
+        return self._ranges.total == self.manifest.total_bytes
+
+    @property
+    def missing_bytes(self) -> int:
+        """How many bytes are not there."""
+        return self.manifest.total_bytes - self._ranges.total
+
+    @property
+    def receive_s(self) -> float:
+        """Seconds from the first byte to the last."""
+        return 0.0 if self._first_byte_s is None else self._last_byte_s - self._first_byte_s
+
+    @property
+    def idle_until_s(self) -> float:
+        """When its time to live ends, on the clock."""
+        return self.last_activity_s + self.header.staging_ttl_s
+
+    def tensor_at(self, offset: int) -> str:
+        """Name of the tensor that a byte belongs to, "" if to none."""
+        index = bisect_right(self._offsets, offset) - 1
+        if index < 0 or offset >= self._offsets[index] + self._by_offset[index].length:
+            return ""
+        return self._by_offset[index].name
+
+    def staged_tensors(self) -> list[StagedTensor]:
+        """The tensors as workers find them in the arena."""
+        return [StagedTensor(t.name, t.dtype, t.shape, t.offset, t.length) for t in self.manifest.tensors]
+
+    def report(self) -> PushReport:
+        """How far it has come."""
+        return PushReport(
+            push_id=self.push_id,
+            state=self.state,
+            weight_version=self.header.weight_version,
+            received_bytes=self._ranges.total,
+            total_bytes=self.manifest.total_bytes,
+            missing=tuple(self._ranges.missing(self.manifest.total_bytes)),
+            issues=self.issues,
+            manifest_digest=self.digest,
+        )
+
+    def close(self) -> None:
+        """Frees the bytes. Safe to call more than once."""
+        self.arena.close()

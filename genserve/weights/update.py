@@ -1,0 +1,126 @@
+"""The transaction that turns staged bytes into the weights that are served: all of them, or none.
+
+Generation runs while the new version is prepared beside the live one, and stands still for the exchange alone.
+"""
+
+import logging
+import time
+import uuid
+
+from genserve.control.pause import PauseController, uninterrupted
+from genserve.control.state import Phase, StateBoard
+from genserve.engine.base import ArenaRef, Engine
+from genserve.errors import DeadlineError, EngineDeadError, EngineTaintedError, GenserveError, PushRolledBackError
+from genserve.weights.push import Applied, PushState, StepTiming
+from genserve.weights.session import PushSession
+
+_DISCARD_TIMEOUT_S = 30.0
+
+log = logging.getLogger(__name__)
+
+
+class WeightUpdater:
+    """Applies one push at a time; `PushRegistry` sees to that."""
+
+    def __init__(self, engine: Engine, pauses: PauseController, board: StateBoard) -> None:
+        self._engine = engine
+        self._pauses = pauses
+        self._board = board
+
+    async def apply(self, session: PushSession) -> Applied:
+        """Prepares, pauses, commits, resumes, and frees what was replaced; all within the header's `apply.timeout_s`.
+
+        On any error the previous version is served and the engine is as it was: PauseLeaseLostError, DeadlineError,
+        DrainingError, EngineDeadError, and PushRolledBackError for what went wrong in the engine. EngineTaintedError is
+        the exception: the live weights are unknown then, and the engine stands still.
+
+        `verify` is the time that checksums took while bytes were received, so it is part of `receive` as well.
+        """
+        options = session.header.apply
+        deadline_s = time.monotonic() + options.timeout_s
+        previous_version = self._engine.weight_version
+        nonce = uuid.uuid4().hex
+        if options.pause_lease_id:
+            self._pauses.require(options.pause_lease_id)  # told now, not after a long preparation
+        session.state = PushState.PREPARING
+        try:
+            prepare_s = await self._prepare(session, nonce, _remaining_s(deadline_s, "prepare"))
+            async with self._pauses.hold(
+                options.pause_mode,
+                options.kv_policy,
+                timeout_s=_remaining_s(deadline_s, "pause"),
+                lease_id=options.pause_lease_id,
+            ) as hold:
+                commit_s = await self._commit(session, nonce, deadline_s)
+        except BaseException as error:
+            await self._discard(nonce)
+            if session.state is PushState.APPLIED:
+                raise GenserveError(f"the new version is live, but the engine could not be resumed: {error}") from error
+            if isinstance(error, GenserveError) or not isinstance(error, Exception):
+                raise
+            raise PushRolledBackError(f"the weights could not be applied, nothing changed: {error!r}") from error
+        # The pause is over: freeing memory on every rank is nothing that requests should wait for.
+        await self._discard(nonce)
+        steps = {
+            "receive": session.receive_s,
+            "verify": session.verify_s,
+            "prepare": prepare_s,
+            "pause": hold.pause_s,
+            "commit": commit_s,
+            "resume": hold.resume_s,
+        }
+        return Applied(
+            previous_version=previous_version,
+            active_version=session.header.weight_version,
+            timings=tuple(StepTiming(step, duration_s) for step, duration_s in steps.items()),
+            paused_s=hold.paused_s,
+            requests_kept=hold.kept,
+            requests_aborted=hold.aborted,
+        )
+
+    async def _prepare(self, session: PushSession, nonce: str, timeout_s: float) -> float:
+        began_s = time.perf_counter()
+        await self._engine.prepare_weights(
+            nonce, ArenaRef(session.arena.path, session.arena.size_bytes), session.staged_tensors(), timeout_s
+        )
+        return time.perf_counter() - began_s
+
+    async def _commit(self, session: PushSession, nonce: str, deadline_s: float) -> float:
+        """Exchanges the weights. The board says APPLYING meanwhile, and never after."""
+        timeout_s = _remaining_s(deadline_s, "commit")
+        # A push that heals a tainted engine leaves it tainted when it fails.
+        after = Phase.TAINTED if self._board.phase is Phase.TAINTED else None
+        session.state = PushState.APPLYING
+        self._board.enter(Phase.APPLYING)
+        began_s = time.perf_counter()
+        try:
+            await uninterrupted(self._engine.commit_weights(nonce, session.header.weight_version, timeout_s))
+            after = None
+            session.state = PushState.APPLIED
+        except (PushRolledBackError, DeadlineError, EngineDeadError):
+            raise
+        except EngineTaintedError:
+            after = Phase.TAINTED
+            raise
+        except Exception as error:
+            # The engine promises to tell what it left behind. An error that it does not know tells nothing.
+            after = Phase.TAINTED
+            raise EngineTaintedError(f"the commit failed in an unknown way: {error!r}") from error
+        finally:
+            self._board.enter(after)
+        return time.perf_counter() - began_s
+
+    async def _discard(self, nonce: str) -> None:
+        try:
+            await uninterrupted(self._engine.discard_weights(nonce, _DISCARD_TIMEOUT_S))
+        except EngineDeadError:
+            pass  # its memory went with it
+        except Exception:
+            log.exception("weights that are no longer needed could not be freed")
+
+
+def _remaining_s(deadline_s: float, step: str) -> float:
+    remaining_s = deadline_s - time.monotonic()
+    if remaining_s <= 0:
+        raise DeadlineError(f"no time was left to {step}; nothing changed")
+    return remaining_s
