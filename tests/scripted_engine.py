@@ -1,0 +1,122 @@
+"""An engine that does as it is told: for the timing of edges that a real one does not stop at.
+
+It keeps the truth that tests check: whether it runs, which bytes are live, and whether it was driven in a way that a
+real engine would not survive.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from genserve.engine.base import (
+    ArenaRef,
+    EngineInfo,
+    GenerationStream,
+    KvPolicy,
+    Load,
+    PauseCounts,
+    PauseMode,
+    StagedTensor,
+    WeightDigest,
+)
+from genserve.engine.generation import ChatPrompt, GenerationRequest, TextPrompt
+from genserve.errors import DeadlineError
+from genserve.weights.arena import map_arena
+
+
+@dataclass
+class Gate:
+    """Holds a step up: `reached` is set when the engine is at it, and it goes on when `open` is."""
+
+    reached: asyncio.Event = field(default_factory=asyncio.Event)
+    open: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class ScriptedEngine:
+    """`fails[step]` raises there once, `hangs` has steps that last until their timeout, `gates[step]` holds one up. Steps
+    are named as the methods: pause, resume, reset_prefix_cache, prepare_weights, commit_weights, discard_weights."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.misuses: list[str] = []
+        self.running = True
+        self.weight_version = 0
+        self.live: dict[str, bytes] = {}
+        self.prepared: dict[str, dict[str, bytes]] = {}
+        self.fails: dict[str, BaseException] = {}
+        self.hangs: set[str] = set()
+        self.gates: dict[str, Gate] = {}
+        self._committing = False
+
+    @property
+    def info(self) -> EngineInfo:
+        return EngineInfo("scripted", "Scripted", "bfloat16", 8, "cpu", 64, 4, 4, 1, 1, 1, {})
+
+    def load(self) -> Load:
+        return Load(running=3, waiting=2, kv_usage=0.0, tokens_per_second=0.0, prefix_cache_hit_rate=0.0)
+
+    async def pause(self, mode: PauseMode, kv_policy: KvPolicy, timeout_s: float) -> PauseCounts:
+        await self._step("pause", f"pause {mode.value} {kv_policy.value}", timeout_s)
+        self.running = False
+        return PauseCounts(kept=0, aborted=5) if mode is PauseMode.ABORT else PauseCounts(kept=5, aborted=0)
+
+    async def resume(self, timeout_s: float) -> None:
+        await self._step("resume", "resume", timeout_s)
+        if self._committing:
+            self.misuses.append("resumed in the middle of a commit")
+        self.running = True
+
+    async def reset_prefix_cache(self, reset_running_requests: bool, timeout_s: float) -> bool:
+        await self._step("reset_prefix_cache", f"reset_prefix_cache {reset_running_requests}", timeout_s)
+        return True
+
+    async def prepare_weights(
+        self, nonce: str, arena: ArenaRef, tensors: Sequence[StagedTensor], timeout_s: float
+    ) -> None:
+        await self._step("prepare_weights", "prepare_weights", timeout_s)
+        mapped = map_arena(arena.path, arena.size_bytes)
+        self.prepared[nonce] = {t.name: mapped[t.offset : t.offset + t.length] for t in tensors}
+
+    async def commit_weights(self, nonce: str, version: int, timeout_s: float) -> None:
+        if self.running:
+            self.misuses.append("committed while it ran")
+        self._committing = True
+        try:
+            await self._step("commit_weights", f"commit_weights {version}", timeout_s)
+            self.live, self.prepared[nonce] = self.prepared[nonce], self.live
+            self.weight_version = version
+        finally:
+            self._committing = False
+
+    async def discard_weights(self, nonce: str, timeout_s: float) -> None:
+        await self._step("discard_weights", f"discard_weights {'running' if self.running else 'paused'}", timeout_s)
+        self.prepared.pop(nonce, None)
+
+    async def _step(self, step: str, call: str, timeout_s: float) -> None:
+        self.calls.append(call)
+        if step in self.gates:
+            self.gates[step].reached.set()
+            await self.gates[step].open.wait()
+        if step in self.hangs:
+            await asyncio.sleep(timeout_s)
+            raise DeadlineError(f"{step} took longer than {timeout_s:g} s")
+        if step in self.fails:
+            raise self.fails.pop(step)
+
+    async def wait_dead(self) -> None:
+        await asyncio.Event().wait()
+
+    async def submit(self, request: GenerationRequest) -> GenerationStream:
+        raise NotImplementedError
+
+    async def abort(self, request_ids: Sequence[str] | None) -> tuple[list[str], list[str]]:
+        raise NotImplementedError
+
+    async def tokenize(self, prompt: TextPrompt | ChatPrompt, add_special_tokens: bool) -> list[int]:
+        raise NotImplementedError
+
+    async def detokenize(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
+        raise NotImplementedError
+
+    async def weight_digests(self, timeout_s: float) -> list[WeightDigest]:
+        raise NotImplementedError
