@@ -6,6 +6,7 @@ engine stops. One AsyncExitStack: the order of entry is the order of the start, 
 """
 
 import asyncio
+import socket
 import sys
 import time
 import uuid
@@ -53,6 +54,7 @@ def main(argv: Sequence[str]) -> int:
 
 async def serve(config: ServeConfig, args: AsyncEngineArgs) -> int:
     """Serves until a signal (0) or a failure (1)."""
+    _require_free(config.host, config.port)
     async with AsyncExitStack() as stack:
         _say(f"starting the engine for {args.model}")
         started_at = time.monotonic()
@@ -126,6 +128,19 @@ async def _cancel(tasks: Sequence["asyncio.Task[None]"]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _require_free(host: str, port: int) -> None:
+    """Raises OSError for an address that cannot be listened on: better now than when the engine has started."""
+    if port <= 0:
+        return
+    family, _, _, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(address)
+        except OSError as error:
+            raise OSError(f"cannot listen on {host}:{port}: {error.strerror}") from error
 
 
 def _checkpoint(engine: VllmEngine) -> CheckpointIndex | None:

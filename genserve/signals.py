@@ -1,8 +1,8 @@
 """Signals while the engine starts and while the daemon runs.
 
-A terminal sends Ctrl-C to the whole process group. The engine's processes must not see it: they would be gone before the
-daemon has drained. They inherit the signal mask of the thread that starts them, so SIGINT is blocked there, and a second
-thread takes it meanwhile.
+A terminal sends Ctrl-C to the whole process group. The engine's processes must not see it: they would be gone before
+the daemon has drained. They inherit the signal mask of the thread that starts them, so SIGINT is blocked there, and a
+second thread takes it meanwhile.
 """
 
 import asyncio

@@ -1,5 +1,6 @@
 """A daemon in a process of its own, as a user starts it."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -60,8 +61,6 @@ class DaemonProcess:
 
     def kill(self) -> None:
         """Ends it and everything it has started."""
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         self.process.wait()

@@ -145,7 +145,8 @@ def report(result: PushResult) -> None:
     steps = {timing.step: timing.duration_s for timing in applied.timings}
     say("   ".join(f"{name} {1000 * seconds:.0f} ms" for name, seconds in steps.items()))
     paused = f"{1000 * applied.paused_s:.0f} ms" if applied.paused_s is not None else "by somebody else"
-    say(f"generation was paused for {paused}; {applied.requests_kept} requests went on, {applied.requests_aborted} were ended")
+    requests = f"{applied.requests_kept} requests went on, {applied.requests_aborted} were ended"
+    say(f"generation was paused for {paused}; {requests}")
 
 
 def picture(generation: Generation) -> str:

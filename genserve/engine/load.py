@@ -23,8 +23,8 @@ class LoadMeter:
         self._hits = 0
 
     def load(self, num_active: int) -> Load:
-        """The load, when `num_active` sequences are admitted and unfinished. vLLM reports only when it steps, so what it
-        said last is bounded by what is known here."""
+        """The load, when `num_active` sequences are admitted and unfinished. vLLM reports only when it steps, so what
+        it said last is bounded by what is known here."""
         waiting = min(sum(self._waiting.values()), num_active)
         now = self._clock()
         self._forget_before(now - _RATE_WINDOW_S)

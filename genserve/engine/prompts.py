@@ -16,8 +16,8 @@ _INLINE_CHARACTERS = 4096
 
 
 class PromptCodec:
-    """Encodes and decodes without blocking the event loop for long. Tokenizers are not safe to share between threads, so
-    the thread has a copy of its own."""
+    """Encodes and decodes without blocking the event loop for long. Tokenizers are not safe to share between threads,
+    so the thread has a copy of its own."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer

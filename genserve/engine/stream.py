@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
+from genserve.engine.columns import columns
 from genserve.engine.generation import (
     Finish,
     FinishReason,
@@ -14,7 +15,6 @@ from genserve.engine.generation import (
     Usage,
     WeightSpan,
 )
-from genserve.engine.columns import columns
 from genserve.engine.spans import spans_between
 from genserve.errors import GenserveError
 

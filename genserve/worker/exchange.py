@@ -94,7 +94,7 @@ class Exchange:
 
 
 def _content(value: Any) -> Any:
-    """A tensor apart from the parameter or buffer that holds it, so that it outlives a change of what that points at."""
+    """A tensor apart from the parameter or buffer that holds it: it outlives a change of what that points at."""
     return value.detach() if isinstance(value, torch.Tensor) else value
 
 

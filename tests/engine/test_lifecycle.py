@@ -1,0 +1,143 @@
+"""How a daemon starts, drains and dies. One daemon of its own, and the order of the tests matters: the last one kills."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import psutil
+import pytest
+
+from genserve.client import AsyncClient, Client, UnavailableError
+from genserve.errors import DrainingError, EngineDeadError, GenserveError
+from tests.daemon_process import SMALL_ENGINE, DaemonProcess
+
+
+@pytest.fixture
+def own_daemon(checkpoints: dict[str, Path], tmp_path: Path) -> Iterator[DaemonProcess]:
+    """A daemon for one test."""
+    flags = [
+        "--model",
+        str(checkpoints["a"]),
+        *SMALL_ENGINE,
+        "--drain-timeout-s",
+        "20",
+        "--uds",
+        str(tmp_path / "sock"),
+    ]
+    process = DaemonProcess(flags, tmp_path / "stderr")
+    try:
+        yield process.wait_serving()
+    finally:
+        process.kill()
+
+
+def descendants(process: DaemonProcess) -> list[psutil.Process]:
+    """Everything the daemon has started."""
+    return psutil.Process(process.process.pid).children(recursive=True)
+
+
+async def test_a_terminated_daemon_finishes_what_runs_and_refuses_what_comes(
+    own_daemon: DaemonProcess, tmp_path: Path
+) -> None:
+    """SIGTERM: running streams end as they would, new ones are UNAVAILABLE, status 0, nothing is left behind."""
+    started = descendants(own_daemon)
+    async with AsyncClient(own_daemon.address) as client, AsyncClient(f"unix:{tmp_path / 'sock'}") as other:
+        assert (await other.generate([1, 2, 3], max_tokens=2, ignore_eos=True)).usage is not None
+        stream = client.stream([1, 2, 3], temperature=0.0, max_tokens=900, ignore_eos=True)
+        first = await anext(stream)
+        own_daemon.process.send_signal(signal.SIGTERM)
+        with pytest.raises((DrainingError, UnavailableError)):
+            for _ in range(100):
+                await other.generate([1], max_tokens=1)
+                await asyncio.sleep(0.01)
+        tokens = sum([len(d.outputs[0].token_ids) async for d in stream], len(first.outputs[0].token_ids))
+    assert tokens == 900
+    assert await asyncio.to_thread(own_daemon.stop) == 0
+    _, alive = psutil.wait_procs(started, timeout=10)
+    assert alive == []
+    assert "Traceback" not in own_daemon.stderr
+
+
+async def test_when_the_engine_is_killed_every_call_ends_and_the_daemon_exits_with_an_error(
+    own_daemon: DaemonProcess,
+) -> None:
+    """Streams and a pending pause are UNAVAILABLE within two seconds; no process is left."""
+    started = descendants(own_daemon)
+    core = next(p for p in started if "EngineCore" in "".join(p.cmdline()) or "EngineCore" in p.name())
+    async with AsyncClient(own_daemon.address) as client:
+        stream = client.stream([1, 2, 3], max_tokens=1000, ignore_eos=True)
+        await anext(stream)
+        pending = asyncio.create_task(client.pause(mode="wait"))
+        await asyncio.sleep(0.2)
+        core.send_signal(signal.SIGKILL)
+        killed_at = time.monotonic()
+        with pytest.raises((EngineDeadError, UnavailableError)):
+            async for _ in stream:
+                pass
+        with pytest.raises((EngineDeadError, UnavailableError)):
+            await pending
+        assert time.monotonic() - killed_at < 2.0
+    assert await asyncio.to_thread(own_daemon.process.wait, 30) == 1
+    _, alive = psutil.wait_procs(started, timeout=15)
+    assert alive == []
+    assert "the engine has died" in own_daemon.stderr
+
+
+async def test_a_taken_port_is_named(client: AsyncClient, daemon: DaemonProcess, checkpoints: dict[str, Path]) -> None:
+    """Before the engine starts: nobody waits 20 s to learn that the port is taken."""
+    port = daemon.address.rsplit(":", 1)[1]
+    command = [sys.executable, "-m", "genserve", "serve", "--model", str(checkpoints["a"]), "--port", port]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    assert port in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--model", "/nowhere/at/all"], "/nowhere/at/all"),
+        (["--host", "0.0.0.0"], "--allow-insecure"),
+        (["--max-model-length", "7", "--no-such-flag"], "no-such-flag"),
+    ],
+)
+def test_a_wrong_flag_is_explained_in_the_last_line(flags: list[str], says: str) -> None:
+    """No traceback for what the user can mend."""
+    command = [sys.executable, "-m", "genserve", "serve", "--port", "0", *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode in (1, 2)
+    assert says in done.stderr.strip().splitlines()[-1], done.stderr[-1500:]
+    assert "Traceback" not in done.stderr
+
+
+def test_the_sync_client_does_the_same(daemon: DaemonProcess, client: AsyncClient) -> None:
+    """One example of each kind of call."""
+    with Client(daemon.address) as sync:
+        assert sync.generate([1, 2], max_tokens=2, ignore_eos=True).usage is not None
+        with sync.paused():
+            assert sync.status().state.phase.lower() == "paused"
+        with pytest.raises(GenserveError):
+            sync.generate([1], max_tokens=-1)
+
+
+async def test_health_is_the_standard_one(daemon: DaemonProcess, client: AsyncClient) -> None:
+    """Any health checker can ask for the whole daemon or for one service."""
+    async with grpc.aio.insecure_channel(daemon.address) as channel:
+        check = channel.unary_unary("/grpc.health.v1.Health/Check")
+        for service in (b"", b"genserve.v1.GenerationService"):
+            request = b"\x0a" + bytes([len(service)]) + service if service else b""
+            assert await check(request, timeout=5) == b"\x08\x01"
+
+
+def test_importing_the_client_loads_neither_torch_nor_vllm() -> None:
+    """A rollout worker starts at once."""
+    program = (
+        "import sys, genserve.client; sys.exit(bool({'torch', 'vllm', 'numpy', 'transformers'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", program], env=os.environ, timeout=60, check=False).returncode == 0
