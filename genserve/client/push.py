@@ -11,7 +11,8 @@ from google.protobuf.message import Message
 from genserve.client.byte_space import ByteSpace, Range
 from genserve.client.channel import Connection
 from genserve.client.enums import word_of
-from genserve.client.errors import UnavailableError, typed_errors
+from genserve.client.errors import UnavailableError, error_of
+from genserve.client.final_status import FinalStatus
 from genserve.client.frames import END_FRAME, chunk_frame, header_frame
 from genserve.client.state import EngineState
 from genserve.errors import DeadlineError, GenserveError, PushNotFoundError, PushTruncatedError
@@ -153,10 +154,12 @@ class Upload:
             _PUSH_WEIGHTS, response_deserializer=weights_pb2.PushWeightsResponse.FromString
         )
         call = method(timeout=self._remaining_s(), metadata=self._connection.metadata)
+        status = FinalStatus(call)
         try:
             await self._write_frames(call, ranges)
-            with typed_errors(self._connection.target):
-                return PushResult.of(await call)
+            return PushResult.of(await call)
+        except grpc.aio.AioRpcError as error:
+            raise error_of(status.cause_of(error), self._connection.target) from error
         finally:
             call.cancel()
 

@@ -110,8 +110,8 @@ def _read_index(path: Path) -> Iterator[StoredTensor]:
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise CheckpointFileError(f"{path}: has no weight_map")
     for shard in sorted(set(weight_map.values())):
-        if Path(shard).name != shard:
-            raise CheckpointFileError(f"{path}: {shard!r} is not the name of a file beside it")
+        if Path(shard).name != shard or not shard.endswith(".safetensors"):
+            raise CheckpointFileError(f"{path}: {shard!r} is not the name of a .safetensors file beside it")
         tensors = {tensor.name: tensor for tensor in read_safetensors(path.parent / shard)}
         for name in (name for name, file in weight_map.items() if file == shard):
             if name not in tensors:

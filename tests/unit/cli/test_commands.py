@@ -1,0 +1,276 @@
+"""The commands against a real server: what they print, and how they end.
+
+Commands that block run in a worker thread; those that are interrupted are processes of their own.
+"""
+
+import asyncio
+import io
+import json
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+from google.protobuf.json_format import Parse
+from google.rpc import code_pb2, error_details_pb2
+from safetensors.numpy import save_file
+
+from genserve.cli import main, serve
+from genserve.v1 import control_pb2, generation_pb2, weights_pb2
+from tests.unit.client.scripted_daemon import ScriptedDaemon, refuse
+
+Outcome = tuple[int, str, str]
+Command = Callable[..., Awaitable[Outcome]]
+
+
+@pytest.fixture
+def genserve(daemon: ScriptedDaemon, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Runs a command against the daemon; gives exit status, stdout and stderr."""
+
+    async def run(*arguments: str) -> Outcome:
+        status = await asyncio.to_thread(main, [*arguments, "--target", daemon.target])
+        output = capsys.readouterr()
+        return status, output.out, output.err
+
+    return run
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> str:
+    path = tmp_path / "m.safetensors"
+    save_file({"w": numpy.arange(1000, dtype="float32")}, path)
+    return str(path)
+
+
+async def start(daemon: ScriptedDaemon, *arguments: str, stdout: int = asyncio.subprocess.PIPE) -> Any:
+    """Starts a command as a process of its own."""
+    program = "import sys; from genserve.cli import main; sys.exit(main())"
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-c", program, *arguments, "--target", daemon.target,
+        stdout=stdout, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+
+
+# --- generate
+
+
+async def test_generate_prints_the_text_and_ends_the_line(genserve: Command) -> None:
+    """As it comes, and nothing else on stdout."""
+    assert await genserve("generate", "x") == (0, "Once upon a time\n", "")
+
+
+async def test_generate_passes_options_on(daemon: ScriptedDaemon, genserve: Command) -> None:
+    """Flags reach the request, those not given do not; --system makes a chat."""
+    await genserve("generate", "x", "--top-p", "0", "--stop", "a", "--stop", "b", "--time-budget", "2s")
+    await genserve("generate", "x", "--system", "s")
+    flags, chat = daemon.requests
+    assert flags.sampling.HasField("top_p")
+    assert not flags.sampling.HasField("temperature")
+    assert flags.stop.strings == ["a", "b"]
+    assert flags.stop.time_budget.seconds == 2
+    assert [(each.role, each.content) for each in chat.chat.messages] == [("system", "s"), ("user", "x")]
+
+
+async def test_generate_reads_standard_input(
+    daemon: ScriptedDaemon, genserve: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without PROMPT."""
+    monkeypatch.setattr(sys, "stdin", io.StringIO("from a pipe"))
+    await genserve("generate")
+    assert daemon.requests[0].text == "from a pipe"
+
+
+async def test_generate_as_json_prints_each_message(genserve: Command) -> None:
+    """One line each, which protobuf reads back."""
+    _, output, _ = await genserve("generate", "x", "--json")
+    messages = [Parse(line, generation_pb2.GenerateResponse()) for line in output.splitlines()]
+    assert "".join(message.outputs[0].text for message in messages) == "Once upon a time"
+
+
+async def test_generate_prints_statistics_on_stderr(genserve: Command) -> None:
+    """Tokens, speed, time to the first token, weight versions."""
+    _, _, errors = await genserve("generate", "x", "--stats")
+    assert "4 output tokens (length)" in errors
+    assert "tok/s" in errors
+    assert "first token after" in errors
+    assert "weights 0, 1" in errors
+
+
+async def test_generate_is_cancelled_by_an_interrupt(daemon: ScriptedDaemon) -> None:
+    """Ctrl-C ends the request in the daemon; exit 130, no traceback."""
+    daemon.hangs_after = 2
+    process = await start(daemon, "generate", "x")
+    assert await process.stdout.readexactly(len("Once upon")) == b"Once upon"
+    process.send_signal(signal.SIGINT)
+    _, errors = await process.communicate()
+    assert (process.returncode, errors) == (130, b"")
+    await asyncio.wait_for(daemon.cancelled.wait(), 10)
+
+
+async def test_a_reader_that_goes_away_is_no_error_to_tell_of(daemon: ScriptedDaemon) -> None:
+    """`genserve generate | head -c 4` prints no traceback."""
+    daemon.words = ["x" * 1000] * 1000
+    process = await start(daemon, "generate", "x")
+    assert await process.stdout.readexactly(4) == b"xxxx"
+    process._transport.get_pipe_transport(1).close()
+    errors = await process.stderr.read()
+    assert (await process.wait(), errors) == (141, b"")
+
+
+# --- push
+
+
+async def test_push_takes_the_next_version_and_prints_the_steps(
+    daemon: ScriptedDaemon, genserve: Command, checkpoint: str
+) -> None:
+    """Progress goes to stderr, the steps in milliseconds to stdout."""
+    daemon.weight_version = 6
+    status, output, errors = await genserve("push", checkpoint, "--pause-mode", "wait", "--kv-policy", "reuse")
+    assert status == 0
+    assert daemon.weight_version == 7
+    assert daemon.header.apply.pause_mode == 2
+    assert "receive         1.5 ms" in output
+    assert "stood still for 1.0 ms" in output
+    assert "-> 7" in output
+    assert "100%" in errors
+
+
+async def test_push_as_json_prints_the_answer(genserve: Command, checkpoint: str) -> None:
+    """One message, nothing else on stdout."""
+    _, output, _ = await genserve("push", checkpoint, "--version", "3", "--json")
+    assert Parse(output, weights_pb2.PushWeightsResponse()).applied.active_version == 3
+
+
+async def test_push_can_only_validate(daemon: ScriptedDaemon, genserve: Command, checkpoint: str) -> None:
+    """A dry run changes nothing."""
+    status, output, _ = await genserve("push", checkpoint, "--validate")
+    assert (status, daemon.streams) == (0, [[]])
+    assert "valid" in output
+
+
+async def test_push_of_a_broken_file_names_it(genserve: Command, tmp_path: Path) -> None:
+    """A file that is no checkpoint, and one that is not there."""
+    (tmp_path / "x.safetensors").write_bytes(b"no")
+    for path in (tmp_path / "x.safetensors", tmp_path / "none.safetensors"):
+        status, _, errors = await genserve("push", str(path))
+        assert status == 1
+        assert errors.startswith("genserve: ")
+        assert str(path) in errors
+        assert errors.count("\n") == 1
+
+
+# --- pause, resume, status
+
+
+async def test_pause_prints_the_lease_and_how_to_resume(daemon: ScriptedDaemon, genserve: Command) -> None:
+    """The holder is user@host unless given."""
+    status, output, _ = await genserve("pause", "--mode", "abort", "--ttl", "2m")
+    assert status == 0
+    assert "genserve resume lease-1" in output
+    assert "@" in daemon.leases["lease-1"].holder
+    status, output, _ = await genserve("resume", "lease-1")
+    assert (status, output, daemon.leases) == (0, "running\n", {})
+
+
+async def test_pause_with_hold_renews_until_interrupted_and_resumes(daemon: ScriptedDaemon) -> None:
+    """Ctrl-C is how a held pause ends: exit 0."""
+    process = await start(daemon, "pause", "--hold", "--ttl", "150ms")
+    assert b"lease-1" in await process.stdout.readline()
+    await asyncio.wait_for(daemon.renewed.wait(), 20)
+    process.send_signal(signal.SIGINT)
+    output, errors = await process.communicate()
+    assert (process.returncode, output, errors) == (0, b"resumed\n", b"")
+    assert daemon.resumed == ["lease-1"]
+
+
+async def test_status_is_a_table(genserve: Command) -> None:
+    """Phase, version, model, load, and the leases with the time that is left."""
+    await genserve("pause", "--no-expiry", "--holder", "me")
+    _, output, _ = await genserve("status")
+    assert output.splitlines() == [
+        "phase    paused",
+        "version  0",
+        "model    smol",
+        "load     3 running, 0 waiting, 0 tok/s",
+        "cache    25% in use, 0% of prompt tokens found",
+        "pause    lease-1  keep  no expiry  me",
+    ]
+
+
+async def test_status_as_json_and_on_every_change(genserve: Command) -> None:
+    """A line a status."""
+    _, output, _ = await genserve("status", "--watch", "--json")
+    messages = [Parse(line, control_pb2.WatchStatusResponse()) for line in output.splitlines()]
+    assert [message.load.running for message in messages] == [0, 1]
+    _, output, _ = await genserve("status", "--json")
+    assert json.loads(output)["load"]["running"] == 3
+
+
+# --- errors and usage
+
+
+async def test_an_error_is_one_line_and_one_a_violation(daemon: ScriptedDaemon, genserve: Command) -> None:
+    """Reason and message, then the fields; exit 1."""
+
+    async def fail(context: Any) -> None:
+        violation = error_details_pb2.BadRequest.FieldViolation(field="sampling.top_p", description="must be above 0")
+        details = error_details_pb2.BadRequest(field_violations=[violation])
+        await refuse(context, code_pb2.INVALID_ARGUMENT, "INVALID_FIELD", "bad", details)
+
+    daemon.fail = fail
+    expected = "genserve: INVALID_FIELD: bad\n  sampling.top_p: must be above 0\n"
+    assert await genserve("generate", "x", "--top-p", "0") == (1, "", expected)
+
+
+def test_without_a_daemon_one_line_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit 1."""
+    assert main(["status", "--target", "127.0.0.1:1"]) == 1
+    errors = capsys.readouterr().err
+    assert errors.startswith("genserve: UNAVAILABLE: no daemon answers at 127.0.0.1:1")
+    assert errors.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["fly"],
+        ["resume"],
+        ["resume", "x", "--force"],
+        ["pause", "--ttl", "soon"],
+        ["pause", "--mode", "stop"],
+        ["push"],
+        ["generate", "x", "--temperature", "hot"],
+        ["status", "--target", "a", "--uds", "b"],
+    ],
+)
+def test_wrong_usage_exits_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """argparse's way, with the usage on stderr."""
+    with pytest.raises(SystemExit) as exited:
+        main(arguments)
+    assert exited.value.code == 2
+    assert "usage: genserve" in capsys.readouterr().err
+
+
+def test_serve_gets_its_flags_untouched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are the engine's: `--help` and unknown ones included."""
+    seen: list[list[str]] = []
+    monkeypatch.setattr(serve, "run", lambda args: seen.append(args.flags) or 0)
+    assert main(["serve", "--model", "m", "--help"]) == 0
+    assert seen == [["--model", "m", "--help"]]
+
+
+async def test_target_and_token_come_from_the_environment(
+    daemon: ScriptedDaemon, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """$GENSERVE_TARGET and $GENSERVE_TOKEN; the token is not shown by --help."""
+    monkeypatch.setenv("GENSERVE_TARGET", daemon.target)
+    monkeypatch.setenv("GENSERVE_TOKEN", "secret")
+    assert await asyncio.to_thread(main, ["generate", "x"]) == 0
+    assert daemon.metadata["authorization"] == "Bearer secret"
+    with pytest.raises(SystemExit):
+        main(["generate", "--help"])
+    assert "secret" not in capsys.readouterr().out

@@ -1,0 +1,141 @@
+"""Pausing, looking and waiting."""
+
+import asyncio
+from datetime import UTC
+
+import pytest
+from grpc_health.v1 import health_pb2
+
+from genserve.client import AsyncClient
+from genserve.errors import DeadlineError, InvalidFieldError, PauseLeaseLostError
+from tests.unit.client.scripted_daemon import ScriptedDaemon, running_daemon
+
+
+async def test_paused_renews_until_the_block_ends_and_then_resumes(daemon: ScriptedDaemon, client: AsyncClient) -> None:
+    """A third of the time to live passes, the lease is renewed; at the end it is given back."""
+    async with client.paused("abort", ttl_s=0.15, holder="me") as lease:
+        assert (lease.holder, lease.mode) == ("me", "abort")
+        await asyncio.wait_for(daemon.renewed.wait(), 10)
+        daemon.renewed.clear()
+        await asyncio.wait_for(daemon.renewed.wait(), 10)
+        assert daemon.resumed == []
+    assert daemon.resumed == ["lease-1"]
+
+
+async def test_paused_resumes_when_the_block_fails(daemon: ScriptedDaemon, client: AsyncClient) -> None:
+    """The block's error is what the caller sees."""
+    with pytest.raises(ZeroDivisionError):
+        async with client.paused():
+            raise ZeroDivisionError
+    assert daemon.resumed == ["lease-1"]
+
+
+async def test_paused_resumes_when_the_block_is_cancelled(daemon: ScriptedDaemon, client: AsyncClient) -> None:
+    """Cancellation passes through after the engine runs again."""
+    inside = asyncio.Event()
+
+    async def hold() -> None:
+        async with client.paused():
+            inside.set()
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(hold())
+    await inside.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert daemon.resumed == ["lease-1"]
+
+
+async def test_a_lease_lost_inside_the_block_is_raised_at_its_end(daemon: ScriptedDaemon, client: AsyncClient) -> None:
+    """The block is not interrupted, but it cannot end as if nothing had happened."""
+
+    async def hold() -> str:
+        async with client.paused(ttl_s=0.15):
+            daemon.leases.clear()
+            await asyncio.wait_for(daemon.renewed.wait(), 10)
+            block = "whole"
+        return block
+
+    with pytest.raises(PauseLeaseLostError, match="lease-1"):
+        await hold()
+
+
+async def test_a_lost_lease_is_raised_from_the_error_of_the_block(daemon: ScriptedDaemon, client: AsyncClient) -> None:
+    """Both are told: the block's error is the cause."""
+
+    async def fail() -> None:
+        async with client.paused():
+            daemon.leases.clear()
+            raise ZeroDivisionError
+
+    with pytest.raises(PauseLeaseLostError) as raised:
+        await fail()
+    assert isinstance(raised.value.__cause__, ZeroDivisionError)
+
+
+async def test_a_lease_that_could_not_be_renewed_in_time_is_lost(daemon: ScriptedDaemon, client: AsyncClient) -> None:
+    """Two failed renewals are survived; a time to live without any is not."""
+    daemon.renewals_hang = True
+
+    async def hold() -> None:
+        async with client.paused(ttl_s=0.15):
+            await asyncio.sleep(0.6)
+
+    with pytest.raises(PauseLeaseLostError, match="could not be renewed"):
+        await hold()
+
+
+async def test_pause_and_resume_by_hand(daemon: ScriptedDaemon, client: AsyncClient) -> None:
+    """Leases are told with UTC times; one without expiry has none."""
+    paused = await client.pause("wait", "recompute", ttl_s=10)
+    assert paused.lease.expire_time is not None
+    assert paused.lease.expire_time.tzinfo is UTC
+    assert paused.requests_kept == 2
+    assert paused.state.phase == "paused"
+    assert (await client.pause(no_expiry=True)).lease.expire_time is None
+    resumed = await client.resume(force=True)
+    assert (resumed.state.phase, resumed.state.pauses) == ("running", [])
+    with pytest.raises(InvalidFieldError):
+        await client.pause("stop")  # type: ignore[arg-type]
+
+
+async def test_status_once_and_on_every_change(client: AsyncClient) -> None:
+    """`watch_status` is an iterator of what `status` answers."""
+    status = await client.status()
+    assert (status.load.running, status.load.kv_usage) == (3, 0.25)
+    async with client.watch_status(interval_s=1) as statuses:
+        assert [status.load.running async for status in statuses] == [0, 1]
+
+
+async def test_server_info_and_cache(client: AsyncClient) -> None:
+    """Plain values."""
+    info = await client.server_info()
+    assert (info.model, info.versions) == ("smol", {"vllm": "1"})
+    assert await client.reset_cache()
+
+
+async def test_wait_ready_waits_until_the_daemon_serves(daemon: ScriptedDaemon, client: AsyncClient) -> None:
+    """A daemon that answers but is not ready yet is waited for."""
+    await daemon.health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
+    waiting = asyncio.create_task(client.wait_ready(10))
+    await asyncio.sleep(0.1)
+    assert not waiting.done()
+    await daemon.health.set("", health_pb2.HealthCheckResponse.SERVING)
+    await waiting
+
+
+async def test_wait_ready_waits_for_a_daemon_that_is_not_there_yet(tmp_path: object) -> None:
+    """Client first, daemon later."""
+    async with AsyncClient(f"unix:{tmp_path}/s") as client:
+        waiting = asyncio.create_task(client.wait_ready(20))
+        await asyncio.sleep(0.1)
+        async with running_daemon(f"unix:{tmp_path}/s"):
+            await waiting
+
+
+async def test_wait_ready_gives_up() -> None:
+    """With the usual error for something that took too long."""
+    async with AsyncClient("127.0.0.1:1") as client:
+        with pytest.raises(DeadlineError, match=r"127\.0\.0\.1:1"):
+            await client.wait_ready(0.2)

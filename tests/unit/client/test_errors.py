@@ -1,0 +1,105 @@
+"""What failed calls raise."""
+
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.duration_pb2 import Duration
+from google.rpc import code_pb2, error_details_pb2
+
+from genserve.client import AsyncClient, UnavailableError
+from genserve.errors import (
+    GenserveError,
+    InvalidFieldError,
+    MessageTooLargeError,
+    PermissionDeniedError,
+    QueueFullError,
+    UnauthenticatedError,
+    all_errors,
+)
+from tests.unit.client.scripted_daemon import ScriptedDaemon, refuse
+
+
+async def test_a_reason_becomes_its_class_with_the_violations(daemon: ScriptedDaemon, client: AsyncClient) -> None:
+    """BadRequest arrives as field paths, the status message as the message."""
+
+    async def fail(context: Any) -> None:
+        violation = error_details_pb2.BadRequest.FieldViolation(field="sampling.top_p", description="must be above 0")
+        details = error_details_pb2.BadRequest(field_violations=[violation])
+        await refuse(context, code_pb2.INVALID_ARGUMENT, "INVALID_FIELD", "bad top_p", details)
+
+    daemon.fail = fail
+    with pytest.raises(InvalidFieldError, match="bad top_p") as raised:
+        await client.generate("x", top_p=0)
+    (violation,) = raised.value.violations
+    assert (violation.field, violation.description) == ("sampling.top_p", "must be above 0")
+
+
+async def test_retry_info_and_metadata_are_kept(daemon: ScriptedDaemon, client: AsyncClient) -> None:
+    """When to try again is in seconds; what is for programs stays a dict."""
+
+    async def fail(context: Any) -> None:
+        retry = error_details_pb2.RetryInfo(retry_delay=Duration(seconds=1, nanos=500_000_000))
+        await refuse(context, code_pb2.RESOURCE_EXHAUSTED, "QUEUE_FULL", "full", retry, waiting="9")
+
+    daemon.fail = fail
+    with pytest.raises(QueueFullError) as raised:
+        await client.status()
+    assert raised.value.retry_after_s == 1.5
+    assert raised.value.metadata == {"waiting": "9"}
+
+
+@pytest.mark.parametrize("error", sorted(all_errors(), key=lambda error: error.reason))
+async def test_every_reason_of_the_contract_is_raised_again(
+    error: type[GenserveError], daemon: ScriptedDaemon, client: AsyncClient
+) -> None:
+    """The class on this side is the class on that side, whatever the code."""
+
+    async def fail(context: Any) -> None:
+        await refuse(context, code_pb2.ABORTED, error.reason, "no")
+
+    daemon.fail = fail
+    with pytest.raises(GenserveError) as raised:
+        await client.status()
+    assert type(raised.value) is error
+
+
+async def test_a_reason_of_a_newer_daemon_is_kept_in_the_metadata(daemon: ScriptedDaemon, client: AsyncClient) -> None:
+    """An unknown reason is the base class, with reason and code for programs."""
+
+    async def fail(context: Any) -> None:
+        await refuse(context, code_pb2.ABORTED, "TOO_MODERN", "no")
+
+    daemon.fail = fail
+    with pytest.raises(GenserveError) as raised:
+        await client.status()
+    assert raised.value.metadata == {"reason": "TOO_MODERN", "code": "ABORTED"}
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        (grpc.StatusCode.UNAUTHENTICATED, UnauthenticatedError),
+        (grpc.StatusCode.PERMISSION_DENIED, PermissionDeniedError),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, MessageTooLargeError),
+        (grpc.StatusCode.UNAVAILABLE, UnavailableError),
+    ],
+)
+async def test_codes_that_grpc_answers_itself_are_typed(
+    code: grpc.StatusCode, error: type[GenserveError], daemon: ScriptedDaemon, client: AsyncClient
+) -> None:
+    """gRPC and proxies answer without ErrorInfo: then the code decides."""
+
+    async def fail(context: Any) -> None:
+        await context.abort(code, "no")
+
+    daemon.fail = fail
+    with pytest.raises(error):
+        await client.status()
+
+
+async def test_without_a_daemon_the_error_names_the_address() -> None:
+    """Nobody listens: say where."""
+    async with AsyncClient("127.0.0.1:1") as client:
+        with pytest.raises(UnavailableError, match=r"no daemon answers at 127\.0\.0\.1:1"):
+            await client.status()
