@@ -33,8 +33,8 @@ class Gate:
 
 
 class ScriptedEngine:
-    """`fails[step]` raises there once, `hangs` has steps that last until their timeout, `gates[step]` holds one up. Steps
-    are named as the methods: pause, resume, reset_prefix_cache, prepare_weights, commit_weights, discard_weights."""
+    """`fails[step]` raises there once, `hangs` has steps that last until their timeout, `gates[step]` holds one up.
+    Steps are named as the methods: pause, resume, reset_prefix_cache, prepare_weights, commit_weights, ..."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []

@@ -1,0 +1,99 @@
+"""A registry on a scripted engine, and pushes of a few bytes through real arenas."""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import google_crc32c
+import pytest
+
+from genserve.control.leases import LeaseTable
+from genserve.control.pause import PauseController
+from genserve.control.state import StateBoard
+from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor
+from genserve.weights.manifest import Manifest
+from genserve.weights.push import PushHeader, PushOutcome
+from genserve.weights.registry import PushRegistry
+from genserve.weights.stream import PushStream
+from genserve.weights.update import WeightUpdater
+from tests.scripted_engine import ScriptedEngine
+
+CHECKPOINT = CheckpointIndex({"a": CheckpointTensor("F32", (4,), 16), "b": CheckpointTensor("BF16", (8,), 16)})
+MANIFEST = CHECKPOINT.as_manifest()
+MAX_STAGING_BYTES = 100
+
+
+def weights(version: int) -> bytes:
+    """32 bytes that differ from version to version."""
+    return hashlib.sha256(str(version).encode()).digest()
+
+
+def tensors(version: int) -> dict[str, bytes]:
+    """What an engine that serves the version holds."""
+    return {"a": weights(version)[:16], "b": weights(version)[16:]}
+
+
+def header(push_id: str = "p1", weight_version: int = 1, **fields: Any) -> PushHeader:
+    """A header with the checkpoint's manifest."""
+    manifest: Manifest | None = fields.pop("manifest", MANIFEST)
+    return PushHeader(push_id, weight_version, manifest=manifest, **fields)
+
+
+@dataclass
+class Rig:
+    """Everything between the servicers and the engine."""
+
+    engine: ScriptedEngine
+    leases: LeaseTable
+    board: StateBoard
+    pauses: PauseController
+    registry: PushRegistry
+
+    async def push(self, opened: PushHeader, data: bytes | None = None) -> PushOutcome:
+        """One stream with everything."""
+        stream = await self.registry.open(opened)
+        try:
+            send(stream, weights(opened.weight_version) if data is None else data)
+            return await stream.finish()
+        finally:
+            stream.detach()
+
+    async def stage_part(self, opened: PushHeader, start: int, end: int) -> None:
+        """A stream that is cut off after bytes [start, end)."""
+        stream = await self.registry.open(opened)
+        send(stream, weights(opened.weight_version), start, end)
+        stream.detach()
+
+
+def send(stream: PushStream, data: bytes, start: int = 0, end: int | None = None) -> None:
+    """Bytes [start, end) in chunks of seven."""
+    end = len(data) if end is None else end
+    for offset in range(start, end, 7):
+        chunk = data[offset : min(offset + 7, end)]
+        stream.write(offset, chunk, google_crc32c.value(chunk))
+
+
+def further(opened: PushHeader) -> PushHeader:
+    """The header of a further stream: the digest instead of the manifest."""
+    return replace(opened, manifest=None, manifest_digest=MANIFEST.digest)
+
+
+@pytest.fixture
+async def rig() -> AsyncIterator[Rig]:
+    engine, leases = ScriptedEngine(), LeaseTable()
+    engine.live = tensors(0)
+    board = StateBoard(engine, lambda: leases.active, "test")
+    board.enter(None)
+    pauses = PauseController(engine, leases, board)
+    registry = PushRegistry(CHECKPOINT, engine, WeightUpdater(engine, pauses, board), board, MAX_STAGING_BYTES)
+    background = [asyncio.create_task(pauses.run()), asyncio.create_task(registry.run())]
+    yield Rig(engine, leases, board, pauses, registry)
+    failed = [task for task in background if task.done()]
+    for task in background:
+        task.cancel()
+    await asyncio.wait(background)
+    await registry.close()
+    assert engine.misuses == []
+    assert failed == []

@@ -1,0 +1,202 @@
+"""The arena: real memory files, and real processes that map them."""
+
+import asyncio
+import gc
+import mmap
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from genserve.errors import StagingFullError
+from genserve.weights import arena as arena_module
+from genserve.weights.arena import Arena, allocate_arena, available_memory_bytes, map_arena
+
+MAP_AND_PRINT = """
+import sys
+from genserve.weights.arena import map_arena
+mapped = map_arena(sys.argv[1], int(sys.argv[2]))
+print(mapped[4:9].decode(), flush=True)
+sys.stdin.read(1)  # until the test has closed the arena
+print(mapped[4:9].decode(), "numpy" in sys.modules)
+"""
+
+
+def test_worker_process_maps_what_was_written() -> None:
+    """Through the path alone, without numpy, and for as long as it likes: closing the arena takes nothing away."""
+    arena = Arena.allocate(10_000)
+    arena.write(4, b"hello")
+    command = [sys.executable, "-c", MAP_AND_PRINT, arena.path, str(arena.size_bytes)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as worker:
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == "hello\n"
+        arena.close()
+        rest, _ = worker.communicate("x", timeout=30)
+    assert rest == "hello False\n"
+
+
+ALLOCATE_AND_WAIT = """
+import sys
+from genserve.weights.arena import Arena
+arena = Arena.allocate(1 << 20)
+print(arena.path, flush=True)
+sys.stdin.read(1)
+"""
+
+
+def test_killed_owner_leaves_nothing_behind() -> None:
+    """SIGKILL runs no cleanup, and none is needed: no name in /dev/shm, and the path is gone with the process."""
+    before = set(os.listdir("/dev/shm"))
+    with subprocess.Popen(
+        [sys.executable, "-c", ALLOCATE_AND_WAIT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as owner:
+        assert owner.stdout is not None
+        path = owner.stdout.readline().strip()
+        mapped = map_arena(path, 1 << 20)
+        assert set(os.listdir("/dev/shm")) <= before
+        owner.send_signal(signal.SIGKILL)
+        owner.wait(timeout=30)
+    with pytest.raises(OSError, match="No such file"):
+        map_arena(path, 1 << 20)
+    assert mapped[:4] == b"\0\0\0\0"  # what is mapped stays
+
+
+def test_map_is_read_only() -> None:
+    """A worker cannot change bytes that were verified."""
+    arena = Arena.allocate(64)
+    mapped = map_arena(arena.path, 64)
+    with pytest.raises(TypeError):
+        mapped[0] = 1
+    arena.close()
+
+
+def test_arena_is_private_to_its_user() -> None:
+    """Mode 0600, and not inherited by processes that are started."""
+    arena = Arena.allocate(64)
+    fd = int(arena.path.rpartition("/")[2])
+    assert os.fstat(fd).st_mode & 0o777 == 0o600
+    assert not os.get_inheritable(fd)
+    arena.close()
+
+
+def test_bytes_go_where_they_belong_and_nowhere_else() -> None:
+    """Writing outside is refused, also where a slice of Python would be silently cut."""
+    arena = Arena.allocate(8)
+    arena.write(3, b"abc")
+    assert bytes(arena.view(0, 8)) == b"\0\0\0abc\0\0"
+    assert arena.equals(3, b"abc")
+    assert not arena.equals(3, b"abd")
+    for offset, data in ((6, b"abc"), (-1, b"a"), (9, b"")):
+        with pytest.raises(ValueError, match="outside"):
+            arena.write(offset, data)
+    assert bytes(arena.view(0, 8)) == b"\0\0\0abc\0\0"
+    arena.close()
+
+
+def test_empty_arena_can_be_used_and_mapped() -> None:
+    """A push of tensors without elements needs no special case."""
+    arena = Arena.allocate(0)
+    arena.write(0, b"")
+    assert bytes(arena.view(0, 0)) == b""
+    assert isinstance(map_arena(arena.path, 0), mmap.mmap)
+    arena.close()
+
+
+def test_closing_gives_the_memory_back() -> None:
+    """File descriptor and mapping are gone, at once and without the collector of cycles; twice is once."""
+    gc.disable()
+    try:
+        before = _num_maps()
+        arena = Arena.allocate(1 << 20)
+        fd = int(arena.path.rpartition("/")[2])
+        assert _num_maps() == before + 1
+        arena.close()
+        arena.close()
+        assert _num_maps() == before
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(fd)
+    finally:
+        gc.enable()
+    with pytest.raises(ValueError, match="closed"):
+        arena.write(0, b"x")
+
+
+def test_view_outlives_the_arena() -> None:
+    """A view that is still used keeps the memory: it can never point to nothing."""
+    arena = Arena.allocate(8)
+    arena.write(0, b"abc")
+    view = arena.view(0, 3)
+    arena.close()
+    assert bytes(view) == b"abc"
+
+
+def test_more_than_the_machine_has_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the header and as an error, not as a SIGBUS when the bytes arrive; a margin is left to others."""
+    with pytest.raises(StagingFullError):
+        Arena.allocate(1 << 50)
+    monkeypatch.setattr(arena_module, "available_memory_bytes", lambda: (256 << 20) + 99)
+    Arena.allocate(99).close()
+    with pytest.raises(StagingFullError):
+        Arena.allocate(100)
+
+
+def test_failed_reservation_is_an_error_and_leaks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the kernel refuses although there seemed to be room."""
+
+    def refuse(fd: int, offset: int, length: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    before = _open_fds()
+    with pytest.raises(StagingFullError, match="No space left"):
+        Arena.allocate(1 << 20)
+    assert _open_fds() == before
+
+
+async def test_cancelled_allocation_gives_back_what_the_thread_brings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that goes away while its memory is reserved does not leak it."""
+    go_on, closed = threading.Event(), asyncio.Event()
+
+    def allocate_slowly(size_bytes: int) -> Arena:
+        go_on.wait(10)
+        return original(size_bytes)
+
+    original = Arena.allocate
+    monkeypatch.setattr(Arena, "allocate", allocate_slowly)
+    monkeypatch.setattr(Arena, "close", lambda arena: closed.set())
+    allocating = asyncio.create_task(allocate_arena(64))
+    await asyncio.sleep(0.01)
+    allocating.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await allocating
+    go_on.set()
+    await asyncio.wait_for(closed.wait(), 5)
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"), [("max", 4_000_000 * 1024), ("1000000", 1_000_000 - (700_000 - 200_000)), ("1", 0)]
+)
+def test_available_memory_is_the_lesser_of_machine_and_container(tmp_path: Path, limit: str, expected: int) -> None:
+    """A container's limit counts, without the cached files that go when memory is needed."""
+    (tmp_path / "self").mkdir()
+    (tmp_path / "meminfo").write_text("MemTotal: 8000000 kB\nMemAvailable:    4000000 kB\n")
+    (tmp_path / "self/cgroup").write_text("0::/box\n")
+    group = tmp_path / "groups/box"
+    group.mkdir(parents=True)
+    (group / "memory.max").write_text(limit + "\n")
+    (group / "memory.current").write_text("700000\n")
+    (group / "memory.stat").write_text("anon 1\ninactive_file 200000\n")
+    assert available_memory_bytes(tmp_path, tmp_path / "groups") == expected
+    assert available_memory_bytes(tmp_path, tmp_path / "none") == 4_000_000 * 1024
+
+
+def _num_maps() -> int:
+    return sum("genserve-arena" in line for line in Path("/proc/self/maps").read_text().splitlines())
+
+
+def _open_fds() -> set[str]:
+    return set(os.listdir("/proc/self/fd"))

@@ -1,0 +1,90 @@
+"""The checkpoint's index, read from files that safetensors has written."""
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from genserve.weights.checkpoint import CheckpointError, CheckpointIndex, CheckpointTensor
+from genserve.weights.manifest import structural_issues
+
+EMBED = {"model.embed_tokens.weight": np.zeros((4, 2), np.float16)}
+HEAD = {"lm_head.weight": np.zeros((4, 2), np.float16)}
+TIED = {"lm_head.weight": "model.embed_tokens.weight"}
+
+
+def test_single_file_is_read(tmp_path: Path) -> None:
+    """Names, types, shapes and sizes as safetensors wrote them; the manifest is end to end in order of the names."""
+    tensors = {"z": np.zeros((2, 3), np.float32), "a": np.zeros((), np.int64), **EMBED}
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    index = CheckpointIndex.read(tmp_path)
+    assert index.tensors["z"] == CheckpointTensor("F32", (2, 3), 24)
+    assert index.tensors["a"] == CheckpointTensor("I64", (), 8)
+    assert index.total_bytes == 24 + 8 + 16
+    manifest = index.as_manifest()
+    assert [(t.name, t.offset) for t in manifest.tensors] == [("a", 0), ("model.embed_tokens.weight", 8), ("z", 24)]
+    assert manifest.total_bytes == index.total_bytes
+    assert structural_issues(manifest) == []
+
+
+def test_shards_are_read_by_their_index(tmp_path: Path) -> None:
+    """Only the files that the index names: others in the directory are none of the model's."""
+    save_file({"a": np.zeros(2, np.float32)}, tmp_path / "model-1.safetensors")
+    save_file({"b": np.zeros(2, np.float32)}, tmp_path / "model-2.safetensors")
+    save_file({"c": np.zeros(2, np.float32)}, tmp_path / "adapter.safetensors")
+    weight_map = {"a": "model-1.safetensors", "b": "model-2.safetensors"}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    assert set(CheckpointIndex.read(tmp_path).tensors) == {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    ("tensors", "config", "tied"),
+    [
+        (EMBED, {"tie_word_embeddings": True}, TIED),
+        (EMBED | HEAD, {"tie_word_embeddings": True}, TIED),
+        (EMBED, {"text_config": {"tie_word_embeddings": True}}, TIED),
+        (EMBED, {}, TIED),
+        (EMBED | HEAD, {}, {}),
+        (EMBED | HEAD, {"tie_word_embeddings": False}, {}),
+        (EMBED, {"tie_word_embeddings": False}, {}),
+    ],
+)
+def test_tied_head_is_known(
+    tmp_path: Path, tensors: dict[str, Any], config: dict[str, Any], tied: dict[str, str]
+) -> None:
+    """As config.json says; where it is silent, a checkpoint without a head must be tied."""
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert CheckpointIndex.read(tmp_path).tied == tied
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "no safetensors file"),
+        (struct.pack("<Q", 1 << 62) + b"{}", "no safetensors file"),
+        (struct.pack("<Q", 2) + b"[]", "malformed"),
+        (struct.pack("<Q", 4) + b"nope", "Expecting value"),
+        (struct.pack("<Q", 8) + b'{"a":{}}', "malformed"),
+    ],
+)
+def test_file_that_is_none_is_told_by_name(tmp_path: Path, content: bytes, says: str) -> None:
+    """The error names the file and what is wrong; no header is read whose length cannot be."""
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=says) as error:
+        CheckpointIndex.read(tmp_path)
+    assert str(path) in str(error.value)
+
+
+def test_directory_without_weights_is_told(tmp_path: Path) -> None:
+    """And so is an index that points out of its directory."""
+    with pytest.raises(CheckpointError, match="no safetensors file"):
+        CheckpointIndex.read(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "../a.safetensors"}}))
+    with pytest.raises(CheckpointError, match="outside"):
+        CheckpointIndex.read(tmp_path)

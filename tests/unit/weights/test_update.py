@@ -1,0 +1,226 @@
+"""The update transaction: all new or all old, and an engine that runs afterwards, whatever fails where."""
+
+import asyncio
+
+import pytest
+
+from genserve.control.state import Phase
+from genserve.engine.base import KvPolicy, PauseMode
+from genserve.errors import (
+    DeadlineError,
+    DrainingError,
+    EngineDeadError,
+    EngineTaintedError,
+    GenserveError,
+    PauseLeaseLostError,
+    PushRolledBackError,
+)
+from genserve.weights.push import ApplyOptions, PushState
+from tests.scripted_engine import Gate
+from tests.unit.weights.conftest import Rig, header, tensors
+
+
+def assert_unchanged(rig: Rig) -> None:
+    """Version 0 is live and runs, nothing is left in the engine, and the board says so."""
+    assert rig.engine.live == tensors(0)
+    assert rig.engine.weight_version == 0
+    assert rig.engine.running
+    assert rig.engine.prepared == {}
+    assert rig.board.phase is Phase.RUNNING
+
+
+async def test_push_is_applied_while_generation_runs_but_for_the_commit(rig: Rig) -> None:
+    """Prepared while running, committed while paused, freed while running again; every step is timed."""
+    outcome = await rig.push(header())
+    assert rig.engine.calls == [
+        "prepare_weights",
+        "pause keep recompute",
+        "commit_weights 1",
+        "resume",
+        "discard_weights running",
+    ]
+    assert rig.engine.live == tensors(1)
+    assert rig.engine.prepared == {}
+    assert outcome.push.state is PushState.APPLIED
+    applied = outcome.applied
+    assert applied is not None
+    assert (applied.previous_version, applied.active_version) == (0, 1)
+    assert (applied.requests_kept, applied.requests_aborted) == (5, 0)
+    assert [t.step for t in applied.timings] == ["receive", "verify", "prepare", "pause", "commit", "resume"]
+    assert all(t.duration_s > 0 for t in applied.timings)
+    assert applied.paused_s is not None
+    assert applied.paused_s >= sum(t.duration_s for t in applied.timings if t.step in ("commit", "resume"))
+
+
+async def test_options_reach_the_pause(rig: Rig) -> None:
+    """Mode and cache policy as the header says."""
+    options = ApplyOptions(pause_mode=PauseMode.ABORT, kv_policy=KvPolicy.REUSE)
+    outcome = await rig.push(header(apply=options))
+    assert "pause abort reuse" in rig.engine.calls
+    assert outcome.applied is not None
+    assert outcome.applied.requests_aborted == 5
+
+
+async def test_board_says_applying_only_in_the_pause(rig: Rig) -> None:
+    """While workers prepare, generation runs and the board says so."""
+    prepare, commit = rig.engine.gates["prepare_weights"], rig.engine.gates["commit_weights"] = Gate(), Gate()
+    pushing = asyncio.create_task(rig.push(header()))
+    await prepare.reached.wait()
+    assert rig.board.phase is Phase.RUNNING
+    assert rig.registry.report("p1").push.state is PushState.PREPARING
+    prepare.open.set()
+    await commit.reached.wait()
+    assert rig.board.phase is Phase.APPLYING
+    assert rig.registry.report("p1").push.state is PushState.APPLYING
+    commit.open.set()
+    await pushing
+    assert rig.board.phase is Phase.RUNNING
+
+
+@pytest.mark.parametrize("step", ["prepare_weights", "pause", "commit_weights"])
+@pytest.mark.parametrize(
+    ("failure", "raised"),
+    [
+        (PushRolledBackError("no"), PushRolledBackError),
+        (DeadlineError("late"), DeadlineError),
+        (EngineDeadError("gone"), EngineDeadError),
+    ],
+)
+async def test_failed_step_changes_nothing(
+    rig: Rig, step: str, failure: GenserveError, raised: type[GenserveError]
+) -> None:
+    """The error comes as it is, the version before is served, nothing stays behind, and the push is FAILED."""
+    rig.engine.fails[step] = failure
+    with pytest.raises(raised):
+        await rig.push(header())
+    assert_unchanged(rig)
+    report = rig.registry.report("p1").push
+    assert report.state is PushState.FAILED
+    assert report.issues[0].description == str(failure)
+
+
+@pytest.mark.parametrize("step", ["prepare_weights", "pause"])
+async def test_unknown_error_before_the_commit_is_a_rollback(rig: Rig, step: str) -> None:
+    """The trainer gets ABORTED / PUSH_ROLLED_BACK with the text, not an internal error."""
+    rig.engine.fails[step] = RuntimeError("size mismatch at layer 3")
+    with pytest.raises(PushRolledBackError, match="size mismatch at layer 3"):
+        await rig.push(header())
+    assert_unchanged(rig)
+
+
+@pytest.mark.parametrize("failure", [EngineTaintedError("half"), RuntimeError("what?")])
+async def test_commit_that_cannot_be_undone_taints(rig: Rig, failure: Exception) -> None:
+    """The engine stands still and says TAINTED. So it does after an error that tells nothing of the weights."""
+    rig.engine.fails["commit_weights"] = failure
+    with pytest.raises(EngineTaintedError):
+        await rig.push(header())
+    assert rig.board.phase is Phase.TAINTED
+    assert not rig.engine.running
+    assert "resume" not in rig.engine.calls
+
+
+async def test_full_push_heals_a_tainted_engine(rig: Rig) -> None:
+    """And a failed attempt at it leaves the engine tainted and still."""
+    rig.engine.fails["commit_weights"] = EngineTaintedError("half")
+    with pytest.raises(EngineTaintedError):
+        await rig.push(header())
+    rig.engine.fails["commit_weights"] = PushRolledBackError("no")
+    with pytest.raises(PushRolledBackError):
+        await rig.push(header("p2"))
+    assert rig.board.phase is Phase.TAINTED
+    assert not rig.engine.running
+    await rig.push(header("p3"))
+    assert rig.board.phase is Phase.RUNNING
+    assert rig.engine.running
+    assert rig.engine.live == tensors(1)
+
+
+@pytest.mark.parametrize("step", ["prepare_weights", "pause", "commit_weights"])
+async def test_deadline_is_that_of_all_steps(rig: Rig, step: str) -> None:
+    """A step that hangs gets what the steps before have left, and nothing changes."""
+    rig.engine.hangs.add(step)
+    began_s = asyncio.get_running_loop().time()
+    with pytest.raises(DeadlineError):
+        await rig.push(header(apply=ApplyOptions(timeout_s=0.1)))
+    assert asyncio.get_running_loop().time() - began_s < 0.5
+    rig.engine.hangs.clear()
+    assert_unchanged(rig)
+
+
+async def test_no_commit_is_begun_without_time(rig: Rig) -> None:
+    """A slow preparation that used everything up ends the push before the pause."""
+    gate = rig.engine.gates["prepare_weights"] = Gate()
+    pushing = asyncio.create_task(rig.push(header(apply=ApplyOptions(timeout_s=0.02))))
+    await gate.reached.wait()
+    await asyncio.sleep(0.04)
+    gate.open.set()
+    with pytest.raises(DeadlineError):
+        await pushing
+    assert rig.engine.calls == ["prepare_weights", "discard_weights running"]
+    assert_unchanged(rig)
+
+
+async def test_push_under_a_lease_leaves_the_engine_paused(rig: Rig) -> None:
+    """The trainer that paused goes on with its lease; generation was not paused by the push."""
+    grant = await rig.pauses.pause(PauseMode.KEEP, KvPolicy.REUSE, holder="t", ttl_s=60.0, timeout_s=5.0)
+    outcome = await rig.push(header(apply=ApplyOptions(pause_lease_id=grant.lease.lease_id)))
+    assert not rig.engine.running
+    assert rig.board.phase is Phase.PAUSED
+    assert outcome.applied is not None
+    assert outcome.applied.paused_s is None
+    await rig.pauses.resume(grant.lease.lease_id)
+    assert rig.engine.running
+
+
+async def test_push_under_a_lost_lease_is_refused_before_it_is_prepared(rig: Rig) -> None:
+    """The work of minutes is not begun for nothing."""
+    with pytest.raises(PauseLeaseLostError):
+        await rig.push(header(apply=ApplyOptions(pause_lease_id="lost")))
+    assert rig.engine.calls == []
+
+
+async def test_lease_lost_during_the_preparation_ends_the_push(rig: Rig) -> None:
+    """Requests have run in between, which is what the lease was to prevent."""
+    grant = await rig.pauses.pause(PauseMode.KEEP, KvPolicy.REUSE, holder="t", ttl_s=60.0, timeout_s=5.0)
+    gate = rig.engine.gates["prepare_weights"] = Gate()
+    pushing = asyncio.create_task(rig.push(header(apply=ApplyOptions(pause_lease_id=grant.lease.lease_id))))
+    await gate.reached.wait()
+    await rig.pauses.resume(grant.lease.lease_id)
+    gate.open.set()
+    with pytest.raises(PauseLeaseLostError):
+        await pushing
+    assert_unchanged(rig)
+
+
+async def test_force_does_not_run_the_engine_in_the_middle_of_a_commit(rig: Rig) -> None:
+    """Resume(force) waits; the scripted engine tells of a resume during a commit as a misuse."""
+    gate = rig.engine.gates["commit_weights"] = Gate()
+    pushing = asyncio.create_task(rig.push(header()))
+    await gate.reached.wait()
+    forcing = asyncio.create_task(rig.pauses.resume("", force=True))
+    await asyncio.sleep(0.02)
+    assert not forcing.done()
+    gate.open.set()
+    await pushing
+    await forcing
+    assert rig.engine.running
+
+
+async def test_draining_that_begins_during_the_preparation_ends_the_push_whole(rig: Rig) -> None:
+    """At a shutdown nothing is committed any more."""
+    gate = rig.engine.gates["prepare_weights"] = Gate()
+    pushing = asyncio.create_task(rig.push(header()))
+    await gate.reached.wait()
+    rig.board.enter(Phase.DRAINING)
+    gate.open.set()
+    with pytest.raises(DrainingError):
+        await pushing
+    assert rig.engine.live == tensors(0)
+    assert rig.engine.prepared == {}
+
+
+async def test_failed_discard_does_not_undo_an_applied_push(rig: Rig) -> None:
+    """The version is served; that memory is lost is for the log."""
+    rig.engine.fails["discard_weights"] = RuntimeError("no")
+    assert (await rig.push(header())).push.state is PushState.APPLIED
+    assert rig.engine.running
