@@ -1,0 +1,26 @@
+"""What the engine's phase allows. Pure."""
+
+from genserve.control.state import Phase
+from genserve.errors import DrainingError, EngineDeadError, EngineSleepingError, EngineTaintedError
+
+
+def is_serving(phase: Phase) -> bool:
+    """Whether health says SERVING: requests are taken, though they may have to wait."""
+    return phase in (Phase.RUNNING, Phase.PAUSED, Phase.APPLYING)
+
+
+def check_admission(phase: Phase) -> None:
+    """Raises why a request for tokens is refused in this phase; returns when it is admitted, perhaps to wait."""
+    match phase:
+        case Phase.STARTING:
+            raise DrainingError("the engine is starting", retry_after_s=1.0)
+        case Phase.DRAINING:
+            raise DrainingError("the daemon is shutting down")
+        case Phase.DEAD:
+            raise EngineDeadError("the engine has died")
+        case Phase.SLEEPING:
+            raise EngineSleepingError("the engine sleeps")
+        case Phase.TAINTED:
+            raise EngineTaintedError("the weights could not be proven consistent: push a full version or restart")
+        case Phase.RUNNING | Phase.PAUSED | Phase.APPLYING:
+            return

@@ -1,0 +1,103 @@
+"""ControlService."""
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from genserve.control.pause import PauseController
+from genserve.control.state import Phase, StateBoard
+from genserve.engine.base import Engine
+from genserve.rpc.convert import to_lease, to_state
+from genserve.rpc.convert_control import (
+    ServerFacts,
+    pause_arguments,
+    renewed_ttl_s,
+    to_load,
+    to_pause_response,
+    to_server_info,
+    watch_interval_s,
+)
+from genserve.v1 import control_pb2
+from genserve.v1.control_pb2_grpc import ControlServiceServicer
+
+if TYPE_CHECKING:
+    from grpc.aio import ServicerContext
+
+RESET_TIMEOUT_S = 60.0
+
+
+class ControlServicer(ControlServiceServicer):
+    """Operates the engine."""
+
+    def __init__(self, engine: Engine, pauses: PauseController, board: StateBoard, facts: ServerFacts) -> None:
+        self._engine = engine
+        self._pauses = pauses
+        self._board = board
+        self._facts = facts
+
+    async def Pause(
+        self, request: control_pb2.PauseRequest, context: "ServicerContext[Any, Any]"
+    ) -> control_pb2.PauseResponse:
+        """Pauses under a lease."""
+        asked = pause_arguments(request)
+        grant = await self._pauses.pause(
+            asked.mode,
+            asked.kv_policy,
+            holder=asked.holder,
+            ttl_s=asked.ttl_s,
+            request_id=asked.request_id,
+            timeout_s=asked.timeout_s,
+        )
+        return to_pause_response(grant, self._board.state())
+
+    async def RenewPause(
+        self, request: control_pb2.RenewPauseRequest, context: "ServicerContext[Any, Any]"
+    ) -> control_pb2.RenewPauseResponse:
+        """Extends a lease."""
+        lease = self._pauses.renew(request.lease_id, renewed_ttl_s(request))
+        return control_pb2.RenewPauseResponse(lease=to_lease(lease), state=to_state(self._board.state()))
+
+    async def Resume(
+        self, request: control_pb2.ResumeRequest, context: "ServicerContext[Any, Any]"
+    ) -> control_pb2.ResumeResponse:
+        """Gives a lease back."""
+        lease_expired = await self._pauses.resume(request.lease_id, force=request.force)
+        return control_pb2.ResumeResponse(lease_expired=lease_expired, state=to_state(self._board.state()))
+
+    async def GetStatus(
+        self, request: control_pb2.GetStatusRequest, context: "ServicerContext[Any, Any]"
+    ) -> control_pb2.GetStatusResponse:
+        """State and load."""
+        return control_pb2.GetStatusResponse(state=to_state(self._board.state()), load=to_load(self._engine.load()))
+
+    async def WatchStatus(  # type: ignore[override]  # the stubs know generators only
+        self,
+        request: control_pb2.WatchStatusRequest,
+        context: "ServicerContext[control_pb2.WatchStatusRequest, control_pb2.WatchStatusResponse]",
+    ) -> None:
+        """State and load, now and whenever they differ from what was sent last; ends after DEAD."""
+        interval_s = watch_interval_s(request)
+        sent = None
+        while sent is None or sent[0].phase is not Phase.DEAD:
+            status = (self._board.state(), self._engine.load())
+            if status != sent:
+                await context.write(control_pb2.WatchStatusResponse(state=to_state(status[0]), load=to_load(status[1])))
+                sent = status
+                continue  # what changed during the write is not announced again
+            try:
+                async with asyncio.timeout(interval_s):
+                    await self._board.wait_change()
+            except TimeoutError:
+                pass
+
+    async def GetServerInfo(
+        self, request: control_pb2.GetServerInfoRequest, context: "ServicerContext[Any, Any]"
+    ) -> control_pb2.GetServerInfoResponse:
+        """What is served."""
+        return to_server_info(self._engine.info, self._facts, self._board.state())
+
+    async def ResetCache(
+        self, request: control_pb2.ResetCacheRequest, context: "ServicerContext[Any, Any]"
+    ) -> control_pb2.ResetCacheResponse:
+        """Drops the prefix cache."""
+        reset = await self._engine.reset_prefix_cache(request.reset_running_requests, RESET_TIMEOUT_S)
+        return control_pb2.ResetCacheResponse(reset=reset, state=to_state(self._board.state()))

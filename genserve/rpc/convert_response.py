@@ -1,0 +1,77 @@
+"""From updates of a generation to GenerateResponse. The hot path: a message per update, columns copied whole."""
+
+from genserve.engine.generation import (
+    Finish,
+    FinishReason,
+    GenerationUpdate,
+    LogprobColumns,
+    PromptInfo,
+    SequenceDelta,
+    WeightSpan,
+)
+from genserve.v1 import generation_pb2, types_pb2
+
+_REASONS = {reason: generation_pb2.FinishReason.Value(f"FINISH_REASON_{reason.name}") for reason in FinishReason}
+
+
+def to_response(update: GenerationUpdate, request_id: str) -> generation_pb2.GenerateResponse:
+    """One update; `request_id` is told with the first."""
+    response = generation_pb2.GenerateResponse()
+    add = response.outputs.add
+    for delta in update.outputs:
+        _fill(add(index=delta.index, text=delta.text), delta)
+    if update.prompt is not None:
+        response.request_id = request_id
+        _fill_prompt(response.prompt, update.prompt)
+    usage = update.usage
+    if usage is not None:
+        response.usage.num_prompt_tokens = usage.num_prompt_tokens
+        response.usage.num_cached_tokens = usage.num_cached_tokens
+        response.usage.num_output_tokens = usage.num_output_tokens
+        response.usage.SetInParent()
+    return response
+
+
+def _fill(message: generation_pb2.SequenceDelta, delta: SequenceDelta) -> None:
+    message.token_ids.extend(delta.token_ids)
+    if delta.logprobs is not None:
+        _fill_logprobs(message.logprobs, delta.logprobs)
+    add_span = message.weight_spans.add
+    for span in delta.weight_spans:
+        add_span(version=span.version, start=span.start, end=span.end)
+    if delta.finish is not None:
+        _fill_finish(message.finish, delta.finish)
+
+
+def _fill_logprobs(message: types_pb2.Logprobs, columns: LogprobColumns) -> None:
+    message.width = columns.width
+    message.sampled.extend(columns.sampled)
+    message.ranks.extend(columns.ranks)
+    message.token_ids.extend(columns.token_ids)
+    message.values.extend(columns.values)
+
+
+def _fill_prompt(message: generation_pb2.Prompt, prompt: PromptInfo) -> None:
+    message.num_tokens = prompt.num_tokens
+    message.num_cached_tokens = prompt.num_cached_tokens
+    if prompt.token_ids is not None:
+        message.token_ids.extend(prompt.token_ids)
+    if prompt.logprobs is not None:
+        message.logprobs.SetInParent()
+        _fill_logprobs(message.logprobs, prompt.logprobs)
+
+
+def _fill_finish(message: generation_pb2.Finish, finish: Finish) -> None:
+    message.reason = _REASONS[finish.reason]
+    if isinstance(finish.stop, str):
+        message.stop_string = finish.stop
+    elif finish.stop is not None:
+        message.stop_token_id = finish.stop
+    message.num_tokens = finish.num_tokens
+    message.weight_spans.extend(map(_span, finish.weight_spans))
+    if finish.cumulative_logprob is not None:
+        message.cumulative_logprob = finish.cumulative_logprob
+
+
+def _span(span: WeightSpan) -> types_pb2.WeightSpan:
+    return types_pb2.WeightSpan(version=span.version, start=span.start, end=span.end)

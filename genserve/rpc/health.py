@@ -1,0 +1,52 @@
+"""grpc.health.v1, straight from the state board: there is no second copy of the state that could lag behind."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from genserve.control.admission import is_serving
+from genserve.control.state import Phase, StateBoard
+
+if TYPE_CHECKING:
+    from grpc.aio import ServicerContext
+
+SERVICE_NAME = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+
+
+class HealthServicer(health_pb2_grpc.HealthServicer):
+    """Answers for `service_names` and for the whole server, which is "". All have the same status."""
+
+    def __init__(self, board: StateBoard, service_names: Iterable[str]) -> None:
+        self._board = board
+        self._service_names = frozenset(service_names) | {""}
+
+    async def Check(
+        self, request: health_pb2.HealthCheckRequest, context: "ServicerContext[Any, Any]"
+    ) -> health_pb2.HealthCheckResponse:
+        """The status now; NOT_FOUND for a service that is not here, as the protocol has it."""
+        if request.service not in self._service_names:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"there is no service {request.service!r}")
+        return health_pb2.HealthCheckResponse(status=self._status(request.service))
+
+    async def Watch(self, request: health_pb2.HealthCheckRequest, context: "ServicerContext[Any, Any]") -> None:
+        """The status now and whenever it changes; ends after DEAD."""
+        sent: int | None = None
+        while True:
+            is_last = self._board.phase is Phase.DEAD
+            status = self._status(request.service)
+            if status != sent:
+                await context.write(health_pb2.HealthCheckResponse(status=status))
+                sent = status
+            elif is_last:
+                return
+            else:
+                await self._board.wait_change()
+
+    def _status(self, service: str) -> int:
+        if service not in self._service_names:
+            return health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+        if is_serving(self._board.phase):
+            return health_pb2.HealthCheckResponse.SERVING
+        return health_pb2.HealthCheckResponse.NOT_SERVING

@@ -1,0 +1,98 @@
+"""Turns what servicers raise into statuses, for every method, so that no servicer has to."""
+
+import asyncio
+import inspect
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from genserve.errors import GenserveError, InvalidFieldError
+from genserve.rpc.status import internal_error, to_status
+
+log = logging.getLogger(__name__)
+
+Handler = grpc.RpcMethodHandler[Any, Any]
+Behavior = Callable[[Any, Any], Awaitable[Any]]
+
+_KINDS: dict[tuple[bool, bool], tuple[str, Callable[..., Any]]] = {
+    (False, False): ("unary_unary", grpc.unary_unary_rpc_method_handler),
+    (False, True): ("unary_stream", grpc.unary_stream_rpc_method_handler),
+    (True, False): ("stream_unary", grpc.stream_unary_rpc_method_handler),
+    (True, True): ("stream_stream", grpc.stream_stream_rpc_method_handler),
+}
+"""(requests stream, responses stream) -> attribute of a handler that holds the behavior, and how to make a handler."""
+
+
+class StatusInterceptor(grpc.aio.ServerInterceptor):
+    """Ends calls whose handler raised with the status of what it raised. Handlers that are coroutines only: those of
+    reflection are not, and raise nothing."""
+
+    def __init__(self) -> None:
+        self._guarded: dict[str, Handler] = {}  # by method; as many as the server has
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler | None:
+        """The handler of a method, guarded."""
+        method = handler_call_details.method
+        guarded = self._guarded.get(method)
+        if guarded is not None:
+            return guarded
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None  # there is no such method: gRPC says so
+        self._guarded[method] = guarded = _guarded_handler(handler, method)
+        return guarded
+
+
+def _guarded_handler(handler: Handler, method: str) -> Handler:
+    kind, make = _KINDS[bool(handler.request_streaming), bool(handler.response_streaming)]
+    behavior = getattr(handler, kind)
+    if not inspect.iscoroutinefunction(behavior):
+        return handler
+    guarded: Handler = make(
+        _guarded_behavior(behavior, method),
+        request_deserializer=handler.request_deserializer,
+        response_serializer=handler.response_serializer,
+    )
+    return guarded
+
+
+def _guarded_behavior(behavior: Behavior, method: str) -> Behavior:
+    async def guarded(request: Any, context: "grpc.aio.ServicerContext[Any, Any]") -> Any:
+        started_s = time.monotonic()
+        outcome = "CANCELLED"
+        try:
+            response = await behavior(request, context)
+            outcome = "OK"
+            return response
+        except grpc.aio.AbortError:
+            outcome = "aborted"
+            raise
+        except grpc.aio.InternalError as error:
+            # A write to, or read from, a client that has gone.
+            raise asyncio.CancelledError("the client has gone") from error
+        except Exception as error:
+            known = _known(error, method)
+            outcome = known.reason
+            await context.abort_with_status(to_status(known))
+        finally:
+            if log.isEnabledFor(logging.DEBUG):
+                log.debug("%s %s %.3f s", method, outcome, time.monotonic() - started_s)
+
+    return guarded
+
+
+def _known(error: Exception, method: str) -> GenserveError:
+    if isinstance(error, GenserveError):
+        return error
+    if isinstance(error, DecodeError):
+        return InvalidFieldError.of("frame", "is not a message of this method")
+    return internal_error(error, method)

@@ -1,0 +1,135 @@
+"""The gRPC server: every service under one address."""
+
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc.aio
+from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
+
+from genserve.config import ServeConfig
+from genserve.control.pause import PauseController
+from genserve.control.state import StateBoard
+from genserve.engine.base import Engine
+from genserve.rpc import health
+from genserve.rpc.control import ControlServicer
+from genserve.rpc.convert_control import ServerFacts
+from genserve.rpc.generation import GenerationServicer
+from genserve.rpc.health import HealthServicer
+from genserve.rpc.interceptor import StatusInterceptor
+from genserve.rpc.reflection import add_reflection
+from genserve.rpc.weights import WeightServicer
+from genserve.v1 import control_pb2, generation_pb2, weights_pb2
+from genserve.v1.control_pb2_grpc import add_ControlServiceServicer_to_server
+from genserve.v1.generation_pb2_grpc import add_GenerationServiceServicer_to_server
+from genserve.v1.weights_pb2_grpc import add_WeightServiceServicer_to_server
+from genserve.weights.checkpoint import CheckpointIndex
+from genserve.weights.registry import PushRegistry
+
+SERVICE_NAMES = tuple(
+    service.full_name
+    for file in (generation_pb2, weights_pb2, control_pb2)
+    for service in file.DESCRIPTOR.services_by_name.values()
+)
+FEATURES = ("push", "pause", "structured_outputs")
+
+_OPTIONS = (
+    # A port that is taken is an error, not a second server behind the same address.
+    ("grpc.so_reuseport", 0),
+    # Peers that vanished without a word are noticed, so that their requests do not run on.
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    # Clients may ping as they like: gRPC would close connections that ping more often than every five minutes.
+    ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
+    ("grpc.http2.max_ping_strikes", 0),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerParts:
+    """What the services serve. `max_staging_bytes` is what the registry allows."""
+
+    config: ServeConfig
+    engine: Engine
+    board: StateBoard
+    pauses: PauseController
+    registry: PushRegistry
+    checkpoint: CheckpointIndex | None
+    max_staging_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunningServer:
+    """A server that takes calls. `address` is where, as clients name it: the TCP one if there is one."""
+
+    address: str
+    server: grpc.aio.Server
+
+    async def stop(self, grace_s: float) -> None:
+        """Takes no more calls, and ends those that run after `grace_s` seconds."""
+        await self.server.stop(grace_s)
+
+
+async def start_server(parts: ServerParts) -> RunningServer:
+    """Starts listening. Raises OSError naming the address that cannot be listened on."""
+    server = build_server(parts)
+    address = bind(server, parts.config.host, parts.config.port, parts.config.uds)
+    await server.start()
+    return RunningServer(address, server)
+
+
+def build_server(parts: ServerParts) -> grpc.aio.Server:
+    """A server with all services, bound to no address yet."""
+    max_message_bytes = parts.config.max_message_bytes
+    server = grpc.aio.server(
+        interceptors=[StatusInterceptor()],
+        options=[*_OPTIONS, ("grpc.max_receive_message_length", max_message_bytes)],
+    )
+    facts = ServerFacts(parts.engine.info.model, max_message_bytes, parts.max_staging_bytes, FEATURES)
+    add_GenerationServiceServicer_to_server(GenerationServicer(parts.engine, parts.board), server)
+    add_WeightServiceServicer_to_server(
+        WeightServicer(parts.registry, parts.engine, parts.board, parts.checkpoint), server
+    )
+    add_ControlServiceServicer_to_server(ControlServicer(parts.engine, parts.pauses, parts.board, facts), server)
+    add_HealthServicer_to_server(HealthServicer(parts.board, SERVICE_NAMES), server)
+    add_reflection(server, [*SERVICE_NAMES, health.SERVICE_NAME])
+    return server
+
+
+def bind(server: grpc.aio.Server, host: str, port: int, uds: str) -> str:
+    """Binds to a TCP port (0 = a free one, -1 = none) and, if `uds` names one, to a Unix socket.
+
+    Returns the address for clients: the TCP one if there is one. Raises OSError naming the address that cannot be had.
+    """
+    address = ""
+    if uds:
+        _refuse_socket_in_use(uds)
+        address = f"unix:{uds}"
+        _add_port(server, address)
+    if port != -1:
+        shown_host = f"[{host}]" if ":" in host and not host.startswith("[") else host
+        address = f"{shown_host}:{_add_port(server, f'{shown_host}:{port}')}"
+    return address
+
+
+def _add_port(server: grpc.aio.Server, address: str) -> int:
+    try:
+        port = server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise OSError(f"cannot listen on {address}: is another process listening there?") from error
+    if port == 0:
+        raise OSError(f"cannot listen on {address}")
+    return port
+
+
+def _refuse_socket_in_use(path: str) -> None:
+    # gRPC removes a socket that is there, also that of a server which is alive.
+    if not Path(path).is_socket():
+        return
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(path)
+        except OSError:
+            return
+    raise OSError(f"cannot listen on unix:{path}: another process listens there")
