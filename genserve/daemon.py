@@ -66,17 +66,15 @@ async def serve(config: ServeConfig, args: AsyncEngineArgs) -> int:
         board = StateBoard(engine, lambda: leases.active, instance_id=uuid.uuid4().hex)
         pauses = PauseController(engine, leases, board)
         checkpoint = _checkpoint(engine)
-        registry = PushRegistry(
-            checkpoint, engine, WeightUpdater(engine, pauses, board), board, _max_staging_bytes(config, checkpoint)
-        )
+        max_staging_bytes = _max_staging_bytes(config, checkpoint)
+        registry = PushRegistry(checkpoint, engine, WeightUpdater(engine, pauses, board), board, max_staging_bytes)
         stack.push_async_callback(registry.close)
-        server = await start_server(ServerParts(config, engine, board, pauses, registry, checkpoint))
+        server = await start_server(ServerParts(config, engine, board, pauses, registry, checkpoint, max_staging_bytes))
         stack.push_async_callback(server.stop, _CLOSE_GRACE_S)
 
         background = [
             asyncio.create_task(pauses.run(), name="pause leases"),
             asyncio.create_task(registry.run(), name="push staging"),
-            asyncio.create_task(server.run_health(), name="health"),
             asyncio.create_task(engine.wait_dead(), name="engine"),
         ]
         stack.push_async_callback(_cancel, background)
@@ -88,7 +86,6 @@ async def serve(config: ServeConfig, args: AsyncEngineArgs) -> int:
 
         with stop_on_signals(stop):
             board.enter(None)
-            await server.wait_serving()
             _say(f"ready after {time.monotonic() - started_at:.0f} s")
             print(f"genserve: serving {args.model} on {server.address}", flush=True)
             failure = await _first_of(stopped, background)

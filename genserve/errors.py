@@ -179,6 +179,12 @@ class EngineDeadError(GenserveError):
     reason = "ENGINE_DEAD"
 
 
+class UnavailableError(GenserveError):
+    """No daemon answers, or the connection to it broke."""
+
+    reason = "UNAVAILABLE"
+
+
 class DeadlineError(GenserveError):
     """Something did not happen within its time; nothing was changed."""
 

@@ -6,7 +6,7 @@ Importing this loads grpc and protobuf, and neither torch, numpy nor vllm.
 from genserve.client.async_client import AsyncClient
 from genserve.client.channel import ConnectionSettings, Timeouts
 from genserve.client.enums import KvPolicy, PauseMode, PushAction
-from genserve.client.errors import UnavailableError
+from genserve.errors import UnavailableError
 from genserve.client.generation import AbortResult
 from genserve.client.push import Applied, Push, PushProgress, PushResult
 from genserve.client.requests import GenerateOptions, PromptLike

@@ -8,7 +8,7 @@ import grpc.aio
 
 from genserve.client.channel import UNSET, ServiceCalls, Timeout
 from genserve.client.enums import KvPolicy, PauseMode, wire_value
-from genserve.client.errors import UnavailableError
+from genserve.errors import UnavailableError
 from genserve.client.lease import held_pause
 from genserve.client.requests import duration
 from genserve.client.state import EngineState, PauseLease, PauseResult, ResumeResult, ServerInfo, Status

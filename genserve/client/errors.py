@@ -15,16 +15,11 @@ from genserve.errors import (
     MessageTooLargeError,
     PermissionDeniedError,
     UnauthenticatedError,
+    UnavailableError,
     error_for_reason,
 )
 
 _STATUS_DETAILS_KEY = "grpc-status-details-bin"
-
-
-class UnavailableError(GenserveError):
-    """No daemon answers at the target, or the connection to it broke."""
-
-    reason = "UNAVAILABLE"
 
 
 # For codes that gRPC itself answers, without a reason of ours.

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Protocol
 
 from genserve.client.enums import KvPolicy, PauseMode
-from genserve.client.errors import UnavailableError
+from genserve.errors import UnavailableError
 from genserve.client.state import PauseLease, PauseResult, ResumeResult
 from genserve.errors import DeadlineError, GenserveError, PauseLeaseLostError
 

@@ -11,7 +11,8 @@ from google.protobuf.message import Message
 from genserve.client.byte_space import ByteSpace, Range
 from genserve.client.channel import Connection
 from genserve.client.enums import word_of
-from genserve.client.errors import UnavailableError, error_of
+from genserve.client.errors import error_of
+from genserve.errors import UnavailableError
 from genserve.client.final_status import FinalStatus
 from genserve.client.frames import END_FRAME, chunk_frame, header_frame
 from genserve.client.state import EngineState

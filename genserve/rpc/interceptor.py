@@ -5,7 +5,7 @@ import inspect
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 import grpc.aio
@@ -16,7 +16,7 @@ from genserve.rpc.status import internal_error, to_status
 
 log = logging.getLogger(__name__)
 
-Handler = grpc.RpcMethodHandler[Any, Any]
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Behavior = Callable[[Any, Any], Awaitable[Any]]
 
 _KINDS: dict[tuple[bool, bool], tuple[str, Callable[..., Any]]] = {
@@ -37,9 +37,9 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable["Handler | None"]],
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> Handler | None:
+    ) -> "Handler | None":
         """The handler of a method, guarded."""
         method = handler_call_details.method
         guarded = self._guarded.get(method)
