@@ -54,9 +54,11 @@ class WeightUpdater:
                 commit_s = await self._commit(session, nonce, deadline_s)
         except BaseException as error:
             await self._discard(nonce)
+            if not isinstance(error, Exception):
+                raise
             if session.state is PushState.APPLIED:
                 raise GenserveError(f"the new version is live, but the engine could not be resumed: {error}") from error
-            if isinstance(error, GenserveError) or not isinstance(error, Exception):
+            if isinstance(error, GenserveError):
                 raise
             raise PushRolledBackError(f"the weights could not be applied, nothing changed: {error!r}") from error
         # The pause is over: freeing memory on every rank is nothing that requests should wait for.

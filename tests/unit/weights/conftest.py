@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import google_crc32c
@@ -50,6 +50,7 @@ class Rig:
     board: StateBoard
     pauses: PauseController
     registry: PushRegistry
+    background: "list[asyncio.Task[None]]" = field(default_factory=list)
 
     async def push(self, opened: PushHeader, data: bytes | None = None) -> PushOutcome:
         """One stream with everything."""
@@ -89,11 +90,12 @@ async def rig() -> AsyncIterator[Rig]:
     pauses = PauseController(engine, leases, board)
     registry = PushRegistry(CHECKPOINT, engine, WeightUpdater(engine, pauses, board), board, MAX_STAGING_BYTES)
     background = [asyncio.create_task(pauses.run()), asyncio.create_task(registry.run())]
-    yield Rig(engine, leases, board, pauses, registry)
-    failed = [task for task in background if task.done()]
+    rig = Rig(engine, leases, board, pauses, registry, list(background))
+    yield rig
+    ended = [task for task in rig.background if task.done()]
     for task in background:
         task.cancel()
     await asyncio.wait(background)
     await registry.close()
     assert engine.misuses == []
-    assert failed == []
+    assert ended == []

@@ -15,9 +15,12 @@ from genserve.errors import (
     PauseLeaseLostError,
     PushRolledBackError,
 )
+from genserve.weights.arena import Arena
 from genserve.weights.push import ApplyOptions, PushState
+from genserve.weights.session import PushSession
+from genserve.weights.update import WeightUpdater
 from tests.scripted_engine import Gate
-from tests.unit.weights.conftest import Rig, header, tensors
+from tests.unit.weights.conftest import MANIFEST, Rig, header, tensors, weights
 
 
 def assert_unchanged(rig: Rig) -> None:
@@ -217,6 +220,39 @@ async def test_draining_that_begins_during_the_preparation_ends_the_push_whole(r
         await pushing
     assert rig.engine.live == tensors(0)
     assert rig.engine.prepared == {}
+
+
+async def test_cancelled_commit_is_carried_through(rig: Rig) -> None:
+    """Only a loop that is torn down cancels it: all new, and running, before the cancellation is raised."""
+    gate = rig.engine.gates["commit_weights"] = Gate()
+    arena = Arena.allocate(MANIFEST.total_bytes)
+    session = PushSession("p1", header(), MANIFEST, MANIFEST.digest, arena)
+    session.write(0, weights(1), None)
+    applying = asyncio.create_task(WeightUpdater(rig.engine, rig.pauses, rig.board).apply(session))
+    await gate.reached.wait()
+    applying.cancel()
+    await asyncio.sleep(0.01)
+    assert not applying.done()
+    gate.open.set()
+    with pytest.raises(asyncio.CancelledError):
+        await applying
+    session.close()
+    assert rig.engine.live == tensors(1)
+    assert rig.engine.running
+    assert rig.board.phase is Phase.RUNNING
+
+
+async def test_engine_that_does_not_resume_after_the_commit_is_told_as_it_is(rig: Rig) -> None:
+    """The new version is live, so nobody may read "nothing changed"; the daemon ends, as nobody is served."""
+    rig.engine.fails["resume"] = DeadlineError("late")
+    with pytest.raises(GenserveError, match="is live") as error:
+        await rig.push(header())
+    assert not isinstance(error.value, DeadlineError | PushRolledBackError)
+    assert rig.engine.live == tensors(1)
+    with pytest.raises(DeadlineError):
+        await rig.pauses.run()
+    rig.background[0].exception()  # the fixture's own task of it has ended so too
+    rig.background.clear()
 
 
 async def test_failed_discard_does_not_undo_an_applied_push(rig: Rig) -> None:
