@@ -151,7 +151,7 @@ def _stop(message: generation_pb2.Stop) -> Stop:
         max_tokens=_given(message, "max_tokens"),
         min_tokens=_given(message, "min_tokens"),
         strings=tuple(message.strings),
-        token_ids=_token_ids(message.token_ids, "stop.token_ids"),
+        token_ids=tuple(_token_ids(message.token_ids, "stop.token_ids")),
         ignore_eos=message.ignore_eos,
         include_stop=message.include_stop,
         time_budget_s=seconds(message.time_budget, "stop.time_budget") if message.HasField("time_budget") else None,

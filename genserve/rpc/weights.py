@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from genserve.control.state import StateBoard
@@ -97,19 +97,19 @@ async def _read_chunks(frames: Frames, stream: PushStream) -> None:
 @asynccontextmanager
 async def _until_expired(stream: PushStream) -> AsyncIterator[None]:
     """Leaves its body when the push has timed out, quietly: `finish` tells then."""
+    limit = asyncio.timeout(None)
 
     async def expire() -> None:
         await stream.wait_expired()
         limit.reschedule(asyncio.get_running_loop().time())
 
-    async with AsyncExitStack() as stack:
-        try:
-            limit = await stack.enter_async_context(asyncio.timeout(None))
+    try:
+        async with limit:
             watcher = asyncio.create_task(expire())
             try:
                 yield
             finally:
                 watcher.cancel()
-        except TimeoutError:
-            if not limit.expired():
-                raise
+    except TimeoutError:
+        if not limit.expired():
+            raise

@@ -1,0 +1,203 @@
+"""A real gRPC server on a free port, with the real controllers, on an engine that does as it is told."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import grpc.aio
+import pytest
+from google.rpc import error_details_pb2, status_pb2
+
+from genserve.config import ServeConfig
+from genserve.control.leases import LeaseTable
+from genserve.control.pause import PauseController
+from genserve.control.state import StateBoard
+from genserve.engine.base import Load, WeightDigest
+from genserve.engine.generation import (
+    ChatPrompt,
+    GenerationRequest,
+    GenerationUpdate,
+    PromptInfo,
+    SequenceDelta,
+    TextPrompt,
+    Usage,
+)
+from genserve.rpc.server import ServerParts, start_server
+from genserve.v1.control_pb2_grpc import ControlServiceStub
+from genserve.v1.generation_pb2_grpc import GenerationServiceStub
+from genserve.v1.weights_pb2_grpc import WeightServiceStub
+from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor
+from genserve.weights.registry import PushRegistry
+from genserve.weights.update import WeightUpdater
+from tests.scripted_engine import ScriptedEngine
+
+if TYPE_CHECKING:
+    from genserve.v1.control_pb2_grpc import ControlServiceAsyncStub
+    from genserve.v1.generation_pb2_grpc import GenerationServiceAsyncStub
+    from genserve.v1.weights_pb2_grpc import WeightServiceAsyncStub
+
+CHECKPOINT = CheckpointIndex({"a": CheckpointTensor("F32", (4,), 16), "b": CheckpointTensor("BF16", (8,), 16)})
+MAX_STAGING_BYTES = 1000
+MAX_MESSAGE_BYTES = 1 << 20
+
+
+def update(token: int, *, first: bool = False, last: bool = False) -> GenerationUpdate:
+    """One token."""
+    delta = SequenceDelta(0, [token], f"<{token}>", None, [], None)
+    return GenerationUpdate(PromptInfo(2, 0, None, None) if first else None, [delta], Usage(2, 0, 1) if last else None)
+
+
+@dataclass
+class ScriptedStream:
+    """Gives what the test puts into `updates`: an update, an error to raise, or None for the end. Waits while there is
+    nothing. `closed` is set by `close`."""
+
+    request_id: str
+    updates: "asyncio.Queue[GenerationUpdate | BaseException | None]" = field(default_factory=asyncio.Queue)
+    waiting: asyncio.Event = field(default_factory=asyncio.Event)
+    closed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def next(self) -> GenerationUpdate | None:
+        self.waiting.set()
+        following = await self.updates.get()
+        if isinstance(following, BaseException):
+            raise following
+        return following
+
+    async def close(self) -> None:
+        await asyncio.sleep(0)  # ending a request takes a turn of the loop
+        self.closed.set()
+
+
+class GeneratingEngine(ScriptedEngine):
+    """Admits requests as `streams`, after `admission` is set; `refusal` is raised instead."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requests: list[GenerationRequest] = []
+        self.streams: list[ScriptedStream] = []
+        self.submitted = asyncio.Event()
+        self.admission = asyncio.Event()
+        self.admission.set()
+        self.refusal: BaseException | None = None
+        self.current_load = super().load()
+
+    def load(self) -> Load:
+        return self.current_load
+
+    async def submit(self, request: GenerationRequest) -> ScriptedStream:
+        self.requests.append(request)
+        self.submitted.set()
+        await self.admission.wait()
+        if self.refusal is not None:
+            raise self.refusal
+        stream = ScriptedStream(request.request_id)
+        self.streams.append(stream)
+        return stream
+
+    async def abort(self, request_ids: Sequence[str] | None) -> tuple[list[str], list[str]]:
+        running = [stream.request_id for stream in self.streams]
+        if request_ids is None:
+            return running, []
+        return [i for i in request_ids if i in running], [i for i in request_ids if i not in running]
+
+    async def tokenize(self, prompt: TextPrompt | ChatPrompt, add_special_tokens: bool) -> list[int]:
+        text = prompt.text if isinstance(prompt, TextPrompt) else "".join(m.content for m in prompt.messages)
+        return [*([0] if add_special_tokens else []), *text.encode()]
+
+    async def detokenize(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
+        return bytes(i for i in token_ids if i or not skip_special_tokens).decode()
+
+    async def weight_digests(self, timeout_s: float) -> list[WeightDigest]:
+        return [WeightDigest("dp0:pp0:pcp0:tp0", "w", "ab")]
+
+
+@dataclass
+class Daemon:
+    """What stands between the server and the engine, and stubs for the server."""
+
+    engine: GeneratingEngine
+    board: StateBoard
+    pauses: PauseController
+    registry: PushRegistry
+    channel: grpc.aio.Channel
+    address: str
+
+    @property
+    def generation(self) -> "GenerationServiceAsyncStub":
+        return GenerationServiceStub(self.channel)
+
+    @property
+    def weights(self) -> "WeightServiceAsyncStub":
+        return WeightServiceStub(self.channel)
+
+    @property
+    def control(self) -> "ControlServiceAsyncStub":
+        return ControlServiceStub(self.channel)
+
+    async def stream(self, index: int = 0) -> ScriptedStream:
+        """The engine's side of a request, once the server waits for its next update."""
+        async with asyncio.timeout(5):
+            while len(self.engine.streams) <= index:
+                await asyncio.sleep(0.001)
+            stream = self.engine.streams[index]
+            await stream.waiting.wait()
+        return stream
+
+
+@asynccontextmanager
+async def serving(config: ServeConfig) -> AsyncIterator[Daemon]:
+    """Everything but the engine is real."""
+    engine, leases = GeneratingEngine(), LeaseTable()
+    board = StateBoard(engine, lambda: leases.active, "test")
+    board.enter(None)
+    pauses = PauseController(engine, leases, board)
+    registry = PushRegistry(CHECKPOINT, engine, WeightUpdater(engine, pauses, board), board, MAX_STAGING_BYTES)
+    background = [asyncio.create_task(pauses.run()), asyncio.create_task(registry.run())]
+    server = await start_server(ServerParts(config, engine, board, pauses, registry, CHECKPOINT, MAX_STAGING_BYTES))
+    try:
+        async with grpc.aio.insecure_channel(server.address) as channel:
+            yield Daemon(engine, board, pauses, registry, channel, server.address)
+    finally:
+        await server.stop(0)
+        for task in background:
+            task.cancel()
+        await asyncio.wait(background)
+        await registry.close()
+
+
+@pytest.fixture
+async def daemon() -> AsyncIterator[Daemon]:
+    async with serving(ServeConfig(port=0, max_message_bytes=MAX_MESSAGE_BYTES)) as running:
+        yield running
+
+
+def busier(load: Load, running: int) -> Load:
+    """The load with another number of running sequences."""
+    return replace(load, running=running)
+
+
+def reason_of(error: grpc.aio.AioRpcError) -> str:
+    """The reason in the details of an error; its domain is ours."""
+    info = detail_of(error, error_details_pb2.ErrorInfo)
+    assert info.domain == "genserve"
+    return str(info.reason)
+
+
+def field_of(error: grpc.aio.AioRpcError) -> str:
+    """The path of the one field that an error is about."""
+    (violation,) = detail_of(error, error_details_pb2.BadRequest).field_violations
+    return str(violation.field)
+
+
+def detail_of(error: grpc.aio.AioRpcError, kind: type) -> error_details_pb2.ErrorInfo:
+    """The one detail of a kind."""
+    (value,) = [value for key, value in error.trailing_metadata() if key == "grpc-status-details-bin"]
+    status = status_pb2.Status.FromString(value)
+    assert (status.code, status.message) == (error.code().value[0], error.details())
+    (found,) = [each for each in status.details if each.Is(kind.DESCRIPTOR)]
+    message = kind()
+    found.Unpack(message)
+    return message

@@ -1,0 +1,106 @@
+"""ControlService, as a client on the wire sees it."""
+
+import asyncio
+import time
+
+import grpc
+import pytest
+from google.protobuf.duration_pb2 import Duration
+
+import genserve
+from genserve.control.state import Phase
+from genserve.v1 import control_pb2, types_pb2
+from tests.rpc.conftest import MAX_MESSAGE_BYTES, MAX_STAGING_BYTES, Daemon, busier, field_of, reason_of
+
+
+async def test_a_pause_is_a_lease_until_it_is_given_back(daemon: Daemon) -> None:
+    """Pause, renew, resume; every answer has the state."""
+    granted = await daemon.control.Pause(control_pb2.PauseRequest(holder="me"))
+    assert granted.lease.holder == "me"
+    assert granted.lease.expire_time.ToSeconds() == pytest.approx(time.time() + 60, abs=5)
+    assert (granted.state.phase, granted.requests_kept) == (types_pb2.PHASE_PAUSED, 5)
+    assert not daemon.engine.running
+    renewed = await daemon.control.RenewPause(
+        control_pb2.RenewPauseRequest(lease_id=granted.lease.lease_id, ttl=Duration(seconds=600))
+    )
+    assert renewed.lease.expire_time.ToSeconds() == pytest.approx(time.time() + 600, abs=5)
+    assert [lease.lease_id for lease in renewed.state.pauses] == [granted.lease.lease_id]
+    resumed = await daemon.control.Resume(control_pb2.ResumeRequest(lease_id=granted.lease.lease_id))
+    assert (resumed.lease_expired, resumed.state.phase) == (False, types_pb2.PHASE_RUNNING)
+    assert daemon.engine.running
+
+
+async def test_a_lost_lease_has_its_reason(daemon: Daemon) -> None:
+    """FAILED_PRECONDITION."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await daemon.control.RenewPause(control_pb2.RenewPauseRequest(lease_id="nope"))
+    assert (caught.value.code(), reason_of(caught.value)) == (grpc.StatusCode.FAILED_PRECONDITION, "PAUSE_LEASE_LOST")
+
+
+async def test_a_pause_that_takes_too_long_changes_nothing(daemon: Daemon) -> None:
+    """DEADLINE_EXCEEDED from the daemon, well before the client's own deadline."""
+    daemon.engine.hangs.add("pause")
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await daemon.control.Pause(control_pb2.PauseRequest(timeout=Duration(nanos=200_000_000)), timeout=5)
+    assert reason_of(caught.value) == "DEADLINE_EXCEEDED"
+    assert (await daemon.control.GetStatus(control_pb2.GetStatusRequest())).state.phase == types_pb2.PHASE_RUNNING
+
+
+async def test_a_bad_duration_is_named(daemon: Daemon) -> None:
+    """INVALID_ARGUMENT with the field."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await daemon.control.Pause(control_pb2.PauseRequest(ttl=Duration()))
+    assert field_of(caught.value) == "ttl"
+
+
+async def test_watching_begins_at_once_and_follows_every_change(daemon: Daemon) -> None:
+    """A pause and a resume are told long before the interval is over, in order."""
+    watch = daemon.control.WatchStatus(control_pb2.WatchStatusRequest(interval=Duration(seconds=60)), timeout=10)
+    phases = [(await watch.read()).state.phase]
+    granted = await daemon.control.Pause(control_pb2.PauseRequest())
+    phases.append((await asyncio.wait_for(watch.read(), 1)).state.phase)
+    await daemon.control.Resume(control_pb2.ResumeRequest(lease_id=granted.lease.lease_id))
+    while phases[-1] != types_pb2.PHASE_RUNNING:
+        phases.append((await asyncio.wait_for(watch.read(), 1)).state.phase)
+    assert phases[:2] == [types_pb2.PHASE_RUNNING, types_pb2.PHASE_PAUSED]
+
+
+async def test_watching_tells_of_the_load_at_the_interval_while_it_differs(daemon: Daemon) -> None:
+    """Nobody announces a change of the load; and while nothing changes nothing is sent."""
+    watch = daemon.control.WatchStatus(control_pb2.WatchStatusRequest(interval=Duration(nanos=100_000_000)), timeout=10)
+    assert (await watch.read()).load.running == 3
+    daemon.engine.current_load = busier(daemon.engine.current_load, 4)
+    second = await asyncio.wait_for(watch.read(), 1)
+    assert (second.load.running, second.state.running_requests) == (4, 4)
+    third = asyncio.create_task(watch.read())
+    done, _ = await asyncio.wait({third}, timeout=0.5)
+    assert not done
+    third.cancel()
+
+
+async def test_watching_ends_when_the_engine_has_died(daemon: Daemon) -> None:
+    """The last status says so, and the stream ends well: nothing is left open at a shutdown."""
+    watch = daemon.control.WatchStatus(control_pb2.WatchStatusRequest(), timeout=10)
+    await watch.read()
+    daemon.board.enter(Phase.DEAD)
+    assert (await watch.read()).state.phase == types_pb2.PHASE_DEAD
+    assert await watch.read() is grpc.aio.EOF
+
+
+async def test_the_server_tells_what_it_is(daemon: Daemon) -> None:
+    """Limits are those that requests run into."""
+    info = await daemon.control.GetServerInfo(control_pb2.GetServerInfoRequest())
+    assert (info.model, info.architecture, info.device) == ("scripted", "Scripted", "cpu")
+    assert info.limits.max_message_bytes == MAX_MESSAGE_BYTES
+    assert info.limits.max_staging_bytes == MAX_STAGING_BYTES
+    versions = {each.component: each.version for each in info.versions}
+    assert versions.keys() >= {"genserve", "grpc", "python"}
+    assert (versions["genserve"], versions["grpc"]) == (genserve.__version__, grpc.__version__)
+    assert "push" in info.features
+
+
+async def test_the_cache_is_reset_as_asked(daemon: Daemon) -> None:
+    """With and without preempting what runs."""
+    assert (await daemon.control.ResetCache(control_pb2.ResetCacheRequest())).reset
+    await daemon.control.ResetCache(control_pb2.ResetCacheRequest(reset_running_requests=True))
+    assert daemon.engine.calls == ["reset_prefix_cache False", "reset_prefix_cache True"]

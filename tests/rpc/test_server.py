@@ -1,0 +1,112 @@
+"""Addresses, reflection and keepalive of the server itself."""
+
+import asyncio
+import json
+import socket
+import sys
+from pathlib import Path
+
+import grpc
+import pytest
+from google.protobuf import descriptor_pb2
+from grpc_reflection.v1alpha import reflection_pb2
+
+from genserve.config import ServeConfig
+from genserve.rpc.server import SERVICE_NAMES, bind
+from genserve.v1 import control_pb2
+from tests.rpc.conftest import Daemon, serving
+
+
+async def reflect(daemon: Daemon, version: str, **request: str) -> reflection_pb2.ServerReflectionResponse:
+    """One question to the reflection service of a version."""
+    method = daemon.channel.stream_stream(
+        f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
+        request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+        response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+    )
+    call = method(iter([reflection_pb2.ServerReflectionRequest(**request)]), timeout=5)
+    response: reflection_pb2.ServerReflectionResponse = await call.read()
+    return response
+
+
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
+async def test_reflection_tells_all_services_and_their_messages(daemon: Daemon, version: str) -> None:
+    """Under the name that new clients ask for and under the one that old ones know."""
+    listed = {each.name for each in (await reflect(daemon, version, list_services="")).list_services_response.service}
+    assert listed >= {*SERVICE_NAMES, "grpc.health.v1.Health"}
+    files = await reflect(daemon, version, file_containing_symbol="genserve.v1.ControlService")
+    names = {
+        descriptor_pb2.FileDescriptorProto.FromString(each).name
+        for each in files.file_descriptor_response.file_descriptor_proto
+    }
+    assert names >= {"genserve/v1/control.proto", "genserve/v1/types.proto", "google/protobuf/duration.proto"}
+
+
+async def test_grpcurl_needs_no_proto_files(daemon: Daemon) -> None:
+    """What operators type; JSON reads well."""
+    program = Path(sys.executable).parent / "grpcurl"
+    arguments = ("-plaintext", "-d", '{"holder": "me"}', daemon.address, "genserve.v1.ControlService/Pause")
+    process = await asyncio.create_subprocess_exec(
+        program, *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    out, err = await asyncio.wait_for(process.communicate(), 30)
+    assert process.returncode == 0, err
+    answer = json.loads(out)
+    assert answer["lease"]["holder"] == "me"
+    assert answer["state"]["phase"] == "PHASE_PAUSED"
+
+
+async def test_a_taken_port_is_an_error_that_names_it(daemon: Daemon) -> None:
+    """Two daemons never share a port in silence."""
+    port = int(daemon.address.rsplit(":", 1)[1])
+    with pytest.raises(OSError, match=f"127.0.0.1:{port}"):
+        bind(grpc.aio.server(options=[("grpc.so_reuseport", 0)]), "127.0.0.1", port, "")
+    with pytest.raises(OSError, match=f"127.0.0.1:{port}"):
+        async with serving(ServeConfig(port=port)):
+            pass
+
+
+async def test_a_unix_socket_can_be_the_only_address(tmp_path: Path) -> None:
+    """Port -1: nothing listens on TCP, and the address for clients is the socket."""
+    path = tmp_path / "s"
+    async with serving(ServeConfig(port=-1, uds=str(path))) as daemon:
+        assert daemon.address == f"unix:{path}"
+        assert (await daemon.control.GetStatus(control_pb2.GetStatusRequest())).state.instance_id == "test"
+
+
+async def test_a_unix_socket_in_use_is_not_taken_away(tmp_path: Path) -> None:
+    """gRPC would unlink it, and the daemon behind it would never be reached again; one left by a crash is replaced."""
+    path = tmp_path / "s"
+    async with serving(ServeConfig(port=-1, uds=str(path))) as daemon:
+        with pytest.raises(OSError, match=str(path)):
+            async with serving(ServeConfig(port=0, uds=str(path))):
+                pass
+        assert (await daemon.control.GetStatus(control_pb2.GetStatusRequest())).state.instance_id == "test"
+    left_by_a_crash = socket.socket(socket.AF_UNIX)
+    path.unlink(missing_ok=True)
+    left_by_a_crash.bind(str(path))
+    left_by_a_crash.close()
+    assert path.is_socket()
+    async with serving(ServeConfig(port=-1, uds=str(path))) as daemon:
+        await daemon.control.GetStatus(control_pb2.GetStatusRequest())
+
+
+async def test_ipv6_addresses_are_written_with_brackets() -> None:
+    """As clients need them."""
+    if not socket.has_ipv6:
+        pytest.skip("this machine has no IPv6")
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        pytest.skip("this machine has no IPv6 loopback")
+    async with serving(ServeConfig(host="::1", port=0)) as daemon:
+        assert daemon.address.startswith("[::1]:")
+        await daemon.control.GetStatus(control_pb2.GetStatusRequest())
+
+
+async def test_a_method_that_does_not_exist_is_unimplemented(daemon: Daemon) -> None:
+    """The interceptor lets gRPC say so."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await daemon.channel.unary_unary("/genserve.v1.ControlService/Nope")(b"", timeout=5)
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED

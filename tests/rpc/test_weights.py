@@ -1,0 +1,203 @@
+"""PushWeights, as a client on the wire sees it."""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+import google_crc32c
+import grpc
+import pytest
+
+from genserve.control.state import Phase
+from genserve.v1 import weights_pb2
+from tests.rpc.conftest import CHECKPOINT, Daemon, field_of, reason_of
+
+DATA = hashlib.sha256(b"1").digest()
+Frame = weights_pb2.PushWeightsRequest
+END = Frame(end=weights_pb2.PushEnd())
+
+
+async def header(daemon: Daemon, **fields: Any) -> Frame:
+    """A header with the manifest that GetWeights tells."""
+    manifest = (await daemon.weights.GetWeights(weights_pb2.GetWeightsRequest())).manifest
+    return Frame(
+        header=weights_pb2.PushHeader(**{"push_id": "p1", "weight_version": 1, "manifest": manifest, **fields})
+    )
+
+
+def chunk(start: int, end: int, **fields: Any) -> Frame:
+    """Bytes [start, end) of DATA."""
+    data = DATA[start:end]
+    return Frame(
+        chunk=weights_pb2.PushChunk(**{"offset": start, "data": data, "crc32c": google_crc32c.value(data), **fields})
+    )
+
+
+async def push(daemon: Daemon, frames: Iterable[Frame]) -> weights_pb2.PushWeightsResponse:
+    """All frames over one stream."""
+    return await daemon.weights.PushWeights(iter(frames), timeout=5)
+
+
+async def refused(daemon: Daemon, frames: Iterable[Frame]) -> grpc.aio.AioRpcError:
+    """The error with which a push ends."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await push(daemon, frames)
+    return caught.value
+
+
+async def test_a_push_is_applied_and_its_outcome_can_be_asked_for(daemon: Daemon) -> None:
+    """Chunks in any order; the live weights are the bytes that were sent."""
+    frames = [await header(daemon), chunk(20, 32), chunk(0, 7), chunk(7, 20), END]
+    response = await push(daemon, frames)
+    assert response.push.state == weights_pb2.PUSH_STATE_APPLIED
+    assert (response.applied.previous_version, response.applied.active_version) == (0, 1)
+    assert response.state.weight_version == 1
+    assert daemon.engine.live == {"a": DATA[:16], "b": DATA[16:]}
+    asked = await daemon.weights.GetPush(weights_pb2.GetPushRequest(push_id="p1"))
+    assert (asked.push, asked.applied) == (response.push, response.applied)
+
+
+async def test_a_stream_without_an_end_frame_is_truncated(daemon: Daemon) -> None:
+    """Every byte was there: a half-close alone does not mean that the client was done."""
+    error = await refused(daemon, [await header(daemon), chunk(0, 32)])
+    assert (error.code(), reason_of(error)) == (grpc.StatusCode.ABORTED, "PUSH_TRUNCATED")
+    assert daemon.engine.weight_version == 0
+    assert "commit_weights 1" not in daemon.engine.calls
+
+
+async def test_a_cut_stream_can_be_resumed_where_it_was_cut(daemon: Daemon) -> None:
+    """The bytes stay; GetPush tells which are missing; those alone complete the push."""
+    first = await header(daemon)
+    await refused(daemon, [first, chunk(0, 20)])
+    asked = await daemon.weights.GetPush(weights_pb2.GetPushRequest(push_id="p1"))
+    assert [(missing.start, missing.end) for missing in asked.push.missing] == [(20, 32)]
+    response = await push(daemon, [first, chunk(20, 32), END])
+    assert response.push.state == weights_pb2.PUSH_STATE_APPLIED
+
+
+async def test_a_client_that_vanishes_gives_its_push_free(daemon: Daemon) -> None:
+    """Cancelled in the middle, the push is nobody's: another one takes its place."""
+    first = await header(daemon)
+
+    async def frames() -> AsyncIterator[Frame]:
+        yield first
+        yield chunk(0, 20)
+        await asyncio.Event().wait()
+
+    call = daemon.weights.PushWeights(frames())
+    async with asyncio.timeout(5):
+        while True:
+            try:
+                if daemon.registry.report("p1").push.received_bytes == 20:
+                    break
+            except Exception:
+                pass
+            await asyncio.sleep(0.01)
+    busy = await refused(daemon, [await header(daemon, push_id="p2"), chunk(0, 32), END])
+    assert reason_of(busy) == "APPLY_IN_PROGRESS", "the control: while it is attached, it holds"
+    call.cancel()
+    await asyncio.sleep(0.2)
+    response = await push(daemon, [await header(daemon, push_id="p2"), chunk(0, 32), END])
+    assert response.push.state == weights_pb2.PUSH_STATE_APPLIED
+
+
+@pytest.mark.parametrize(
+    "name", ["nothing at all", "no header", "an empty frame first", "a second header", "a frame after the end", "empty"]
+)
+async def test_frames_out_of_place_are_refused(daemon: Daemon, name: str) -> None:
+    """INVALID_FIELD "frame", and nothing is applied."""
+    first = await header(daemon)
+    frames = {
+        "nothing at all": [],
+        "no header": [chunk(0, 32), END],
+        "an empty frame first": [Frame(), END],
+        "a second header": [first, first, chunk(0, 32), END],
+        "a frame after the end": [first, chunk(0, 32), END, END],
+        "empty": [first, Frame(), END],
+    }[name]
+    error = await refused(daemon, frames)
+    assert (error.code(), reason_of(error)) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD")
+    assert field_of(error) == "frame"
+    assert daemon.engine.weight_version == 0
+
+
+async def test_a_frame_that_is_no_message_is_refused(daemon: Daemon) -> None:
+    """Rather than an internal error."""
+    method = daemon.channel.stream_unary("/genserve.v1.WeightService/PushWeights")
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await method(iter([b"\xff\xff\xff"]), timeout=5)
+    assert (caught.value.code(), field_of(caught.value)) == (grpc.StatusCode.INVALID_ARGUMENT, "frame")
+
+
+async def test_a_flipped_bit_is_data_loss(daemon: Daemon) -> None:
+    """A checksum of 0 is a checksum; none at all is fine."""
+    first = await header(daemon)
+    for crc32c in (0, 12345):
+        error = await refused(daemon, [first, chunk(0, 32, crc32c=crc32c), END])
+        assert (error.code(), reason_of(error)) == (grpc.StatusCode.DATA_LOSS, "CHECKSUM_MISMATCH")
+    unchecked = Frame(chunk=weights_pb2.PushChunk(offset=0, data=DATA))
+    assert (await push(daemon, [first, unchecked, END])).applied.active_version == 1
+
+
+async def test_a_manifest_that_does_not_fit_names_its_tensors(daemon: Daemon) -> None:
+    """Before a byte is sent: the stream is still open on the client's side."""
+    first = await header(daemon)
+    first.header.manifest.tensors[0].name = "z"
+    error = await refused(daemon, [first])
+    assert (error.code(), reason_of(error)) == (grpc.StatusCode.INVALID_ARGUMENT, "MANIFEST_MISMATCH")
+
+
+async def test_a_manifest_of_absurd_length_is_refused_unread(daemon: Daemon) -> None:
+    """Two tensors are right; three cannot be, whatever they say."""
+    first = await header(daemon)
+    first.header.manifest.tensors.append(weights_pb2.TensorSpec(name="c", dtype="nonsense"))
+    error = await refused(daemon, [first, END])
+    assert reason_of(error) == "MANIFEST_MISMATCH"
+
+
+async def test_validate_needs_no_bytes(daemon: Daemon) -> None:
+    """A dry run."""
+    response = await push(daemon, [await header(daemon, action=weights_pb2.PUSH_ACTION_VALIDATE), END])
+    assert response.push.state == weights_pb2.PUSH_STATE_VALID
+    assert not response.HasField("applied")
+    assert daemon.engine.weight_version == 0
+
+
+async def test_a_push_whose_time_is_up_ends_by_itself(daemon: Daemon) -> None:
+    """A trainer that stalls in the middle is told, and holds no memory."""
+    first = await header(daemon)
+    first.header.staging_ttl.FromMilliseconds(300)
+
+    async def frames() -> AsyncIterator[Frame]:
+        yield first
+        yield chunk(0, 20)
+        await asyncio.Event().wait()
+
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await daemon.weights.PushWeights(frames(), timeout=5)
+    assert (caught.value.code(), reason_of(caught.value)) == (grpc.StatusCode.ABORTED, "PUSH_TRUNCATED")
+
+
+async def test_pushes_are_refused_while_draining(daemon: Daemon) -> None:
+    """UNAVAILABLE: another replica may take it."""
+    first = await header(daemon)
+    daemon.board.enter(Phase.DRAINING)
+    error = await refused(daemon, [first, chunk(0, 32), END])
+    assert (error.code(), reason_of(error)) == (grpc.StatusCode.UNAVAILABLE, "DRAINING")
+
+
+async def test_an_unknown_push_is_not_found(daemon: Daemon) -> None:
+    """It may have timed out."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await daemon.weights.GetPush(weights_pb2.GetPushRequest(push_id="nope"))
+    assert (caught.value.code(), reason_of(caught.value)) == (grpc.StatusCode.NOT_FOUND, "PUSH_NOT_FOUND")
+
+
+async def test_digests_are_read_on_request_only(daemon: Daemon) -> None:
+    """They take seconds."""
+    plain = await daemon.weights.GetWeights(weights_pb2.GetWeightsRequest())
+    assert not plain.digests
+    assert [tensor.name for tensor in plain.manifest.tensors] == sorted(CHECKPOINT.tensors)
+    full = await daemon.weights.GetWeights(weights_pb2.GetWeightsRequest(include_digests=True))
+    assert [digest.name for digest in full.digests] == ["w"]
