@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 
 import grpc
 import pytest
@@ -9,6 +10,8 @@ from google.protobuf.duration_pb2 import Duration
 
 import genserve
 from genserve.control.state import Phase
+from genserve.rpc.control import ControlServicer
+from genserve.rpc.convert_control import ServerFacts
 from genserve.v1 import control_pb2, types_pb2
 from tests.rpc.conftest import MAX_MESSAGE_BYTES, MAX_STAGING_BYTES, Daemon, busier, field_of, reason_of
 
@@ -76,6 +79,37 @@ async def test_watching_tells_of_the_load_at_the_interval_while_it_differs(daemo
     done, _ = await asyncio.wait({third}, timeout=0.5)
     assert not done
     third.cancel()
+
+
+class SlowReader:
+    """A call whose first message takes so long to write that something happens meanwhile."""
+
+    def __init__(self, meanwhile: Callable[[], None]) -> None:
+        self.meanwhile = meanwhile
+        self.messages: list[control_pb2.WatchStatusResponse] = []
+        self.second = asyncio.Event()
+
+    async def write(self, message: control_pb2.WatchStatusResponse) -> None:
+        self.messages.append(message)
+        if len(self.messages) == 1:
+            self.meanwhile()
+            await asyncio.sleep(0)
+        else:
+            self.second.set()
+
+
+async def test_what_changes_while_a_status_is_written_is_told_next(daemon: Daemon) -> None:
+    """Nobody announces it a second time: a watcher that only waited would tell it a whole interval late."""
+    reader = SlowReader(lambda: daemon.board.enter(Phase.APPLYING))
+    facts = ServerFacts("m", 1, 1, [])
+    servicer = ControlServicer(daemon.engine, daemon.pauses, daemon.board, facts)
+    request = control_pb2.WatchStatusRequest(interval=Duration(seconds=60))
+    watching = asyncio.create_task(servicer.WatchStatus(request, reader))  # type: ignore[arg-type]
+    try:
+        await asyncio.wait_for(reader.second.wait(), 2)
+    finally:
+        watching.cancel()
+    assert [each.state.phase for each in reader.messages] == [types_pb2.PHASE_RUNNING, types_pb2.PHASE_APPLYING]
 
 
 async def test_watching_ends_when_the_engine_has_died(daemon: Daemon) -> None:
