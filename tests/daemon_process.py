@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Self
 
 START_TIMEOUT_S = 120.0
-SMALL_ENGINE = ("--max-model-len", "1024", "--kv-cache-memory-bytes", str(256 << 20))
+SMALL_ENGINE = ("--max-model-len", "2048", "--kv-cache-memory-bytes", str(256 << 20))
 """Flags that make the engine of a tiny model small."""
 
 
@@ -27,7 +27,9 @@ class DaemonProcess:
                 stderr=stderr,
                 env={**os.environ, **(env or {})},
                 text=True,
-                start_new_session=True,
+                # A group, to be killed as one, and not a session: Linux shares CPUs out by session, and with two on two
+                # cores the test may not run for seconds while the engine does.
+                process_group=0,
             )
         self.address = ""
 

@@ -46,7 +46,7 @@ async def own_daemon() -> AsyncIterator[tuple[str, Path]]:
     """A daemon on the built-in model: where it serves, and the model's directory."""
     step("Starting the daemon: genserve serve --port 0")
     command = [sys.executable, "-m", "genserve", "serve", "--port", "0", "--max-model-len", "2048"]
-    process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, start_new_session=True)
+    process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, process_group=0)
     try:
         assert process.stdout is not None
         async for raw in process.stdout:
@@ -142,8 +142,7 @@ def report(result: PushResult) -> None:
     applied = result.applied
     assert applied is not None
     say(f"{result.push.total_bytes / 1e6:.0f} MB, version {applied.previous_version} -> {applied.active_version}:")
-    steps = {timing.step: timing.duration_s for timing in applied.timings}
-    say("   ".join(f"{name} {1000 * seconds:.0f} ms" for name, seconds in steps.items()))
+    say("   ".join(f"{name} {1000 * seconds:.0f} ms" for name, seconds in applied.step_s.items()))
     paused = f"{1000 * applied.paused_s:.0f} ms" if applied.paused_s is not None else "by somebody else"
     requests = f"{applied.requests_kept} requests went on, {applied.requests_aborted} were ended"
     say(f"generation was paused for {paused}; {requests}")

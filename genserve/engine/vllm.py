@@ -172,8 +172,7 @@ class VllmEngine:
                 data_parallel_rank=request.data_parallel_rank,
             )
         except VLLMValidationError as error:
-            field = "data_parallel_rank" if "data_parallel_rank" in str(error) else request_field(error.parameter)
-            raise InvalidFieldError.of(field, error.args[0]) from error
+            raise InvalidFieldError.of(_field_of(error), error.args[0]) from error
         except (VllmEngineDeadError, VLLMClientError, ValueError, TypeError, OverflowError) as error:
             raise _translated(error) from error
         except asyncio.CancelledError:
@@ -314,6 +313,16 @@ class VllmEngine:
         """Digests of every live tensor on every rank."""
         answers = [Digests.from_wire(a) for a in await self._workers.call("genserve_digests", {}, timeout_s=timeout_s)]
         return [WeightDigest(d.rank, name, sha256) for d in answers for name, sha256 in d.tensors.items()]
+
+
+def _field_of(error: VLLMValidationError) -> str:
+    """Path of the field that vLLM complains about; for some it says only what it is about."""
+    text = str(error).lower()
+    if error.parameter is None and "data_parallel_rank" in text:
+        return "data_parallel_rank"
+    if error.parameter is None and any(word in text for word in ("grammar", "json", "regex", "choice", "structur")):
+        return "constraint"
+    return request_field(error.parameter)
 
 
 def _translated(error: Exception) -> GenserveError:

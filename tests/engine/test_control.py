@@ -9,7 +9,7 @@ from genserve.client import AsyncClient
 from genserve.errors import DeadlineError, PauseLeaseLostError, WeightVersionMismatchError
 from tests.engine.conftest import PROMPTS
 
-LONG = {"temperature": 0.0, "max_tokens": 900, "ignore_eos": True}
+LONG = {"temperature": 0.0, "max_tokens": 1900, "ignore_eos": True}
 
 
 async def test_keep_freezes_streams_and_they_go_on_as_if_nothing_was(client: AsyncClient) -> None:
@@ -23,7 +23,7 @@ async def test_keep_freezes_streams_and_they_go_on_as_if_nothing_was(client: Asy
             await asyncio.sleep(0.2)  # what was on its way arrives
             frozen_at = len(tokens)
             await asyncio.sleep(0.5)
-            assert len(tokens) == frozen_at < 900
+            assert len(tokens) == frozen_at < 1900
             state = (await client.status()).state
             assert state.phase.lower() == "paused" and len(state.pauses) == 1
         await late
@@ -48,11 +48,13 @@ async def test_abort_ends_streams_as_paused_and_keeps_their_tokens(client: Async
 
 async def test_wait_lets_running_requests_finish_and_holds_back_new_ones(client: AsyncClient) -> None:
     """The pause answers when the engine is idle; a request that comes meanwhile runs after the resume."""
-    running = asyncio.create_task(client.generate(PROMPTS[0], temperature=0.0, max_tokens=200, ignore_eos=True))
-    while not (await client.status()).load.running:
-        await asyncio.sleep(0.01)
+    tokens: list[int] = []
+    stream = client.stream(PROMPTS[0], temperature=0.0, max_tokens=500, ignore_eos=True)
+    tokens += (await anext(stream)).outputs[0].token_ids
+    running = asyncio.create_task(_collect(stream, tokens))
     async with client.paused(mode="wait"):
-        assert len((await asyncio.wait_for(running, 1)).token_ids) == 200
+        await asyncio.wait_for(running, 2)
+        assert len(tokens) == 500
         held = asyncio.create_task(client.generate(PROMPTS[0], max_tokens=1))
         await asyncio.sleep(0.3)
         assert not held.done()
@@ -113,6 +115,6 @@ async def test_a_request_can_ask_for_a_minimum_weight_version(client: AsyncClien
 async def test_the_server_tells_what_it_is(client: AsyncClient) -> None:
     """Limits and versions are those of the engine."""
     info = await client.server_info()
-    assert info.limits.max_model_len == 1024
+    assert info.limits.max_model_len == 2048
     assert info.architecture == "Qwen3ForCausalLM"
     assert {"genserve", "vllm", "torch"} <= set(info.versions)

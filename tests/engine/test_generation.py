@@ -140,9 +140,9 @@ async def test_a_stop_token_and_a_stop_string_are_named_in_the_finish(
 
 async def test_a_time_budget_keeps_what_was_produced(client: AsyncClient) -> None:
     """The request ends by itself with reason TIME_LIMIT and its tokens."""
-    got = await client.generate(PROMPTS[0], temperature=0.0, max_tokens=1000, ignore_eos=True, time_budget_s=0.3)
+    got = await client.generate(PROMPTS[0], temperature=0.0, max_tokens=1900, ignore_eos=True, time_budget_s=0.3)
     assert got.sequences[0].finish_reason == "time_limit"
-    assert 0 < len(got.token_ids) < 1000
+    assert 0 < len(got.token_ids) < 1900
 
 
 async def test_a_chat_is_rendered_with_the_models_template(client: AsyncClient) -> None:
@@ -202,8 +202,8 @@ async def test_an_engine_parameter_without_a_field_of_its_own_is_passed_on(clien
 async def test_a_prompt_that_fills_the_context_is_refused(client: AsyncClient) -> None:
     """PROMPT_TOO_LONG tells both lengths."""
     with pytest.raises(PromptTooLongError) as raised:
-        await client.generate([1] * 1024, max_tokens=1)
-    assert raised.value.metadata == {"num_tokens": "1024", "max_model_len": "1024"}
+        await client.generate([1] * 2048, max_tokens=1)
+    assert raised.value.metadata == {"num_tokens": "2048", "max_model_len": "2048"}
 
 
 async def test_no_prompt_is_refused(client: AsyncClient) -> None:
@@ -221,7 +221,7 @@ async def test_an_adapter_that_is_not_loaded_is_not_found(client: AsyncClient) -
 
 async def test_a_request_id_that_runs_cannot_be_used_again(client: AsyncClient) -> None:
     """ALREADY_EXISTS while the first runs, and free afterwards."""
-    async with client.stream(PROMPTS[0], request_id="mine", max_tokens=900, ignore_eos=True) as running:
+    async with client.stream(PROMPTS[0], request_id="mine", max_tokens=1900, ignore_eos=True) as running:
         await anext(running)
         with pytest.raises(RequestIdInUseError):
             await client.generate(PROMPTS[0], request_id="mine", max_tokens=1)
@@ -234,7 +234,7 @@ async def test_a_disconnected_clients_request_is_gone_within_a_second(client: As
     before = (await client.status()).load.running
     assert before == 0
     async with AsyncClient(daemon.address) as other:  # type: ignore[attr-defined]
-        stream = other.stream(PROMPTS[0], max_tokens=1000, ignore_eos=True)
+        stream = other.stream(PROMPTS[0], max_tokens=1900, ignore_eos=True)
         await anext(stream)
         assert (await client.status()).load.running == 1
     assert await wait_idle(client, 1.0) < 1.0
@@ -242,7 +242,7 @@ async def test_a_disconnected_clients_request_is_gone_within_a_second(client: As
 
 async def test_abort_ends_a_stream_and_keeps_its_tokens(client: AsyncClient) -> None:
     """Ids that did not run are told apart."""
-    async with client.stream(PROMPTS[0], request_id="victim", max_tokens=1000, ignore_eos=True) as stream:
+    async with client.stream(PROMPTS[0], request_id="victim", max_tokens=1900, ignore_eos=True) as stream:
         first = await anext(stream)
         result = await client.abort(["victim", "nobody"])
         rest = [delta async for delta in stream]

@@ -49,7 +49,7 @@ async def test_a_terminated_daemon_finishes_what_runs_and_refuses_what_comes(
     started = descendants(own_daemon)
     async with AsyncClient(own_daemon.address) as client, AsyncClient(f"unix:{tmp_path / 'sock'}") as other:
         assert (await other.generate([1, 2, 3], max_tokens=2, ignore_eos=True)).usage is not None
-        stream = client.stream([1, 2, 3], temperature=0.0, max_tokens=900, ignore_eos=True)
+        stream = client.stream([1, 2, 3], temperature=0.0, max_tokens=1900, ignore_eos=True)
         first = await anext(stream)
         own_daemon.process.send_signal(signal.SIGTERM)
         with pytest.raises((DrainingError, UnavailableError)):
@@ -57,7 +57,7 @@ async def test_a_terminated_daemon_finishes_what_runs_and_refuses_what_comes(
                 await other.generate([1], max_tokens=1)
                 await asyncio.sleep(0.01)
         tokens = sum([len(d.outputs[0].token_ids) async for d in stream], len(first.outputs[0].token_ids))
-    assert tokens == 900
+    assert tokens == 1900
     assert await asyncio.to_thread(own_daemon.stop) == 0
     _, alive = psutil.wait_procs(started, timeout=10)
     assert alive == []
@@ -71,7 +71,7 @@ async def test_when_the_engine_is_killed_every_call_ends_and_the_daemon_exits_wi
     started = descendants(own_daemon)
     core = next(p for p in started if "EngineCore" in "".join(p.cmdline()) or "EngineCore" in p.name())
     async with AsyncClient(own_daemon.address) as client:
-        stream = client.stream([1, 2, 3], max_tokens=1000, ignore_eos=True)
+        stream = client.stream([1, 2, 3], max_tokens=1900, ignore_eos=True)
         await anext(stream)
         pending = asyncio.create_task(client.pause(mode="wait"))
         await asyncio.sleep(0.2)
