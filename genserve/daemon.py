@@ -61,6 +61,13 @@ async def serve(config: ServeConfig, args: AsyncEngineArgs) -> int:
         started_at = time.monotonic()
         with children_ignore_interrupts():
             engine = await VllmEngine.start(args, EngineLimits(config.max_active_requests))
+        stopped = asyncio.Event()
+
+        def stop(signal_name: str) -> None:
+            _say(f"{signal_name}: draining, {config.drain_timeout_s:g} s at most; once more exits now")
+            stopped.set()
+
+        stack.enter_context(stop_on_signals(stop))
         stack.push_async_callback(engine.stop)
 
         leases = LeaseTable()
@@ -79,27 +86,22 @@ async def serve(config: ServeConfig, args: AsyncEngineArgs) -> int:
             asyncio.create_task(engine.wait_dead(), name="engine"),
         ]
         stack.push_async_callback(_cancel, background)
-        stopped = asyncio.Event()
-
-        def stop(signal_name: str) -> None:
-            _say(f"{signal_name}: draining, {config.drain_timeout_s:g} s at most; once more exits now")
-            stopped.set()
-
-        with stop_on_signals(stop):
-            # What start-up has left lives for ever: collections need not walk it while streams wait.
-            gc.collect()
-            gc.freeze()
-            board.enter(None)
-            _say(f"ready after {time.monotonic() - started_at:.0f} s")
-            print(f"genserve: serving {args.model} on {server.address}", flush=True)
-            failure = await _first_of(stopped, background)
-            if failure is not None:
-                board.enter(Phase.DEAD)
-                _say(failure)
-                return EXIT_FAILED
-            board.enter(Phase.DRAINING)
-            await _drain(engine, config.drain_timeout_s)
-            return 0
+        # What start-up has left lives for ever: collections need not walk it while streams wait.
+        gc.collect()
+        gc.freeze()
+        board.enter(None)
+        _say(f"ready after {time.monotonic() - started_at:.0f} s")
+        print(f"genserve: serving {args.model} on {server.address}", flush=True)
+        failure = await _first_of(stopped, background)
+        if failure is not None:
+            board.enter(Phase.DEAD)
+            _say(failure)
+            return EXIT_FAILED
+        board.enter(Phase.DRAINING)
+        # Requests frozen by a pause could not finish.
+        await pauses.resume("", force=True)
+        await _drain(engine, config.drain_timeout_s)
+        return 0
 
 
 async def _drain(engine: VllmEngine, timeout_s: float) -> None:

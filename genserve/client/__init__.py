@@ -6,7 +6,6 @@ Importing this loads grpc and protobuf, and neither torch, numpy nor vllm.
 from genserve.client.async_client import AsyncClient
 from genserve.client.channel import ConnectionSettings, Timeouts
 from genserve.client.enums import KvPolicy, PauseMode, PushAction
-from genserve.errors import UnavailableError
 from genserve.client.generation import AbortResult
 from genserve.client.push import Applied, Push, PushProgress, PushResult
 from genserve.client.requests import GenerateOptions, PromptLike
@@ -26,6 +25,7 @@ from genserve.client.state import EngineState, Limits, Load, PauseLease, PauseRe
 from genserve.client.stream import ResponseStream
 from genserve.client.sync import Client
 from genserve.client.weights import ServedTensor, ServedWeights
+from genserve.errors import UnavailableError
 
 __all__ = [
     "AbortResult",

@@ -8,12 +8,11 @@ import grpc.aio
 
 from genserve.client.channel import UNSET, ServiceCalls, Timeout
 from genserve.client.enums import KvPolicy, PauseMode, wire_value
-from genserve.errors import UnavailableError
 from genserve.client.lease import held_pause
 from genserve.client.requests import duration
 from genserve.client.state import EngineState, PauseLease, PauseResult, ResumeResult, ServerInfo, Status
 from genserve.client.stream import ResponseStream
-from genserve.errors import DeadlineError
+from genserve.errors import DeadlineError, UnavailableError
 from genserve.v1 import control_pb2, types_pb2
 
 # grpc.health.v1 by hand, so that the client needs no package for two messages of one field each.

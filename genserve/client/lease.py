@@ -6,9 +6,8 @@ from contextlib import asynccontextmanager
 from typing import Protocol
 
 from genserve.client.enums import KvPolicy, PauseMode
-from genserve.errors import UnavailableError
 from genserve.client.state import PauseLease, PauseResult, ResumeResult
-from genserve.errors import DeadlineError, GenserveError, PauseLeaseLostError
+from genserve.errors import DeadlineError, GenserveError, PauseLeaseLostError, UnavailableError
 
 
 class PauseCalls(Protocol):

@@ -12,11 +12,10 @@ from genserve.client.byte_space import ByteSpace, Range
 from genserve.client.channel import Connection
 from genserve.client.enums import word_of
 from genserve.client.errors import error_of
-from genserve.errors import UnavailableError
 from genserve.client.final_status import FinalStatus
 from genserve.client.frames import END_FRAME, chunk_frame, header_frame
 from genserve.client.state import EngineState
-from genserve.errors import DeadlineError, GenserveError, PushNotFoundError, PushTruncatedError
+from genserve.errors import DeadlineError, GenserveError, PushNotFoundError, PushTruncatedError, UnavailableError
 from genserve.v1 import weights_pb2
 
 MAX_RESUMES: Final = 5

@@ -1,6 +1,7 @@
 """The engine's state as the outside sees it, and the news that it changed.
 
-Owns the phase: which of the daemon's own conditions (draining, applying, tainted, dead) holds, above what the leases say.
+Owns the phase: which of the daemon's own conditions (draining, applying, tainted, dead) holds, above what the leases
+say.
 """
 
 import asyncio

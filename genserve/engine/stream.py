@@ -34,11 +34,13 @@ class VllmStream:
         states: Mapping[int, Any],
         abort: Callable[["VllmStream"], Coroutine[Any, Any, None]],
         on_closed: Callable[[str], None],
+        translated: Callable[[Exception], GenserveError],
     ) -> None:
         self._request = request
         self._states = states
         self._abort = abort
         self._on_closed = on_closed
+        self._translated = translated
         self._num_tokens: dict[int, int] = {}
         self._first = True
         self._finished = False
@@ -70,7 +72,11 @@ class VllmStream:
         """The next update, or None after the last."""
         if self._finished:
             return None
-        output = self.collector.get_nowait() or await self.collector.get()
+        try:
+            output = self.collector.get_nowait() or await self.collector.get()
+        except Exception as error:
+            self._leave()
+            raise self._translated(error) from error
         prompt = self._prompt(output) if self._first else None
         self._first = False
         deltas = [self._delta(completion) for completion in output.outputs]

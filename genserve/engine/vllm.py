@@ -183,7 +183,7 @@ class VllmEngine:
         internal_ids = processor.external_req_ids.get(request.request_id, ())
         states = [processor.request_states[i] for i in internal_ids if i in processor.request_states]
         by_index = {state.request_index: state for state in states}
-        return VllmStream(request, collector, by_index, self._abort_stream, self._forget)
+        return VllmStream(request, collector, by_index, self._abort_stream, self._forget, _failure)
 
     def _sampling_params(self, request: GenerationRequest) -> SamplingParams:
         fields = sampling_fields(request, _PARAMETERS)
@@ -313,6 +313,13 @@ class VllmEngine:
         """Digests of every live tensor on every rank."""
         answers = [Digests.from_wire(a) for a in await self._workers.call("genserve_digests", {}, timeout_s=timeout_s)]
         return [WeightDigest(d.rank, name, sha256) for d in answers for name, sha256 in d.tensors.items()]
+
+
+def _failure(error: Exception) -> GenserveError:
+    """What ended a stream that had begun."""
+    if isinstance(error, VllmEngineDeadError):
+        return EngineDeadError("the engine has died")
+    return GenserveError(f"the engine failed: {type(error).__name__}: {error}")
 
 
 def _field_of(error: VLLMValidationError) -> str:

@@ -1,8 +1,8 @@
 """A second model beside the live one, without weights between pushes.
 
 Its structure is built once, while nothing is served: building sets torch's default dtype, which is global to the
-process and would reach the live model's steps. A push gives it storage, loads and post-processes in a background thread, takes
-the finished tensors out, and leaves it bare again.
+process and would reach the live model's steps. A push gives it storage, loads and post-processes in a background
+thread, takes the finished tensors out, and leaves it bare again.
 """
 
 import copy
