@@ -71,11 +71,11 @@ async def show(target: str, model: Path) -> int:
         step("A chat answer, streamed")
         first = await answer(client)
 
+        changed_weights = noisy(load_tensors(model))
         step(f"{len(STORIES)} long streams start; weights version {version + 1} is pushed while they run")
-        original = load_tensors(model)
         streams = [asyncio.create_task(story(client, prompt)) for prompt in STORIES]
-        await asyncio.sleep(2)
-        report(await client.push_weights(noisy(original), version=version + 1))
+        await asyncio.sleep(1)
+        report(await client.push_weights(changed_weights, version=version + 1))
         stories = [await stream for stream in streams]
         say("")
         for index, (generation, longest_gap_s) in enumerate(stories, 1):
@@ -115,7 +115,7 @@ async def answer(client: AsyncClient) -> Generation:
 async def story(client: AsyncClient, prompt: str) -> tuple[Generation, float]:
     """A long stream, and the longest time between two of its messages in seconds."""
     generation, last, longest = Generation(), 0.0, 0.0
-    async for delta in client.stream(prompt, temperature=0.8, seed=1, max_tokens=192, ignore_eos=True):
+    async for delta in client.stream(prompt, temperature=0.8, seed=1, max_tokens=512, ignore_eos=True):
         now = time.perf_counter()
         longest = max(longest, now - last) if last else 0.0
         last = now

@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+import warnings
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -15,7 +16,11 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 def run(args: argparse.Namespace) -> int:
     """Runs the daemon until a signal or a failure; the exit status."""
     # vLLM tells a lot while it starts; what matters comes from us. VLLM_LOGGING_LEVEL=INFO brings it back.
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    if "VLLM_LOGGING_LEVEL" not in os.environ:
+        os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning,ignore::UserWarning")  # in the engine's processes
+        warnings.simplefilter("ignore", FutureWarning)
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     try:
         from genserve import daemon

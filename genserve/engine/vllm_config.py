@@ -38,6 +38,7 @@ def adapted(args: AsyncEngineArgs) -> AsyncEngineArgs:
     """The arguments with what genserve needs: its code in the workers, its own statistics, and no compiled code on the
     CPU."""
     args.worker_extension_cls = EXTENSION
+    args.use_tqdm_on_load = False
     args.disable_log_stats = True  # vLLM's default loggers; ours is added to the engine
     if current_platform.is_cpu():
         # Packed linears are closures on the CPU: compiled code would keep the ones it has seen.
