@@ -19,7 +19,9 @@ def run(args: argparse.Namespace) -> int:
     if "VLLM_LOGGING_LEVEL" not in os.environ:
         os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-        os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning,ignore::UserWarning")  # in the engine's processes
+        os.environ.setdefault(
+            "PYTHONWARNINGS", "ignore::FutureWarning,ignore::UserWarning"
+        )  # in the engine's processes
         warnings.simplefilter("ignore", FutureWarning)
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     try:

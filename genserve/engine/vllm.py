@@ -187,6 +187,10 @@ class VllmEngine:
 
     def _sampling_params(self, request: GenerationRequest) -> SamplingParams:
         fields = sampling_fields(request, _PARAMETERS)
+        chunked = self._llm.vllm_config.scheduler_config.enable_chunked_prefill
+        if "seed" in fields and chunked and self._info.device == "cpu":
+            # See vllm_config.adapted: it would kill the engine.
+            raise InvalidFieldError.of("sampling.seed", "cannot be used on the CPU with --enable-chunked-prefill")
         if request.constraint is not None:
             fields["structured_outputs"] = StructuredOutputsParams(
                 **{request.constraint.kind.value: request.constraint.value}

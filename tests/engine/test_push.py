@@ -125,6 +125,22 @@ async def test_spans_are_exact_across_pushes_into_16_live_streams(
         assert sum(behind > 0.15 for behind in foreign) > 0.5 * len(foreign), "the control cannot tell versions apart"
 
 
+async def test_seeded_streams_survive_a_push_that_recomputes_them_all_at_once(
+    client: AsyncClient, restored: None, checkpoints: dict[str, Path]
+) -> None:
+    """Their keys and values do not fit one step of the engine, and vLLM dies of a seeded prefill in pieces."""
+    streams = [
+        asyncio.create_task(client.generate([i + 1, 9], temperature=1.0, seed=i, max_tokens=900, ignore_eos=True))
+        for i in range(16)
+    ]
+    await asyncio.sleep(1.0)
+    pushed = await client.push_weights(checkpoints["b"], version=await next_version(client))
+    assert pushed.applied is not None
+    assert pushed.applied.requests_kept == 16
+    for stream in streams:
+        assert len((await stream).token_ids) == 900
+
+
 async def test_a_push_under_a_lease_leaves_the_engine_paused(
     client: AsyncClient, restored: None, checkpoints: dict[str, Path]
 ) -> None:
