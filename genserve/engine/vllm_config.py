@@ -44,8 +44,8 @@ def adapted(args: AsyncEngineArgs) -> AsyncEngineArgs:
         # Packed linears are closures on the CPU: compiled code would keep the ones it has seen.
         args.enforce_eager = True
         if args.enable_chunked_prefill is None:
-            # vLLM 0.32 kills its engine when a request with a seed is prefilled in pieces on the CPU ("CPU Generator does
-            # not use offset"), and a push that recomputes keys and values prefills many requests at once.
+            # vLLM 0.32 kills its engine when a request with a seed is prefilled in pieces on the CPU ("CPU Generator
+            # does not use offset"), and a push that recomputes keys and values prefills many requests at once.
             args.enable_chunked_prefill = False
         # What is left to compile are helpers (ranks of logprobs): they would stop the first request for 5-15 s, to
         # run a C++ compiler that the machine may not have.

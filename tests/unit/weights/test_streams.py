@@ -1,0 +1,130 @@
+"""Streams of a push: what a break leaves, and how several share one outcome."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from genserve.errors import (
+    PushConflictError,
+    PushNotFoundError,
+    PushTruncatedError,
+)
+from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor
+from genserve.weights.push import PushState
+from tests.unit.weights.conftest import CHECKPOINT, Rig, further, header, send, tensors, weights
+
+OTHER_MANIFEST = CheckpointIndex(
+    dict(CHECKPOINT.tensors) | {"a": CheckpointTensor("F16", (4,), 8)}  # a good one, of another layout
+).as_manifest()
+
+
+async def test_cut_stream_is_resumed_where_it_broke(rig: Rig) -> None:
+    """GetPush tells what is missing; sending that finishes the push."""
+    await rig.stage_part(header(), 0, 14)
+    report = rig.registry.report("p1").push
+    assert (report.state, report.missing) == (PushState.RECEIVING, ((14, 32),))
+    assert rig.engine.calls == []  # nothing changes before the end frame
+    stream = await rig.registry.open(header())
+    send(stream, weights(1), 14)
+    assert (await stream.finish()).push.state is PushState.APPLIED
+    assert rig.engine.live == tensors(1)
+
+
+async def test_stream_cut_after_its_last_byte_applies_nothing(rig: Rig) -> None:
+    """Only the end frame says that the client wants it; a retry that sends it alone is enough."""
+    await rig.stage_part(header(), 0, 32)
+    await asyncio.sleep(0.01)
+    assert rig.engine.calls == []
+    stream = await rig.registry.open(header())
+    assert (await stream.finish()).push.state is PushState.APPLIED
+
+
+async def test_end_before_every_byte_is_a_truncation(rig: Rig) -> None:
+    """It tells how many are missing, nothing is applied, and what came stays for a resume."""
+    stream = await rig.registry.open(header())
+    send(stream, weights(1), 0, 20)
+    with pytest.raises(PushTruncatedError) as error:
+        await stream.finish()
+    stream.detach()
+    assert error.value.metadata["missing_bytes"] == "12"
+    assert rig.registry.report("p1").push.missing == ((20, 32),)
+    stream = await rig.registry.open(header())
+    send(stream, weights(1), 20)
+    await stream.finish()
+    assert rig.engine.live == tensors(1)
+
+
+async def test_parallel_streams_share_one_outcome(rig: Rig) -> None:
+    """The first brings the manifest, the others its digest; who ends early waits for the others."""
+    opened = header(num_streams=3)
+    streams = [await rig.registry.open(opened)]
+    streams += [await rig.registry.open(further(opened)) for _ in range(2)]
+    finishing = []
+    for index, stream in enumerate(streams):
+        send(stream, weights(1), index * 11, min(index * 11 + 11, 32))
+        finishing.append(asyncio.create_task(stream.finish()))
+        await asyncio.sleep(0.01)
+        if index < 2:
+            assert not any(task.done() for task in finishing)
+    outcomes = await asyncio.gather(*finishing)
+    assert outcomes[0].push.state is PushState.APPLIED
+    assert outcomes[0] == outcomes[1] == outcomes[2]
+    assert rig.engine.calls.count("commit_weights 1") == 1
+
+
+async def test_stream_with_the_digest_may_come_first(rig: Rig) -> None:
+    """Trainer ranks race: the one with the manifest need not win."""
+    opening = asyncio.create_task(rig.registry.open(further(header(num_streams=2))))
+    await asyncio.sleep(0.01)
+    first = await rig.registry.open(header(num_streams=2))
+    second = await opening
+    send(first, weights(1))
+    await asyncio.gather(first.finish(), second.finish())
+    assert rig.engine.live == tensors(1)
+
+
+async def test_digest_without_a_push_is_not_found_at_last(rig: Rig) -> None:
+    """When the manifest never comes, within the time to live that the header gives."""
+    with pytest.raises(PushNotFoundError):
+        await rig.registry.open(further(header(staging_ttl_s=0.02)))
+
+
+async def test_digest_of_another_manifest_is_a_conflict(rig: Rig) -> None:
+    """A rank with another layout may not write into this push."""
+    await rig.stage_part(header(), 0, 10)
+    with pytest.raises(PushConflictError):
+        await rig.registry.open(replace(header(), manifest=None, manifest_digest=OTHER_MANIFEST.digest))
+
+
+async def test_parallel_streams_that_all_end_short_are_truncated_together(rig: Rig) -> None:
+    """Nobody waits for ever for bytes that no one will send."""
+    opened = header(num_streams=2)
+    first, second = await rig.registry.open(opened), await rig.registry.open(further(opened))
+    send(first, weights(1), 0, 8)
+    results = await asyncio.gather(first.finish(), second.finish(), return_exceptions=True)
+    assert [type(result) for result in results] == [PushTruncatedError, PushTruncatedError]
+
+
+async def test_rank_that_waits_learns_that_another_was_cut_off(rig: Rig) -> None:
+    """One trainer rank died: the others are told at once, not at the time to live."""
+    opened = header(num_streams=2)
+    first, second = await rig.registry.open(opened), await rig.registry.open(further(opened))
+    send(first, weights(1), 0, 16)
+    waiting = asyncio.create_task(first.finish())
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    second.detach()
+    with pytest.raises(PushTruncatedError):
+        await asyncio.wait_for(waiting, 1.0)
+
+
+async def test_bytes_of_a_rank_that_was_cut_off_at_the_end_count(rig: Rig) -> None:
+    """Every byte is there and one stream has said that it wants it."""
+    opened = header(num_streams=2)
+    first, second = await rig.registry.open(opened), await rig.registry.open(further(opened))
+    waiting = asyncio.create_task(first.finish())
+    await asyncio.sleep(0)
+    send(second, weights(1))
+    second.detach()
+    assert (await asyncio.wait_for(waiting, 1.0)).push.state is PushState.APPLIED
