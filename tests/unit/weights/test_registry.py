@@ -312,15 +312,6 @@ async def test_applied_push_holds_no_memory(rig: Rig) -> None:
     stream.detach()
 
 
-async def test_two_equal_headers_at_once_are_one_push(rig: Rig) -> None:
-    """A retry that overtakes its original finds it."""
-    before = num_arenas()
-    first, second = await asyncio.gather(rig.registry.open(header()), rig.registry.open(header()))
-    assert num_arenas() == before + 1
-    first.detach()
-    second.detach()
-
-
 async def test_close_carries_an_apply_through_and_frees_the_rest(rig: Rig) -> None:
     """At a shutdown: nothing is half applied, nothing is left, nothing begins."""
     before = num_arenas()

@@ -128,3 +128,12 @@ async def test_bytes_of_a_rank_that_was_cut_off_at_the_end_count(rig: Rig) -> No
     send(second, weights(1))
     second.detach()
     assert (await asyncio.wait_for(waiting, 1.0)).push.state is PushState.APPLIED
+
+
+async def test_two_equal_headers_at_once_are_one_push(rig: Rig) -> None:
+    """A retry that overtakes its original finds it."""
+    before = num_arenas()
+    first, second = await asyncio.gather(rig.registry.open(header()), rig.registry.open(header()))
+    assert num_arenas() == before + 1
+    first.detach()
+    second.detach()
