@@ -1,9 +1,11 @@
 """A registry on a scripted engine, and pushes of a few bytes through real arenas."""
 
 import asyncio
+import gc
 import hashlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import google_crc32c
@@ -99,3 +101,9 @@ async def rig() -> AsyncIterator[Rig]:
     await registry.close()
     assert engine.misuses == []
     assert ended == []
+
+
+def num_arenas() -> int:
+    """Arenas that this process maps."""
+    gc.collect()
+    return sum("genserve-arena" in line for line in Path("/proc/self/maps").read_text().splitlines())

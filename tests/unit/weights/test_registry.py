@@ -1,9 +1,7 @@
 """The registry's rules: who may open a push, what a retry finds, and what is kept for how long."""
 
 import asyncio
-import gc
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,17 +27,11 @@ from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor
 from genserve.weights.manifest import Manifest
 from genserve.weights.push import ApplyOptions, PushAction, PushState
 from tests.scripted_engine import Gate
-from tests.unit.weights.conftest import CHECKPOINT, MANIFEST, Rig, further, header, send, tensors, weights
+from tests.unit.weights.conftest import CHECKPOINT, MANIFEST, Rig, further, header, num_arenas, send, tensors, weights
 
 OTHER_MANIFEST = CheckpointIndex(
     dict(CHECKPOINT.tensors) | {"a": CheckpointTensor("F16", (4,), 8)}  # a good one, of another layout
 ).as_manifest()
-
-
-def num_arenas() -> int:
-    """Arenas that this process maps."""
-    gc.collect()
-    return sum("genserve-arena" in line for line in Path("/proc/self/maps").read_text().splitlines())
 
 
 @pytest.mark.parametrize(

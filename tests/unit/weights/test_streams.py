@@ -12,7 +12,7 @@ from genserve.errors import (
 )
 from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor
 from genserve.weights.push import PushState
-from tests.unit.weights.conftest import CHECKPOINT, Rig, further, header, send, tensors, weights
+from tests.unit.weights.conftest import CHECKPOINT, Rig, further, header, num_arenas, send, tensors, weights
 
 OTHER_MANIFEST = CheckpointIndex(
     dict(CHECKPOINT.tensors) | {"a": CheckpointTensor("F16", (4,), 8)}  # a good one, of another layout
