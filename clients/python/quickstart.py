@@ -80,6 +80,7 @@ async def show(target: str, model: Path) -> int:
         say("")
         for index, (generation, longest_gap_s) in enumerate(stories, 1):
             say(f"stream {index}  {picture(generation)}  longest wait for a token {1000 * longest_gap_s:4.0f} ms")
+        say("(a wait holds the exchange, and then the prefill of all streams again: KV policy RECOMPUTE, the default)")
         switched = all(len(generation.sequences[0].weight_spans) == 2 for generation, _ in stories)
 
         step("The same question under the changed weights")
