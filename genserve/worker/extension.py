@@ -15,7 +15,7 @@ from genserve.worker.contract import Ack, Attach, Digests, Prepare, Step
 from genserve.worker.digests import weight_digests
 from genserve.worker.exchange import Exchange
 from genserve.worker.shadow import PrepareCancelledError, Shadow, cancellable
-from genserve.worker.tree import holdings
+from genserve.worker.tree import holdings, require_exchangeable
 
 # bf16 attention on the CPU uses AMX tiles, and dies with SIGILL in a process that has not asked the kernel for them.
 if torch.cpu._is_amx_tile_supported():
@@ -81,6 +81,7 @@ class WeightDesk:
         """Starts to build a version; a report follows."""
         if self._thread is not None and self._thread.is_alive():
             raise RuntimeError(f"push {self._nonce} is still being prepared")
+        require_exchangeable(self._worker.model_runner.get_model(), self._worker.device)
         self._nonce, self._exchange = request.nonce, None
         self._cancelled = threading.Event()
         self._thread = threading.Thread(

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEMethodBase
 
 # State of requests rather than of the model: never exchanged.
 _NOT_WEIGHTS = frozenset({"kv_cache"})
@@ -24,6 +25,17 @@ class Holding:
     table: str
     key: str
     value: Any
+
+
+def require_exchangeable(model: nn.Module, device: torch.device) -> None:
+    """Raises ValueError for a model whose packed weights lie where `holdings` does not look.
+
+    On the CPU the experts of a mixture are packed into an object of the layer's quantisation method: exchanging
+    parameters would leave the old experts in use.
+    """
+    for name, module in model.named_modules():
+        if device.type == "cpu" and isinstance(getattr(module, "quant_method", None), FusedMoEMethodBase):
+            raise ValueError(f"{name}: weights of mixture-of-experts layers cannot be exchanged on the CPU yet")
 
 
 def modules_by_name(model: nn.Module) -> dict[str, nn.Module]:
