@@ -48,7 +48,7 @@ class ServeConfig:
         for setting in fields(cls):
             assert setting.default is not MISSING
             flag = f"--{setting.name.replace('_', '-')}"
-            help = f"{setting.metadata['help']} (default: {setting.default or 'none'})"
+            help = setting.metadata["help"]  # vLLM's parser adds the default
             if setting.type is bool or setting.type == "bool":
                 group.add_argument(flag, action="store_true", default=setting.default, help=help)
             else:

@@ -28,7 +28,10 @@ from genserve.weights.checkpoint import CheckpointIndex
 from genserve.weights.registry import PushRegistry
 from genserve.weights.update import WeightUpdater
 
-DESCRIPTION = "Serve a model over gRPC: stream generation, take weights, pause and resume."
+DESCRIPTION = (
+    "Serve a model over gRPC: stream generation, take weights, pause and resume. "
+    "--help=genserve shows the daemon's own flags, --help=all every flag, --help=max-model-len those of a name."
+)
 EXIT_FAILED = 1
 _STAGING_MARGIN_BYTES = 256 << 20
 _CLOSE_GRACE_S = 2.0
