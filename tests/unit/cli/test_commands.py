@@ -51,6 +51,8 @@ async def start(daemon: ScriptedDaemon, *arguments: str, stdout: int = asyncio.s
     return await asyncio.create_subprocess_exec(
         sys.executable, "-c", program, *arguments, "--target", daemon.target,
         stdout=stdout, stderr=asyncio.subprocess.PIPE,
+        # A test run in the background of a shell ignores SIGINT, and the command would do so too.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
 
 
