@@ -11,14 +11,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from genserve.control.admission import check_control
 from genserve.control.leases import LeaseTable, PauseLease, check_ttl
 from genserve.control.state import Phase, StateBoard
 from genserve.engine.base import Engine, KvPolicy, PauseCounts, PauseMode
 from genserve.errors import (
     DeadlineError,
-    DrainingError,
     EngineDeadError,
-    EngineSleepingError,
     GenserveError,
     InvalidFieldError,
     PauseLeaseLostError,
@@ -202,7 +201,7 @@ class PauseController:
         except TimeoutError:
             raise DeadlineError(f"another pause, resume or push kept the engine for {timeout_s:g} s") from None
         try:
-            refuse_by_phase(self._board.phase)
+            check_control(self._board.phase)
             yield deadline_s
         finally:
             self._turn.release()
@@ -257,16 +256,6 @@ class PauseController:
     def _tell_change(self) -> None:
         self._changed.set()
         self._board.notify()
-
-
-def refuse_by_phase(phase: Phase) -> None:
-    """Raises what stands against pauses and pushes in a phase."""
-    if phase is Phase.DRAINING:
-        raise DrainingError("the daemon is shutting down")
-    if phase is Phase.DEAD:
-        raise EngineDeadError("the engine has died")
-    if phase is Phase.SLEEPING:
-        raise EngineSleepingError("the engine sleeps; wake it up first")
 
 
 def _remaining_s(deadline_s: float) -> float:

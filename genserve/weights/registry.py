@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 
-from genserve.control.pause import refuse_by_phase
+from genserve.control.admission import check_control
 from genserve.control.state import StateBoard
 from genserve.engine.base import Engine
 from genserve.errors import (
@@ -99,7 +99,7 @@ class PushRegistry:
         if applied is not None:
             check_same(header, digest, applied.push)
             return _answered(applied)
-        refuse_by_phase(self._board.phase)
+        check_control(self._board.phase)
         if self._closed:
             raise DrainingError("the daemon is shutting down")
         push = self._pushes.get(header.push_id)
