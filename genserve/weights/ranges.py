@@ -31,13 +31,6 @@ class ByteRanges:
         self._total += new
         return new
 
-    def covers(self, start: int, end: int) -> bool:
-        """Whether every byte of [start, end) is there."""
-        if start >= end:
-            return True
-        index = bisect_right(self._starts, start) - 1
-        return index >= 0 and end <= self._ends[index]
-
     def gaps(self, start: int, end: int) -> list[tuple[int, int]]:
         """The parts of [start, end) that are not there, in order."""
         gaps = []
