@@ -10,6 +10,7 @@ from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs as AsyncEngineArgs
 from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.utils.import_utils import resolve_obj_by_qualname
 
 from genserve.engine.base import EngineInfo
 from genserve.worker.contract import EXTENSION
@@ -37,7 +38,7 @@ def engine_args(flags: argparse.Namespace) -> AsyncEngineArgs:
 def adapted(args: AsyncEngineArgs) -> AsyncEngineArgs:
     """The arguments with what genserve needs: its code in the workers, its own statistics, and no compiled code on the
     CPU."""
-    args.worker_extension_cls = EXTENSION
+    args.worker_extension_cls = _extension(args.worker_extension_cls)
     args.use_tqdm_on_load = False
     args.disable_log_stats = True  # vLLM's default loggers; ours is added to the engine
     if current_platform.is_cpu():
@@ -51,6 +52,16 @@ def adapted(args: AsyncEngineArgs) -> AsyncEngineArgs:
         # run a C++ compiler that the machine may not have.
         os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     return args
+
+
+def _extension(asked: str) -> str:
+    """The class to mix into workers. Raises ValueError for one of the user's that does not bring ours along."""
+    if not asked:
+        return EXTENSION
+    lineage = [f"{each.__module__}.{each.__qualname__}" for each in resolve_obj_by_qualname(asked).__mro__]
+    if EXTENSION not in lineage:
+        raise ValueError(f"--worker-extension-cls {asked} must derive from {EXTENSION}: pushes are applied through it")
+    return asked
 
 
 def info(config: VllmConfig) -> EngineInfo:

@@ -70,6 +70,16 @@ class ControlServiceStub:
                 request_serializer=genserve_dot_v1_dot_control__pb2.ResetCacheRequest.SerializeToString,
                 response_deserializer=genserve_dot_v1_dot_control__pb2.ResetCacheResponse.FromString,
                 _registered_method=True)
+        self.Sleep = channel.unary_unary(
+                '/genserve.v1.ControlService/Sleep',
+                request_serializer=genserve_dot_v1_dot_control__pb2.SleepRequest.SerializeToString,
+                response_deserializer=genserve_dot_v1_dot_control__pb2.SleepResponse.FromString,
+                _registered_method=True)
+        self.WakeUp = channel.unary_unary(
+                '/genserve.v1.ControlService/WakeUp',
+                request_serializer=genserve_dot_v1_dot_control__pb2.WakeUpRequest.SerializeToString,
+                response_deserializer=genserve_dot_v1_dot_control__pb2.WakeUpResponse.FromString,
+                _registered_method=True)
 
 
 class ControlServiceServicer:
@@ -125,6 +135,20 @@ class ControlServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Sleep(self, request, context):
+        """Gives the device's memory back until WakeUp. Nothing is generated, pushed or paused meanwhile.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WakeUp(self, request, context):
+        """Ends a sleep.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -162,6 +186,16 @@ def add_ControlServiceServicer_to_server(servicer, server):
                     servicer.ResetCache,
                     request_deserializer=genserve_dot_v1_dot_control__pb2.ResetCacheRequest.FromString,
                     response_serializer=genserve_dot_v1_dot_control__pb2.ResetCacheResponse.SerializeToString,
+            ),
+            'Sleep': grpc.unary_unary_rpc_method_handler(
+                    servicer.Sleep,
+                    request_deserializer=genserve_dot_v1_dot_control__pb2.SleepRequest.FromString,
+                    response_serializer=genserve_dot_v1_dot_control__pb2.SleepResponse.SerializeToString,
+            ),
+            'WakeUp': grpc.unary_unary_rpc_method_handler(
+                    servicer.WakeUp,
+                    request_deserializer=genserve_dot_v1_dot_control__pb2.WakeUpRequest.FromString,
+                    response_serializer=genserve_dot_v1_dot_control__pb2.WakeUpResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -354,6 +388,60 @@ class ControlService:
             '/genserve.v1.ControlService/ResetCache',
             genserve_dot_v1_dot_control__pb2.ResetCacheRequest.SerializeToString,
             genserve_dot_v1_dot_control__pb2.ResetCacheResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Sleep(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/genserve.v1.ControlService/Sleep',
+            genserve_dot_v1_dot_control__pb2.SleepRequest.SerializeToString,
+            genserve_dot_v1_dot_control__pb2.SleepResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WakeUp(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/genserve.v1.ControlService/WakeUp',
+            genserve_dot_v1_dot_control__pb2.WakeUpRequest.SerializeToString,
+            genserve_dot_v1_dot_control__pb2.WakeUpResponse.FromString,
             options,
             channel_credentials,
             insecure,

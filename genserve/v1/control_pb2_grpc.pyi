@@ -47,6 +47,10 @@ class ControlServiceStub:
     """What the daemon serves and can do."""
     ResetCache: _grpc.UnaryUnaryMultiCallable[_control_pb2.ResetCacheRequest, _control_pb2.ResetCacheResponse]
     """Drops the prefix cache."""
+    Sleep: _grpc.UnaryUnaryMultiCallable[_control_pb2.SleepRequest, _control_pb2.SleepResponse]
+    """Gives the device's memory back until WakeUp. Nothing is generated, pushed or paused meanwhile."""
+    WakeUp: _grpc.UnaryUnaryMultiCallable[_control_pb2.WakeUpRequest, _control_pb2.WakeUpResponse]
+    """Ends a sleep."""
 
 @_typing.type_check_only
 class ControlServiceAsyncStub(ControlServiceStub):
@@ -67,6 +71,10 @@ class ControlServiceAsyncStub(ControlServiceStub):
     """What the daemon serves and can do."""
     ResetCache: _aio.UnaryUnaryMultiCallable[_control_pb2.ResetCacheRequest, _control_pb2.ResetCacheResponse]  # type: ignore[assignment]
     """Drops the prefix cache."""
+    Sleep: _aio.UnaryUnaryMultiCallable[_control_pb2.SleepRequest, _control_pb2.SleepResponse]  # type: ignore[assignment]
+    """Gives the device's memory back until WakeUp. Nothing is generated, pushed or paused meanwhile."""
+    WakeUp: _aio.UnaryUnaryMultiCallable[_control_pb2.WakeUpRequest, _control_pb2.WakeUpResponse]  # type: ignore[assignment]
+    """Ends a sleep."""
 
 class ControlServiceServicer(metaclass=_abc_1.ABCMeta):
     """Operates the engine."""
@@ -126,5 +134,21 @@ class ControlServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.ResetCacheResponse, _abc.Awaitable[_control_pb2.ResetCacheResponse]]:
         """Drops the prefix cache."""
+
+    @_abc_1.abstractmethod
+    def Sleep(
+        self,
+        request: _control_pb2.SleepRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.SleepResponse, _abc.Awaitable[_control_pb2.SleepResponse]]:
+        """Gives the device's memory back until WakeUp. Nothing is generated, pushed or paused meanwhile."""
+
+    @_abc_1.abstractmethod
+    def WakeUp(
+        self,
+        request: _control_pb2.WakeUpRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.WakeUpResponse, _abc.Awaitable[_control_pb2.WakeUpResponse]]:
+        """Ends a sleep."""
 
 def add_ControlServiceServicer_to_server(servicer: ControlServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

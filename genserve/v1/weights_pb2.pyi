@@ -145,7 +145,7 @@ class Manifest(_message.Message):
     total_bytes: _builtins.int
     """Size of the byte space."""
     partial: _builtins.bool
-    """Whether tensors of the checkpoint may be missing; those keep their present values."""
+    """Whether tensors of the checkpoint may be missing; those keep the values they have when the push is applied."""
     @_builtins.property
     def tensors(self) -> _containers.RepeatedCompositeFieldContainer[Global___TensorSpec]:
         """The tensors; they may not overlap."""
@@ -631,6 +631,128 @@ class GetPushResponse(_message.Message):
 Global___GetPushResponse: _TypeAlias = GetPushResponse  # noqa: Y015
 
 @_typing.final
+class CommitPushRequest(_message.Message):
+    """Names a staged push and how to apply it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PUSH_ID_FIELD_NUMBER: _builtins.int
+    APPLY_FIELD_NUMBER: _builtins.int
+    EXPECTED_VERSION_FIELD_NUMBER: _builtins.int
+    push_id: _builtins.str
+    """Its id."""
+    expected_version: _builtins.int
+    """Refuse unless this version is served (compare and swap); default: as the push's header says."""
+    @_builtins.property
+    def apply(self) -> Global___ApplyOptions:
+        """How to apply it."""
+
+    def __init__(
+        self,
+        *,
+        push_id: _builtins.str = ...,
+        apply: Global___ApplyOptions | None = ...,
+        expected_version: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_expected_version", b"_expected_version", "apply", b"apply", "expected_version", b"expected_version"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected_version", b"_expected_version", "apply", b"apply", "expected_version", b"expected_version", "push_id", b"push_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__expected_version: _TypeAlias = _typing.Literal["expected_version"]  # noqa: Y015
+    _WhichOneofArgType__expected_version: _TypeAlias = _typing.Literal["_expected_version", b"_expected_version"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__expected_version) -> _WhichOneofReturnType__expected_version | None: ...
+
+Global___CommitPushRequest: _TypeAlias = CommitPushRequest  # noqa: Y015
+
+@_typing.final
+class CommitPushResponse(_message.Message):
+    """The outcome of a push."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PUSH_FIELD_NUMBER: _builtins.int
+    APPLIED_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def push(self) -> Global___Push:
+        """The push."""
+
+    @_builtins.property
+    def applied(self) -> Global___Applied:
+        """What applying did."""
+
+    @_builtins.property
+    def state(self) -> _types_pb2.EngineState:
+        """State of the engine."""
+
+    def __init__(
+        self,
+        *,
+        push: Global___Push | None = ...,
+        applied: Global___Applied | None = ...,
+        state: _types_pb2.EngineState | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "push", b"push", "state", b"state"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "push", b"push", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CommitPushResponse: _TypeAlias = CommitPushResponse  # noqa: Y015
+
+@_typing.final
+class DiscardPushRequest(_message.Message):
+    """Names a push."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PUSH_ID_FIELD_NUMBER: _builtins.int
+    push_id: _builtins.str
+    """Its id."""
+    def __init__(
+        self,
+        *,
+        push_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["push_id", b"push_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DiscardPushRequest: _TypeAlias = DiscardPushRequest  # noqa: Y015
+
+@_typing.final
+class DiscardPushResponse(_message.Message):
+    """What was discarded."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PUSH_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def push(self) -> Global___Push:
+        """The push, as far as it had come."""
+
+    @_builtins.property
+    def state(self) -> _types_pb2.EngineState:
+        """State of the engine."""
+
+    def __init__(
+        self,
+        *,
+        push: Global___Push | None = ...,
+        state: _types_pb2.EngineState | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["push", b"push", "state", b"state"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["push", b"push", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DiscardPushResponse: _TypeAlias = DiscardPushResponse  # noqa: Y015
+
+@_typing.final
 class GetWeightsRequest(_message.Message):
     """What to tell of the weights."""
 
@@ -692,8 +814,11 @@ class GetWeightsResponse(_message.Message):
     MANIFEST_FIELD_NUMBER: _builtins.int
     DIGESTS_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
+    RESIDENT_FIELD_NUMBER: _builtins.int
     weight_version: _builtins.int
     """Their version; 0 before the first push."""
+    resident: _builtins.bool
+    """Whether the daemon keeps the bytes of this version: partial pushes and PullWeights need them."""
     @_builtins.property
     def manifest(self) -> Global___Manifest:
         """Tensors a push must bring, with offsets as laid out end to end in order of the names."""
@@ -713,11 +838,84 @@ class GetWeightsResponse(_message.Message):
         manifest: Global___Manifest | None = ...,
         digests: _abc.Iterable[Global___WeightDigest] | None = ...,
         state: _types_pb2.EngineState | None = ...,
+        resident: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest", "state", b"state"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digests", b"digests", "manifest", b"manifest", "state", b"state", "weight_version", b"weight_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digests", b"digests", "manifest", b"manifest", "resident", b"resident", "state", b"state", "weight_version", b"weight_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetWeightsResponse: _TypeAlias = GetWeightsResponse  # noqa: Y015
+
+@_typing.final
+class PullWeightsRequest(_message.Message):
+    """What to pull."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WEIGHT_VERSION_FIELD_NUMBER: _builtins.int
+    RANGES_FIELD_NUMBER: _builtins.int
+    CHUNK_BYTES_FIELD_NUMBER: _builtins.int
+    weight_version: _builtins.int
+    """Refuse unless this version is served; how a pull that broke goes on with `ranges`."""
+    chunk_bytes: _builtins.int
+    """Most bytes of a chunk; default 1 MiB."""
+    @_builtins.property
+    def ranges(self) -> _containers.RepeatedCompositeFieldContainer[Global___ByteRange]:
+        """The parts of the byte space to send; default all of it."""
+
+    def __init__(
+        self,
+        *,
+        weight_version: _builtins.int | None = ...,
+        ranges: _abc.Iterable[Global___ByteRange] | None = ...,
+        chunk_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_weight_version", b"_weight_version", "weight_version", b"weight_version"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_weight_version", b"_weight_version", "chunk_bytes", b"chunk_bytes", "ranges", b"ranges", "weight_version", b"weight_version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__weight_version: _TypeAlias = _typing.Literal["weight_version"]  # noqa: Y015
+    _WhichOneofArgType__weight_version: _TypeAlias = _typing.Literal["_weight_version", b"_weight_version"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__weight_version) -> _WhichOneofReturnType__weight_version | None: ...
+
+Global___PullWeightsRequest: _TypeAlias = PullWeightsRequest  # noqa: Y015
+
+@_typing.final
+class PullWeightsResponse(_message.Message):
+    """One frame of a pull. Byte for byte a PushWeightsRequest, so that a peer may send it on as it is."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    CHUNK_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def header(self) -> Global___PushHeader:
+        """First: the version, its manifest and the manifest's digest."""
+
+    @_builtins.property
+    def chunk(self) -> Global___PushChunk:
+        """Any number, in order."""
+
+    @_builtins.property
+    def end(self) -> Global___PushEnd:
+        """Last. A stream that ends without it was cut off."""
+
+    def __init__(
+        self,
+        *,
+        header: Global___PushHeader | None = ...,
+        chunk: Global___PushChunk | None = ...,
+        end: Global___PushEnd | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "end", b"end", "frame", b"frame", "header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "end", b"end", "frame", b"frame", "header", b"header"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["header", "chunk", "end"]  # noqa: Y015
+    _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_frame) -> _WhichOneofReturnType_frame | None: ...
+
+Global___PullWeightsResponse: _TypeAlias = PullWeightsResponse  # noqa: Y015

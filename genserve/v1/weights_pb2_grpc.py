@@ -45,10 +45,25 @@ class WeightServiceStub:
                 request_serializer=genserve_dot_v1_dot_weights__pb2.GetPushRequest.SerializeToString,
                 response_deserializer=genserve_dot_v1_dot_weights__pb2.GetPushResponse.FromString,
                 _registered_method=True)
+        self.CommitPush = channel.unary_unary(
+                '/genserve.v1.WeightService/CommitPush',
+                request_serializer=genserve_dot_v1_dot_weights__pb2.CommitPushRequest.SerializeToString,
+                response_deserializer=genserve_dot_v1_dot_weights__pb2.CommitPushResponse.FromString,
+                _registered_method=True)
+        self.DiscardPush = channel.unary_unary(
+                '/genserve.v1.WeightService/DiscardPush',
+                request_serializer=genserve_dot_v1_dot_weights__pb2.DiscardPushRequest.SerializeToString,
+                response_deserializer=genserve_dot_v1_dot_weights__pb2.DiscardPushResponse.FromString,
+                _registered_method=True)
         self.GetWeights = channel.unary_unary(
                 '/genserve.v1.WeightService/GetWeights',
                 request_serializer=genserve_dot_v1_dot_weights__pb2.GetWeightsRequest.SerializeToString,
                 response_deserializer=genserve_dot_v1_dot_weights__pb2.GetWeightsResponse.FromString,
+                _registered_method=True)
+        self.PullWeights = channel.unary_stream(
+                '/genserve.v1.WeightService/PullWeights',
+                request_serializer=genserve_dot_v1_dot_weights__pb2.PullWeightsRequest.SerializeToString,
+                response_deserializer=genserve_dot_v1_dot_weights__pb2.PullWeightsResponse.FromString,
                 _registered_method=True)
 
 
@@ -70,8 +85,29 @@ class WeightServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CommitPush(self, request, context):
+        """Applies a push whose bytes are all staged. A repeat for an applied push answers what the first one answered.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DiscardPush(self, request, context):
+        """Frees what a push has staged. One that somebody is sending or applying is not discarded.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetWeights(self, request, context):
         """The version that is served, its tensors and, on request, digests of the live weights.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PullWeights(self, request, context):
+        """The bytes of the served version, as frames that PushWeights takes: how a late replica catches up with a peer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -90,10 +126,25 @@ def add_WeightServiceServicer_to_server(servicer, server):
                     request_deserializer=genserve_dot_v1_dot_weights__pb2.GetPushRequest.FromString,
                     response_serializer=genserve_dot_v1_dot_weights__pb2.GetPushResponse.SerializeToString,
             ),
+            'CommitPush': grpc.unary_unary_rpc_method_handler(
+                    servicer.CommitPush,
+                    request_deserializer=genserve_dot_v1_dot_weights__pb2.CommitPushRequest.FromString,
+                    response_serializer=genserve_dot_v1_dot_weights__pb2.CommitPushResponse.SerializeToString,
+            ),
+            'DiscardPush': grpc.unary_unary_rpc_method_handler(
+                    servicer.DiscardPush,
+                    request_deserializer=genserve_dot_v1_dot_weights__pb2.DiscardPushRequest.FromString,
+                    response_serializer=genserve_dot_v1_dot_weights__pb2.DiscardPushResponse.SerializeToString,
+            ),
             'GetWeights': grpc.unary_unary_rpc_method_handler(
                     servicer.GetWeights,
                     request_deserializer=genserve_dot_v1_dot_weights__pb2.GetWeightsRequest.FromString,
                     response_serializer=genserve_dot_v1_dot_weights__pb2.GetWeightsResponse.SerializeToString,
+            ),
+            'PullWeights': grpc.unary_stream_rpc_method_handler(
+                    servicer.PullWeights,
+                    request_deserializer=genserve_dot_v1_dot_weights__pb2.PullWeightsRequest.FromString,
+                    response_serializer=genserve_dot_v1_dot_weights__pb2.PullWeightsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -162,6 +213,60 @@ class WeightService:
             _registered_method=True)
 
     @staticmethod
+    def CommitPush(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/genserve.v1.WeightService/CommitPush',
+            genserve_dot_v1_dot_weights__pb2.CommitPushRequest.SerializeToString,
+            genserve_dot_v1_dot_weights__pb2.CommitPushResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DiscardPush(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/genserve.v1.WeightService/DiscardPush',
+            genserve_dot_v1_dot_weights__pb2.DiscardPushRequest.SerializeToString,
+            genserve_dot_v1_dot_weights__pb2.DiscardPushResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def GetWeights(request,
             target,
             options=(),
@@ -178,6 +283,33 @@ class WeightService:
             '/genserve.v1.WeightService/GetWeights',
             genserve_dot_v1_dot_weights__pb2.GetWeightsRequest.SerializeToString,
             genserve_dot_v1_dot_weights__pb2.GetWeightsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PullWeights(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/genserve.v1.WeightService/PullWeights',
+            genserve_dot_v1_dot_weights__pb2.PullWeightsRequest.SerializeToString,
+            genserve_dot_v1_dot_weights__pb2.PullWeightsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -37,8 +37,14 @@ class WeightServiceStub:
     """Streams one version of the weights: a header, chunks in any order, an end. Nothing changes before the end frame."""
     GetPush: _grpc.UnaryUnaryMultiCallable[_weights_pb2.GetPushRequest, _weights_pb2.GetPushResponse]
     """Progress of a push and the byte ranges that are missing: where to resume."""
+    CommitPush: _grpc.UnaryUnaryMultiCallable[_weights_pb2.CommitPushRequest, _weights_pb2.CommitPushResponse]
+    """Applies a push whose bytes are all staged. A repeat for an applied push answers what the first one answered."""
+    DiscardPush: _grpc.UnaryUnaryMultiCallable[_weights_pb2.DiscardPushRequest, _weights_pb2.DiscardPushResponse]
+    """Frees what a push has staged. One that somebody is sending or applying is not discarded."""
     GetWeights: _grpc.UnaryUnaryMultiCallable[_weights_pb2.GetWeightsRequest, _weights_pb2.GetWeightsResponse]
     """The version that is served, its tensors and, on request, digests of the live weights."""
+    PullWeights: _grpc.UnaryStreamMultiCallable[_weights_pb2.PullWeightsRequest, _weights_pb2.PullWeightsResponse]
+    """The bytes of the served version, as frames that PushWeights takes: how a late replica catches up with a peer."""
 
 @_typing.type_check_only
 class WeightServiceAsyncStub(WeightServiceStub):
@@ -49,8 +55,14 @@ class WeightServiceAsyncStub(WeightServiceStub):
     """Streams one version of the weights: a header, chunks in any order, an end. Nothing changes before the end frame."""
     GetPush: _aio.UnaryUnaryMultiCallable[_weights_pb2.GetPushRequest, _weights_pb2.GetPushResponse]  # type: ignore[assignment]
     """Progress of a push and the byte ranges that are missing: where to resume."""
+    CommitPush: _aio.UnaryUnaryMultiCallable[_weights_pb2.CommitPushRequest, _weights_pb2.CommitPushResponse]  # type: ignore[assignment]
+    """Applies a push whose bytes are all staged. A repeat for an applied push answers what the first one answered."""
+    DiscardPush: _aio.UnaryUnaryMultiCallable[_weights_pb2.DiscardPushRequest, _weights_pb2.DiscardPushResponse]  # type: ignore[assignment]
+    """Frees what a push has staged. One that somebody is sending or applying is not discarded."""
     GetWeights: _aio.UnaryUnaryMultiCallable[_weights_pb2.GetWeightsRequest, _weights_pb2.GetWeightsResponse]  # type: ignore[assignment]
     """The version that is served, its tensors and, on request, digests of the live weights."""
+    PullWeights: _aio.UnaryStreamMultiCallable[_weights_pb2.PullWeightsRequest, _weights_pb2.PullWeightsResponse]  # type: ignore[assignment]
+    """The bytes of the served version, as frames that PushWeights takes: how a late replica catches up with a peer."""
 
 class WeightServiceServicer(metaclass=_abc_1.ABCMeta):
     """Takes new weights while generation runs, and applies them at once or not at all."""
@@ -72,11 +84,35 @@ class WeightServiceServicer(metaclass=_abc_1.ABCMeta):
         """Progress of a push and the byte ranges that are missing: where to resume."""
 
     @_abc_1.abstractmethod
+    def CommitPush(
+        self,
+        request: _weights_pb2.CommitPushRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_weights_pb2.CommitPushResponse, _abc.Awaitable[_weights_pb2.CommitPushResponse]]:
+        """Applies a push whose bytes are all staged. A repeat for an applied push answers what the first one answered."""
+
+    @_abc_1.abstractmethod
+    def DiscardPush(
+        self,
+        request: _weights_pb2.DiscardPushRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_weights_pb2.DiscardPushResponse, _abc.Awaitable[_weights_pb2.DiscardPushResponse]]:
+        """Frees what a push has staged. One that somebody is sending or applying is not discarded."""
+
+    @_abc_1.abstractmethod
     def GetWeights(
         self,
         request: _weights_pb2.GetWeightsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_weights_pb2.GetWeightsResponse, _abc.Awaitable[_weights_pb2.GetWeightsResponse]]:
         """The version that is served, its tensors and, on request, digests of the live weights."""
+
+    @_abc_1.abstractmethod
+    def PullWeights(
+        self,
+        request: _weights_pb2.PullWeightsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_weights_pb2.PullWeightsResponse], _abc.AsyncIterator[_weights_pb2.PullWeightsResponse]]:
+        """The bytes of the served version, as frames that PushWeights takes: how a late replica catches up with a peer."""
 
 def add_WeightServiceServicer_to_server(servicer: WeightServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
