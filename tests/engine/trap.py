@@ -1,0 +1,156 @@
+"""Orders to the worker of a plain AsyncLLM: run as a program, prints one JSON list with the answers.
+
+    python -m tests.engine.trap CHECKPOINT STEPS_JSON
+
+A step is [method of `Trap`, *arguments], or ["generate", *token_ids]. One that raises answers {"error": ...}, and the
+next one follows. Of genserve, only the digests and the in-place update take part.
+"""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from tests.engine.reference import MAX_TOKENS
+
+Tensors = Iterator[tuple[str, torch.Tensor]]
+Faults = dict[str, Any]
+"""`before` (a tensor's name): the source raises there; `lacks`: the source has no such tensor; `misshapen`: that tensor
+has one row less; `processing`, `put`: so many layers are post-processed, or values put in place, at most."""
+
+
+def run_steps(checkpoint: Path, steps: list[list[Any]]) -> list[Any]:
+    """The answers to the steps, from an engine of its own."""
+    program = [sys.executable, "-m", "tests.engine.trap", str(checkpoint), json.dumps(steps, default=str)]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=240, check=False)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("ANSWERS ")]
+    assert lines, done.stderr[-4000:]
+    answers: list[Any] = json.loads(lines[0].removeprefix("ANSWERS "))
+    return answers
+
+
+class Trap:
+    """Worker extension: vLLM's own reload and genserve's in-place update, with failures on order."""
+
+    vllm_config: Any
+    device: Any
+    model_runner: Any
+    reload_weights: Any
+
+    def digests(self) -> dict[str, str]:
+        """SHA-256 of the live weights, by name."""
+        from genserve.worker.digests import weight_digests
+
+        return weight_digests(self.model_runner.get_model())
+
+    def reload(self, checkpoint: str, faults: Faults) -> None:
+        """vLLM's reload in place from a source of tensors."""
+        self.reload_weights(weights_iterator=_tensors(checkpoint, faults))
+
+    def attach(self) -> None:
+        """Builds genserve's in-place update."""
+        from genserve.worker.inplace import InPlaceUpdate
+
+        model = self.model_runner.get_model()
+        self._update = InPlaceUpdate(model, self.vllm_config, self.device, addresses_captured=False)
+
+    def rehearse(self, checkpoint: str, faults: Faults) -> None:
+        """genserve's rehearsal of an in-place update."""
+        with _ordered(faults):
+            self._update.rehearse(_tensors(checkpoint, faults))
+
+    def commit(self, checkpoint: str, faults: Faults) -> int:
+        """genserve's in-place update; the most bytes of weights that it held at a time."""
+        with _ordered(faults) as held_bytes:
+            self._update.commit(_tensors(checkpoint, faults))
+        return max(held_bytes)
+
+
+@contextmanager
+def _ordered(faults: Faults) -> Iterator[list[int]]:
+    """In-place updates fail as ordered; the sizes of what was loaded whenever something was post-processed."""
+    from genserve.worker import inplace
+
+    process, put = inplace.process_weights_after_loading, inplace.Exchange._put
+    held_bytes: list[int] = []
+    num_put = 0
+
+    def faulty_process(model: Any, *args: Any) -> None:
+        if len(held_bytes) == faults.get("processing"):
+            raise RuntimeError("ordered to fail in post-processing")
+        parameters = {parameter for child in model.children() for parameter in child.parameters()}
+        held_bytes.append(sum(parameter.nbytes for parameter in parameters))
+        process(model, *args)
+
+    def faulty_put(self: Any, entry: Any, value: Any) -> None:
+        nonlocal num_put
+        if num_put == faults.get("put"):
+            raise RuntimeError("ordered to fail in the exchange")
+        num_put += 1
+        put(self, entry, value)
+
+    inplace.process_weights_after_loading, inplace.Exchange._put = faulty_process, faulty_put  # type: ignore[method-assign]
+    try:
+        yield held_bytes
+    finally:
+        inplace.process_weights_after_loading, inplace.Exchange._put = process, put  # type: ignore[method-assign]
+
+
+def _tensors(checkpoint: str, faults: Faults) -> Tensors:
+    for shard in sorted(Path(checkpoint).glob("*.safetensors")):
+        for name, tensor in sorted(load_file(shard).items()):
+            if name == faults.get("before"):
+                raise RuntimeError(f"ordered to fail before {name}")
+            if name != faults.get("lacks"):
+                yield name, tensor[:-1] if name == faults.get("misshapen") else tensor
+
+
+async def _run(checkpoint: str, steps: list[list[Any]]) -> list[Any]:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.sampling_params import RequestOutputKind, SamplingParams
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    args = AsyncEngineArgs(
+        model=checkpoint,
+        max_model_len=2048,
+        kv_cache_memory_bytes=256 << 20,
+        enforce_eager=True,
+        enable_prefix_caching=False,  # what was computed under other weights
+        worker_extension_cls="tests.engine.trap.Trap",
+    )
+    llm = AsyncLLM.from_engine_args(args)
+    greedy = SamplingParams(
+        temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True, output_kind=RequestOutputKind.FINAL_ONLY
+    )
+
+    async def answer(number: int, method: str, *arguments: Any) -> Any:
+        if method == "generate":
+            outputs = llm.generate({"prompt_token_ids": list(arguments)}, greedy, f"r{number}")
+            return [output.outputs[0].token_ids async for output in outputs].pop()
+        return (await llm.collective_rpc(method, args=arguments))[0]
+
+    answers: list[Any] = []
+    for number, step in enumerate(steps):
+        try:
+            answers.append(await answer(number, *step))
+        except Exception as error:
+            answers.append({"error": str(error)})
+    llm.shutdown()
+    return answers
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    os.environ["TORCHDYNAMO_DISABLE"] = "1"
+    print("ANSWERS " + json.dumps(asyncio.run(_run(sys.argv[1], json.loads(sys.argv[2])))), flush=True)
+elif torch.cpu._is_amx_tile_supported():
+    # In a worker: bf16 attention dies with SIGILL in a process that has not asked the kernel for AMX tiles.
+    torch.cpu._init_amx()
