@@ -20,7 +20,14 @@ class ServeConfig:
     allow_insecure: bool = _setting(False, "listen on an address that others can reach, without TLS")
     max_active_requests: int = _setting(8192, "requests running and waiting above which new ones are refused")
     max_message_bytes: int = _setting(64 << 20, "size above which a message is refused")
-    max_staging_bytes: int = _setting(0, "bytes of pushed weights staged at once; 0 = twice the checkpoint's + 256 MiB")
+    max_staging_bytes: int = _setting(
+        0, "bytes of pushed weights staged and resident at once; 0 = twice the checkpoint's + 256 MiB"
+    )
+    no_resident_weights: bool = _setting(
+        False,
+        "free the bytes of a push once it is applied: saves the checkpoint's size of memory, and gives up partial "
+        "pushes, PullWeights, and restoring a version whose exchange could not be undone",
+    )
     drain_timeout_s: float = _setting(30.0, "seconds that running requests may take to finish at a shutdown")
 
     def __post_init__(self) -> None:

@@ -24,8 +24,9 @@ from genserve.engine.vllm import EngineLimits, VllmEngine
 from genserve.engine.vllm_config import AsyncEngineArgs
 from genserve.rpc.server import ServerParts, start_server
 from genserve.signals import children_ignore_interrupts, stop_on_signals
-from genserve.weights.checkpoint import CheckpointIndex
+from genserve.weights.checkpoint import CheckpointError, CheckpointIndex
 from genserve.weights.registry import PushRegistry
+from genserve.weights.resident import CheckpointBytes, ResidentStore, ResidentVersion
 from genserve.weights.update import WeightUpdater
 
 DESCRIPTION = (
@@ -78,9 +79,13 @@ async def serve(config: ServeConfig, args: AsyncEngineArgs) -> int:
         pauses = PauseController(engine, leases, board)
         checkpoint = _checkpoint(engine)
         max_staging_bytes = _max_staging_bytes(config, checkpoint)
-        registry = PushRegistry(checkpoint, engine, WeightUpdater(engine, pauses, board), board, max_staging_bytes)
+        resident = _resident(config, checkpoint)
+        updater = WeightUpdater(engine, pauses, board, resident)
+        registry = PushRegistry(checkpoint, engine, updater, board, resident, max_staging_bytes)
         stack.push_async_callback(registry.close)
-        server = await start_server(ServerParts(config, engine, board, pauses, registry, checkpoint, max_staging_bytes))
+        server = await start_server(
+            ServerParts(config, engine, board, pauses, registry, resident, checkpoint, max_staging_bytes)
+        )
         stack.push_async_callback(server.stop, _CLOSE_GRACE_S)
 
         background = [
@@ -154,7 +159,18 @@ def _checkpoint(engine: VllmEngine) -> CheckpointIndex | None:
     if directory is None:
         _say("the checkpoint's files are not on this machine: the names of pushed tensors cannot be checked early")
         return None
-    return CheckpointIndex.read(directory)
+    try:
+        return CheckpointIndex.read(directory)
+    except CheckpointError as error:
+        _say(f"{error}: the names of pushed tensors cannot be checked early")
+        return None
+
+
+def _resident(config: ServeConfig, checkpoint: CheckpointIndex | None) -> ResidentStore:
+    first = None
+    if checkpoint is not None:
+        first = ResidentVersion(0, checkpoint.as_manifest(), CheckpointBytes(checkpoint))
+    return ResidentStore(first, enabled=not config.no_resident_weights)
 
 
 def _max_staging_bytes(config: ServeConfig, checkpoint: CheckpointIndex | None) -> int:

@@ -119,6 +119,12 @@ class EngineSleepingError(GenserveError):
     reason = "ENGINE_SLEEPING"
 
 
+class NotResidentError(GenserveError):
+    """The daemon does not keep the bytes of the served version, which partial pushes and pulls need."""
+
+    reason = "WEIGHTS_NOT_RESIDENT"
+
+
 class EngineTaintedError(GenserveError):
     """The live weights could not be proven consistent; push a full version or restart."""
 
@@ -177,6 +183,12 @@ class EngineDeadError(GenserveError):
     """The engine has died; the daemon is about to exit."""
 
     reason = "ENGINE_DEAD"
+
+
+class UnsupportedError(GenserveError):
+    """The daemon was started without what this call needs."""
+
+    reason = "UNSUPPORTED"
 
 
 class UnavailableError(GenserveError):

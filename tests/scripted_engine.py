@@ -66,6 +66,14 @@ class ScriptedEngine:
             self.misuses.append("resumed in the middle of a commit")
         self.running = True
 
+    async def sleep(self, mode: PauseMode, timeout_s: float) -> None:
+        await self._step("sleep", f"sleep {mode.value}", timeout_s)
+        self.running = False
+
+    async def wake_up(self, timeout_s: float) -> None:
+        await self._step("wake_up", "wake_up", timeout_s)
+        self.running = True
+
     async def reset_prefix_cache(self, reset_running_requests: bool, timeout_s: float) -> bool:
         await self._step("reset_prefix_cache", f"reset_prefix_cache {reset_running_requests}", timeout_s)
         return True

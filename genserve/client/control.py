@@ -113,6 +113,22 @@ class ControlCalls(ServiceCalls):
         response = await self._connection.unary(self._connection.control.ResetCache, request, timeout_s)
         return response.reset
 
+    async def sleep(self, mode: PauseMode | None = None, *, timeout_s: float = 60.0) -> EngineState:
+        """Gives the device's memory back until `wake_up`; nothing is generated or pushed meanwhile. Default mode keep:
+        running requests go on afterwards. The daemon gives up after `timeout_s` and is awake then."""
+        request = control_pb2.SleepRequest(
+            mode=wire_value(types_pb2.PauseMode, mode, "mode"), timeout=duration(timeout_s)
+        )
+        deadline_s = timeout_s + self._connection.timeouts.pause_slack_s
+        response = await self._connection.unary(self._connection.control.Sleep, request, deadline_s)
+        return EngineState.of(response.state)
+
+    async def wake_up(self, *, timeout_s: Timeout = UNSET) -> EngineState:
+        """Ends a sleep."""
+        request = control_pb2.WakeUpRequest()
+        response = await self._connection.unary(self._connection.control.WakeUp, request, timeout_s)
+        return EngineState.of(response.state)
+
     async def wait_ready(self, timeout_s: float = 600.0) -> None:
         """Returns once the daemon says it is serving; it need not have been started yet. Raises DeadlineError."""
         connection = self._connection

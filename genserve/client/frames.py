@@ -29,18 +29,18 @@ def header_frame(header: weights_pb2.PushHeader) -> bytes:
 
 def chunk_frame(offset: int, pieces: Sequence[bytes | memoryview], *, checksum: bool) -> bytes:
     """A chunk of the bytes of `pieces` at `offset`, with their CRC32C if there is a fast way to compute it."""
-    crc32c = _crc32c() if checksum else None
+    checksum_of = crc32c() if checksum else None
     tail = b""
-    if crc32c is not None:
+    if checksum_of is not None:
         pieces = (data := b"".join(pieces),)  # it takes bytes only
-        tail = _CHUNK_CRC32C + crc32c(data).to_bytes(4, "little")
+        tail = _CHUNK_CRC32C + checksum_of(data).to_bytes(4, "little")
     size_bytes = sum(map(len, pieces))
     head = (_CHUNK_OFFSET + _varint(offset) if offset > 0 else b"") + _CHUNK_DATA + _varint(size_bytes)
     return b"".join((_FRAME_CHUNK, _varint(len(head) + size_bytes + len(tail)), head, *pieces, tail))
 
 
 @cache
-def _crc32c() -> Callable[[bytes], int] | None:
+def crc32c() -> Callable[[bytes], int] | None:
     """google_crc32c's in C; without it chunks have no checksum, which is said once."""
     try:
         google_crc32c = import_module("google_crc32c")

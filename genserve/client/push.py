@@ -50,6 +50,19 @@ class Push:
     missing: list[Range]
     issues: list[tuple[str, str]]
 
+    @classmethod
+    def of(cls, message: weights_pb2.Push) -> "Push":
+        """From the wire."""
+        return cls(
+            push_id=message.push_id,
+            state=word_of(weights_pb2.PushState, message.state),
+            weight_version=message.weight_version,
+            received_bytes=message.received_bytes,
+            total_bytes=message.total_bytes,
+            missing=[(each.start, each.end) for each in message.missing],
+            issues=[(issue.tensor, issue.description) for issue in message.issues],
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Applied:
@@ -77,19 +90,13 @@ class PushResult:
     """The message as it came."""
 
     @classmethod
-    def of(cls, message: weights_pb2.PushWeightsResponse | weights_pb2.GetPushResponse) -> "PushResult":
+    def of(
+        cls, message: weights_pb2.PushWeightsResponse | weights_pb2.GetPushResponse | weights_pb2.CommitPushResponse
+    ) -> "PushResult":
         """From the wire."""
-        push, applied = message.push, message.applied
+        applied = message.applied
         return cls(
-            push=Push(
-                push_id=push.push_id,
-                state=word_of(weights_pb2.PushState, push.state),
-                weight_version=push.weight_version,
-                received_bytes=push.received_bytes,
-                total_bytes=push.total_bytes,
-                missing=[(each.start, each.end) for each in push.missing],
-                issues=[(issue.tensor, issue.description) for issue in push.issues],
-            ),
+            push=Push.of(message.push),
             applied=Applied(
                 previous_version=applied.previous_version,
                 active_version=applied.active_version,

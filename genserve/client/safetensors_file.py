@@ -1,4 +1,4 @@
-"""Reads safetensors files and checkpoint directories without torch or numpy: memory-mapped, nothing is copied.
+"""Reads safetensors files and checkpoint directories without torch or numpy, memory-mapped; and writes a file.
 
 The format (https://github.com/huggingface/safetensors#format): 8 bytes little-endian header length, the header as JSON
 `{name: {"dtype", "shape", "data_offsets": [begin, end]}}`, then the tensors end to end. A file is not trusted: every
@@ -8,7 +8,7 @@ number is checked against the file's size before anything is read by it.
 import json
 import math
 import mmap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -47,7 +47,7 @@ class CheckpointFileError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """One tensor of a file; `data` is a read-only view of the mapping and keeps it open."""
+    """One tensor of a file, or one that was pulled; `data` is a view of the mapping or the memory and keeps it."""
 
     name: str
     dtype: str
@@ -91,6 +91,26 @@ def read_safetensors(path: Path) -> list[StoredTensor]:
     if expected != len(data):
         raise CheckpointFileError(f"{path}: {len(data)} bytes of data, {expected} in the header")
     return [tensor for _, tensor in tensors]
+
+
+def write_safetensors(path: Path, tensors: Iterable[StoredTensor]) -> None:
+    """Writes one file, whole or not at all. Raises OSError."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    ordered, end = sorted(tensors, key=lambda each: (-DTYPE_BYTES[each.dtype], each.name)), 0  # so that all are aligned
+    for each in ordered:
+        offsets = [end, end := end + len(each.data)]
+        header[each.name] = {"dtype": each.dtype, "shape": list(each.shape), "data_offsets": offsets}
+    encoded = json.dumps(header).encode()
+    encoded += b" " * (-len(encoded) % _LENGTH_BYTES)
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    try:
+        with unfinished.open("wb") as file:
+            file.write(len(encoded).to_bytes(_LENGTH_BYTES, "little") + encoded)
+            for each in ordered:
+                file.write(each.data)
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def _read_directory(path: Path) -> list[StoredTensor]:

@@ -100,7 +100,10 @@ class Client:
     detokenize = blocking(AsyncClient.detokenize)
     push_weights = blocking(AsyncClient.push_weights)
     get_push = blocking(AsyncClient.get_push)
+    commit_push = blocking(AsyncClient.commit_push)
+    discard_push = blocking(AsyncClient.discard_push)
     get_weights = blocking(AsyncClient.get_weights)
+    pull_weights = blocking(AsyncClient.pull_weights)
     pause = blocking(AsyncClient.pause)
     renew_pause = blocking(AsyncClient.renew_pause)
     resume = blocking(AsyncClient.resume)
@@ -109,6 +112,8 @@ class Client:
     watch_status = blocking_stream(AsyncClient.watch_status)
     server_info = blocking(AsyncClient.server_info)
     reset_cache = blocking(AsyncClient.reset_cache)
+    sleep = blocking(AsyncClient.sleep)
+    wake_up = blocking(AsyncClient.wake_up)
     wait_ready = blocking(AsyncClient.wait_ready)
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from genserve.client.safetensors_file import DTYPE_BYTES, read_checkpoint
+from genserve.client.safetensors_file import DTYPE_BYTES, StoredTensor, read_checkpoint
 
 # The types' names in torch, numpy and ml_dtypes, which agree.
 _SAFETENSORS_DTYPE: Final = {
@@ -61,9 +61,10 @@ class TensorSource:
 def tensor_sources(weights: Any) -> list[TensorSource]:
     """The tensors of `weights`, each once.
 
-    `weights` is a mapping of names to torch tensors or numpy arrays, a torch module (its state_dict), or the path of a
-    .safetensors file or of a checkpoint directory. Of torch tensors that are the same memory (tied weights) the first
-    is taken, as in checkpoints. The bytes are read while they are sent: do not train on them meanwhile.
+    `weights` is a mapping of names to torch tensors or numpy arrays, a torch module (its state_dict), the path of a
+    .safetensors file or of a checkpoint directory, or what was pulled (`PulledWeights.tensors`). Of torch tensors that
+    are the same memory (tied weights) the first is taken, as in checkpoints. The bytes are read while they are sent: do
+    not train on them meanwhile.
 
     Raises TypeError for anything else and for types that safetensors has no name for; CheckpointFileError or OSError
     for files.
@@ -80,7 +81,9 @@ def tensor_sources(weights: Any) -> list[TensorSource]:
     sources = []
     seen: set[tuple[object, ...]] = set()
     for name, tensor in weights.items():
-        if torch is not None and isinstance(tensor, torch.Tensor):
+        if isinstance(tensor, StoredTensor):
+            sources.append(TensorSource(name, tensor.dtype, tensor.shape, partial(_identity, tensor.data)))
+        elif torch is not None and isinstance(tensor, torch.Tensor):
             identity = _torch_identity(tensor)
             if identity is not None and identity in seen:
                 continue
@@ -92,6 +95,20 @@ def tensor_sources(weights: Any) -> list[TensorSource]:
         else:
             raise TypeError(f"{name}: {type(tensor).__name__} is neither a torch tensor nor a numpy array")
     return sources
+
+
+def to_torch(stored: StoredTensor) -> Any:
+    """A torch tensor over the same memory, or over a copy where the bytes are not aligned for their type."""
+    import torch
+
+    names = {name: dtype for dtype, name in _SAFETENSORS_DTYPE.items()}
+    dtype = getattr(torch, names[stored.dtype])
+    if len(stored.data) == 0:
+        return torch.empty(stored.shape, dtype=dtype)
+    elements = torch.frombuffer(stored.data, dtype=torch.uint8)
+    if elements.data_ptr() % dtype.itemsize:
+        elements = elements.clone()
+    return elements.view(dtype).view(stored.shape)
 
 
 def _identity(data: memoryview) -> memoryview:

@@ -9,7 +9,8 @@ from typing import Any
 from genserve.client.byte_space import ByteSpace, manifest_digest
 from genserve.client.channel import UNSET, ServiceCalls, Timeout
 from genserve.client.enums import KvPolicy, PauseMode, PushAction, wire_value
-from genserve.client.push import PushProgress, PushResult, Upload
+from genserve.client.pull import Download, PulledWeights
+from genserve.client.push import Push, PushProgress, PushResult, Upload
 from genserve.client.requests import duration
 from genserve.client.state import EngineState
 from genserve.client.tensors import tensor_sources
@@ -29,18 +30,20 @@ class ServedTensor:
 
 @dataclass(frozen=True, slots=True)
 class ServedWeights:
-    """The weights that are served. `digests` is SHA-256 in hex by (rank, name of vLLM's parameter), when asked for."""
+    """The weights that are served. `digests` is SHA-256 in hex by (rank, name of vLLM's parameter), when asked for;
+    `resident`: whether they can be pulled, and completed by partial pushes."""
 
     weight_version: int
     tensors: list[ServedTensor]
     total_bytes: int
     manifest_digest: str
     digests: dict[tuple[str, str], str]
+    resident: bool
     state: EngineState
 
 
 class WeightCalls(ServiceCalls):
-    """Weights in."""
+    """Weights in, and out again."""
 
     async def push_weights(
         self,
@@ -86,12 +89,7 @@ class WeightCalls(ServiceCalls):
             expected_version=expected_version,
             manifest=space.manifest(partial=partial),
             action=wire_value(weights_pb2.PushAction, action, "header.action"),
-            apply=weights_pb2.ApplyOptions(
-                pause_mode=wire_value(types_pb2.PauseMode, pause_mode, "header.apply.pause_mode"),
-                kv_policy=wire_value(types_pb2.KvPolicy, kv_policy, "header.apply.kv_policy"),
-                pause_lease_id=pause_lease_id,
-                timeout=None if apply_timeout_s is None else duration(apply_timeout_s),
-            ),
+            apply=apply_options(pause_mode, kv_policy, pause_lease_id, apply_timeout_s, field="header.apply"),
             staging_ttl=None if staging_ttl_s is None else duration(staging_ttl_s),
             force=force,
         )
@@ -113,6 +111,55 @@ class WeightCalls(ServiceCalls):
         response = await self._connection.unary(self._connection.weights.GetPush, request, timeout_s)
         return PushResult.of(response)
 
+    async def commit_push(
+        self,
+        push_id: str,
+        *,
+        expected_version: int | None = None,
+        pause_mode: PauseMode | None = None,
+        kv_policy: KvPolicy | None = None,
+        pause_lease_id: str = "",
+        apply_timeout_s: float | None = None,
+        timeout_s: Timeout = UNSET,
+    ) -> PushResult:
+        """Applies a push that was sent with `action="stage"`; options as in `push_weights`. A repeat answers the same.
+        Raises PushNotFoundError, and as `push_weights`."""
+        request = weights_pb2.CommitPushRequest(
+            push_id=push_id,
+            apply=apply_options(pause_mode, kv_policy, pause_lease_id, apply_timeout_s, field="apply"),
+            expected_version=expected_version,
+        )
+        timeout_s = self._connection.timeouts.push_s if timeout_s is UNSET else timeout_s
+        response = await self._connection.unary(self._connection.weights.CommitPush, request, timeout_s)
+        return PushResult.of(response)
+
+    async def discard_push(self, push_id: str, *, timeout_s: Timeout = UNSET) -> Push:
+        """Frees what a push has staged. Raises PushNotFoundError, and ApplyInProgressError while it is being sent or
+        applied."""
+        request = weights_pb2.DiscardPushRequest(push_id=push_id)
+        response = await self._connection.unary(self._connection.weights.DiscardPush, request, timeout_s)
+        return Push.of(response.push)
+
+    async def pull_weights(
+        self,
+        *,
+        version: int | None = None,
+        chunk_bytes: int = MIB,
+        progress: Callable[[int, int], None] | None = None,
+        timeout_s: Timeout = UNSET,
+    ) -> PulledWeights:
+        """The served weights, whole, in memory; `version` refuses unless that one is served.
+
+        Another daemon catches up with `push_weights(pulled.tensors, version=pulled.weight_version)`. A stream that
+        breaks goes on where it broke, a few times within `timeout_s`. `progress` gets the number of bytes so far
+        and of all. Raises NotResidentError, ChecksumMismatchError, and WeightVersionMismatchError, also when the
+        version is replaced meanwhile and its memory is needed.
+        """
+        if chunk_bytes <= 0:
+            raise ValueError("chunk_bytes must be above 0")
+        timeout_s = self._connection.timeouts.push_s if timeout_s is UNSET else timeout_s
+        return await Download(self._connection, version, chunk_bytes, progress, timeout_s).run()
+
     async def get_weights(self, *, include_digests: bool = False, timeout_s: Timeout = UNSET) -> ServedWeights:
         """The served version, the tensors a push must bring and, on request, digests of the live weights (seconds)."""
         request = weights_pb2.GetWeightsRequest(include_digests=include_digests)
@@ -123,5 +170,23 @@ class WeightCalls(ServiceCalls):
             total_bytes=response.manifest.total_bytes,
             manifest_digest=manifest_digest(response.manifest),
             digests={(each.rank, each.name): each.sha256 for each in response.digests},
+            resident=response.resident,
             state=EngineState.of(response.state),
         )
+
+
+def apply_options(
+    pause_mode: PauseMode | None,
+    kv_policy: KvPolicy | None,
+    pause_lease_id: str,
+    timeout_s: float | None,
+    *,
+    field: str,
+) -> weights_pb2.ApplyOptions:
+    """The message; None leaves it to the daemon. `field` is its path in the request."""
+    return weights_pb2.ApplyOptions(
+        pause_mode=wire_value(types_pb2.PauseMode, pause_mode, f"{field}.pause_mode"),
+        kv_policy=wire_value(types_pb2.KvPolicy, kv_policy, f"{field}.kv_policy"),
+        pause_lease_id=pause_lease_id,
+        timeout=None if timeout_s is None else duration(timeout_s),
+    )

@@ -18,12 +18,15 @@ from genserve.engine.base import Engine, KvPolicy, PauseCounts, PauseMode
 from genserve.errors import (
     DeadlineError,
     EngineDeadError,
+    EngineTaintedError,
     GenserveError,
     InvalidFieldError,
     PauseLeaseLostError,
+    UnsupportedError,
 )
 
 _UNDO_TIMEOUT_S = 30.0
+_WAKE_UP_TIMEOUT_S = 120.0
 # In these the engine stays still although no lease is left.
 _PHASES_THAT_STAND_STILL = frozenset({Phase.TAINTED, Phase.SLEEPING, Phase.DEAD})
 
@@ -146,6 +149,42 @@ class PauseController:
             self._tell_change()
             await self._run_if_free()
             return lease_expired
+
+    async def sleep(self, mode: PauseMode, timeout_s: float) -> None:
+        """Puts the engine to sleep, also under leases. Does nothing when it sleeps. Raises as `pause`, and
+        UnsupportedError."""
+        if self._board.phase is Phase.SLEEPING:
+            return
+        async with self._take_turn(timeout_s) as deadline_s:
+            if self._board.phase is Phase.TAINTED:
+                raise EngineTaintedError("the weights could not be proven consistent: push a full version or restart")
+            joins = self._paused
+            try:
+                await self._engine.sleep(mode, _remaining_s(deadline_s))
+            except (EngineDeadError, UnsupportedError):
+                raise
+            except BaseException:
+                await uninterrupted(self._restore(joins))
+                raise
+            self._paused = True
+            self._board.enter(Phase.SLEEPING)
+
+    async def wake_up(self) -> None:
+        """Ends a sleep: the engine runs, or stays paused while a lease is left. Does nothing when it does not sleep.
+        Raises DeadlineError and EngineDeadError; it sleeps on then."""
+        async with self._turn:
+            if self._board.phase is not Phase.SLEEPING:
+                return
+            await uninterrupted(self._wake_up())
+
+    async def _wake_up(self) -> None:
+        await self._engine.wake_up(_WAKE_UP_TIMEOUT_S)
+        if self._leases.active:
+            # vLLM schedules as soon as it is awake.
+            await self._restore(paused=True)
+        else:
+            self._paused = False
+        self._board.enter(None)
 
     @asynccontextmanager
     async def hold(

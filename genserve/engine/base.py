@@ -145,6 +145,13 @@ class Engine(Protocol):
     async def resume(self, timeout_s: float) -> None:
         """Schedules again."""
 
+    async def sleep(self, mode: PauseMode, timeout_s: float) -> None:
+        """Stops scheduling and gives the device's memory back; on DeadlineError the engine is awake. Raises
+        UnsupportedError."""
+
+    async def wake_up(self, timeout_s: float) -> None:
+        """Takes the memory again, and schedules."""
+
     async def reset_prefix_cache(self, reset_running_requests: bool, timeout_s: float) -> bool:
         """Drops the prefix cache; whether it is dropped."""
 

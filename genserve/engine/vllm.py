@@ -39,6 +39,7 @@ from genserve.engine.sampling import request_field, sampling_fields
 from genserve.engine.stream import VllmStream
 from genserve.engine.workers import WorkerError, Workers
 from genserve.errors import (
+    DeadlineError,
     EngineDeadError,
     EngineTaintedError,
     GenserveError,
@@ -48,12 +49,14 @@ from genserve.errors import (
     PushRolledBackError,
     QueueFullError,
     RequestIdInUseError,
+    UnsupportedError,
     WeightVersionMismatchError,
 )
 from genserve.worker.contract import Attach, Digests, Prepare, Step
 
 _ATTACH_TIMEOUT_S = 120.0
 _ROLLBACK_TIMEOUT_S = 30.0
+_UNDO_TIMEOUT_S = 30.0
 _SHUTDOWN_TIMEOUT_S = 10.0
 _PARAMETERS = frozenset(f.name for f in msgspec.structs.fields(SamplingParams) if not f.name.startswith("_"))
 
@@ -249,7 +252,7 @@ class VllmEngine:
             )
         except BaseException:
             if not self._liveness.dead:
-                await asyncio.shield(core.resume_scheduler_async())
+                await asyncio.shield(self.resume(_UNDO_TIMEOUT_S))
             raise
         kept = sum(stream is not None for stream in self._streams.values()) if mode is not PauseMode.ABORT else 0
         return PauseCounts(kept=kept, aborted=len(before) if mode is PauseMode.ABORT else 0)
@@ -257,6 +260,22 @@ class VllmEngine:
     async def resume(self, timeout_s: float) -> None:
         """Schedules again."""
         await self._liveness.call(self._llm.resume_generation(), what="resume", timeout_s=timeout_s)
+
+    async def sleep(self, mode: PauseMode, timeout_s: float) -> None:
+        """Gives the device's memory back."""
+        if self._info.device != "cpu" and not self._llm.vllm_config.model_config.enable_sleep_mode:
+            raise UnsupportedError("the daemon was started without --enable-sleep-mode")
+        try:
+            # Level 2 would throw the weights away.
+            await self._liveness.call(self._llm.sleep(level=1, mode=mode.value), what="sleep", timeout_s=timeout_s)
+        except BaseException:
+            if not self._liveness.dead:
+                await asyncio.shield(self.wake_up(_UNDO_TIMEOUT_S))
+            raise
+
+    async def wake_up(self, timeout_s: float) -> None:
+        """Takes the memory again, and schedules."""
+        await self._liveness.call(self._llm.wake_up(), what="wake-up", timeout_s=timeout_s)
 
     async def reset_prefix_cache(self, reset_running_requests: bool, timeout_s: float) -> bool:
         """Drops the prefix cache."""
@@ -290,6 +309,8 @@ class VllmEngine:
             await self._liveness.call(
                 self._llm.update_weight_version(str(version)), what="setting the version", timeout_s=timeout_s
             )
+        except DeadlineError as error:
+            raise self._given_up(error) from error
         except BaseException as error:
             if self._liveness.dead:
                 raise
@@ -306,8 +327,16 @@ class VllmEngine:
             await self._liveness.call(
                 self._llm.update_weight_version(label), what="setting the version", timeout_s=_ROLLBACK_TIMEOUT_S
             )
+        except DeadlineError as error:
+            raise self._given_up(error) from error
         except (GenserveError, WorkerError) as error:
             raise EngineTaintedError(f"a commit failed ({cause}) and could not be undone ({error})") from error
+
+    def _given_up(self, error: DeadlineError) -> DeadlineError:
+        """A worker that hangs in a commit cannot be asked to undo it, and nothing else reaches it either."""
+        self._llm.output_processor.propagate_error(VllmEngineDeadError())
+        self._liveness.declare_dead()
+        return DeadlineError(f"{error.message}; the engine is given up")
 
     async def discard_weights(self, nonce: str, timeout_s: float) -> None:
         """Frees the version that is not live."""

@@ -53,7 +53,8 @@ class Workers:
 
     async def step(self, method: str, message: dict[str, Any], *, timeout_s: float) -> None:
         """Like `call`, for methods that answer with an Ack; raises WorkerError unless all ranks could do it."""
-        self._require([Ack.from_wire(answer) for answer in await self.call(method, message, timeout_s=timeout_s)])
+        answers = await self.call(method, message, timeout_s=timeout_s)
+        self._require([Ack.from_wire(answer) for answer in answers], message.get("nonce", ""))
 
     async def step_and_report(self, method: str, message: dict[str, Any], nonce: str, *, timeout_s: float) -> None:
         """Like `step`, for work that goes on in the background: returns when every rank has reported its end."""
@@ -66,16 +67,19 @@ class Workers:
             acks = await self._liveness.call(
                 _result(done), what=method.removeprefix("genserve_"), timeout_s=max(0.0, deadline - loop.time())
             )
-            self._require(acks)
+            self._require(acks, nonce)
         finally:
             del self._reports[nonce]
 
-    def _require(self, acks: Sequence[Ack]) -> None:
+    def _require(self, acks: Sequence[Ack], nonce: str) -> None:
         failed = [ack for ack in acks if ack.error]
         if failed:
             raise WorkerError("; ".join(f"{ack.rank}: {ack.error}" for ack in failed))
-        if len(acks) != self._num_ranks:
-            raise WorkerError(f"{len(acks)} of {self._num_ranks} workers answered")
+        foreign = [ack for ack in acks if ack.nonce != nonce]
+        if foreign:
+            raise WorkerError(f"{foreign[0].rank} answered about {foreign[0].nonce!r}, which it was not asked")
+        if len({ack.rank for ack in acks}) != self._num_ranks:
+            raise WorkerError(f"{len(acks)} answers came of {self._num_ranks} workers")
 
     def _read_reports(self) -> None:
         while True:

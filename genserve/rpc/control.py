@@ -11,6 +11,7 @@ from genserve.rpc.convert_control import (
     ServerFacts,
     pause_arguments,
     renewed_ttl_s,
+    sleep_arguments,
     to_load,
     to_pause_response,
     to_server_info,
@@ -94,6 +95,21 @@ class ControlServicer(ControlServiceServicer):
     ) -> control_pb2.GetServerInfoResponse:
         """What is served."""
         return to_server_info(self._engine.info, self._facts, self._board.state())
+
+    async def Sleep(
+        self, request: control_pb2.SleepRequest, context: "ServicerContext[Any, Any]"
+    ) -> control_pb2.SleepResponse:
+        """Gives the device's memory back."""
+        mode, timeout_s = sleep_arguments(request)
+        await self._pauses.sleep(mode, timeout_s)
+        return control_pb2.SleepResponse(state=to_state(self._board.state()))
+
+    async def WakeUp(
+        self, request: control_pb2.WakeUpRequest, context: "ServicerContext[Any, Any]"
+    ) -> control_pb2.WakeUpResponse:
+        """Ends a sleep."""
+        await self._pauses.wake_up()
+        return control_pb2.WakeUpResponse(state=to_state(self._board.state()))
 
     async def ResetCache(
         self, request: control_pb2.ResetCacheRequest, context: "ServicerContext[Any, Any]"

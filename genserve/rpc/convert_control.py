@@ -59,6 +59,12 @@ def pause_arguments(message: control_pb2.PauseRequest) -> PauseArguments:
     )
 
 
+def sleep_arguments(message: control_pb2.SleepRequest) -> tuple[PauseMode, float]:
+    """Mode and timeout in seconds of a Sleep, defaults filled in."""
+    timeout_s = seconds(message.timeout, "timeout") if message.HasField("timeout") else DEFAULT_PAUSE_TIMEOUT_S
+    return pause_mode(message.mode, "mode"), timeout_s
+
+
 def renewed_ttl_s(message: control_pb2.RenewPauseRequest) -> float | None:
     """Seconds from now; None = as the Pause said."""
     return seconds(message.ttl, "ttl") if message.HasField("ttl") else None

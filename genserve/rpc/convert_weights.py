@@ -84,19 +84,38 @@ def to_get_push_response(outcome: PushOutcome, state: EngineState) -> weights_pb
     )
 
 
+def to_commit_response(outcome: PushOutcome, state: EngineState) -> weights_pb2.CommitPushResponse:
+    """What came of a push."""
+    return weights_pb2.CommitPushResponse(
+        push=_to_push(outcome.push), applied=_to_applied(outcome.applied), state=to_state(state)
+    )
+
+
+def to_discard_response(outcome: PushOutcome, state: EngineState) -> weights_pb2.DiscardPushResponse:
+    """What was discarded."""
+    return weights_pb2.DiscardPushResponse(push=_to_push(outcome.push), state=to_state(state))
+
+
 def to_weights_response(
-    weight_version: int, served: Manifest | None, digests: Iterable[WeightDigest], state: EngineState
+    weight_version: int,
+    served: Manifest | None,
+    digests: Iterable[WeightDigest],
+    *,
+    resident: bool,
+    state: EngineState,
 ) -> weights_pb2.GetWeightsResponse:
     """What is served; no manifest where the checkpoint's files are not on this machine."""
     return weights_pb2.GetWeightsResponse(
         weight_version=weight_version,
-        manifest=None if served is None else _to_manifest(served),
+        manifest=None if served is None else to_manifest(served),
         digests=[weights_pb2.WeightDigest(rank=d.rank, name=d.name, sha256=d.sha256) for d in digests],
         state=to_state(state),
+        resident=resident,
     )
 
 
-def _to_manifest(served: Manifest) -> weights_pb2.Manifest:
+def to_manifest(served: Manifest) -> weights_pb2.Manifest:
+    """The tensors and their places."""
     return weights_pb2.Manifest(
         tensors=[
             weights_pb2.TensorSpec(name=t.name, dtype=t.dtype, shape=t.shape, offset=t.offset, length=t.length)

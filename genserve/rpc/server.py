@@ -17,6 +17,7 @@ from genserve.rpc.convert_control import ServerFacts
 from genserve.rpc.generation import GenerationServicer
 from genserve.rpc.health import HealthServicer
 from genserve.rpc.interceptor import StatusInterceptor
+from genserve.rpc.push_frames import frame_parser
 from genserve.rpc.reflection import add_reflection
 from genserve.rpc.weights import WeightServicer
 from genserve.v1 import control_pb2, generation_pb2, weights_pb2
@@ -25,13 +26,14 @@ from genserve.v1.generation_pb2_grpc import add_GenerationServiceServicer_to_ser
 from genserve.v1.weights_pb2_grpc import add_WeightServiceServicer_to_server
 from genserve.weights.checkpoint import CheckpointIndex
 from genserve.weights.registry import PushRegistry
+from genserve.weights.resident import ResidentStore
 
 SERVICE_NAMES = tuple(
     service.full_name
     for file in (generation_pb2, weights_pb2, control_pb2)
     for service in file.DESCRIPTOR.services_by_name.values()
 )
-FEATURES = ("push", "pause", "structured_outputs")
+FEATURES = ("push", "pull", "pause", "sleep", "structured_outputs")
 
 _OPTIONS = (
     # A port that is taken is an error, not a second server behind the same address.
@@ -55,6 +57,7 @@ class ServerParts:
     board: StateBoard
     pauses: PauseController
     registry: PushRegistry
+    resident: ResidentStore
     checkpoint: CheckpointIndex | None
     max_staging_bytes: int
 
@@ -88,13 +91,24 @@ def build_server(parts: ServerParts) -> grpc.aio.Server:
     )
     facts = ServerFacts(parts.engine.info.model, max_message_bytes, parts.max_staging_bytes, FEATURES)
     add_GenerationServiceServicer_to_server(GenerationServicer(parts.engine, parts.board), server)
-    add_WeightServiceServicer_to_server(
-        WeightServicer(parts.registry, parts.engine, parts.board, parts.checkpoint), server
-    )
+    _add_weights(server, WeightServicer(parts.registry, parts.resident, parts.engine, parts.board, parts.checkpoint))
     add_ControlServiceServicer_to_server(ControlServicer(parts.engine, parts.pauses, parts.board, facts), server)
     add_HealthServicer_to_server(HealthServicer(parts.board, SERVICE_NAMES), server)
     add_reflection(server, [*SERVICE_NAMES, health.SERVICE_NAME])
     return server
+
+
+def _add_weights(server: grpc.aio.Server, servicer: WeightServicer) -> None:
+    """The service, with a parser of its own for the frames of a push: the handler that is added first is taken."""
+    if servicer.max_header_bytes is not None:
+        push = grpc.stream_unary_rpc_method_handler(
+            servicer.PushWeights,
+            request_deserializer=frame_parser(servicer.max_header_bytes),
+            response_serializer=weights_pb2.PushWeightsResponse.SerializeToString,
+        )
+        service = weights_pb2.DESCRIPTOR.services_by_name["WeightService"].full_name
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {"PushWeights": push}),))
+    add_WeightServiceServicer_to_server(servicer, server)
 
 
 def bind(server: grpc.aio.Server, host: str, port: int, uds: str) -> str:

@@ -29,6 +29,8 @@ CODES: dict[type[GenserveError], grpc.StatusCode] = {
     errors.PauseLeaseLostError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.EngineSleepingError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.EngineTaintedError: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.NotResidentError: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.UnsupportedError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.PushTruncatedError: grpc.StatusCode.ABORTED,
     errors.ApplyInProgressError: grpc.StatusCode.ABORTED,
     errors.PushRolledBackError: grpc.StatusCode.ABORTED,

@@ -1,52 +1,78 @@
 """WeightService."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
+from genserve.control.admission import check_control
 from genserve.control.state import StateBoard
 from genserve.engine.base import Engine, WeightDigest
-from genserve.errors import InvalidFieldError, PushTruncatedError
-from genserve.rpc.convert_weights import push_header, to_get_push_response, to_push_response, to_weights_response
+from genserve.errors import DeadlineError
+from genserve.rpc.convert_weights import (
+    apply_options,
+    push_header,
+    to_commit_response,
+    to_discard_response,
+    to_get_push_response,
+    to_manifest,
+    to_push_response,
+    to_weights_response,
+)
+from genserve.rpc.pull_frames import pull_frames
+from genserve.rpc.push_frames import Frames, read_chunks, read_header, until_expired
 from genserve.v1 import weights_pb2
 from genserve.v1.weights_pb2_grpc import WeightServiceServicer
 from genserve.weights.checkpoint import CheckpointIndex
 from genserve.weights.registry import PushRegistry
-from genserve.weights.stream import PushStream
+from genserve.weights.resident import ResidentStore
 
 if TYPE_CHECKING:
     from grpc.aio import ServicerContext
 
 DIGESTS_TIMEOUT_S = 300.0
-
-Frames = AsyncIterator[weights_pb2.PushWeightsRequest]
+PULL_WRITE_TIMEOUT_S = 60.0
+_MIN_HEADER_BYTES = 256 << 10
 
 
 class WeightServicer(WeightServiceServicer):
     """Takes weights into the push registry. Without a `checkpoint` GetWeights tells no manifest."""
 
     def __init__(
-        self, registry: PushRegistry, engine: Engine, board: StateBoard, checkpoint: CheckpointIndex | None
+        self,
+        registry: PushRegistry,
+        resident: ResidentStore,
+        engine: Engine,
+        board: StateBoard,
+        checkpoint: CheckpointIndex | None,
     ) -> None:
         self._registry = registry
+        self._resident = resident
         self._engine = engine
         self._board = board
         self._manifest = checkpoint.as_manifest() if checkpoint is not None else None
+
+    @property
+    def max_header_bytes(self) -> int | None:
+        """Size above which the header of a push cannot be right; None where the checkpoint is not known."""
+        if self._manifest is None:
+            return None
+        # Twice: names of tied tensors, other layouts, an unknown tensor or two that deserve a proper answer.
+        return _MIN_HEADER_BYTES + 2 * to_manifest(self._manifest).ByteSize()
 
     async def PushWeights(
         self, request_iterator: Frames, context: "ServicerContext[Any, Any]"
     ) -> weights_pb2.PushWeightsResponse:
         """Stages the chunks of a stream and answers what came of the push."""
         frames = aiter(request_iterator)
-        header = await _read_header(frames)
+        header = await read_header(frames)
         if header.HasField("manifest"):
             self._registry.check_num_tensors(len(header.manifest.tensors))
         # A manifest of a large model takes long to convert: token streams shall not wait for it.
         stream = await self._registry.open(await asyncio.to_thread(push_header, header))
         try:
-            async with _until_expired(stream):
-                await _read_chunks(frames, stream)
+            async with until_expired(stream):
+                await read_chunks(frames, stream)
             outcome = await stream.finish()
         finally:
             stream.detach()
@@ -58,58 +84,50 @@ class WeightServicer(WeightServiceServicer):
         """How far a push has come."""
         return to_get_push_response(self._registry.report(request.push_id), self._board.state())
 
+    async def CommitPush(
+        self, request: weights_pb2.CommitPushRequest, context: "ServicerContext[Any, Any]"
+    ) -> weights_pb2.CommitPushResponse:
+        """Applies what is staged."""
+        outcome = await self._registry.commit(
+            request.push_id,
+            apply_options(request.apply, "apply"),
+            request.expected_version if request.HasField("expected_version") else None,
+        )
+        return to_commit_response(outcome, self._board.state())
+
+    async def DiscardPush(
+        self, request: weights_pb2.DiscardPushRequest, context: "ServicerContext[Any, Any]"
+    ) -> weights_pb2.DiscardPushResponse:
+        """Frees what is staged."""
+        return to_discard_response(self._registry.discard(request.push_id), self._board.state())
+
     async def GetWeights(
         self, request: weights_pb2.GetWeightsRequest, context: "ServicerContext[Any, Any]"
     ) -> weights_pb2.GetWeightsResponse:
         """What is served."""
         digests: Sequence[WeightDigest] = ()
         if request.include_digests:
+            check_control(self._board.phase)
             digests = await self._engine.weight_digests(DIGESTS_TIMEOUT_S)
-        return to_weights_response(self._engine.weight_version, self._manifest, digests, self._board.state())
+        return to_weights_response(
+            self._engine.weight_version,
+            self._manifest,
+            digests,
+            resident=self._resident.served is not None,
+            state=self._board.state(),
+        )
 
-
-async def _read_header(frames: Frames) -> weights_pb2.PushHeader:
-    first = await anext(frames, None)
-    if first is None or first.WhichOneof("frame") != "header":
-        raise InvalidFieldError.of("frame", "the first one must be a header")
-    return first.header
-
-
-async def _read_chunks(frames: Frames, stream: PushStream) -> None:
-    """Writes chunks until the end frame. On the event loop: checksum and copy of 1 MiB take as long as handing them to
-    a thread would, and less than a token's message."""
-    async for frame in frames:
-        kind = frame.WhichOneof("frame")
-        if kind == "chunk":
-            chunk = frame.chunk
-            stream.write(chunk.offset, chunk.data, chunk.crc32c if chunk.HasField("crc32c") else None)
-        elif kind == "end":
-            async for _ in frames:
-                raise InvalidFieldError.of("frame", "nothing may follow the end")
-            return
-        else:
-            raise InvalidFieldError.of("frame", f"{kind or 'an unknown one'} cannot come here")
-    raise PushTruncatedError(
-        "the stream was closed without an end frame; what arrived stays staged", metadata={"push_id": stream.push_id}
-    )
-
-
-@asynccontextmanager
-async def _until_expired(stream: PushStream) -> AsyncIterator[None]:
-    """Leaves its body when the push has timed out, quietly: `finish` tells then."""
-    limit = asyncio.timeout(None)
-
-    async def expire() -> None:
-        await stream.wait_expired()
-        limit.reschedule(asyncio.get_running_loop().time())
-
-    try:
-        async with limit:
-            watcher = asyncio.create_task(expire())
-            try:
-                yield
-            finally:
-                watcher.cancel()
-    except TimeoutError:
-        if not limit.expired():
-            raise
+    async def PullWeights(  # type: ignore[override]  # the stubs know generators only
+        self,
+        request: weights_pb2.PullWeightsRequest,
+        context: "ServicerContext[weights_pb2.PullWeightsRequest, weights_pb2.PullWeightsResponse]",
+    ) -> None:
+        """The bytes of the served version. A peer that does not read lets go of them after a while."""
+        with self._resident.reading() as version:
+            async with aclosing(pull_frames(request, version)) as frames:
+                async for frame in frames:
+                    try:
+                        async with asyncio.timeout(PULL_WRITE_TIMEOUT_S):
+                            await context.write(frame)
+                    except TimeoutError:
+                        raise DeadlineError(f"nothing was read for {PULL_WRITE_TIMEOUT_S:g} s") from None

@@ -30,7 +30,7 @@ def check_header(header: PushHeader) -> None:
         )
     if not 1 <= header.num_streams <= MAX_STREAMS:
         raise InvalidFieldError.of("header.num_streams", f"must lie in [1, {MAX_STREAMS}], is {header.num_streams}")
-    check_apply(header.apply)
+    check_apply(header.apply, "header.apply")
     digest = header.manifest_digest
     if digest and (len(digest) != 64 or not set(digest) <= set("0123456789abcdef")):
         raise InvalidFieldError.of("header.manifest_digest", "must be a SHA-256 in 64 lower-case hex digits")
@@ -40,10 +40,10 @@ def check_header(header: PushHeader) -> None:
         raise InvalidFieldError.of("header.push_id", "is required on further streams")
 
 
-def check_apply(apply: ApplyOptions) -> None:
-    """Raises InvalidFieldError for options that cannot be."""
+def check_apply(apply: ApplyOptions, field: str) -> None:
+    """Raises InvalidFieldError for options that cannot be; `field` is their path in the request."""
     if not apply.timeout_s > 0:
-        raise InvalidFieldError.of("header.apply.timeout", f"must be above 0 s, is {apply.timeout_s:g} s")
+        raise InvalidFieldError.of(f"{field}.timeout", f"must be above 0 s, is {apply.timeout_s:g} s")
 
 
 def check_version(header: PushHeader, served_version: int) -> None:

@@ -35,25 +35,26 @@ class Arena:
 
         Raises StagingFullError when the machine or the container has too little.
         """
-        available_bytes = available_memory_bytes()
-        if size_bytes > max(0, available_bytes - _MARGIN_BYTES):
-            raise StagingFullError(
-                f"{size_bytes} bytes are to be staged, {available_bytes} bytes of memory are available",
-                metadata={"available_bytes": str(available_bytes)},
-            )
         fd = os.memfd_create("genserve-arena", os.MFD_CLOEXEC)
         try:
             os.fchmod(fd, 0o600)
-            if size_bytes:
-                # Without it pages would be found when they are first written, and a lack of memory would be a SIGBUS.
-                os.posix_fallocate(fd, 0, size_bytes)
+            _reserve(fd, 0, size_bytes)
             return cls(fd, size_bytes)
         except OSError as error:
             os.close(fd)
-            raise StagingFullError(f"{size_bytes} bytes of memory could not be reserved: {error.strerror}") from error
+            raise StagingFullError(f"{size_bytes} bytes of memory could not be mapped: {error.strerror}") from error
         except BaseException:
             os.close(fd)
             raise
+
+    def extend(self, size_bytes: int) -> None:
+        """Makes it larger; what is there stays. Takes as long as `allocate`. Raises StagingFullError."""
+        self._check(0, 0)
+        more_bytes = size_bytes - self._size_bytes
+        if more_bytes > 0:
+            _reserve(self._fd, self._size_bytes, more_bytes)
+            self._bytes = self._np.frombuffer(mmap.mmap(self._fd, size_bytes), self._np.uint8)
+            self._size_bytes = size_bytes
 
     @property
     def path(self) -> str:
@@ -108,6 +109,22 @@ async def allocate_arena(size_bytes: int) -> Arena:
     except asyncio.CancelledError:
         allocating.add_done_callback(lambda done: None if done.exception() else done.result().close())
         raise
+
+
+def _reserve(fd: int, offset: int, size_bytes: int) -> None:
+    """Takes the memory now: otherwise pages would be found when they are first written, and a lack of memory would be a
+    SIGBUS. Raises StagingFullError."""
+    available_bytes = available_memory_bytes()
+    if size_bytes > max(0, available_bytes - _MARGIN_BYTES):
+        raise StagingFullError(
+            f"{size_bytes} bytes are to be staged, {available_bytes} bytes of memory are available",
+            metadata={"available_bytes": str(available_bytes)},
+        )
+    try:
+        if size_bytes:
+            os.posix_fallocate(fd, offset, size_bytes)
+    except OSError as error:
+        raise StagingFullError(f"{size_bytes} bytes of memory could not be reserved: {error.strerror}") from error
 
 
 def map_arena(path: str, size_bytes: int) -> mmap.mmap:

@@ -24,11 +24,14 @@ class CheckpointError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointTensor:
-    """One tensor of the checkpoint: safetensors' name of its type, its shape, its size in bytes."""
+    """One tensor of the checkpoint: safetensors' name of its type, its shape, its size in bytes, and where its
+    first byte lies."""
 
     dtype: str
     shape: tuple[int, ...]
     length: int
+    path: Path = field(default=Path(), compare=False)
+    position: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True)
@@ -87,10 +90,14 @@ def checkpoint_issues(manifest: Manifest, checkpoint: CheckpointIndex) -> list[P
 
 def _issues(manifest: Manifest, checkpoint: CheckpointIndex) -> Iterator[PushIssue]:
     yield from _foreign_issues(manifest.tensors, checkpoint)
+    names = {spec.name for spec in manifest.tensors}
     if not manifest.partial:
-        names = {spec.name for spec in manifest.tensors}
         for name in sorted(checkpoint.tensors.keys() - names - checkpoint.tied.keys()):
             yield PushIssue(name, "is missing")
+    for name in sorted(names & checkpoint.tied.keys()):
+        # vLLM would skip it, and the push would change nothing without a word.
+        if checkpoint.tied[name] not in names:
+            yield PushIssue(name, f"is tied to {checkpoint.tied[name]!r}, which has to be pushed instead or as well")
 
 
 def _foreign_issues(specs: tuple[TensorSpec, ...], checkpoint: CheckpointIndex) -> Iterator[PushIssue]:
@@ -130,6 +137,7 @@ def _read_header(path: Path) -> Iterator[tuple[str, CheckpointTensor]]:
             if not 2 <= length <= min(_MAX_HEADER_BYTES, path.stat().st_size - 8):
                 raise CheckpointError(f"{path}: is no safetensors file, its header would be {length} bytes long")
             header = json.loads(file.read(length))
+            size_bytes = path.stat().st_size
     except CheckpointError:
         raise
     except (OSError, ValueError) as error:
@@ -137,11 +145,14 @@ def _read_header(path: Path) -> Iterator[tuple[str, CheckpointTensor]]:
     try:
         for name, entry in header.items():
             if name != "__metadata__":
-                start, end = entry["data_offsets"]
-                yield (
-                    name,
-                    CheckpointTensor(str(entry["dtype"]), tuple(map(int, entry["shape"])), int(end) - int(start)),
-                )
+                start, end = map(int, entry["data_offsets"])
+                begin = 8 + length  # of the data
+                if not 0 <= start <= end <= size_bytes - begin:
+                    raise CheckpointError(f"{path}: {name!r} lies outside of the file, which may be truncated")
+                shape = tuple(map(int, entry["shape"]))
+                yield name, CheckpointTensor(str(entry["dtype"]), shape, end - start, path, begin + start)
+    except CheckpointError:
+        raise
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path}: the header is malformed ({error!r})") from error
 

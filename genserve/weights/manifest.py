@@ -2,8 +2,8 @@
 
 import hashlib
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 
@@ -71,6 +71,19 @@ class Manifest:
             shape = ",".join(map(str, t.shape))
             sha256.update(f"{t.name}\t{t.dtype}\t{shape}\t{t.offset}\t{t.length}\n".encode())
         return sha256.hexdigest()
+
+
+def completed(pushed: Manifest, base: Manifest, tied: Collection[str]) -> Manifest:
+    """A partial manifest followed by the tensors of `base` that it lacks. Those in `tied` follow what they are tied to,
+    so an older value of one is left out."""
+    names = {spec.name for spec in pushed.tensors}
+    tensors, end = list(pushed.tensors), pushed.total_bytes
+    for spec in base.tensors:
+        if spec.name not in names and spec.name not in tied:
+            end += -end % DTYPE_SIZES[spec.dtype]  # as loaders like their elements aligned
+            tensors.append(replace(spec, offset=end))
+            end += spec.length
+    return Manifest(tuple(tensors), end)
 
 
 def too_many_tensors(num_tensors: int, limit: int = MAX_TENSORS) -> list[PushIssue]:

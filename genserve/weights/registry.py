@@ -5,10 +5,11 @@ Owns the rules and the time to live. Whether a header is good is `admission`, wh
 """
 
 import asyncio
+import logging
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from genserve.control.admission import check_control
@@ -18,7 +19,6 @@ from genserve.errors import (
     ApplyInProgressError,
     DrainingError,
     GenserveError,
-    InvalidFieldError,
     PushNotFoundError,
     PushTruncatedError,
     StagingFullError,
@@ -34,11 +34,14 @@ from genserve.weights.admission import (
 )
 from genserve.weights.arena import allocate_arena
 from genserve.weights.checkpoint import CheckpointIndex
-from genserve.weights.manifest import PushIssue
+from genserve.weights.manifest import PushIssue, completed
 from genserve.weights.push import ApplyOptions, PushAction, PushHeader, PushOutcome, PushReport, PushState
+from genserve.weights.resident import ResidentStore
 from genserve.weights.session import PushSession
 from genserve.weights.stream import LivePush, PushStream, Round
 from genserve.weights.update import WeightUpdater
+
+log = logging.getLogger(__name__)
 
 _NUM_REMEMBERED = 64
 # How long a stream that brings the digest alone waits for the one that brings the manifest, as they race.
@@ -47,7 +50,7 @@ _FIRST_STREAM_TIMEOUT_S = 30.0
 
 class PushRegistry:
     """Every push of the daemon. Without a `checkpoint` manifests are checked by themselves alone; `max_staging_bytes`
-    bounds all pushes together; `clock` gives monotonic seconds."""
+    bounds all pushes and what is resident together; `clock` gives monotonic seconds."""
 
     def __init__(
         self,
@@ -55,6 +58,7 @@ class PushRegistry:
         engine: Engine,
         updater: WeightUpdater,
         board: StateBoard,
+        resident: ResidentStore,
         max_staging_bytes: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -62,6 +66,7 @@ class PushRegistry:
         self._engine = engine
         self._updater = updater
         self._board = board
+        self._resident = resident
         self._max_staging_bytes = max_staging_bytes
         self._clock = clock
         self._pushes: dict[str, LivePush] = {}
@@ -111,16 +116,15 @@ class PushRegistry:
         refuse_issues(issues)
         if header.manifest is None:
             raise _not_found(header.push_id)
+        size_bytes = header.manifest.total_bytes
         if header.manifest.partial:
-            raise InvalidFieldError.of(
-                "header.manifest.partial", "needs the applied weights kept resident, which this version does not do"
-            )
+            size_bytes = completed(header.manifest, self._resident.require().manifest, self._tied).total_bytes
         if header.action is PushAction.VALIDATE:
             return _answered(PushOutcome(_valid(header, digest)))
-        self._make_room(header.manifest.total_bytes)
+        self._make_room(size_bytes, partial=header.manifest.partial)
         arena = await allocate_arena(header.manifest.total_bytes)
         session = PushSession(header.push_id, header, header.manifest, digest, arena, self._clock)
-        push = LivePush(session, Round.begin(header.num_streams))
+        push = LivePush(session, Round.begin(header.num_streams), size_bytes)
         self._pushes[header.push_id] = push
         self._tell_change()
         return self._stream(push)
@@ -146,17 +150,32 @@ class PushRegistry:
         except TimeoutError:
             raise _not_found(header.push_id) from None
 
-    def _make_room(self, size_bytes: int) -> None:
+    @property
+    def _tied(self) -> Mapping[str, str]:
+        return self._checkpoint.tied if self._checkpoint is not None else {}
+
+    def _make_room(self, size_bytes: int, *, partial: bool) -> None:
         for push in list(self._pushes.values()):
             if push.is_held:
                 raise _in_progress(push)
             if push.session.state is not PushState.STAGED:
                 self._drop(push, PushTruncatedError("another push took its place"))
-        staged_bytes = sum(push.session.manifest.total_bytes for push in self._pushes.values())
-        if staged_bytes + size_bytes > self._max_staging_bytes:
+        staged_bytes = sum(push.size_bytes for push in self._pushes.values())
+
+        def fits() -> bool:
+            return staged_bytes + self._resident.held_bytes + size_bytes <= self._max_staging_bytes
+
+        if not fits():
+            self._resident.give_up_replaced()  # whoever still pulls an old version has to begin again
+        if not fits() and staged_bytes == 0 and size_bytes <= self._max_staging_bytes and not partial:
+            # A push in a wider type than the checkpoint's is larger than what it replaces. It is worth more.
+            log.warning("the resident weights give way to a push of %d bytes", size_bytes)
+            self._resident.give_up()
+        if not fits():
+            taken_bytes = staged_bytes + self._resident.held_bytes
             raise StagingFullError(
-                f"{size_bytes} bytes are to be staged; {staged_bytes} of {self._max_staging_bytes} are taken",
-                metadata={"staged_bytes": str(staged_bytes), "max_staging_bytes": str(self._max_staging_bytes)},
+                f"{size_bytes} bytes are to be staged; {taken_bytes} of {self._max_staging_bytes} are taken",
+                metadata={"staged_bytes": str(taken_bytes), "max_staging_bytes": str(self._max_staging_bytes)},
             )
 
     def _advance(self, push: LivePush) -> None:
@@ -178,10 +197,17 @@ class PushRegistry:
         session, result = push.session, push.round.result
         try:
             session.state = PushState.STAGED
+            refuse_issues(await asyncio.to_thread(session.tied_issues, self._tied))
             if session.header.action is PushAction.STAGE:
                 result.set_result(PushOutcome(session.report()))
                 return
-            check_version(session.header, self._engine.weight_version)  # another may have been applied meanwhile
+            try:
+                check_version(session.header, self._engine.weight_version)  # another may have been applied meanwhile
+            except GenserveError as error:  # nothing was tried: it stays staged
+                result.set_exception(error)
+                return
+            if session.manifest.partial:
+                await session.complete(self._resident.require(), self._tied)
             applied = await self._updater.apply(session)
             session.state = PushState.APPLIED
             outcome = PushOutcome(session.report(), applied)
@@ -205,13 +231,17 @@ class PushRegistry:
         applied = self._applied.get(push_id)
         return applied if applied is not None else PushOutcome(self._find(push_id).session.report())
 
-    async def commit(self, push_id: str, apply: ApplyOptions) -> PushOutcome:
-        """Applies a push whose bytes are all there. Raises PushNotFoundError, and as `PushStream.finish`."""
-        check_apply(apply)
+    async def commit(self, push_id: str, apply: ApplyOptions, expected_version: int | None = None) -> PushOutcome:
+        """Applies a push whose bytes are all there; `expected_version` None = as its header says. Raises
+        PushNotFoundError, and as `open` and `PushStream.finish`."""
+        check_apply(apply, "apply")
         if push_id in self._applied:
             return self._applied[push_id]
         push = self._find(push_id)
+        check_control(self._board.phase)
         header = replace(push.session.header, action=PushAction.APPLY, apply=apply, num_streams=1)
+        if expected_version is not None:
+            header = replace(header, expected_version=expected_version)
         stream = self._join(push, header)
         try:
             return await stream.finish()

@@ -1,17 +1,18 @@
-"""One push while its bytes arrive: where they lie, which are there, who sends them. Owns the arena."""
+"""One push while its bytes arrive: where they lie, which are there, who sends them. Owns the arena until then."""
 
+import asyncio
 import time
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import google_crc32c
 
-from genserve.engine.base import StagedTensor
 from genserve.errors import ChecksumMismatchError, ChunkOutOfRangeError, PushConflictError, StagingFullError
 from genserve.weights.arena import Arena
-from genserve.weights.manifest import Manifest
+from genserve.weights.manifest import Manifest, completed
 from genserve.weights.push import PushHeader, PushIssue, PushReport, PushState
 from genserve.weights.ranges import ByteRanges
+from genserve.weights.resident import ResidentVersion
 
 _MAX_RANGES = 65_536
 
@@ -34,11 +35,14 @@ class PushSession:
         self.manifest = manifest
         self.digest = digest
         self.arena = arena
+        self.weights = manifest
+        """What the arena holds: the manifest, and once a partial push is completed all tensors."""
         self.state = PushState.RECEIVING
         self.issues: tuple[PushIssue, ...] = ()
         self.verify_s = 0.0
         self.num_attached = 0
         self._clock = clock
+        self._owns_arena = True
         self._ranges = ByteRanges()
         self._by_offset = sorted((t for t in manifest.tensors if t.length), key=lambda tensor: tensor.offset)
         self._offsets = [tensor.offset for tensor in self._by_offset]
@@ -61,8 +65,8 @@ class PushSession:
         self.touch()
         if crc32c is not None:
             self._verify(offset, data, crc32c)
-        if not data or self.arena.closed:
-            return  # closed: it has been applied meanwhile, and this is a repeat
+        if not data or self.state is PushState.APPLIED:
+            return  # a repeat
         if self._first_byte_s is None:
             self._first_byte_s = time.perf_counter()
         new = self._ranges.gaps(offset, end)
@@ -131,9 +135,34 @@ class PushSession:
             return ""
         return self._by_offset[index].name
 
-    def staged_tensors(self) -> list[StagedTensor]:
-        """The tensors as workers find them in the arena."""
-        return [StagedTensor(t.name, t.dtype, t.shape, t.offset, t.length) for t in self.manifest.tensors]
+    async def complete(self, base: ResidentVersion, tied: Mapping[str, str]) -> None:
+        """Adds the tensors that a partial push lacks from the served version. Raises StagingFullError."""
+        weights = completed(self.manifest, base.manifest, tied)
+
+        def copy() -> None:
+            self.arena.extend(weights.total_bytes)
+            base.copy_into(self.arena, weights.tensors[len(self.manifest.tensors) :])
+
+        await asyncio.to_thread(copy)
+        self.weights = weights
+
+    def tied_issues(self, tied: Mapping[str, str]) -> list[PushIssue]:
+        """Tensors that are pushed beside the one that they are tied to, with other bytes: vLLM would ignore one of the
+        two."""
+        places = {spec.name: spec for spec in self.manifest.tensors}
+        issues = []
+        for name, other in tied.items():
+            one, two = places.get(name), places.get(other)
+            if one is None or two is None or (one.dtype, one.shape) != (two.dtype, two.shape):
+                continue
+            if not self.arena.equals(one.offset, self.arena.view(two.offset, two.length)):
+                issues.append(PushIssue(name, f"differs from {other!r}, to which the checkpoint ties it"))
+        return issues
+
+    def hand_over(self) -> Arena:
+        """The arena, which belongs to the caller from now on."""
+        self._owns_arena = False
+        return self.arena
 
     def report(self) -> PushReport:
         """How far it has come."""
@@ -149,5 +178,6 @@ class PushSession:
         )
 
     def close(self) -> None:
-        """Frees the bytes. Safe to call more than once."""
-        self.arena.close()
+        """Frees the bytes, unless they were handed over. Safe to call more than once."""
+        if self._owns_arena:
+            self.arena.close()

@@ -35,11 +35,12 @@ class Round:
 
 @dataclass(slots=True)
 class LivePush:
-    """A push whose bytes are here. `applying` is the task that carries it out; `gone` is set when its bytes are freed
-    before that."""
+    """A push whose bytes are here. `size_bytes`: memory that it takes, completed if it is partial; `applying`: the task
+    that carries it out; `gone` is set when its bytes are freed before that."""
 
     session: PushSession
     round: Round
+    size_bytes: int
     applying: "asyncio.Task[None] | None" = None
     gone: asyncio.Event = field(default_factory=asyncio.Event)
 

@@ -1,6 +1,8 @@
 """The transaction that turns staged bytes into the weights that are served: all of them, or none.
 
-Generation runs while the new version is prepared beside the live one, and stands still for the exchange alone.
+Generation runs while the new version is prepared beside the live one, and stands still for the exchange alone. What a
+commit replaced is the way back. Should that fail as well, the resident bytes of the previous version are applied anew;
+only if even that fails the engine is tainted, and stands still until a push or a restart heals it.
 """
 
 import logging
@@ -9,12 +11,18 @@ import uuid
 
 from genserve.control.pause import PauseController, uninterrupted
 from genserve.control.state import Phase, StateBoard
-from genserve.engine.base import ArenaRef, Engine
+from genserve.engine.base import ArenaRef, Engine, StagedTensor
 from genserve.errors import DeadlineError, EngineDeadError, EngineTaintedError, GenserveError, PushRolledBackError
+from genserve.weights.arena import Arena
+from genserve.weights.manifest import Manifest
 from genserve.weights.push import Applied, PushState, StepTiming
+from genserve.weights.resident import ArenaBytes, ResidentStore, ResidentVersion
 from genserve.weights.session import PushSession
 
 _DISCARD_TIMEOUT_S = 30.0
+_HEAL_TIMEOUT_S = 300.0
+# A commit that is near its deadline when it begins is not given up, as that costs the engine: it takes milliseconds.
+_MIN_COMMIT_TIMEOUT_S = 2.0
 
 log = logging.getLogger(__name__)
 
@@ -22,17 +30,19 @@ log = logging.getLogger(__name__)
 class WeightUpdater:
     """Applies one push at a time; `PushRegistry` sees to that."""
 
-    def __init__(self, engine: Engine, pauses: PauseController, board: StateBoard) -> None:
+    def __init__(self, engine: Engine, pauses: PauseController, board: StateBoard, resident: ResidentStore) -> None:
         self._engine = engine
         self._pauses = pauses
         self._board = board
+        self._resident = resident
 
     async def apply(self, session: PushSession) -> Applied:
         """Prepares, pauses, commits, resumes, and frees what was replaced; all within the header's `apply.timeout_s`.
 
         On any error the previous version is served and the engine is as it was: PauseLeaseLostError, DeadlineError,
-        DrainingError, EngineDeadError, and PushRolledBackError for what went wrong in the engine. EngineTaintedError is
-        the exception: the live weights are unknown then, and the engine stands still.
+        DrainingError, EngineDeadError, and PushRolledBackError for what went wrong in the engine. There are two
+        exceptions. EngineTaintedError: the live weights are unknown, and the engine stands still. DeadlineError when it
+        is the commit that takes too long: the engine is given up, and the daemon ends.
 
         `verify` is the time that checksums took while bytes were received, so it is part of `receive` as well.
         """
@@ -44,7 +54,9 @@ class WeightUpdater:
             self._pauses.require(options.pause_lease_id)  # told now, not after a long preparation
         session.state = PushState.PREPARING
         try:
-            prepare_s = await self._prepare(session, nonce, _remaining_s(deadline_s, "prepare"))
+            began_s = time.perf_counter()
+            await self._prepare(nonce, session.weights, session.arena, _remaining_s(deadline_s, "prepare"))
+            prepare_s = time.perf_counter() - began_s
             async with self._pauses.hold(
                 options.pause_mode,
                 options.kv_policy,
@@ -80,37 +92,70 @@ class WeightUpdater:
             requests_aborted=hold.aborted,
         )
 
-    async def _prepare(self, session: PushSession, nonce: str, timeout_s: float) -> float:
-        began_s = time.perf_counter()
-        await self._engine.prepare_weights(
-            nonce, ArenaRef(session.arena.path, session.arena.size_bytes), session.staged_tensors(), timeout_s
-        )
-        return time.perf_counter() - began_s
+    async def _prepare(self, nonce: str, weights: Manifest, arena: Arena, timeout_s: float) -> None:
+        tensors = [StagedTensor(t.name, t.dtype, t.shape, t.offset, t.length) for t in weights.tensors]
+        await self._engine.prepare_weights(nonce, ArenaRef(arena.path, arena.size_bytes), tensors, timeout_s)
 
     async def _commit(self, session: PushSession, nonce: str, deadline_s: float) -> float:
-        """Exchanges the weights. The board says APPLYING meanwhile, and never after."""
-        timeout_s = _remaining_s(deadline_s, "commit")
+        """Exchanges the weights; seconds it took. The board says APPLYING meanwhile, and never after."""
+        version = session.header.weight_version
+        timeout_s = max(_remaining_s(deadline_s, "commit"), _MIN_COMMIT_TIMEOUT_S)
         # A push that heals a tainted engine leaves it tainted when it fails.
         after = Phase.TAINTED if self._board.phase is Phase.TAINTED else None
         session.state = PushState.APPLYING
         self._board.enter(Phase.APPLYING)
         began_s = time.perf_counter()
         try:
-            await uninterrupted(self._engine.commit_weights(nonce, session.header.weight_version, timeout_s))
+            healed = await uninterrupted(self._commit_or_heal(nonce, version, timeout_s))
             after = None
+            if healed is not None:
+                raise PushRolledBackError(
+                    f"the commit failed, version {self._engine.weight_version} was applied anew: {healed}"
+                )
             session.state = PushState.APPLIED
-        except (PushRolledBackError, DeadlineError, EngineDeadError):
+            self._resident.replace(ResidentVersion(version, session.weights, ArenaBytes(session.hand_over())))
+        except DeadlineError:
+            after = Phase.DEAD
             raise
         except EngineTaintedError:
             after = Phase.TAINTED
             raise
-        except Exception as error:
-            # The engine promises to tell what it left behind. An error that it does not know tells nothing.
-            after = Phase.TAINTED
-            raise EngineTaintedError(f"the commit failed in an unknown way: {error!r}") from error
         finally:
             self._board.enter(after)
         return time.perf_counter() - began_s
+
+    async def _commit_or_heal(self, nonce: str, version: int, timeout_s: float) -> EngineTaintedError | None:
+        """What the previous version had to be applied anew for; None when `version` is served."""
+        try:
+            await self._engine.commit_weights(nonce, version, timeout_s)
+            return None
+        except (PushRolledBackError, DeadlineError, EngineDeadError):
+            raise
+        except EngineTaintedError as error:
+            cause = error
+        except Exception as error:
+            # The engine promises to tell what it left behind. An error that it does not know tells nothing.
+            cause = EngineTaintedError(f"the commit failed in an unknown way: {error!r}")
+        log.error("%s; version %d is applied anew", cause, self._engine.weight_version)
+        await self._heal(cause)
+        return cause
+
+    async def _heal(self, cause: EngineTaintedError) -> None:
+        """Applies the resident version over weights that are unknown. Raises EngineTaintedError if it cannot."""
+        nonce = uuid.uuid4().hex
+        try:
+            version = self._resident.require()
+            async with version.as_arena() as arena:
+                await self._prepare(nonce, version.manifest, arena, _HEAL_TIMEOUT_S)
+                await self._engine.commit_weights(nonce, version.weight_version, _HEAL_TIMEOUT_S)
+        except EngineDeadError:
+            raise
+        except Exception as error:
+            raise EngineTaintedError(f"{cause.message}; and the previous version could not be restored: {error}") from (
+                cause
+            )
+        finally:
+            await self._discard(nonce)
 
     async def _discard(self, nonce: str) -> None:
         try:

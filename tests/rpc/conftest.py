@@ -30,6 +30,7 @@ from genserve.v1.generation_pb2_grpc import GenerationServiceStub
 from genserve.v1.weights_pb2_grpc import WeightServiceStub
 from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor
 from genserve.weights.registry import PushRegistry
+from genserve.weights.resident import ResidentStore
 from genserve.weights.update import WeightUpdater
 from tests.scripted_engine import ScriptedEngine
 
@@ -121,6 +122,7 @@ class Daemon:
     engine: GeneratingEngine
     board: StateBoard
     pauses: PauseController
+    resident: ResidentStore
     registry: PushRegistry
     channel: grpc.aio.Channel
     address: str
@@ -154,12 +156,16 @@ async def serving(config: ServeConfig) -> AsyncIterator[Daemon]:
     board = StateBoard(engine, lambda: leases.active, "test")
     board.enter(None)
     pauses = PauseController(engine, leases, board)
-    registry = PushRegistry(CHECKPOINT, engine, WeightUpdater(engine, pauses, board), board, MAX_STAGING_BYTES)
+    resident = ResidentStore(None, enabled=True)
+    updater = WeightUpdater(engine, pauses, board, resident)
+    registry = PushRegistry(CHECKPOINT, engine, updater, board, resident, MAX_STAGING_BYTES)
     background = [asyncio.create_task(pauses.run()), asyncio.create_task(registry.run())]
-    server = await start_server(ServerParts(config, engine, board, pauses, registry, CHECKPOINT, MAX_STAGING_BYTES))
+    server = await start_server(
+        ServerParts(config, engine, board, pauses, registry, resident, CHECKPOINT, MAX_STAGING_BYTES)
+    )
     try:
         async with grpc.aio.insecure_channel(server.address) as channel:
-            yield Daemon(engine, board, pauses, registry, channel, server.address)
+            yield Daemon(engine, board, pauses, resident, registry, channel, server.address)
     finally:
         await server.stop(0)
         for task in background:

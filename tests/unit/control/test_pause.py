@@ -1,15 +1,11 @@
 """The pause controller, on an engine that fails and hangs where the test says."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from typing import Any
 
 import pytest
 
-from genserve.control.leases import LeaseTable
-from genserve.control.pause import PauseController, PauseGrant, uninterrupted
-from genserve.control.state import Phase, StateBoard
+from genserve.control.pause import uninterrupted
+from genserve.control.state import Phase
 from genserve.engine.base import KvPolicy, PauseMode
 from genserve.errors import (
     DeadlineError,
@@ -20,35 +16,8 @@ from genserve.errors import (
     InvalidFieldError,
     PauseLeaseLostError,
 )
-from tests.scripted_engine import Gate, ScriptedEngine
-
-
-@dataclass
-class Rig:
-    """A controller on a scripted engine, with its background task."""
-
-    engine: ScriptedEngine
-    leases: LeaseTable
-    board: StateBoard
-    pauses: PauseController
-    background: "asyncio.Task[None]"
-
-    async def pause(self, mode: PauseMode = PauseMode.KEEP, **options: Any) -> PauseGrant:
-        options = {"holder": "t", "ttl_s": 60.0, "timeout_s": 5.0, "kv_policy": KvPolicy.REUSE} | options
-        return await self.pauses.pause(mode, **options)
-
-
-@pytest.fixture
-async def rig() -> AsyncIterator[Rig]:
-    engine, leases = ScriptedEngine(), LeaseTable()
-    board = StateBoard(engine, lambda: leases.active, "test")
-    board.enter(None)
-    pauses = PauseController(engine, leases, board)
-    background = asyncio.create_task(pauses.run())
-    yield Rig(engine, leases, board, pauses, background)
-    background.cancel()
-    await asyncio.wait({background})
-    assert engine.misuses == []
+from tests.scripted_engine import Gate
+from tests.unit.control.conftest import Rig
 
 
 async def test_engine_stands_still_from_the_first_lease_to_the_last(rig: Rig) -> None:

@@ -68,12 +68,12 @@ def test_everything_in_a_header_arrives() -> None:
 
 def json_manifest() -> dict[str, Any]:
     """MANIFEST as GetWeights tells it."""
-    return json_format.MessageToDict(to_weights_response(0, MANIFEST, [], STATE).manifest)
+    return json_format.MessageToDict(to_weights_response(0, MANIFEST, [], resident=True, state=STATE).manifest)
 
 
 def test_a_manifest_survives_the_round_trip() -> None:
     """What GetWeights tells can be pushed as it is."""
-    assert manifest(to_weights_response(0, MANIFEST, [], STATE).manifest) == MANIFEST
+    assert manifest(to_weights_response(0, MANIFEST, [], resident=True, state=STATE).manifest) == MANIFEST
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_every_push_state_has_its_value() -> None:
 
 def test_weights_without_a_checkpoint_have_no_manifest() -> None:
     """Rather than an empty one, which would say that nothing has to be pushed."""
-    response = to_weights_response(2, None, [WeightDigest("dp0:pp0:pcp0:tp0", "w", "ab")], STATE)
+    response = to_weights_response(2, None, [WeightDigest("dp0:pp0:pcp0:tp0", "w", "ab")], resident=False, state=STATE)
     assert not response.HasField("manifest")
     assert response.weight_version == 2
     assert [(d.rank, d.name, d.sha256) for d in response.digests] == [("dp0:pp0:pcp0:tp0", "w", "ab")]

@@ -18,6 +18,7 @@ from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor
 from genserve.weights.manifest import Manifest
 from genserve.weights.push import PushHeader, PushOutcome
 from genserve.weights.registry import PushRegistry
+from genserve.weights.resident import CheckpointBytes, ResidentStore, ResidentVersion
 from genserve.weights.stream import PushStream
 from genserve.weights.update import WeightUpdater
 from tests.scripted_engine import ScriptedEngine
@@ -51,6 +52,7 @@ class Rig:
     leases: LeaseTable
     board: StateBoard
     pauses: PauseController
+    resident: ResidentStore
     registry: PushRegistry
     background: "list[asyncio.Task[None]]" = field(default_factory=list)
 
@@ -84,21 +86,32 @@ def further(opened: PushHeader) -> PushHeader:
 
 
 @pytest.fixture
-async def rig() -> AsyncIterator[Rig]:
+async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+    """Serves version 0, whose bytes are a file."""
     engine, leases = ScriptedEngine(), LeaseTable()
     engine.live = tensors(0)
     board = StateBoard(engine, lambda: leases.active, "test")
     board.enter(None)
     pauses = PauseController(engine, leases, board)
-    registry = PushRegistry(CHECKPOINT, engine, WeightUpdater(engine, pauses, board), board, MAX_STAGING_BYTES)
+    file = tmp_path / "weights"
+    file.write_bytes(weights(0))
+    placed = {
+        "a": replace(CHECKPOINT.tensors["a"], path=file),
+        "b": replace(CHECKPOINT.tensors["b"], path=file, position=16),
+    }
+    first = ResidentVersion(0, MANIFEST, CheckpointBytes(CheckpointIndex(placed)))
+    resident = ResidentStore(first, enabled=True)
+    updater = WeightUpdater(engine, pauses, board, resident)
+    registry = PushRegistry(CHECKPOINT, engine, updater, board, resident, MAX_STAGING_BYTES)
     background = [asyncio.create_task(pauses.run()), asyncio.create_task(registry.run())]
-    rig = Rig(engine, leases, board, pauses, registry, list(background))
+    rig = Rig(engine, leases, board, pauses, resident, registry, list(background))
     yield rig
     ended = [task for task in rig.background if task.done()]
     for task in background:
         task.cancel()
     await asyncio.wait(background)
     await registry.close()
+    resident.give_up()
     assert engine.misuses == []
     assert ended == []
 

@@ -80,13 +80,16 @@ async def test_board_says_applying_only_in_the_pause(rig: Rig) -> None:
     assert rig.board.phase is Phase.RUNNING
 
 
-@pytest.mark.parametrize("step", ["prepare_weights", "pause", "commit_weights"])
 @pytest.mark.parametrize(
-    ("failure", "raised"),
+    ("step", "failure", "raised"),
     [
-        (PushRolledBackError("no"), PushRolledBackError),
-        (DeadlineError("late"), DeadlineError),
-        (EngineDeadError("gone"), EngineDeadError),
+        ("prepare_weights", PushRolledBackError("no"), PushRolledBackError),
+        ("prepare_weights", DeadlineError("late"), DeadlineError),
+        ("prepare_weights", EngineDeadError("gone"), EngineDeadError),
+        ("pause", DeadlineError("late"), DeadlineError),
+        ("pause", EngineDeadError("gone"), EngineDeadError),
+        ("commit_weights", PushRolledBackError("no"), PushRolledBackError),
+        ("commit_weights", EngineDeadError("gone"), EngineDeadError),
     ],
 )
 async def test_failed_step_changes_nothing(
@@ -112,18 +115,67 @@ async def test_unknown_error_before_the_commit_is_a_rollback(rig: Rig, step: str
 
 
 @pytest.mark.parametrize("failure", [EngineTaintedError("half"), RuntimeError("what?")])
-async def test_commit_that_cannot_be_undone_taints(rig: Rig, failure: Exception) -> None:
-    """The engine stands still and says TAINTED. So it does after an error that tells nothing of the weights."""
+@pytest.mark.parametrize("served", [0, 1])
+async def test_commit_that_cannot_be_undone_is_healed_with_the_resident_bytes(
+    rig: Rig, served: int, failure: Exception
+) -> None:
+    """Those of the checkpoint's files before the first push, and of the last push afterwards; in the same pause. So it
+    is after an error that tells nothing of the weights."""
+    for version in range(1, served + 1):
+        await rig.push(header(f"served {version}", version))
+    rig.engine.calls.clear()
     rig.engine.fails["commit_weights"] = failure
-    with pytest.raises(EngineTaintedError):
+    rig.engine.live = {"a": b"mixed"}
+    with pytest.raises(PushRolledBackError, match=f"version {served} was applied anew"):
+        await rig.push(header("failing", 5))
+    assert rig.engine.live == tensors(served)
+    assert rig.engine.weight_version == served
+    assert rig.engine.calls.count("resume") == 1
+    assert rig.engine.calls[-2] == "resume"  # after the healing; a discard follows
+    assert rig.board.phase is Phase.RUNNING
+    await rig.push(header("next", 6))
+    assert rig.engine.live == tensors(6)
+
+
+@pytest.mark.parametrize("failure", [EngineTaintedError("half"), RuntimeError("what?")])
+async def test_commit_that_can_neither_be_undone_nor_healed_taints(rig: Rig, failure: Exception) -> None:
+    """Nothing is resident: the engine stands still and says TAINTED."""
+    rig.resident.give_up()
+    rig.engine.fails["commit_weights"] = failure
+    with pytest.raises(EngineTaintedError, match="could not be restored"):
         await rig.push(header())
     assert rig.board.phase is Phase.TAINTED
     assert not rig.engine.running
     assert "resume" not in rig.engine.calls
 
 
+async def test_healing_that_fails_taints(rig: Rig) -> None:
+    """The bytes are here, but a worker cannot prepare them."""
+    gate = rig.engine.gates["commit_weights"] = Gate()
+    rig.engine.fails["commit_weights"] = EngineTaintedError("half")
+    pushing = asyncio.create_task(rig.push(header()))
+    await gate.reached.wait()
+    rig.engine.fails["prepare_weights"] = PushRolledBackError("no memory")
+    gate.open.set()
+    with pytest.raises(EngineTaintedError, match="no memory"):
+        await pushing
+    assert rig.board.phase is Phase.TAINTED
+    assert not rig.engine.running
+
+
+async def test_commit_that_hangs_is_the_end_of_the_engine(rig: Rig) -> None:
+    """Whoever pushes gets DEADLINE_EXCEEDED, and no engine that may be half committed is resumed."""
+    rig.engine.fails["commit_weights"] = DeadlineError("late")
+    with pytest.raises(DeadlineError):
+        await rig.push(header())
+    assert rig.board.phase is Phase.DEAD
+    assert not rig.engine.running
+    assert "resume" not in rig.engine.calls
+
+
 async def test_full_push_heals_a_tainted_engine(rig: Rig) -> None:
     """And a failed attempt at it leaves the engine tainted and still."""
+    rig.resident.give_up()
     rig.engine.fails["commit_weights"] = EngineTaintedError("half")
     with pytest.raises(EngineTaintedError):
         await rig.push(header())
@@ -138,7 +190,7 @@ async def test_full_push_heals_a_tainted_engine(rig: Rig) -> None:
     assert rig.engine.live == tensors(1)
 
 
-@pytest.mark.parametrize("step", ["prepare_weights", "pause", "commit_weights"])
+@pytest.mark.parametrize("step", ["prepare_weights", "pause"])
 async def test_deadline_is_that_of_all_steps(rig: Rig, step: str) -> None:
     """A step that hangs gets what the steps before have left, and nothing changes."""
     rig.engine.hangs.add(step)
@@ -228,7 +280,7 @@ async def test_cancelled_commit_is_carried_through(rig: Rig) -> None:
     arena = Arena.allocate(MANIFEST.total_bytes)
     session = PushSession("p1", header(), MANIFEST, MANIFEST.digest, arena)
     session.write(0, weights(1), None)
-    applying = asyncio.create_task(WeightUpdater(rig.engine, rig.pauses, rig.board).apply(session))
+    applying = asyncio.create_task(WeightUpdater(rig.engine, rig.pauses, rig.board, rig.resident).apply(session))
     await gate.reached.wait()
     applying.cancel()
     await asyncio.sleep(0.01)

@@ -1,0 +1,107 @@
+"""The frames of a push as they arrive: what may come when, and the end of those who send nothing."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from genserve.errors import DeadlineError, InvalidFieldError, ManifestMismatchError, PushTruncatedError
+from genserve.v1 import weights_pb2
+from genserve.weights.stream import PushStream
+
+HEADER_TIMEOUT_S = 30.0
+_CHUNK_TAG = 0x12  # field 2, length-delimited
+
+
+@dataclass(frozen=True, slots=True)
+class OversizedFrame:
+    """A frame that is neither a chunk nor small enough to be an honest header. Sizes are bytes."""
+
+    size_bytes: int
+    limit_bytes: int
+
+
+Frame: TypeAlias = weights_pb2.PushWeightsRequest | OversizedFrame
+Frames: TypeAlias = AsyncIterator[Frame]
+
+
+def frame_parser(max_header_bytes: int) -> Callable[[bytes], Frame]:
+    """A deserializer that does not parse a header above `max_header_bytes`: as objects a manifest of a million tensors
+    takes several times its bytes."""
+
+    def parse(data: bytes) -> Frame:
+        if len(data) > max_header_bytes and not _is_one_chunk(data):
+            return OversizedFrame(len(data), max_header_bytes)
+        return weights_pb2.PushWeightsRequest.FromString(data)
+
+    return parse
+
+
+def _is_one_chunk(data: bytes) -> bool:
+    if data[0] != _CHUNK_TAG:
+        return False
+    length = 0
+    for position in range(1, min(len(data), 11)):
+        length |= (data[position] & 0x7F) << 7 * (position - 1)
+        if data[position] < 0x80:
+            return position + 1 + length == len(data)
+    return False
+
+
+async def read_header(frames: Frames) -> weights_pb2.PushHeader:
+    """The first frame. Raises InvalidFieldError for another one, ManifestMismatchError for one that is too large to be
+    right, DeadlineError when none comes."""
+    try:
+        async with asyncio.timeout(HEADER_TIMEOUT_S):
+            first = await anext(frames, None)
+    except TimeoutError:
+        raise DeadlineError(f"no header came within {HEADER_TIMEOUT_S:g} s") from None
+    if isinstance(first, OversizedFrame):
+        raise ManifestMismatchError(
+            f"the header has {first.size_bytes} bytes; no manifest for this checkpoint needs more than "
+            f"{first.limit_bytes}"
+        )
+    if first is None or first.WhichOneof("frame") != "header":
+        raise InvalidFieldError.of("frame", "the first one must be a header")
+    return first.header
+
+
+async def read_chunks(frames: Frames, stream: PushStream) -> None:
+    """Writes chunks until the end frame. On the event loop: checksum and copy of 1 MiB take as long as handing them to
+    a thread would, and less than a token's message."""
+    async for frame in frames:
+        kind = frame.WhichOneof("frame") if isinstance(frame, weights_pb2.PushWeightsRequest) else "header"
+        if kind == "chunk" and isinstance(frame, weights_pb2.PushWeightsRequest):
+            chunk = frame.chunk
+            stream.write(chunk.offset, chunk.data, chunk.crc32c if chunk.HasField("crc32c") else None)
+        elif kind == "end":
+            async for _ in frames:
+                raise InvalidFieldError.of("frame", "nothing may follow the end")
+            return
+        else:
+            raise InvalidFieldError.of("frame", f"{kind or 'an unknown one'} cannot come here")
+    raise PushTruncatedError(
+        "the stream was closed without an end frame; what arrived stays staged", metadata={"push_id": stream.push_id}
+    )
+
+
+@asynccontextmanager
+async def until_expired(stream: PushStream) -> AsyncIterator[None]:
+    """Leaves its body when the push has timed out, quietly: `finish` tells then."""
+    limit = asyncio.timeout(None)
+
+    async def expire() -> None:
+        await stream.wait_expired()
+        limit.reschedule(asyncio.get_running_loop().time())
+
+    try:
+        async with limit:
+            watcher = asyncio.create_task(expire())
+            try:
+                yield
+            finally:
+                watcher.cancel()
+    except TimeoutError:
+        if not limit.expired():
+            raise

@@ -1,0 +1,195 @@
+"""The bytes of the served version, kept after it was applied.
+
+Partial pushes are completed from them, PullWeights sends them to peers, and a commit that could not be undone is healed
+with them. Before the first push they are the checkpoint's files, mapped; afterwards the arena that the push came in:
+that one and the one that arrives next make two.
+"""
+
+import asyncio
+import mmap
+from bisect import bisect_right
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from genserve.errors import NotResidentError, WeightVersionMismatchError
+from genserve.weights.arena import Arena, allocate_arena
+from genserve.weights.checkpoint import CheckpointIndex
+from genserve.weights.manifest import Manifest, TensorSpec
+
+
+class ByteSource(Protocol):
+    """Where the bytes of a manifest's byte space lie. `held_bytes`: memory that is taken for them alone."""
+
+    held_bytes: int
+
+    def pieces(self, start: int, end: int) -> Iterator[memoryview]:
+        """The bytes [start, end), in order, not copied. Raises ValueError once closed."""
+
+    def close(self) -> None:
+        """Gives the memory back. Safe to call more than once."""
+
+
+class ArenaBytes:
+    """The bytes of an arena."""
+
+    def __init__(self, arena: Arena) -> None:
+        self.arena = arena
+        self.held_bytes = arena.size_bytes
+
+    def pieces(self, start: int, end: int) -> Iterator[memoryview]:
+        """The bytes [start, end), not copied."""
+        yield self.arena.view(start, end - start)
+
+    def close(self) -> None:
+        """Gives the memory back."""
+        self.arena.close()
+
+
+class CheckpointBytes:
+    """The files of a checkpoint, mapped, in the byte space of `CheckpointIndex.as_manifest`."""
+
+    def __init__(self, checkpoint: CheckpointIndex) -> None:
+        self.held_bytes = 0  # pages of files: the kernel takes them back as it likes
+        specs = checkpoint.as_manifest().tensors
+        self._tensors = [checkpoint.tensors[spec.name] for spec in specs]
+        self._offsets = [spec.offset for spec in specs]
+        self._files: dict[Path, memoryview] = {}
+
+    def pieces(self, start: int, end: int) -> Iterator[memoryview]:
+        """The bytes [start, end), tensor by tensor."""
+        index = max(0, bisect_right(self._offsets, start) - 1)
+        while start < end:
+            tensor, offset = self._tensors[index], self._offsets[index]
+            stop = min(end, offset + tensor.length)
+            if start < stop:
+                begin = tensor.position - offset
+                yield self._file(tensor.path)[begin + start : begin + stop]
+                start = stop
+            index += 1
+
+    def _file(self, path: Path) -> memoryview:
+        if path not in self._files:
+            with path.open("rb") as file:
+                self._files[path] = memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
+        return self._files[path]
+
+    def close(self) -> None:
+        """Lets go of the files; each is unmapped with the last piece of it."""
+        self._files.clear()
+
+
+class ResidentVersion:
+    """A version whose bytes are here. `manifest` places all of its tensors."""
+
+    def __init__(self, weight_version: int, manifest: Manifest, source: ByteSource) -> None:
+        self.weight_version = weight_version
+        self.manifest = manifest
+        self.source = source
+        self.num_readers = 0
+        self._gone = False
+
+    def pieces(self, start: int, end: int) -> Iterator[memoryview]:
+        """The bytes [start, end), in order. Raises WeightVersionMismatchError if their room was needed meanwhile."""
+        if self._gone:
+            raise WeightVersionMismatchError(
+                f"version {self.weight_version} was replaced, and its memory is needed: pull the present version",
+                metadata={"weight_version": str(self.weight_version)},
+            )
+        return self.source.pieces(start, end)
+
+    def copy_into(self, arena: Arena, tensors: Iterable[TensorSpec]) -> None:
+        """Copies tensors, found by name, to their places in `arena`. A memcpy of their bytes: call it in a thread."""
+        places = {spec.name: spec for spec in self.manifest.tensors}
+        for spec in tensors:
+            source, position = places[spec.name], spec.offset
+            for piece in self.pieces(source.offset, source.offset + source.length):
+                arena.write(position, piece)
+                position += len(piece)
+
+    @asynccontextmanager
+    async def as_arena(self) -> AsyncIterator[Arena]:
+        """The bytes as an arena that workers can map: the one they lie in, or a copy for as long as the block lasts.
+        Raises StagingFullError."""
+        if isinstance(self.source, ArenaBytes):
+            yield self.source.arena
+            return
+        arena = await allocate_arena(self.manifest.total_bytes)
+        try:
+            await asyncio.to_thread(self.copy_into, arena, self.manifest.tensors)
+            yield arena
+        finally:
+            arena.close()
+
+    def free(self) -> None:
+        """Gives the memory back, whoever still reads."""
+        self._gone = True
+        self.source.close()
+
+
+class ResidentStore:
+    """The served version, and replaced ones for as long as somebody reads them. Use it on the event loop's thread."""
+
+    def __init__(self, first: ResidentVersion | None, *, enabled: bool) -> None:
+        """`first`: the checkpoint, if its files are here. Unless `enabled` nothing is ever kept."""
+        self._enabled = enabled
+        self._served = first if enabled else None
+        self._replaced: list[ResidentVersion] = []
+
+    @property
+    def served(self) -> ResidentVersion | None:
+        """The served version, if its bytes are here."""
+        return self._served
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that is taken."""
+        kept = self._replaced if self._served is None else [self._served, *self._replaced]
+        return sum(version.source.held_bytes for version in kept)
+
+    def require(self) -> ResidentVersion:
+        """The served version. Raises NotResidentError."""
+        if self._served is None:
+            why = "had to give way to a push" if self._enabled else "are not kept (--no-resident-weights)"
+            raise NotResidentError(f"the bytes of the served version {why}: push a complete version")
+        return self._served
+
+    def replace(self, version: ResidentVersion) -> None:
+        """`version` is served from now on, and belongs to the store."""
+        self._retire(version if self._enabled else None)
+        if not self._enabled:
+            version.free()
+
+    def give_up_replaced(self) -> None:
+        """Frees versions that are read but no longer served."""
+        for version in self._replaced:
+            version.free()
+        self._replaced.clear()
+
+    def give_up(self) -> None:
+        """Frees everything."""
+        self._retire(None)
+        self.give_up_replaced()
+
+    @contextmanager
+    def reading(self) -> Iterator[ResidentVersion]:
+        """The served version, kept until the end of the block unless its room is needed. Raises NotResidentError."""
+        version = self.require()
+        version.num_readers += 1
+        try:
+            yield version
+        finally:
+            version.num_readers -= 1
+            if version.num_readers == 0 and version in self._replaced:
+                self._replaced.remove(version)
+                version.free()
+
+    def _retire(self, successor: ResidentVersion | None) -> None:
+        before, self._served = self._served, successor
+        if before is None:
+            return
+        if before.num_readers > 0:
+            self._replaced.append(before)
+        else:
+            before.free()

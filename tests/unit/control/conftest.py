@@ -1,0 +1,42 @@
+"""A pause controller on an engine that fails and hangs where the test says."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from genserve.control.leases import LeaseTable
+from genserve.control.pause import PauseController, PauseGrant
+from genserve.control.state import StateBoard
+from genserve.engine.base import KvPolicy, PauseMode
+from tests.scripted_engine import ScriptedEngine
+
+
+@dataclass
+class Rig:
+    """A controller on a scripted engine, with its background task."""
+
+    engine: ScriptedEngine
+    leases: LeaseTable
+    board: StateBoard
+    pauses: PauseController
+    background: "asyncio.Task[None]"
+
+    async def pause(self, mode: PauseMode = PauseMode.KEEP, **options: Any) -> PauseGrant:
+        options = {"holder": "t", "ttl_s": 60.0, "timeout_s": 5.0, "kv_policy": KvPolicy.REUSE} | options
+        return await self.pauses.pause(mode, **options)
+
+
+@pytest.fixture
+async def rig() -> AsyncIterator[Rig]:
+    engine, leases = ScriptedEngine(), LeaseTable()
+    board = StateBoard(engine, lambda: leases.active, "test")
+    board.enter(None)
+    pauses = PauseController(engine, leases, board)
+    background = asyncio.create_task(pauses.run())
+    yield Rig(engine, leases, board, pauses, background)
+    background.cancel()
+    await asyncio.wait({background})
+    assert engine.misuses == []

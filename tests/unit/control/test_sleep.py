@@ -1,0 +1,89 @@
+"""Sleep and wake-up, among pauses."""
+
+import asyncio
+
+import pytest
+
+from genserve.control.state import Phase
+from genserve.engine.base import KvPolicy, PauseMode
+from genserve.errors import DeadlineError, EngineSleepingError, EngineTaintedError, UnsupportedError
+from tests.unit.control.conftest import Rig
+
+
+async def test_nothing_but_a_wake_up_reaches_a_sleeping_engine(rig: Rig) -> None:
+    """Pauses and pushes are refused; a repeat of the sleep answers as the first."""
+    await rig.pauses.sleep(PauseMode.KEEP, 5.0)
+    assert rig.board.phase is Phase.SLEEPING
+    await rig.pauses.sleep(PauseMode.KEEP, 5.0)
+    with pytest.raises(EngineSleepingError):
+        await rig.pause()
+    with pytest.raises(EngineSleepingError):
+        async with rig.pauses.hold(PauseMode.KEEP, KvPolicy.REUSE, timeout_s=5.0):
+            pass
+    await rig.pauses.resume("", force=True)
+    assert rig.engine.calls == ["sleep keep"]
+    await rig.pauses.wake_up()
+    await rig.pauses.wake_up()
+    assert rig.board.phase is Phase.RUNNING
+    assert rig.engine.running
+    assert rig.engine.calls == ["sleep keep", "wake_up"]
+
+
+async def test_lease_outlives_a_sleep(rig: Rig) -> None:
+    """Whoever paused before finds the engine paused after it, and resumes it."""
+    grant = await rig.pause()
+    await rig.pauses.sleep(PauseMode.KEEP, 5.0)
+    await rig.pauses.wake_up()
+    assert rig.board.phase is Phase.PAUSED
+    assert not rig.engine.running
+    await rig.pauses.resume(grant.lease.lease_id)
+    assert rig.engine.running
+
+
+async def test_lease_that_ends_during_a_sleep_does_not_wake_the_engine(rig: Rig) -> None:
+    """Its memory is not there."""
+    await rig.pause(ttl_s=0.05)
+    await rig.pauses.sleep(PauseMode.KEEP, 5.0)
+    await asyncio.sleep(0.1)
+    assert rig.leases.active == ()
+    assert not rig.engine.running
+    await rig.pauses.wake_up()
+    assert rig.engine.running
+
+
+@pytest.mark.parametrize("paused", [False, True])
+async def test_sleep_that_fails_leaves_the_engine_as_it_was(rig: Rig, paused: bool) -> None:
+    """Running, or paused under its lease."""
+    if paused:
+        await rig.pause()
+    rig.engine.fails["sleep"] = DeadlineError("late")
+    with pytest.raises(DeadlineError):
+        await rig.pauses.sleep(PauseMode.WAIT, 5.0)
+    assert rig.engine.running is not paused
+    assert rig.board.phase is (Phase.PAUSED if paused else Phase.RUNNING)
+
+
+async def test_unsupported_sleep_touches_nothing(rig: Rig) -> None:
+    """The daemon was started without it."""
+    rig.engine.fails["sleep"] = UnsupportedError("no")
+    with pytest.raises(UnsupportedError):
+        await rig.pauses.sleep(PauseMode.KEEP, 5.0)
+    assert rig.engine.calls == ["sleep keep"]
+
+
+async def test_wake_up_that_fails_can_be_repeated(rig: Rig) -> None:
+    """It sleeps on."""
+    await rig.pauses.sleep(PauseMode.KEEP, 5.0)
+    rig.engine.fails["wake_up"] = DeadlineError("late")
+    with pytest.raises(DeadlineError):
+        await rig.pauses.wake_up()
+    assert rig.board.phase is Phase.SLEEPING
+    await rig.pauses.wake_up()
+    assert rig.engine.running
+
+
+async def test_tainted_engine_does_not_sleep(rig: Rig) -> None:
+    """Its wake-up would run it."""
+    rig.board.enter(Phase.TAINTED)
+    with pytest.raises(EngineTaintedError):
+        await rig.pauses.sleep(PauseMode.KEEP, 5.0)
