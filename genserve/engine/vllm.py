@@ -5,11 +5,9 @@ when a new vLLM moves one.
 """
 
 import asyncio
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from vllm.engine.arg_utils import AsyncEngineArgs
@@ -37,25 +35,20 @@ from genserve.engine.load import LoadMeter
 from genserve.engine.prompts import PromptCodec
 from genserve.engine.sampling import request_field, sampling_fields
 from genserve.engine.stream import VllmStream
-from genserve.engine.workers import WorkerError, Workers
+from genserve.engine.weights import LiveWeights
 from genserve.errors import (
-    DeadlineError,
     EngineDeadError,
-    EngineTaintedError,
     GenserveError,
     InvalidFieldError,
     LoraNotFoundError,
     PromptTooLongError,
-    PushRolledBackError,
     QueueFullError,
     RequestIdInUseError,
     UnsupportedError,
     WeightVersionMismatchError,
 )
-from genserve.worker.contract import Attach, Digests, Prepare, Step
 
 _ATTACH_TIMEOUT_S = 120.0
-_ROLLBACK_TIMEOUT_S = 30.0
 _UNDO_TIMEOUT_S = 30.0
 _SHUTDOWN_TIMEOUT_S = 10.0
 _PARAMETERS = frozenset(f.name for f in msgspec.structs.fields(SamplingParams) if not f.name.startswith("_"))
@@ -82,9 +75,7 @@ class VllmEngine:
         self._streams: dict[str, VllmStream | None] = {}
         self._idle = asyncio.Event()
         self._idle.set()
-        self._version = 0
-        num_ranks = parallel.world_size * parallel.data_parallel_size
-        self._workers = Workers(llm.engine_core, self._liveness, num_ranks)
+        self._weights = LiveWeights(llm, self._liveness, parallel.world_size * parallel.data_parallel_size)
         self._info = vllm_config.info(config)
 
     @classmethod
@@ -96,8 +87,7 @@ class VllmEngine:
         try:
             assert llm.output_handler is not None  # internal: the task that ends when EngineCore dies
             llm.output_handler.add_done_callback(lambda _: engine._liveness.declare_dead())
-            attach = Attach(engine._workers.report_socket, sorted(os.sched_getaffinity(0)))
-            await engine._workers.step("genserve_attach", attach.to_wire(), timeout_s=_ATTACH_TIMEOUT_S)
+            await engine._weights.attach(_ATTACH_TIMEOUT_S)
         except BaseException:
             await engine.stop()
             raise
@@ -105,7 +95,7 @@ class VllmEngine:
 
     async def stop(self) -> None:
         """Ends the engine processes."""
-        self._workers.close()
+        self._weights.close()
         self._prompts.close()
         await asyncio.to_thread(self._llm.shutdown, _SHUTDOWN_TIMEOUT_S)
 
@@ -117,7 +107,7 @@ class VllmEngine:
     @property
     def weight_version(self) -> int:
         """Version of the weights served."""
-        return self._version
+        return self._weights.version
 
     @property
     def checkpoint_directory(self) -> Path | None:
@@ -136,10 +126,10 @@ class VllmEngine:
         """Admits a request."""
         if self._liveness.dead:
             raise EngineDeadError("the engine has died")
-        if request.min_weight_version is not None and self._version < request.min_weight_version:
+        if request.min_weight_version is not None and self.weight_version < request.min_weight_version:
             raise WeightVersionMismatchError(
-                f"version {self._version} is served, the request needs {request.min_weight_version}",
-                metadata={"weight_version": str(self._version)},
+                f"version {self.weight_version} is served, the request needs {request.min_weight_version}",
+                metadata={"weight_version": str(self.weight_version)},
             )
         if request.request_id in self._streams:
             raise RequestIdInUseError(f"a request {request.request_id!r} is running")
@@ -289,63 +279,19 @@ class VllmEngine:
         self, nonce: str, arena: ArenaRef, tensors: Sequence[StagedTensor], timeout_s: float
     ) -> None:
         """Builds a version beside the live one on every rank."""
-        request = Prepare(
-            nonce, arena.path, arena.size_bytes, [(t.name, t.dtype, t.shape, t.offset, t.length) for t in tensors]
-        )
-        try:
-            await self._workers.step_and_report("genserve_prepare", request.to_wire(), nonce, timeout_s=timeout_s)
-        except BaseException as error:
-            if not self._liveness.dead:
-                await asyncio.shield(self.discard_weights(nonce, _ROLLBACK_TIMEOUT_S))
-            if isinstance(error, WorkerError):
-                raise PushRolledBackError(f"the weights could not be prepared, nothing changed: {error}") from error
-            raise
+        await self._weights.prepare(nonce, arena, tensors, timeout_s)
 
     async def commit_weights(self, nonce: str, version: int, timeout_s: float) -> None:
         """Exchanges live and prepared weights on every rank and labels later tokens."""
-        step = Step(nonce).to_wire()
-        try:
-            await self._workers.step("genserve_commit", step, timeout_s=timeout_s)
-            await self._liveness.call(
-                self._llm.update_weight_version(str(version)), what="setting the version", timeout_s=timeout_s
-            )
-        except DeadlineError as error:
-            raise self._given_up(error) from error
-        except BaseException as error:
-            if self._liveness.dead:
-                raise
-            await asyncio.shield(self._roll_back(step, error))
-            if isinstance(error, GenserveError | WorkerError):
-                raise PushRolledBackError(f"the commit failed, version {self._version} is served: {error}") from error
-            raise
-        self._version = version
-
-    async def _roll_back(self, step: dict[str, Any], cause: BaseException) -> None:
-        try:
-            await self._workers.step("genserve_rollback", step, timeout_s=_ROLLBACK_TIMEOUT_S)
-            label = str(self._version) if self._version else "default"
-            await self._liveness.call(
-                self._llm.update_weight_version(label), what="setting the version", timeout_s=_ROLLBACK_TIMEOUT_S
-            )
-        except DeadlineError as error:
-            raise self._given_up(error) from error
-        except (GenserveError, WorkerError) as error:
-            raise EngineTaintedError(f"a commit failed ({cause}) and could not be undone ({error})") from error
-
-    def _given_up(self, error: DeadlineError) -> DeadlineError:
-        """A worker that hangs in a commit cannot be asked to undo it, and nothing else reaches it either."""
-        self._llm.output_processor.propagate_error(VllmEngineDeadError())
-        self._liveness.declare_dead()
-        return DeadlineError(f"{error.message}; the engine is given up")
+        await self._weights.commit(nonce, version, timeout_s)
 
     async def discard_weights(self, nonce: str, timeout_s: float) -> None:
         """Frees the version that is not live."""
-        await self._workers.step("genserve_discard", Step(nonce).to_wire(), timeout_s=timeout_s)
+        await self._weights.discard(nonce, timeout_s)
 
     async def weight_digests(self, timeout_s: float) -> list[WeightDigest]:
         """Digests of every live tensor on every rank."""
-        answers = [Digests.from_wire(a) for a in await self._workers.call("genserve_digests", {}, timeout_s=timeout_s)]
-        return [WeightDigest(d.rank, name, sha256) for d in answers for name, sha256 in d.tensors.items()]
+        return await self._weights.digests(timeout_s)
 
 
 def _failure(error: Exception) -> GenserveError:

@@ -99,7 +99,8 @@ def build_server(parts: ServerParts) -> grpc.aio.Server:
 
 
 def _add_weights(server: grpc.aio.Server, servicer: WeightServicer) -> None:
-    """The service, with a parser of its own for the frames of a push: the handler that is added first is taken."""
+    """The service, with a parser of its own for the frames of a push: the handler that is registered last is taken."""
+    add_WeightServiceServicer_to_server(servicer, server)
     if servicer.max_header_bytes is not None:
         push = grpc.stream_unary_rpc_method_handler(
             servicer.PushWeights,
@@ -107,8 +108,7 @@ def _add_weights(server: grpc.aio.Server, servicer: WeightServicer) -> None:
             response_serializer=weights_pb2.PushWeightsResponse.SerializeToString,
         )
         service = weights_pb2.DESCRIPTOR.services_by_name["WeightService"].full_name
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {"PushWeights": push}),))
-    add_WeightServiceServicer_to_server(servicer, server)
+        server.add_registered_method_handlers(service, {"PushWeights": push})
 
 
 def bind(server: grpc.aio.Server, host: str, port: int, uds: str) -> str:

@@ -65,7 +65,8 @@ class WeightUpdater:
             ) as hold:
                 commit_s = await self._commit(session, nonce, deadline_s)
         except BaseException as error:
-            await self._discard(nonce)
+            # What hangs does not answer a discard either, but does it when it goes on; the trainer is told on time.
+            await self._discard(nonce, 1.0 if isinstance(error, DeadlineError) else _DISCARD_TIMEOUT_S)
             if not isinstance(error, Exception):
                 raise
             if session.state is PushState.APPLIED:
@@ -157,9 +158,9 @@ class WeightUpdater:
         finally:
             await self._discard(nonce)
 
-    async def _discard(self, nonce: str) -> None:
+    async def _discard(self, nonce: str, timeout_s: float = _DISCARD_TIMEOUT_S) -> None:
         try:
-            await uninterrupted(self._engine.discard_weights(nonce, _DISCARD_TIMEOUT_S))
+            await uninterrupted(self._engine.discard_weights(nonce, timeout_s))
         except EngineDeadError:
             pass  # its memory went with it
         except Exception:

@@ -1,0 +1,94 @@
+"""The live weights of all ranks, and the version they have."""
+
+import asyncio
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
+
+from genserve.engine.base import ArenaRef, StagedTensor, WeightDigest
+from genserve.engine.liveness import Liveness
+from genserve.engine.spans import INITIAL_LABEL
+from genserve.engine.workers import WorkerError, Workers
+from genserve.errors import DeadlineError, EngineTaintedError, GenserveError, PushRolledBackError
+from genserve.worker.contract import Attach, Digests, Prepare, Step
+
+_ROLLBACK_TIMEOUT_S = 30.0
+
+
+class LiveWeights:
+    """Prepares, commits and discards versions on every rank, as `Engine` has it."""
+
+    def __init__(self, llm: AsyncLLM, liveness: Liveness, num_ranks: int) -> None:
+        self._llm = llm
+        self._liveness = liveness
+        self._workers = Workers(llm.engine_core, liveness, num_ranks)
+        self.version = 0
+
+    async def attach(self, timeout_s: float) -> None:
+        """Makes every worker ready for pushes, before anything is served."""
+        attach = Attach(self._workers.report_socket, sorted(os.sched_getaffinity(0)))
+        await self._workers.step("genserve_attach", attach.to_wire(), timeout_s=timeout_s)
+
+    def close(self) -> None:
+        """Stops listening to workers."""
+        self._workers.close()
+
+    async def prepare(self, nonce: str, arena: ArenaRef, tensors: Sequence[StagedTensor], timeout_s: float) -> None:
+        """Builds a version beside the live one."""
+        request = Prepare(
+            nonce, arena.path, arena.size_bytes, [(t.name, t.dtype, t.shape, t.offset, t.length) for t in tensors]
+        )
+        try:
+            await self._workers.step_and_report("genserve_prepare", request.to_wire(), nonce, timeout_s=timeout_s)
+        except WorkerError as error:
+            raise PushRolledBackError(f"the weights could not be prepared, nothing changed: {error}") from error
+
+    async def commit(self, nonce: str, version: int, timeout_s: float) -> None:
+        """Exchanges live and prepared weights and labels later tokens, or exchanges them back."""
+        step = Step(nonce).to_wire()
+        try:
+            await self._workers.step("genserve_commit", step, timeout_s=timeout_s)
+            await self._label(str(version), timeout_s)
+        except DeadlineError as error:
+            raise self._given_up(error) from error
+        except BaseException as error:
+            if self._liveness.dead:
+                raise
+            await asyncio.shield(self._roll_back(step, error))
+            if isinstance(error, GenserveError | WorkerError):
+                raise PushRolledBackError(f"the commit failed, version {self.version} is served: {error}") from error
+            raise
+        self.version = version
+
+    async def _roll_back(self, step: dict[str, Any], cause: BaseException) -> None:
+        try:
+            await self._workers.step("genserve_rollback", step, timeout_s=_ROLLBACK_TIMEOUT_S)
+            await self._label(str(self.version) if self.version else INITIAL_LABEL, _ROLLBACK_TIMEOUT_S)
+        except DeadlineError as error:
+            raise self._given_up(error) from error
+        except (GenserveError, WorkerError) as error:
+            raise EngineTaintedError(f"a commit failed ({cause}) and could not be undone ({error})") from error
+
+    async def _label(self, version: str, timeout_s: float) -> None:
+        await self._liveness.call(
+            self._llm.update_weight_version(version), what="setting the version", timeout_s=timeout_s
+        )
+
+    def _given_up(self, error: DeadlineError) -> DeadlineError:
+        """A worker that hangs in a commit cannot be asked to undo it, and nothing else reaches it either."""
+        # internal: ends the streams as vLLM does when its engine has died.
+        self._llm.output_processor.propagate_error(VllmEngineDeadError())
+        self._liveness.declare_dead()
+        return DeadlineError(f"{error.message}; the engine is given up")
+
+    async def discard(self, nonce: str, timeout_s: float) -> None:
+        """Frees the version that is not live."""
+        await self._workers.step("genserve_discard", Step(nonce).to_wire(), timeout_s=timeout_s)
+
+    async def digests(self, timeout_s: float) -> list[WeightDigest]:
+        """Digests of every live tensor."""
+        answers = [Digests.from_wire(a) for a in await self._workers.call("genserve_digests", {}, timeout_s=timeout_s)]
+        return [WeightDigest(d.rank, name, sha256) for d in answers for name, sha256 in d.tensors.items()]
