@@ -35,7 +35,10 @@ class Arena:
 
         Raises StagingFullError when the machine or the container has too little.
         """
-        fd = os.memfd_create("genserve-arena", os.MFD_CLOEXEC)
+        try:
+            fd = os.memfd_create("genserve-arena", os.MFD_CLOEXEC)
+        except OSError as error:
+            raise StagingFullError(f"no memory can be had for the push: {error.strerror}") from error
         try:
             os.fchmod(fd, 0o600)
             _reserve(fd, 0, size_bytes)

@@ -41,8 +41,8 @@ class PushSession:
         self.issues: tuple[PushIssue, ...] = ()
         self.verify_s = 0.0
         self.num_attached = 0
+        self.is_served = False
         self._clock = clock
-        self._owns_arena = True
         self._ranges = ByteRanges()
         self._by_offset = sorted((t for t in manifest.tensors if t.length), key=lambda tensor: tensor.offset)
         self._offsets = [tensor.offset for tensor in self._by_offset]
@@ -65,7 +65,7 @@ class PushSession:
         self.touch()
         if crc32c is not None:
             self._verify(offset, data, crc32c)
-        if not data or self.state is PushState.APPLIED:
+        if not data or self.is_served:
             return  # a repeat
         if self._first_byte_s is None:
             self._first_byte_s = time.perf_counter()
@@ -160,8 +160,8 @@ class PushSession:
         return issues
 
     def hand_over(self) -> Arena:
-        """The arena, which belongs to the caller from now on."""
-        self._owns_arena = False
+        """The arena, which belongs to the caller from now on: its bytes are served."""
+        self.is_served = True
         return self.arena
 
     def report(self) -> PushReport:
@@ -179,5 +179,5 @@ class PushSession:
 
     def close(self) -> None:
         """Frees the bytes, unless they were handed over. Safe to call more than once."""
-        if self._owns_arena:
+        if not self.is_served:
             self.arena.close()

@@ -69,7 +69,7 @@ class WeightUpdater:
             await self._discard(nonce, 1.0 if isinstance(error, DeadlineError) else _DISCARD_TIMEOUT_S)
             if not isinstance(error, Exception):
                 raise
-            if session.state is PushState.APPLIED:
+            if session.is_served:
                 raise GenserveError(f"the new version is live, but the engine could not be resumed: {error}") from error
             if isinstance(error, GenserveError):
                 raise
@@ -113,7 +113,6 @@ class WeightUpdater:
                 raise PushRolledBackError(
                     f"the commit failed, version {self._engine.weight_version} was applied anew: {healed}"
                 )
-            session.state = PushState.APPLIED
             self._resident.replace(ResidentVersion(version, session.weights, ArenaBytes(session.hand_over())))
         except DeadlineError:
             after = Phase.DEAD
