@@ -8,16 +8,14 @@ takes room for the largest layer; for two of them where addresses are captured.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.config import VllmConfig
 from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check
-from vllm.model_executor.model_loader.utils import process_weights_after_loading
 
 from genserve.worker.exchange import Exchange
 from genserve.worker.shadow import Shadow
@@ -39,7 +37,10 @@ class InPlaceUpdate:
         """Builds the structure; while nothing is served, as for `Shadow`. `device` is the live model's."""
         self._live = live
         self._addresses_captured = addresses_captured
-        self._shadow = LayerShadow(config, device)
+        # On the host, where memory that nobody writes to costs nothing: on the device there is no room.
+        whole = Shadow(config, torch.device("cpu"))
+        self._layers = LayerShadow.of(whole, device)
+        self._elsewhere = LayerShadow(whole, [], device)
 
     def rehearse(self, tensors: Tensors) -> None:
         """Does all that `commit` does but the exchange; may run in a background thread while the live version serves.
@@ -47,83 +48,83 @@ class InPlaceUpdate:
         Raises what `commit` would raise: ValueError naming the parameters that the version leaves without a value, or
         what differs from the live model, and whatever the loader and post-processing raise.
         """
-        live = _by_layer(holdings(self._live).items())
-        for layer, part in self._parts(tensors):
-            self._build(layer, part, live)
+        for shadow, part, live in self._steps(tensors):
+            self._prepare(shadow, part, live)
 
     def commit(self, tensors: Tensors) -> None:
         """Puts a complete version in place; only while nothing is scheduled, and not beside `rehearse`.
 
         Raises what `rehearse` raises, and whatever goes wrong in the exchange. The live weights are unknown then.
         """
+        for shadow, part, live in self._steps(tensors):
+            self._prepare(shadow, part, live).commit()  # what it replaced is freed before the next layer needs room
+
+    def _steps(self, tensors: Tensors) -> list[tuple[Shadow, Tensors, dict[str, Holding]]]:
+        parts = _by_layer(tensors)  # all of them first: a source that fails does so before anything has changed
         live = _by_layer(holdings(self._live).items())
-        for layer, part in self._parts(tensors):
-            self._build(layer, part, live).commit()  # and what was replaced is freed before the next one needs room
+        layers = sorted(self._layers.keys() | parts.keys(), key=lambda number: (number is None, number))
+        # Checkpoints may have layers that the model leaves out: its loader knows.
+        return [(self._layers.get(layer, self._elsewhere), parts[layer], dict(live[layer])) for layer in layers]
 
-    def _build(self, layer: Layer, tensors: Tensors, live: dict[Layer, list[tuple[str, Holding]]]) -> Exchange:
+    def _prepare(self, shadow: Shadow, tensors: Tensors, live: dict[str, Holding]) -> Exchange:
         try:
-            prepared = self._shadow.load_layer(layer, tensors)
-            return Exchange(dict(live[layer]), prepared, addresses_captured=self._addresses_captured)
+            return Exchange(live, shadow.load(tensors), addresses_captured=self._addresses_captured)
         finally:
-            self._shadow.strip()
-
-    def _parts(self, tensors: Tensors) -> list[tuple[Layer, list[tuple[str, torch.Tensor]]]]:
-        """Every layer of the model, and of the version, with its tensors. Takes all of them first: a source that fails
-        does so before anything has changed."""
-        parts = _by_layer(tensors)
-        layers = self._shadow.layers | parts.keys()
-        return [(layer, parts[layer]) for layer in sorted(layers, key=lambda x: (x is None, x))]
+            shadow.strip()
 
 
 class LayerShadow(Shadow):
-    """A shadow of which one layer at a time has storage."""
+    """The part of a shadow that is one layer: a shadow itself, of a model that has no other layer."""
 
-    def __init__(self, config: VllmConfig, device: torch.device) -> None:
-        # Built on the host, where memory that nobody writes to costs nothing: on the device there is no room.
-        super().__init__(config, torch.device("cpu"))
+    def __init__(self, whole: Shadow, modules: Sequence[tuple[str, nn.Module]], device: torch.device) -> None:
+        vars(self).update(vars(whole))
         self._device = device
-        if hasattr(self._model, "process_weights_after_loading"):
-            raise ValueError(f"{type(self._model).__name__} is post-processed as a whole, not layer by layer")
-        for _, attributes in self._bare:
-            buffers = attributes["_buffers"]
-            buffers.update({key: buffer.to(device) for key, buffer in buffers.items() if buffer is not None})
+        self._model = model = _LayerModel(whole._model, modules)
+        parameters = {id(parameter) for parameter in model.parameters()}
+        self._slots = [slot for slot in whole._slots if id(slot.parameter) in parameters]
+        if self._config.model_config.quantization is None:
+            names = {id(parameter): name for name, parameter in model.named_parameters()}
+            model.must_fill = [(names[id(slot.parameter)], slot.parameter) for slot in self._slots]
+        own = {id(module) for _, module in modules}
+        self._bare = [(module, _on(device, attributes)) for module, attributes in whole._bare if id(module) in own]
         self.strip()
-        names = [name for name, _ in self._model.named_parameters()]
-        self._slots_by_layer = _by_layer(zip(names, self._slots, strict=True))
-        self._modules_by_layer = _by_layer(self._model.named_modules())
 
-    @property
-    def layers(self) -> set[Layer]:
-        """The layers that have parameters."""
-        return set(self._slots_by_layer)
+    @classmethod
+    def of(cls, whole: Shadow, device: torch.device) -> "dict[Layer, LayerShadow]":
+        """All layers of a shadow; their storage is on `device`."""
+        if hasattr(whole._model, "process_weights_after_loading"):
+            raise ValueError(f"{type(whole._model).__name__} is post-processed as a whole, not layer by layer")
+        modules = _by_layer(whole._model.named_modules())
+        return {layer: cls(whole, part, device) for layer, part in modules.items()}
 
-    def load_layer(self, layer: Layer, tensors: Tensors) -> dict[str, Holding]:
-        """Loads and post-processes one layer; returns what a live model of that version holds there, until `strip`."""
-        slots = self._slots_by_layer[layer]
-        for _, slot in slots:
-            slot.parameter.data = torch.empty(slot.shape, dtype=slot.dtype, device=self._device)
-        with torch.no_grad(), set_current_vllm_config(self._config), self._device:
-            with _Writes() as writes, disable_mtp_completeness_check():
-                self._model.load_weights(tensors)
-            if self._config.model_config.quantization is None:
-                missing = [name for name, slot in slots if not writes.fill(slot.parameter)]
-                if missing:
-                    raise ValueError(
-                        f"no tensor gave a value to all of {', '.join(missing[:8])} ({len(missing)} in all)"
-                    )
-            with self._nothing_but(layer):
-                process_weights_after_loading(self._model, self._config.model_config, self._device)
-        return dict(_by_layer(holdings(self._model).items())[layer])
 
-    @contextmanager
-    def _nothing_but(self, layer: Layer) -> Iterator[None]:
-        """Where vLLM walks through the model's modules to post-process them, it finds those of this layer alone."""
-        modules = self._modules_by_layer[layer]
-        vars(self._model)["named_modules"] = lambda: iter(modules)
-        try:
-            yield
-        finally:
-            del vars(self._model)["named_modules"]
+class _LayerModel(nn.Module):
+    """What vLLM takes for the model when it loads and post-processes a layer: a walk finds the modules of that one."""
+
+    def __init__(self, whole: nn.Module, modules: Sequence[tuple[str, nn.Module]]) -> None:
+        super().__init__()
+        self._whole = [whole]  # not as a child
+        self._layer = modules
+        self.must_fill: list[tuple[str, nn.Parameter]] = []
+
+    def named_modules(
+        self, memo: Any = None, prefix: str = "", remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Module]]:
+        """The modules of the layer, by the names that they have in the whole model."""
+        return iter(self._layer)
+
+    def get_submodule(self, target: str) -> nn.Module:
+        """Any module of the whole model."""
+        return self._whole[0].get_submodule(target)
+
+    def load_weights(self, tensors: Tensors) -> Any:
+        """Loads them into the whole model; ValueError names the parameters that must be filled and are not."""
+        with _Writes() as writes, disable_mtp_completeness_check():
+            loaded = self._whole[0].load_weights(tensors)
+        missing = [name for name, parameter in self.must_fill if not writes.fill(parameter)]
+        if missing:
+            raise ValueError(f"no tensor gave a value to all of {', '.join(missing[:8])} ({len(missing)} in all)")
+        return loaded
 
 
 class _Writes(TorchDispatchMode):
@@ -150,6 +151,12 @@ class _Writes(TorchDispatchMode):
         """Whether the parameter was written from end to end."""
         regions = self._regions[parameter.untyped_storage()._cdata]
         return bool(sum(shape.numel() for _, shape, _ in regions) >= parameter.numel())
+
+
+def _on(device: torch.device, attributes: dict[str, Any]) -> dict[str, Any]:
+    """A module's attributes with its buffers on the device."""
+    buffers = {key: None if buffer is None else buffer.to(device) for key, buffer in attributes["_buffers"].items()}
+    return {**attributes, "_buffers": buffers}
 
 
 def _by_layer(named: Iterable[tuple[str, Any]]) -> defaultdict[Layer, list[tuple[str, Any]]]:

@@ -77,17 +77,17 @@ class Trap:
 @contextmanager
 def _ordered(faults: Faults) -> Iterator[list[int]]:
     """In-place updates fail as ordered; the sizes of what was loaded whenever something was post-processed."""
-    from genserve.worker import inplace
+    from genserve.worker import shadow
+    from genserve.worker.exchange import Exchange
 
-    process, put = inplace.process_weights_after_loading, inplace.Exchange._put
+    process, put = shadow.process_weights_after_loading, Exchange._put
     held_bytes: list[int] = []
     num_put = 0
 
     def faulty_process(model: Any, *args: Any) -> None:
         if len(held_bytes) == faults.get("processing"):
             raise RuntimeError("ordered to fail in post-processing")
-        parameters = {parameter for child in model.children() for parameter in child.parameters()}
-        held_bytes.append(sum(parameter.nbytes for parameter in parameters))
+        held_bytes.append(sum(parameter.nbytes for parameter in model._whole[0].parameters()))
         process(model, *args)
 
     def faulty_put(self: Any, entry: Any, value: Any) -> None:
@@ -97,11 +97,11 @@ def _ordered(faults: Faults) -> Iterator[list[int]]:
         num_put += 1
         put(self, entry, value)
 
-    inplace.process_weights_after_loading, inplace.Exchange._put = faulty_process, faulty_put  # type: ignore[method-assign]
+    shadow.process_weights_after_loading, Exchange._put = faulty_process, faulty_put  # type: ignore[method-assign]
     try:
         yield held_bytes
     finally:
-        inplace.process_weights_after_loading, inplace.Exchange._put = process, put  # type: ignore[method-assign]
+        shadow.process_weights_after_loading, Exchange._put = process, put  # type: ignore[method-assign]
 
 
 def _tensors(checkpoint: str, faults: Faults) -> Tensors:
