@@ -27,10 +27,10 @@ Layer = int | None
 
 
 class InPlaceUpdate:
-    """Loads complete versions over the live one, inside the pause.
+    """Loads complete versions over the live one, inside the pause, when a rehearsal has found nothing wrong with them.
 
-    A failure leaves layers of two versions live, and nothing else behind: the next complete version, such as the
-    previous one, is loaded exactly.
+    A commit that fails leaves layers of two versions live, and nothing else behind: the next version that is prepared
+    and committed, such as the previous one, is exact.
     """
 
     def __init__(self, live: nn.Module, config: VllmConfig, device: torch.device, *, addresses_captured: bool) -> None:
@@ -41,32 +41,48 @@ class InPlaceUpdate:
         whole = Shadow(config, torch.device("cpu"))
         self._layers = LayerShadow.of(whole, device)
         self._elsewhere = LayerShadow(whole, [], device)
+        self._tensors: list[tuple[str, torch.Tensor]] | None = None
+        self._began = False
 
-    def rehearse(self, tensors: Tensors) -> None:
-        """Does all that `commit` does but the exchange; may run in a background thread while the live version serves.
+    def prepare(self, tensors: Tensors) -> None:
+        """Rehearses a version: does all but the exchange, and keeps none of it but the tensors; may run in a background
+        thread while the live version serves. The memory behind the tensors must stay until `discard`.
 
-        Raises what `commit` would raise: ValueError naming the parameters that the version leaves without a value, or
-        what differs from the live model, and whatever the loader and post-processing raise.
+        Raises what is wrong with the version: ValueError naming the parameters that it leaves without a value, or what
+        differs from the live model, and whatever the loader and post-processing raise.
         """
+        self.discard()
+        tensors = list(tensors)
         for shadow, part, live in self._steps(tensors):
-            self._prepare(shadow, part, live)
+            self._exchange(shadow, part, live)
+        self._tensors = tensors
 
-    def commit(self, tensors: Tensors) -> None:
-        """Puts a complete version in place; only while nothing is scheduled, and not beside `rehearse`.
+    def commit(self) -> None:
+        """Puts the version in place; only while nothing is scheduled. If this raises, the live weights are unknown."""
+        if self._tensors is None:
+            raise RuntimeError("nothing is prepared")
+        steps = self._steps(self._tensors)
+        self._began = True
+        for shadow, part, live in steps:
+            self._exchange(shadow, part, live).commit()  # what it replaced is freed before the next layer needs room
 
-        Raises what `rehearse` raises, and whatever goes wrong in the exchange. The live weights are unknown then.
-        """
-        for shadow, part, live in self._steps(tensors):
-            self._prepare(shadow, part, live).commit()  # what it replaced is freed before the next layer needs room
+    def rollback(self) -> None:
+        """Raises RuntimeError if a commit has begun: what it replaced is gone, and has to be prepared and committed."""
+        if self._began:
+            raise RuntimeError("what an update in place has replaced is gone")
+
+    def discard(self) -> None:
+        """Forgets the version that was prepared."""
+        self._tensors, self._began = None, False
 
     def _steps(self, tensors: Tensors) -> list[tuple[Shadow, Tensors, dict[str, Holding]]]:
-        parts = _by_layer(tensors)  # all of them first: a source that fails does so before anything has changed
+        parts = _by_layer(tensors)
         live = _by_layer(holdings(self._live).items())
         layers = sorted(self._layers.keys() | parts.keys(), key=lambda number: (number is None, number))
         # Checkpoints may have layers that the model leaves out: its loader knows.
         return [(self._layers.get(layer, self._elsewhere), parts[layer], dict(live[layer])) for layer in layers]
 
-    def _prepare(self, shadow: Shadow, tensors: Tensors, live: dict[str, Holding]) -> Exchange:
+    def _exchange(self, shadow: Shadow, tensors: Tensors, live: dict[str, Holding]) -> Exchange:
         try:
             return Exchange(live, shadow.load(tensors), addresses_captured=self._addresses_captured)
         finally:

@@ -24,7 +24,8 @@ from tests.engine.reference import MAX_TOKENS
 Tensors = Iterator[tuple[str, torch.Tensor]]
 Faults = dict[str, Any]
 """`before` (a tensor's name): the source raises there; `lacks`: the source has no such tensor; `misshapen`: that tensor
-has one row less; `processing`, `put`: so many layers are post-processed, or values put in place, at most."""
+has one row less; `loading`, `processing`, `put`: so many tensors are loaded, layers post-processed, or values put in
+place, and the next one fails."""
 
 
 def run_steps(checkpoint: Path, steps: list[list[Any]]) -> list[Any]:
@@ -62,16 +63,20 @@ class Trap:
         model = self.model_runner.get_model()
         self._update = InPlaceUpdate(model, self.vllm_config, self.device, addresses_captured=False)
 
-    def rehearse(self, checkpoint: str, faults: Faults) -> None:
+    def prepare(self, checkpoint: str, faults: Faults) -> None:
         """genserve's rehearsal of an in-place update."""
         with _ordered(faults):
-            self._update.rehearse(_tensors(checkpoint, faults))
+            self._update.prepare(_tensors(checkpoint, faults))
 
-    def commit(self, checkpoint: str, faults: Faults) -> int:
+    def commit(self, faults: Faults) -> int:
         """genserve's in-place update; the most bytes of weights that it held at a time."""
         with _ordered(faults) as held_bytes:
-            self._update.commit(_tensors(checkpoint, faults))
+            self._update.commit()
         return max(held_bytes)
+
+    def rollback(self) -> None:
+        """genserve's way back, where there is one."""
+        self._update.rollback()
 
 
 @contextmanager
@@ -79,10 +84,22 @@ def _ordered(faults: Faults) -> Iterator[list[int]]:
     """In-place updates fail as ordered; the sizes of what was loaded whenever something was post-processed."""
     from genserve.worker import shadow
     from genserve.worker.exchange import Exchange
+    from genserve.worker.shadow import Shadow
 
-    process, put = shadow.process_weights_after_loading, Exchange._put
+    load, process, put = Shadow.load, shadow.process_weights_after_loading, Exchange._put
     held_bytes: list[int] = []
-    num_put = 0
+    num_loaded = num_put = 0
+
+    def faulty_load(self: Any, tensors: Any) -> Any:
+        def counted() -> Tensors:
+            nonlocal num_loaded
+            for item in tensors:
+                if num_loaded == faults.get("loading"):
+                    raise RuntimeError("ordered to fail in loading")
+                num_loaded += 1
+                yield item
+
+        return load(self, counted())
 
     def faulty_process(model: Any, *args: Any) -> None:
         if len(held_bytes) == faults.get("processing"):
@@ -97,11 +114,13 @@ def _ordered(faults: Faults) -> Iterator[list[int]]:
         num_put += 1
         put(self, entry, value)
 
-    shadow.process_weights_after_loading, Exchange._put = faulty_process, faulty_put  # type: ignore[method-assign]
+    Shadow.load, Exchange._put = faulty_load, faulty_put  # type: ignore[method-assign]
+    shadow.process_weights_after_loading = faulty_process
     try:
         yield held_bytes
     finally:
-        shadow.process_weights_after_loading, Exchange._put = process, put  # type: ignore[method-assign]
+        Shadow.load, Exchange._put = load, put  # type: ignore[method-assign]
+        shadow.process_weights_after_loading = process
 
 
 def _tensors(checkpoint: str, faults: Faults) -> Tensors:
