@@ -1,13 +1,16 @@
 """Settings of the daemon. Each is declared once: flag, type, default and help come from the field."""
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Self
 
 
-def _setting(default: Any, help: str) -> Any:
-    return field(default=default, metadata={"help": help})
+WEIGHT_UPDATES = ("auto", "beside", "inplace")
+
+
+def _setting(default: Any, help: str, choices: Sequence[str] | None = None) -> Any:
+    return field(default=default, metadata={"help": help, "choices": choices})
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,12 @@ class ServeConfig:
         "free the bytes of a push once it is applied: saves the checkpoint's size of memory, and gives up partial "
         "pushes, PullWeights, and restoring a version whose exchange could not be undone",
     )
+    weight_update: str = _setting(
+        "auto",
+        "how a worker takes a new version: beside = built next to the live one and exchanged, inplace = layer by layer "
+        "over the live one in a longer pause, where memory for a second model is lacking",
+        WEIGHT_UPDATES,
+    )
     drain_timeout_s: float = _setting(30.0, "seconds that running requests may take to finish at a shutdown")
 
     def __post_init__(self) -> None:
@@ -45,6 +54,8 @@ class ServeConfig:
                 raise ValueError(f"--{name.replace('_', '-')} must be at least 1, is {getattr(self, name)}")
         if self.max_staging_bytes < 0:
             raise ValueError(f"--max-staging-bytes must be at least 0, is {self.max_staging_bytes}")
+        if self.weight_update not in WEIGHT_UPDATES:
+            raise ValueError(f"--weight-update must be one of {', '.join(WEIGHT_UPDATES)}, is {self.weight_update!r}")
         if self.drain_timeout_s < 0:
             raise ValueError(f"--drain-timeout-s must be at least 0, is {self.drain_timeout_s}")
 
@@ -59,7 +70,8 @@ class ServeConfig:
             if setting.type is bool or setting.type == "bool":
                 group.add_argument(flag, action="store_true", default=setting.default, help=help)
             else:
-                group.add_argument(flag, type=type(setting.default), default=setting.default, help=help)
+                kind, choices = type(setting.default), setting.metadata["choices"]
+                group.add_argument(flag, type=kind, default=setting.default, choices=choices, help=help)
 
     @classmethod
     def from_flags(cls, values: Mapping[str, Any]) -> Self:

@@ -20,7 +20,7 @@ from genserve.control.pause import PauseController
 from genserve.control.state import Phase, StateBoard
 from genserve.engine import vllm_config
 from genserve.engine.demo_model import DemoModelError, demo_model_path
-from genserve.engine.vllm import EngineLimits, VllmEngine
+from genserve.engine.vllm import EngineOptions, VllmEngine
 from genserve.engine.vllm_config import AsyncEngineArgs
 from genserve.rpc.server import ServerParts, start_server
 from genserve.signals import children_ignore_interrupts, stop_on_signals
@@ -64,7 +64,7 @@ async def serve(config: ServeConfig, args: AsyncEngineArgs) -> int:
         _say(f"starting the engine for {args.model}")
         started_at = time.monotonic()
         with children_ignore_interrupts():
-            engine = await VllmEngine.start(args, EngineLimits(config.max_active_requests))
+            engine = await VllmEngine.start(args, EngineOptions(config.max_active_requests, config.weight_update))
         stopped = asyncio.Event()
 
         def stop(signal_name: str) -> None:
@@ -98,6 +98,8 @@ async def serve(config: ServeConfig, args: AsyncEngineArgs) -> int:
         gc.collect()
         gc.freeze()
         board.enter(None)
+        if config.weight_update == "auto" and engine.info.weight_update != "beside":
+            _say("there is no memory for a second model: new weights are loaded in place, in a longer pause")
         _say(f"ready after {time.monotonic() - started_at:.0f} s")
         print(f"genserve: serving {args.model} on {server.address}", flush=True)
         failure = await _first_of(stopped, background)

@@ -1,4 +1,4 @@
-"""One push of weights: stream the bytes, and when the stream breaks, only those that are missing."""
+"""One push of weights: stream the bytes, and when a stream breaks, only those that are missing."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -8,7 +8,7 @@ from typing import Any, Final
 import grpc.aio
 from google.protobuf.message import Message
 
-from genserve.client.byte_space import ByteSpace, Range
+from genserve.client.byte_space import ByteSpace, Range, common, split
 from genserve.client.channel import Connection
 from genserve.client.enums import word_of
 from genserve.client.errors import error_of
@@ -25,7 +25,8 @@ _PUSH_WEIGHTS: Final = "/genserve.v1.WeightService/PushWeights"
 
 @dataclass(frozen=True, slots=True)
 class PushProgress:
-    """How far sending has come. `sent_bytes` counts each byte once, also after a resume."""
+    """How far sending has come. `sent_bytes` counts each byte once, also after a resume; `total_bytes` is what this
+    caller has to send."""
 
     push_id: str
     sent_bytes: int
@@ -113,7 +114,7 @@ class PushResult:
 
 
 class Upload:
-    """Sends one push over one stream at a time, until it is done, cannot go on, or its deadline has passed."""
+    """Sends one push, or a caller's part of it, until it is done, cannot go on, or its deadline has passed."""
 
     def __init__(
         self,
@@ -121,6 +122,8 @@ class Upload:
         header: weights_pb2.PushHeader,
         space: ByteSpace,
         *,
+        num_streams: int,
+        num_callers: int,
         chunk_bytes: int,
         checksum: bool,
         progress: Callable[[PushProgress], None] | None,
@@ -129,22 +132,26 @@ class Upload:
         self._connection = connection
         self._header = header
         self._space = space
+        self._num_streams = num_streams
+        self._num_callers = num_callers
         self._chunk_bytes = chunk_bytes
         self._checksum = checksum
         self._progress = progress
         self._timeout_s = timeout_s
         self._clock = asyncio.get_running_loop().time
         self._started_at = self._clock()
+        self._own_bytes = sum(end - start for start, end in space.ranges)
+        self._sent_bytes = 0
         self._num_resumes = 0
         self._reached_daemon = False
 
     async def run(self) -> PushResult:
         """Sends everything; after a broken or truncated stream asks what is missing and sends that."""
         validates = self._header.action == weights_pb2.PUSH_ACTION_VALIDATE
-        missing: Sequence[Range] = () if validates else [(0, self._space.total_bytes)]
+        missing: Sequence[Range] = () if validates else self._space.ranges
         while True:
             try:
-                return await self._send(missing)
+                return await self._send_all(missing)
             except (UnavailableError, PushTruncatedError) as error:
                 if not self._reached_daemon or self._num_resumes >= MAX_RESUMES:
                     raise
@@ -153,9 +160,32 @@ class Upload:
             if known is not None and known.push.state in ("applied", "valid"):
                 return known  # only the answer was lost
             if known is not None:
-                missing = known.push.missing
+                missing = common(known.push.missing, self._space.ranges)
 
-    async def _send(self, ranges: Sequence[Range]) -> PushResult:
+    async def _send_all(self, ranges: Sequence[Range]) -> PushResult:
+        """All streams at once. Every one of them gets the outcome of the push; the first that fails ends the others."""
+        self._sent_bytes = self._own_bytes - sum(end - start for start, end in ranges)
+        headers = self._headers()
+        parts = split(ranges, len(headers))
+        sending = [asyncio.create_task(self._send(h, part)) for h, part in zip(headers, parts, strict=True)]
+        try:
+            return (await asyncio.gather(*sending))[0]
+        finally:
+            for task in sending:
+                task.cancel()
+            await asyncio.gather(*sending, return_exceptions=True)
+
+    def _headers(self) -> list[weights_pb2.PushHeader]:
+        """One for each stream; the first brings the manifest."""
+        first = weights_pb2.PushHeader()
+        first.CopyFrom(self._header)
+        first.num_streams = self._num_streams * self._num_callers
+        further = weights_pb2.PushHeader()
+        further.CopyFrom(first)
+        further.ClearField("manifest")
+        return [first] + [further] * (self._num_streams - 1)
+
+    async def _send(self, header: weights_pb2.PushHeader, ranges: Sequence[Range]) -> PushResult:
         """One stream: the header, the bytes of `ranges`, the end."""
         method: Any = self._connection.channel.stream_unary(
             _PUSH_WEIGHTS, response_deserializer=weights_pb2.PushWeightsResponse.FromString
@@ -163,23 +193,23 @@ class Upload:
         call = method(timeout=self._remaining_s(), metadata=self._connection.metadata)
         status = FinalStatus(call)
         try:
-            await self._write_frames(call, ranges)
+            await self._write_frames(call, header, ranges)
             return PushResult.of(await call)
         except grpc.aio.AioRpcError as error:
             raise error_of(status.cause_of(error), self._connection.target) from error
         finally:
             call.cancel()
 
-    async def _write_frames(self, call: "grpc.aio.StreamUnaryCall[bytes, Any]", ranges: Sequence[Range]) -> None:
+    async def _write_frames(
+        self, call: "grpc.aio.StreamUnaryCall[bytes, Any]", header: weights_pb2.PushHeader, ranges: Sequence[Range]
+    ) -> None:
         """Writes until the end or until the daemon has answered; its answer says why it did not want more."""
-        sent_bytes = self._space.total_bytes - sum(end - start for start, end in ranges)
         try:
-            await call.write(header_frame(self._header))
+            await call.write(header_frame(header))
             self._reached_daemon = True
             async for offset, pieces in self._space.chunks(ranges, self._chunk_bytes):
                 await call.write(chunk_frame(offset, pieces, checksum=self._checksum))
-                sent_bytes += sum(map(len, pieces))
-                self._report(sent_bytes)
+                self._report(sum(map(len, pieces)))
             await call.write(END_FRAME)
             await call.done_writing()
         except (asyncio.InvalidStateError, grpc.RpcError):
@@ -205,8 +235,9 @@ class Upload:
             return None
         return max(self._started_at + self._timeout_s - self._clock(), 0.0)
 
-    def _report(self, sent_bytes: int) -> None:
+    def _report(self, new_bytes: int) -> None:
+        self._sent_bytes += new_bytes
         if self._progress is not None:
             elapsed_s = self._clock() - self._started_at
-            total_bytes = self._space.total_bytes
-            self._progress(PushProgress(self._header.push_id, sent_bytes, total_bytes, elapsed_s, self._num_resumes))
+            push_id, total_bytes = self._header.push_id, self._own_bytes
+            self._progress(PushProgress(push_id, self._sent_bytes, total_bytes, elapsed_s, self._num_resumes))

@@ -121,7 +121,8 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """What the daemon serves and can do; `versions` by component (genserve, vllm, torch, grpc, python)."""
+    """What the daemon serves and can do; `versions` by component (genserve, vllm, torch, grpc, python);
+    `weight_update`: beside or inplace, how a new version is taken."""
 
     model: str
     architecture: str
@@ -134,6 +135,7 @@ class ServerInfo:
     data_parallel_size: int
     features: list[str]
     versions: dict[str, str]
+    weight_update: str
     state: EngineState
 
     @classmethod
@@ -158,5 +160,6 @@ class ServerInfo:
             data_parallel_size=message.parallelism.data_parallel_size,
             features=list(message.features),
             versions={each.component: each.version for each in message.versions},
+            weight_update=message.weight_update,
             state=EngineState.of(message.state),
         )

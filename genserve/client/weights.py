@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import Any
 
-from genserve.client.byte_space import ByteSpace, manifest_digest
+from genserve.client.byte_space import ByteSpace, Layout, manifest_digest
 from genserve.client.channel import UNSET, ServiceCalls, Timeout
 from genserve.client.enums import KvPolicy, PauseMode, PushAction, wire_value
 from genserve.client.pull import Download, PulledWeights
@@ -41,6 +41,10 @@ class ServedWeights:
     resident: bool
     state: EngineState
 
+    def layout(self) -> Layout:
+        """The tensors that a push of several callers brings."""
+        return Layout([(tensor.name, tensor.dtype, tensor.shape) for tensor in self.tensors])
+
 
 class WeightCalls(ServiceCalls):
     """Weights in, and out again."""
@@ -60,6 +64,9 @@ class WeightCalls(ServiceCalls):
         force: bool = False,
         apply_timeout_s: float | None = None,
         staging_ttl_s: float | None = None,
+        layout: ServedWeights | None = None,
+        callers: int = 1,
+        streams: int = 1,
         chunk_bytes: int = MIB,
         checksum: bool = True,
         progress: Callable[[PushProgress], None] | None = None,
@@ -73,6 +80,10 @@ class WeightCalls(ServiceCalls):
 
         `version` must be above the served one unless `force`; `expected_version` refuses unless that one is served;
         `partial` lets tensors be missing; `pause_lease_id` applies under a lease and leaves the engine paused.
+        Several ranks of a trainer make one push together: each brings some of the tensors, with the same `push_id`,
+        the same `layout` (what `get_weights` told one of them) and their number as `callers`; all get the outcome.
+        `streams`: how many of them each caller sends at once.
+
         Defaults of the daemon: pause mode keep, KV cache recompute, `apply_timeout_s` 300. A stream that breaks is
         resumed with what is missing, a few times within `timeout_s`. `progress` is called on the event loop after each
         chunk. A repeat with the same `push_id` answers what it answered; one is minted if none is given.
@@ -82,7 +93,11 @@ class WeightCalls(ServiceCalls):
         """
         if chunk_bytes <= 0:
             raise ValueError("chunk_bytes must be above 0")
-        space = ByteSpace(tensor_sources(weights))
+        if streams < 1 or callers < 1:
+            raise ValueError("streams and callers must be at least 1")
+        if callers > 1 and not (push_id and layout):
+            raise ValueError("several callers need the same push_id and the same layout")
+        space = ByteSpace(tensor_sources(weights), None if layout is None else layout.layout())
         header = weights_pb2.PushHeader(
             push_id=push_id or str(uuid.uuid4()),
             weight_version=version,
@@ -98,6 +113,8 @@ class WeightCalls(ServiceCalls):
             self._connection,
             header,
             space,
+            num_streams=1 if action == "validate" else streams,
+            num_callers=1 if action == "validate" else callers,
             chunk_bytes=chunk_bytes,
             checksum=checksum,
             progress=progress,

@@ -43,7 +43,8 @@ class GenerationStream(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What the engine serves. `tensor_parallel_size` and so on are numbers of ranks; `device` is cpu or cuda."""
+    """What the engine serves. `tensor_parallel_size` and so on are numbers of ranks; `device` is cpu or cuda;
+    `weight_update`: beside or inplace."""
 
     model: str
     architecture: str
@@ -57,6 +58,7 @@ class EngineInfo:
     pipeline_parallel_size: int
     data_parallel_size: int
     versions: Mapping[str, str]
+    weight_update: str = ""
 
 
 @dataclass(frozen=True, slots=True)

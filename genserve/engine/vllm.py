@@ -6,7 +6,7 @@ when a new vLLM moves one.
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -55,21 +55,23 @@ _PARAMETERS = frozenset(f.name for f in msgspec.structs.fields(SamplingParams) i
 
 
 @dataclass(frozen=True, slots=True)
-class EngineLimits:
-    """`max_active_requests`: requests admitted and unfinished, above which new ones are refused."""
+class EngineOptions:
+    """`max_active_requests`: requests admitted and unfinished, above which new ones are refused; `weight_update`: auto,
+    beside or inplace."""
 
     max_active_requests: int
+    weight_update: str = "auto"
 
 
 class VllmEngine:
     """AsyncLLM, its requests and its workers. Made by `start`."""
 
-    def __init__(self, llm: AsyncLLM, meter: LoadMeter, limits: EngineLimits) -> None:
+    def __init__(self, llm: AsyncLLM, meter: LoadMeter, options: EngineOptions) -> None:
         config = llm.vllm_config
         parallel = config.parallel_config
         self._llm = llm
         self._meter = meter
-        self._limits = limits
+        self._options = options
         self._liveness = Liveness()
         self._prompts = PromptCodec(llm.get_tokenizer())
         self._streams: dict[str, VllmStream | None] = {}
@@ -79,15 +81,16 @@ class VllmEngine:
         self._info = vllm_config.info(config)
 
     @classmethod
-    async def start(cls, args: AsyncEngineArgs, limits: EngineLimits) -> "VllmEngine":
+    async def start(cls, args: AsyncEngineArgs, options: EngineOptions) -> "VllmEngine":
         """Starts the engine processes and makes every worker ready for pushes. Call before any gRPC object exists."""
         meter = LoadMeter()
         llm = AsyncLLM.from_engine_args(vllm_config.adapted(args), stat_loggers=[meter])
-        engine = cls(llm, meter, limits)
+        engine = cls(llm, meter, options)
         try:
             assert llm.output_handler is not None  # internal: the task that ends when EngineCore dies
             llm.output_handler.add_done_callback(lambda _: engine._liveness.declare_dead())
-            await engine._weights.attach(_ATTACH_TIMEOUT_S)
+            chosen = await engine._weights.attach(options.weight_update, _ATTACH_TIMEOUT_S)
+            engine._info = replace(engine._info, weight_update=chosen)
         except BaseException:
             await engine.stop()
             raise
@@ -133,7 +136,7 @@ class VllmEngine:
             )
         if request.request_id in self._streams:
             raise RequestIdInUseError(f"a request {request.request_id!r} is running")
-        if len(self._streams) >= self._limits.max_active_requests:
+        if len(self._streams) >= self._options.max_active_requests:
             raise QueueFullError(
                 f"{len(self._streams)} requests are running or waiting, which is the limit", retry_after_s=1.0
             )

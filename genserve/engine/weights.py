@@ -13,7 +13,7 @@ from genserve.engine.liveness import Liveness
 from genserve.engine.spans import INITIAL_LABEL
 from genserve.engine.workers import WorkerError, Workers
 from genserve.errors import DeadlineError, EngineTaintedError, GenserveError, PushRolledBackError
-from genserve.worker.contract import Attach, Digests, Prepare, Step
+from genserve.worker.contract import Attach, Attached, Digests, Prepare, Step
 
 _ROLLBACK_TIMEOUT_S = 30.0
 
@@ -27,10 +27,16 @@ class LiveWeights:
         self._workers = Workers(llm.engine_core, liveness, num_ranks)
         self.version = 0
 
-    async def attach(self, timeout_s: float) -> None:
-        """Makes every worker ready for pushes, before anything is served."""
-        attach = Attach(self._workers.report_socket, sorted(os.sched_getaffinity(0)))
-        await self._workers.step("genserve_attach", attach.to_wire(), timeout_s=timeout_s)
+    async def attach(self, weight_update: str, timeout_s: float) -> str:
+        """Makes every worker ready for pushes, before anything is served; how they will take them: beside or inplace,
+        or both where ranks differ. Raises RuntimeError."""
+        attach = Attach(self._workers.report_socket, sorted(os.sched_getaffinity(0)), weight_update)
+        answers = await self._workers.call("genserve_attach", attach.to_wire(), timeout_s=timeout_s)
+        attached = [Attached.from_wire(answer) for answer in answers]
+        for each in attached:
+            if each.error:
+                raise RuntimeError(f"worker {each.rank} cannot take pushes: {each.error}")
+        return ", ".join(sorted({each.weight_update for each in attached}))
 
     def close(self) -> None:
         """Stops listening to workers."""

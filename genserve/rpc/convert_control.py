@@ -112,6 +112,7 @@ def to_server_info(info: EngineInfo, facts: ServerFacts, state: EngineState) -> 
         dtype=info.dtype,
         vocab_size=info.vocab_size,
         device=info.device,
+        weight_update=info.weight_update,
         limits=control_pb2.Limits(
             max_model_len=info.max_model_len,
             max_num_seqs=info.max_num_seqs,

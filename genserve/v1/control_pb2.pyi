@@ -488,6 +488,7 @@ class GetServerInfoResponse(_message.Message):
     FEATURES_FIELD_NUMBER: _builtins.int
     VERSIONS_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
+    WEIGHT_UPDATE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The model, as given to --model."""
     architecture: _builtins.str
@@ -498,6 +499,10 @@ class GetServerInfoResponse(_message.Message):
     """Size of its vocabulary."""
     device: _builtins.str
     """Device it runs on: cpu or cuda."""
+    weight_update: _builtins.str
+    """How workers take a new version: "beside" = built next to the live one and exchanged, "inplace" = layer by layer over
+    the live one, in a longer pause.
+    """
     @_builtins.property
     def limits(self) -> Global___Limits:
         """Limits that requests run into."""
@@ -531,10 +536,11 @@ class GetServerInfoResponse(_message.Message):
         features: _abc.Iterable[_builtins.str] | None = ...,
         versions: _abc.Iterable[Global___ComponentVersion] | None = ...,
         state: _types_pb2.EngineState | None = ...,
+        weight_update: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "parallelism", b"parallelism", "state", b"state"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "device", b"device", "dtype", b"dtype", "features", b"features", "limits", b"limits", "model", b"model", "parallelism", b"parallelism", "state", b"state", "versions", b"versions", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "device", b"device", "dtype", b"dtype", "features", b"features", "limits", b"limits", "model", b"model", "parallelism", b"parallelism", "state", b"state", "versions", b"versions", "vocab_size", b"vocab_size", "weight_update", b"weight_update"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -27,10 +27,20 @@ class _Message:
 @dataclass(frozen=True, slots=True)
 class Attach(_Message):
     """Gets a worker ready for pushes. `report_socket`: path of the datagram socket that reports go to; `cpus`: logical
-    CPUs that background work may use."""
+    CPUs that background work may use; `weight_update`: beside, inplace, or auto."""
 
     report_socket: str
     cpus: Sequence[int]
+    weight_update: str = "beside"
+
+
+@dataclass(frozen=True, slots=True)
+class Attached(_Message):
+    """A worker's answer to Attach. `weight_update` is beside or inplace; `error` is empty when it worked."""
+
+    rank: str
+    weight_update: str
+    error: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +81,7 @@ class WeightWorker(Protocol):
     """What every worker offers; the arguments and answers are the messages above as plain data."""
 
     def genserve_attach(self, wire: dict[str, Any]) -> dict[str, Any]:
-        """Attach -> Ack. Once, before anything is served."""
+        """Attach -> Attached. Once, before anything is served."""
 
     def genserve_prepare(self, wire: dict[str, Any]) -> dict[str, Any]:
         """Prepare -> Ack at once; a second Ack goes to the report socket when it is done."""

@@ -9,13 +9,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
 
 from genserve.worker.arena_tensors import ArenaTensors
-from genserve.worker.contract import Ack, Attach, Digests, Prepare, Step
+from genserve.worker.beside import MARGIN_BYTES, BesideUpdate
+from genserve.worker.contract import Ack, Attach, Attached, Digests, Prepare, Step
 from genserve.worker.digests import weight_digests
-from genserve.worker.exchange import Exchange
-from genserve.worker.shadow import PrepareCancelledError, Shadow, cancellable
-from genserve.worker.tree import holdings, require_exchangeable
+from genserve.worker.inplace import InPlaceUpdate
+from genserve.worker.shadow import PrepareCancelledError, cancellable
 
 # bf16 attention on the CPU uses AMX tiles, and dies with SIGILL in a process that has not asked the kernel for them.
 if torch.cpu._is_amx_tile_supported():
@@ -30,13 +31,14 @@ class WeightExchangeExtension:
     _genserve: "WeightDesk"
 
     def genserve_attach(self, wire: dict[str, Any]) -> dict[str, Any]:
-        """Attach -> Ack."""
+        """Attach -> Attached."""
         rank = self._weight_checksum_prefix().rstrip(":")  # type: ignore[attr-defined]
 
         def attach() -> None:
             self._genserve = WeightDesk(self, rank, Attach.from_wire(wire))
 
-        return _acknowledge(rank, "", attach)
+        ack = Ack.from_wire(_acknowledge(rank, "", attach))
+        return Attached(rank, "" if ack.error else self._genserve.weight_update, ack.error).to_wire()
 
     def genserve_prepare(self, wire: dict[str, Any]) -> dict[str, Any]:
         """Prepare -> Ack at once, and another one to the report socket when it is done."""
@@ -64,25 +66,36 @@ class WeightExchangeExtension:
 
 
 class WeightDesk:
-    """What a worker keeps between calls: the shadow, and the version that is prepared or was replaced."""
+    """What a worker keeps between calls: how it takes new versions, and the one that is prepared or was replaced."""
 
     def __init__(self, worker: Any, rank: str, attach: Attach) -> None:
         self.rank = rank
-        self._worker = worker
+        self._pins = worker.device.type == "cuda"
         self._attach = attach
-        self._addresses_captured = worker.device.type != "cpu" and not worker.model_config.enforce_eager
-        self._shadow = Shadow(worker.vllm_config, _shadow_device(worker))
+        live, config = worker.model_runner.get_model(), worker.vllm_config
+        captured = worker.device.type != "cpu" and not worker.model_config.enforce_eager
+        self.weight_update = attach.weight_update
+        if attach.weight_update != "inplace":
+            beside = BesideUpdate(live, config, _device_with_room(worker, live), addresses_captured=captured)
+            if attach.weight_update == "auto":
+                self.weight_update = "beside" if beside.fits else "inplace"
+        self._update: BesideUpdate | InPlaceUpdate
+        if self.weight_update == "inplace":
+            self._update = InPlaceUpdate(live, config, worker.device, addresses_captured=captured)
+        else:
+            self._update = beside
         self._nonce = ""
-        self._exchange: Exchange | None = None
+        self._prepared = False
+        self._tensors: ArenaTensors | None = None
         self._cancelled = threading.Event()
         self._thread: threading.Thread | None = None
 
     def prepare(self, request: Prepare) -> None:
-        """Starts to build a version; a report follows."""
+        """Starts to prepare a version; a report follows."""
         if self._thread is not None and self._thread.is_alive():
             raise RuntimeError(f"push {self._nonce} is still being prepared")
-        require_exchangeable(self._worker.model_runner.get_model(), self._worker.device)
-        self._nonce, self._exchange = request.nonce, None
+        self._release()
+        self._nonce = request.nonce
         self._cancelled = threading.Event()
         self._thread = threading.Thread(
             target=self._prepare_and_report, args=(request, self._cancelled), name="genserve-prepare", daemon=True
@@ -90,25 +103,30 @@ class WeightDesk:
         self._thread.start()
 
     def commit(self, nonce: str) -> None:
-        """Exchanges live and prepared."""
-        self._prepared(nonce).commit()
+        """Makes the prepared version the live one."""
+        if self._nonce != nonce or not self._prepared:
+            raise RuntimeError(f"push {nonce} is not prepared here")
+        self._update.commit()
 
     def rollback(self, nonce: str) -> None:
-        """Exchanges back what a commit exchanged."""
-        if self._nonce == nonce and self._exchange is not None:
-            self._exchange.rollback()
+        """Undoes a commit."""
+        if self._nonce == nonce and self._prepared:
+            self._update.rollback()
 
     def discard(self, nonce: str) -> None:
         """Frees the version that is not live. Does not wait for a preparation that is still running: that one stops at
-        its next tensor."""
+        its next tensor, and frees what it has."""
         if self._nonce == nonce:
             self._cancelled.set()
-            self._exchange = None
+            if self._prepared:
+                self._release()
 
-    def _prepared(self, nonce: str) -> Exchange:
-        if self._nonce != nonce or self._exchange is None:
-            raise RuntimeError(f"push {nonce} is not prepared here")
-        return self._exchange
+    def _release(self) -> None:
+        self._prepared = False
+        self._update.discard()
+        if self._tensors is not None:
+            self._tensors.close()
+            self._tensors = None
 
     def _prepare_and_report(self, request: Prepare, cancelled: threading.Event) -> None:
         ack = _acknowledge(self.rank, request.nonce, lambda: self._prepare(request, cancelled))
@@ -117,17 +135,15 @@ class WeightDesk:
 
     def _prepare(self, request: Prepare, cancelled: threading.Event) -> None:
         _step_back(self._attach)
-        tensors = ArenaTensors(request, pin=self._worker.device.type == "cuda")
+        self._tensors = ArenaTensors(request, pin=self._pins)
         try:
-            prepared = self._shadow.load(cancellable(tensors, cancelled))
-            live = holdings(self._worker.model_runner.get_model())
-            exchange = Exchange(live, prepared, addresses_captured=self._addresses_captured)
+            self._update.prepare(cancellable(self._tensors, cancelled))
             if cancelled.is_set():
                 raise PrepareCancelledError
-            self._exchange = exchange
-        finally:
-            self._shadow.strip()
-            tensors.close()
+            self._prepared = True
+        except BaseException:
+            self._release()
+            raise
 
 
 def _acknowledge(rank: str, nonce: str, action: Callable[[], None]) -> dict[str, Any]:
@@ -147,10 +163,10 @@ def _step_back(attach: Attach) -> None:
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _BACKGROUND_NICENESS)
 
 
-def _shadow_device(worker: Any) -> torch.device:
-    """The live model's device if a second copy fits there beside what vLLM uses, else the host."""
+def _device_with_room(worker: Any, live: nn.Module) -> torch.device:
+    """Where a second model lies: on the live one's device if it fits beside what vLLM uses, else on the host."""
     if worker.device.type == "cpu":
         return torch.device("cpu")
+    needed_bytes = sum(p.numel() * p.element_size() for p in live.parameters())
     free_bytes, _ = torch.cuda.mem_get_info(worker.device)
-    needed_bytes = sum(p.numel() * p.element_size() for p in worker.model_runner.get_model().parameters())
-    return worker.device if free_bytes > 1.1 * needed_bytes + (512 << 20) else torch.device("cpu")
+    return torch.device(worker.device if free_bytes > 1.1 * needed_bytes + MARGIN_BYTES else "cpu")

@@ -148,6 +148,8 @@ class ScriptedDaemon(
                         await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
                 case "end":
                     break
+        else:
+            await refuse(context, code_pb2.ABORTED, "PUSH_TRUNCATED", "there was no end frame")
         if self.header.action == weights_pb2.PUSH_ACTION_VALIDATE:
             push = weights_pb2.Push(push_id=self.header.push_id, state=weights_pb2.PUSH_STATE_VALID)
             return weights_pb2.PushWeightsResponse(push=push, state=self.state())
