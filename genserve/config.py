@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Self
 
-
 WEIGHT_UPDATES = ("auto", "beside", "inplace")
 
 

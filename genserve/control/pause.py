@@ -265,7 +265,7 @@ class PauseController:
         return PauseCounts(kept=load.running + load.waiting, aborted=0)
 
     async def _restore(self, paused: bool) -> None:
-        # An engine undoes a failed pause by running again, whether or not it stood still before.
+        # An engine says nothing about whether it stands still after a pause that failed.
         try:
             if paused:
                 await self._engine.pause(PauseMode.KEEP, KvPolicy.REUSE, _UNDO_TIMEOUT_S)

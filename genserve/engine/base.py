@@ -142,7 +142,7 @@ class Engine(Protocol):
         """What it has to do now."""
 
     async def pause(self, mode: PauseMode, kv_policy: KvPolicy, timeout_s: float) -> PauseCounts:
-        """Stops scheduling; on DeadlineError the engine runs as before."""
+        """Stops scheduling. After an error it may stand still or run: whoever called puts it back."""
 
     async def resume(self, timeout_s: float) -> None:
         """Schedules again."""

@@ -230,23 +230,17 @@ class VllmEngine:
         return await self._prompts.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     async def pause(self, mode: PauseMode, kv_policy: KvPolicy, timeout_s: float) -> PauseCounts:
-        """Stops scheduling; on any error the engine runs as before."""
+        """Stops scheduling."""
         before = [stream for stream in self._streams.values() if stream is not None]
         if mode is PauseMode.ABORT:
             for stream in before:
                 stream.reason_if_aborted(FinishReason.PAUSED)
         # internal: AsyncLLM.pause_generation does just this and then sleeps for 20 ms.
-        core = self._llm.engine_core
-        try:
-            await self._liveness.call(
-                core.pause_scheduler_async(mode=mode.value, clear_cache=kv_policy is KvPolicy.RECOMPUTE),
-                what="pause",
-                timeout_s=timeout_s,
-            )
-        except BaseException:
-            if not self._liveness.dead:
-                await asyncio.shield(self.resume(_UNDO_TIMEOUT_S))
-            raise
+        await self._liveness.call(
+            self._llm.engine_core.pause_scheduler_async(mode.value, kv_policy is KvPolicy.RECOMPUTE),
+            what="pause",
+            timeout_s=timeout_s,
+        )
         kept = sum(stream is not None for stream in self._streams.values()) if mode is not PauseMode.ABORT else 0
         return PauseCounts(kept=kept, aborted=len(before) if mode is PauseMode.ABORT else 0)
 

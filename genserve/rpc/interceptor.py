@@ -80,9 +80,10 @@ def _guarded_behavior(behavior: Behavior, method: str) -> Behavior:
             # A write to, or read from, a client that has gone.
             raise asyncio.CancelledError("the client has gone") from error
         except Exception as error:
-            known = _known(error, method)
-            outcome = known.reason
-            await context.abort_with_status(to_status(known))
+            # An error in a local would make a cycle with its own traceback, and keep the request, which may be a large
+            # frame of a push, until the garbage collector comes by.
+            status, outcome = _status(error, method)
+            await context.abort_with_status(status)
         finally:
             if log.isEnabledFor(logging.DEBUG):
                 log.debug("%s %s %.3f s", method, outcome, time.monotonic() - started_s)
@@ -90,9 +91,15 @@ def _guarded_behavior(behavior: Behavior, method: str) -> Behavior:
     return guarded
 
 
-def _known(error: Exception, method: str) -> GenserveError:
+def _status(error: Exception, method: str) -> tuple[Any, str]:
+    """The status of an error, and its reason."""
     if isinstance(error, GenserveError):
-        return error
-    if isinstance(error, DecodeError):
-        return InvalidFieldError.of("frame", "is not a message of this method")
-    return internal_error(error, method)
+        known = error
+    elif isinstance(error, DecodeError):
+        known = InvalidFieldError.of("frame", "is not a message of this method")
+    else:
+        known = internal_error(error, method)
+    try:
+        return to_status(known), known.reason
+    finally:
+        del known, error

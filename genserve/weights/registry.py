@@ -225,6 +225,9 @@ class PushRegistry:
             push.applying = None
             session.touch()
             self._tell_change()
+            # An error's traceback holds this frame, and this frame the error: memory of a push would wait for the
+            # garbage collector.
+            del push, session, result
 
     def report(self, push_id: str) -> PushOutcome:
         """How far a push has come. Raises PushNotFoundError for one that was never opened or has timed out."""
