@@ -23,7 +23,10 @@ def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
     parser.add_argument("--expected-version", type=int, metavar="N", help="refuse unless this version is served")
     parser.add_argument("--force", action="store_true", help="also take a version that is not above the served one")
     parser.add_argument("--partial", action="store_true", help="tensors may be missing and keep their present values")
-    parser.add_argument("--validate", action="store_true", help="only check names, types and shapes; send no bytes")
+    only = parser.add_mutually_exclusive_group()
+    only.add_argument("--validate", action="store_true", help="only check names, types and shapes; send no bytes")
+    only.add_argument("--stage", action="store_true", help="send the bytes; `genserve commit` applies them later")
+    parser.add_argument("--streams", type=int, default=1, metavar="N", help="streams to send on at once (default: 1)")
     add_pause_options(parser, flag_prefix="pause-", kv_default="recompute")
     parser.add_argument("--lease", default="", metavar="ID", help="apply under this pause and leave the engine paused")
     parser.add_argument("--timeout", type=seconds, default=600.0, metavar="TIME", help="deadline (default: 600s)")
@@ -45,7 +48,8 @@ def run(args: argparse.Namespace) -> int:
                 args.path,
                 version=version,
                 expected_version=args.expected_version,
-                action="validate" if args.validate else "apply",
+                action="validate" if args.validate else "stage" if args.stage else "apply",
+                streams=args.streams,
                 partial=args.partial,
                 pause_mode=args.pause_mode,
                 kv_policy=args.kv_policy,
@@ -63,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
         print(MessageToJson(result.message, indent=None))
     else:
-        _print_outcome(result)
+        print_outcome(result)
     return 1 if result.push.issues else 0
 
 
@@ -111,11 +115,14 @@ def progress_line(progress: "PushProgress") -> str:
     return f"{share:4.0%}  {sizes}  {speed / 1e9:.2f} GB/s  {left_s:.0f} s left{resumes}"
 
 
-def _print_outcome(result: "PushResult") -> None:
+def print_outcome(result: "PushResult") -> None:
+    """What became of a push, for people."""
     for tensor, description in result.push.issues:
         print(f"  {tensor}: {description}")
     if result.applied is None:
         print(f"version {result.push.weight_version}: {result.push.state}; serving {result.state.weight_version}")
+        if result.push.state == "staged":
+            print(f"genserve commit {result.push.push_id}")
         return
     applied = result.applied
     for step, duration_s in applied.step_s.items():

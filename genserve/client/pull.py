@@ -70,6 +70,8 @@ class Download:
                 await self._receive(reconnects=num_resumes > 0)
                 return self._pulled()
             except (UnavailableError, PushTruncatedError):
+                if self._manifest is not None and self._received_bytes == len(self._memory):
+                    return self._pulled()
                 if self._manifest is None or num_resumes >= MAX_RESUMES:
                     raise
                 num_resumes += 1

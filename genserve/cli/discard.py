@@ -1,0 +1,20 @@
+"""`genserve discard`: frees a push that is staged."""
+
+import argparse
+
+from genserve.cli.options import Subparsers, add_connection_options, open_client
+
+
+def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
+    """Adds the command."""
+    parser = subparsers.add_parser("discard", help="free a staged push", description="Frees what a push has staged.")
+    parser.add_argument("push_id", metavar="PUSH", help="the push that `genserve push --stage` has printed")
+    add_connection_options(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Discards, and says how much."""
+    with open_client(args) as client:
+        push = client.discard_push(args.push_id)
+    print(f"version {push.weight_version}: {push.received_bytes / 1e9:.2f} GB discarded")
+    return 0
