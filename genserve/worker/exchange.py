@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from genserve.worker.tree import Holding
 
@@ -27,21 +28,27 @@ class Exchange:
     def __init__(
         self, live: Mapping[str, Holding], prepared: Mapping[str, Holding], *, addresses_captured: bool
     ) -> None:
-        """Takes the prepared values; raises ValueError, naming what differs, unless both have the same structure."""
-        if live.keys() != prepared.keys():
+        """Takes the prepared values; raises ValueError, naming what differs, unless both have the same structure.
+
+        `prepared` may lack what is no tensor of a module: what preparing did not write is no weight.
+        """
+        only_prepared = sorted(prepared.keys() - live.keys())
+        only_live = sorted(name for name in live.keys() - prepared.keys() if _is_tensor_of_module(live[name]))
+        if only_live or only_prepared:
             raise ValueError(
                 "the prepared model differs from the live one: "
-                f"only live {sorted(live.keys() - prepared.keys())[:8]}, "
-                f"only prepared {sorted(prepared.keys() - live.keys())[:8]}"
+                f"only live {only_live[:8]}, only prepared {only_prepared[:8]}"
             )
         self._addresses_captured = addresses_captured
         self._entries: list[_Entry] = []
         new_by_live: dict[int, int] = {}
         for name, place in live.items():
+            if name not in prepared:
+                continue
             new, present = _content(prepared[name].value), _content(place.value)
             if _same(new, present):
                 continue  # shared by the models, such as the rotary table
-            if isinstance(present, torch.Tensor) != isinstance(new, torch.Tensor):
+            if type(present) is not type(new):
                 raise ValueError(f"{name} is a {type(present).__name__} live and a {type(new).__name__} prepared")
             if isinstance(present, torch.Tensor):
                 if (present.shape, present.dtype) != (new.shape, new.dtype):
@@ -51,7 +58,8 @@ class Exchange:
                 if present.numel() > 0 and new_by_live.setdefault(id(place.value), new.data_ptr()) != new.data_ptr():
                     raise ValueError(f"{name} is tied to another tensor live and not tied prepared")
             elif addresses_captured:
-                raise ValueError(f"{name} is a closure, which compiled code has captured; start with --enforce-eager")
+                kind = "a number" if isinstance(present, float) else "a closure"
+                raise ValueError(f"{name} is {kind}, which compiled code has captured; start with --enforce-eager")
             self._entries.append(_Entry(name, place, new))
 
     def commit(self) -> None:
@@ -79,7 +87,7 @@ class Exchange:
         if isinstance(value, torch.Tensor) and self._addresses_captured:
             place.value.data.copy_(value, non_blocking=True)
         elif place.table == "__dict__":
-            place.module.__dict__[place.key] = value
+            place.owner.__dict__[place.key] = value
             place.value = value
         else:
             place.value.data = value
@@ -103,7 +111,11 @@ def _synchronize() -> None:
         torch.cuda.synchronize()
 
 
+def _is_tensor_of_module(place: Holding) -> bool:
+    return isinstance(place.value, torch.Tensor) and isinstance(place.owner, nn.Module)
+
+
 def _same(a: Any, b: Any) -> bool:
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
         return bool(a.numel() > 0 and a.data_ptr() == b.data_ptr())
-    return a is b
+    return a is b or (isinstance(a, float) and isinstance(b, float) and a == b)
