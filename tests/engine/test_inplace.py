@@ -95,7 +95,7 @@ def test_what_is_wrong_with_a_version_is_found_before_anything_changes(
 def test_after_a_failed_commit_the_next_version_is_exact(
     answers: dict[str, list[Any]], cold: dict[str, Digests], name: str
 ) -> None:
-    """The previous version, which heals, as well as the one that failed; between them, every tensor is of one of both."""
+    """The previous version, which heals, as well as the one that failed. Until then a tensor is of one or the other."""
     prepared, failed, mixed, rolled_back, *healing = answers[name]
     assert prepared is None
     assert FAILING_COMMITS[name][1] in failed["error"]
