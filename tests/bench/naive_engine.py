@@ -1,0 +1,119 @@
+"""Weight updates as they are done without genserve, on a plain AsyncLLM: run as a program, obeys lines of JSON.
+
+    python -m tests.bench.naive_engine CHECKPOINT
+
+A line {"way": "collective_rpc" | "tmpfs", "weights": CHECKPOINT, "streams": n} starts n endless streams, updates the
+weights while they run, and answers with one line of JSON: seconds by step and the longest wait for a token of any
+stream. Nothing of genserve takes part.
+"""
+
+import asyncio
+import json
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+TMPFS = "/dev/shm"
+
+
+class Receiver:
+    """Worker extension: takes tensors as bytes."""
+
+    reload_weights: Any
+
+    def receive(self, name: str, dtype: str, shape: list[int], data: bytes) -> None:
+        """Keeps one tensor."""
+        tensor = torch.frombuffer(bytearray(data), dtype=getattr(torch, dtype)).view(shape)
+        vars(self).setdefault("_received", []).append((name, tensor))
+
+    def load_received(self) -> None:
+        """Loads what was kept, with vLLM's layerwise reload."""
+        self.reload_weights(weights_iterator=iter(vars(self).pop("_received")))
+
+
+async def main(checkpoint: str) -> None:
+    """Starts the engine and obeys."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    args = AsyncEngineArgs(
+        model=checkpoint,
+        max_model_len=2048,
+        kv_cache_memory_bytes=1 << 30,
+        enforce_eager=True,
+        enable_chunked_prefill=False,
+        disable_log_stats=True,
+        worker_extension_cls="tests.bench.naive_engine.Receiver",
+    )
+    llm = AsyncLLM.from_engine_args(args)
+    print("READY", flush=True)
+    lines = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
+    while line := await lines.readline():
+        order = json.loads(line)
+        print("ANSWER " + json.dumps(await measure(llm, **order)), flush=True)
+    llm.shutdown()
+
+
+async def measure(llm: Any, way: str, weights: str, streams: int) -> dict[str, float]:
+    """One update among live streams."""
+    waits: list[float] = []
+    running = [asyncio.create_task(stream(llm, f"{way}-{time.monotonic()}-{i}", i, waits)) for i in range(streams)]
+    await asyncio.sleep(2.0)
+    waits.clear()
+    tensors = await asyncio.to_thread(load_file, Path(weights) / "model.safetensors")
+    steps = await (through_collective_rpc if way == "collective_rpc" else through_tmpfs)(llm, tensors)
+    await asyncio.sleep(2.0)
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
+    return {**steps, "longest_wait_s": max(waits)}
+
+
+async def stream(llm: Any, request_id: str, seed: int, waits: list[float]) -> None:
+    """An endless greedy stream; appends how long it waited for each token."""
+    from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+    params = SamplingParams(temperature=0.0, max_tokens=1900, ignore_eos=True, output_kind=RequestOutputKind.DELTA)
+    last = time.monotonic()
+    async for _ in llm.generate({"prompt_token_ids": [seed + 1, 7, 9]}, params, request_id):
+        now = time.monotonic()
+        waits.append(now - last)
+        last = now
+
+
+async def through_collective_rpc(llm: Any, tensors: dict[str, torch.Tensor]) -> dict[str, float]:
+    """Every tensor as bytes through collective_rpc, paused throughout, as nothing may sample from half of them."""
+    began = time.monotonic()
+    await llm.pause_generation(mode="keep", clear_cache=True)
+    for name, tensor in tensors.items():
+        data = tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        await llm.collective_rpc("receive", args=(name, str(tensor.dtype)[6:], list(tensor.shape), data))
+    await llm.collective_rpc("load_received")
+    await llm.resume_generation()
+    return {"total_s": time.monotonic() - began, "paused_s": time.monotonic() - began}
+
+
+async def through_tmpfs(llm: Any, tensors: dict[str, torch.Tensor]) -> dict[str, float]:
+    """The trainer saves to memory that the worker can read, and the worker reloads from there, paused."""
+    with tempfile.TemporaryDirectory(dir=TMPFS) as directory:
+        began = time.monotonic()
+        await asyncio.to_thread(save_file, tensors, Path(directory) / "model.safetensors")
+        saved = time.monotonic()
+        await llm.pause_generation(mode="keep", clear_cache=True)
+        await llm.collective_rpc("reload_weights", kwargs={"weights_path": directory})
+        await llm.resume_generation()
+        done = time.monotonic()
+    return {"total_s": done - began, "save_s": saved - began, "paused_s": done - saved}
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    os.environ["TORCHDYNAMO_DISABLE"] = "1"
+    asyncio.run(main(sys.argv[1]))
