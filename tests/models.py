@@ -6,7 +6,9 @@ over the vocabulary instead of repeating a token, and so that it tells one seed,
 
 import json
 import math
+import re
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,107 @@ def tiny_qwen3(directory: Path, **options: Any) -> Path:
 def tiny_qwen2(directory: Path, **options: Any) -> Path:
     """A random Qwen2 checkpoint in `directory`, with biases on q, k and v; `options` as for `_tiny`."""
     return _tiny(directory, "Qwen2ForCausalLM", "qwen2", **options)
+
+
+def tiny_qwen3_moe(directory: Path, *, seed: int = 0, num_experts: int = 4, **options: Any) -> Path:
+    """A random Qwen3-MoE checkpoint in `directory`, with two of the experts at work; `options` as for `_tiny`."""
+    _tiny(directory, "Qwen3MoeForCausalLM", "qwen3_moe", seed=seed, **options)
+    config = json.loads((directory / "config.json").read_text())
+    hidden, width = config["hidden_size"], config["hidden_size"]
+    experts = {"num_experts": num_experts, "num_experts_per_tok": 2, "moe_intermediate_size": width}
+    _write_json(directory / "config.json", {**config, **experts, "norm_topk_prob": True})
+
+    tensors = {name: tensor for name, tensor in load_tensors(directory).items() if ".mlp." not in name}
+    generator = torch.Generator().manual_seed(seed)
+    shapes = {"gate_proj": (width, hidden), "up_proj": (width, hidden), "down_proj": (hidden, width)}
+    gains = {"gate_proj": 2, "up_proj": 1, "down_proj": 1}
+    for layer in range(config["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}.mlp"
+        random = torch.randn(num_experts, hidden, generator=generator) / math.sqrt(hidden)
+        tensors[f"{prefix}.gate.weight"] = random.to(getattr(torch, config["dtype"]))
+        for expert in range(num_experts):
+            for name, shape in shapes.items():
+                random = torch.randn(shape, generator=generator) * gains[name] / math.sqrt(shape[1])
+                tensors[f"{prefix}.experts.{expert}.{name}.weight"] = random.to(getattr(torch, config["dtype"]))
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    return directory
+
+
+def in_types(source: Path, directory: Path, dtypes: Sequence[str]) -> Path:
+    """A copy of the checkpoint `source` whose tensors have, in turn, each of the types; the configuration's type stays.
+    Adds noise that is lost in bfloat16 but may decide how a value is rounded to it."""
+    shutil.copytree(source, directory, dirs_exist_ok=True)
+    tensors = load_tensors(source)
+    generator = torch.Generator().manual_seed(0)
+    for i, (name, tensor) in enumerate(sorted(tensors.items())):
+        noise = torch.rand(tensor.shape, generator=generator) * 2**-8
+        tensors[name] = (tensor.float() * (1 + noise)).to(getattr(torch, dtypes[i % len(dtypes)]))
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    return directory
+
+
+def quantised(source: Path, directory: Path, kv_scale: float) -> Path:
+    """A copy of the dense checkpoint `source`, quantised in every way that vLLM's CPU backend takes from compressed
+    tensors: q, k and v to int8, o to int4 in groups, gate and up to FP8, and down not at all. Keys and values are
+    cached as FP8, by scales of about `kv_scale`."""
+    shutil.copytree(source, directory, dirs_exist_ok=True)
+    tensors: dict[str, torch.Tensor] = {}
+    for name, tensor in load_tensors(source).items():
+        if re.search(r"[qkv]_proj.weight", name):
+            scale = tensor.float().abs().amax(1, keepdim=True) / 127
+            tensors |= {name: (tensor / scale).round().to(torch.int8), f"{name}_scale": scale}
+        elif re.search(r"(gate|up)_proj.weight", name):
+            scale = tensor.float().abs().amax(1, keepdim=True) / 448
+            tensors |= {name: (tensor / scale).to(torch.float8_e4m3fn), f"{name}_scale": scale}
+        elif "o_proj" in name:
+            tensors |= _packed_int4(name, tensor.float(), group_size=32)
+        else:
+            tensors[name] = tensor
+        if "o_proj" in name:
+            attention = name.removesuffix("o_proj.weight")
+            tensors |= {f"{attention}{key}_scale": torch.tensor([kv_scale * n]) for n, key in ((2, "k"), (3, "v"))}
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((directory / "config.json").read_text())
+    groups = [
+        ("int-quantized", "re:.*[qkv]_proj", _scheme(8, "int", "channel"), _scheme(8, "int", "token", dynamic=True)),
+        (
+            "float-quantized",
+            "re:.*(gate|up)_proj",
+            _scheme(8, "float", "channel"),
+            _scheme(8, "float", "token", dynamic=True),
+        ),
+        ("pack-quantized", "re:.*o_proj", {**_scheme(4, "int", "group"), "group_size": 32}, None),
+    ]
+    config["quantization_config"] = {
+        "quant_method": "compressed-tensors",
+        "quantization_status": "compressed",
+        "format": "mixed-precision",
+        "ignore": ["lm_head", "re:.*down_proj"],
+        "kv_cache_scheme": _scheme(8, "float", "tensor"),
+        "config_groups": {
+            f"group_{i}": {"format": kind, "targets": [target], "weights": weights, "input_activations": inputs}
+            for i, (kind, target, weights, inputs) in enumerate(groups)
+        },
+    }
+    _write_json(directory / "config.json", config)
+    return directory
+
+
+def _scheme(num_bits: int, kind: str, strategy: str, *, dynamic: bool = False) -> dict[str, Any]:
+    return {"num_bits": num_bits, "type": kind, "symmetric": True, "strategy": strategy, "dynamic": dynamic}
+
+
+def _packed_int4(name: str, weight: torch.Tensor, group_size: int) -> dict[str, torch.Tensor]:
+    """As compressed-tensors packs: eight values of a row in one int32, offset by 8."""
+    grouped = weight.view(len(weight), -1, group_size)
+    scale = grouped.abs().amax(-1, keepdim=True) / 7
+    values = (grouped / scale).round().to(torch.int32).view(len(weight), -1, 8) + 8
+    packed = sum(values[..., i] << 4 * i for i in range(8))
+    return {
+        f"{name}_packed": packed,
+        f"{name}_scale": scale.squeeze(-1).to(torch.bfloat16),
+        f"{name}_shape": torch.tensor(weight.shape),
+    }
 
 
 def perturbed(source: Path, directory: Path, seed: int, scale: float = 0.1) -> Path:
