@@ -19,7 +19,7 @@ from vllm.model_executor.model_loader.mtp_validation import disable_mtp_complete
 
 from genserve.worker.exchange import Exchange
 from genserve.worker.shadow import Shadow
-from genserve.worker.tree import Holding, holdings
+from genserve.worker.tree import Holding, holdings, owners
 
 Tensors = Iterable[tuple[str, torch.Tensor]]
 Layer = int | None
@@ -40,7 +40,7 @@ class InPlaceUpdate:
         # On the host, where memory that nobody writes to costs nothing: on the device there is no room.
         whole = Shadow(config, torch.device("cpu"))
         self._layers = LayerShadow.of(whole, device)
-        self._elsewhere = LayerShadow(whole, [], device)
+        self._elsewhere = LayerShadow(whole, [], [], device)
         self._tensors: list[tuple[str, torch.Tensor]] | None = None
         self._began = False
 
@@ -92,7 +92,9 @@ class InPlaceUpdate:
 class LayerShadow(Shadow):
     """The part of a shadow that is one layer: a shadow itself, of a model that has no other layer."""
 
-    def __init__(self, whole: Shadow, modules: Sequence[tuple[str, nn.Module]], device: torch.device) -> None:
+    def __init__(
+        self, whole: Shadow, modules: Sequence[tuple[str, nn.Module]], parts: Sequence[Any], device: torch.device
+    ) -> None:
         vars(self).update(vars(whole))
         self._device = device
         self._model = model = _LayerModel(whole._model, modules)
@@ -101,8 +103,10 @@ class LayerShadow(Shadow):
         if self._config.model_config.quantization is None:
             names = {id(parameter): name for name, parameter in model.named_parameters()}
             model.must_fill = [(names[id(slot.parameter)], slot.parameter) for slot in self._slots]
-        own = {id(module) for _, module in modules}
-        self._bare = [(module, _on(device, attributes)) for module, attributes in whole._bare if id(module) in own]
+        own = {id(part) for part in parts}
+        self._bare = [(owner, _on(device, attributes)) for owner, attributes in whole._bare if id(owner) in own]
+        self._bare_parts = [(owner, attributes) for owner, attributes in whole._bare_parts if id(owner) in own]
+        self._own = own
         self.strip()
 
     @classmethod
@@ -111,7 +115,14 @@ class LayerShadow(Shadow):
         if hasattr(whole._model, "process_weights_after_loading"):
             raise ValueError(f"{type(whole._model).__name__} is post-processed as a whole, not layer by layer")
         modules = _by_layer(whole._model.named_modules())
-        return {layer: cls(whole, part, device) for layer, part in modules.items()}
+        found = _by_layer(owners(whole._model).items())
+        return {
+            layer: cls(whole, part, [owner for _, owner in found[layer]], device) for layer, part in modules.items()
+        }
+
+    def written(self) -> dict[str, Holding]:
+        """As of any shadow. What several layers refer to is the first one's, as in the live model."""
+        return {name: place for name, place in super().written().items() if id(place.owner) in self._own}
 
 
 class _LayerModel(nn.Module):
