@@ -36,6 +36,7 @@ DESCRIPTION = (
 EXIT_FAILED = 1
 _STAGING_MARGIN_BYTES = 256 << 20
 _CLOSE_GRACE_S = 2.0
+_LAST_ANSWERS_S = 0.2
 
 
 def main(argv: Sequence[str]) -> int:
@@ -106,6 +107,9 @@ async def serve(config: ServeConfig, args: AsyncEngineArgs) -> int:
         if failure is not None:
             board.enter(Phase.DEAD)
             _say(failure)
+            # Calls that the failure has ended get their answers: a server that is being stopped may keep them back until
+            # its grace is over.
+            await asyncio.sleep(_LAST_ANSWERS_S)
             return EXIT_FAILED
         board.enter(Phase.DRAINING)
         # Requests frozen by a pause could not finish.

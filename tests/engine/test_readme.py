@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from genserve.client import AsyncClient
 from genserve.errors import all_errors
@@ -16,9 +17,9 @@ README = Path(__file__).parents[2] / "README.md"
 WRITTEN_ADDRESS = "127.0.0.1:50051"
 
 
-def block(language: str, containing: str) -> str:
+def block(language: str, containing: str, page: Path = README) -> str:
     """The one code block of a language that contains a word."""
-    blocks = re.findall(rf"```{language}\n(.*?)```", README.read_text(), re.DOTALL)
+    blocks = re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)
     found = [text for text in blocks if containing in text]
     assert len(found) == 1
     return found[0]
@@ -27,16 +28,53 @@ def block(language: str, containing: str) -> str:
 RECIPES = block("sh", "grpcurl").strip().splitlines()
 
 
+GUIDE = Path(__file__).parents[2] / "docs" / "weights.md"
+
+
+@pytest.mark.parametrize("word", ["commit_push", "partial=True", "threading", "pull_weights"])
+async def test_an_example_of_the_guide_runs(
+    client: AsyncClient,
+    daemon: DaemonProcess,
+    checkpoints: dict[str, Path],
+    restored: None,
+    tmp_path: Path,
+    word: str,
+) -> None:
+    """As it stands, but for the address and the paths; what is served afterwards is what it says."""
+    before = (await client.get_weights()).weight_version
+    await client.push_weights(checkpoints["a"], version=before + 1)
+    program = model_is(checkpoints["b"]) + block("python", word, GUIDE).replace(WRITTEN_ADDRESS, daemon.address)
+    program = program.replace("path/to/checkpoint", str(checkpoints["b"])).replace("/tmp/", f"{tmp_path}/")
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    a, b = models.load_tensors(checkpoints["a"]), models.load_tensors(checkpoints["b"])
+    expected = {
+        "commit_push": b,
+        "partial=True": {name: (b if "norm" in name else a)[name] for name in a},
+        "threading": b,
+        "pull_weights": a,
+    }[word]
+    pulled = await client.pull_weights()
+    assert pulled.weight_version == before + (1 if word == "pull_weights" else 2)
+    served = pulled.state_dict()
+    assert served.keys() == expected.keys()
+    assert all(torch.equal(served[name], tensor) for name, tensor in expected.items())
+
+
+def model_is(checkpoint: Path) -> str:
+    """A program's beginning in which `model` has the weights of a checkpoint."""
+    return (
+        "from pathlib import Path\nfrom tests import models\n"
+        f"class model:\n    state_dict = staticmethod(lambda: models.load_tensors(Path({str(checkpoint)!r})))\n"
+    )
+
+
 async def test_the_ten_lines_of_a_trainer_run(
     client: AsyncClient, daemon: DaemonProcess, checkpoints: dict[str, Path], restored: None
 ) -> None:
     """`model` is anything with a state_dict."""
     before = (await client.get_weights()).weight_version
-    setup = (
-        "from pathlib import Path\nfrom tests import models\n"
-        f"class model:\n    state_dict = staticmethod(lambda: models.load_tensors(Path({str(checkpoints['b'])!r})))\n"
-    )
-    program = setup + block("python", "push_weights").replace(WRITTEN_ADDRESS, daemon.address)
+    program = model_is(checkpoints["b"]) + block("python", "push_weights").replace(WRITTEN_ADDRESS, daemon.address)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("paused for") == 2
