@@ -1,6 +1,7 @@
 """A new version built next to the live one, and exchanged with it."""
 
 from collections.abc import Iterable
+from threading import Event
 
 import torch
 from torch import nn
@@ -8,7 +9,7 @@ from vllm.config import VllmConfig
 
 from genserve.weights.arena import available_memory_bytes
 from genserve.worker.exchange import Exchange
-from genserve.worker.shadow import Shadow
+from genserve.worker.shadow import Shadow, cancellable
 from genserve.worker.tree import holdings
 
 MARGIN_BYTES = 512 << 20
@@ -32,11 +33,12 @@ class BesideUpdate:
         """Whether there is memory for it. On a device that was found before; this is about the host."""
         return self._device.type != "cpu" or available_memory_bytes() > 1.1 * self._shadow.num_bytes + MARGIN_BYTES
 
-    def prepare(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Builds a version; may run in a background thread while the live one serves. Raises what is wrong with it."""
+    def prepare(self, tensors: Iterable[tuple[str, torch.Tensor]], cancelled: Event) -> None:
+        """Builds a version; may run in a background thread while the live one serves. Raises what is wrong with it, and
+        PrepareCancelledError soon after `cancelled` is set."""
         self._exchange = None
         try:
-            prepared = self._shadow.load(tensors)
+            prepared = self._shadow.load(cancellable(tensors, cancelled))
             self._exchange = Exchange(holdings(self._live), prepared, addresses_captured=self._addresses_captured)
         finally:
             self._shadow.strip()

@@ -16,7 +16,7 @@ from genserve.worker.beside import MARGIN_BYTES, BesideUpdate
 from genserve.worker.contract import Ack, Attach, Attached, Digests, Prepare, Step
 from genserve.worker.digests import weight_digests
 from genserve.worker.inplace import InPlaceUpdate
-from genserve.worker.shadow import PrepareCancelledError, cancellable
+from genserve.worker.shadow import PrepareCancelledError
 
 # bf16 attention on the CPU uses AMX tiles, and dies with SIGILL in a process that has not asked the kernel for them.
 if torch.cpu._is_amx_tile_supported():
@@ -76,7 +76,10 @@ class WeightDesk:
         captured = worker.device.type != "cpu" and not worker.model_config.enforce_eager
         self.weight_update = attach.weight_update
         if attach.weight_update != "inplace":
-            beside = BesideUpdate(live, config, _device_with_room(worker, live), addresses_captured=captured)
+            device = _device_with_room(worker, live)
+            # What lies on another device cannot change places with what is live: it is copied over.
+            apart = device.type != worker.device.type
+            beside = BesideUpdate(live, config, device, addresses_captured=captured or apart)
             if attach.weight_update == "auto":
                 self.weight_update = "beside" if beside.fits else "inplace"
         self._update: BesideUpdate | InPlaceUpdate
@@ -137,7 +140,7 @@ class WeightDesk:
         _step_back(self._attach)
         self._tensors = ArenaTensors(request, pin=self._pins)
         try:
-            self._update.prepare(cancellable(self._tensors, cancelled))
+            self._update.prepare(self._tensors, cancelled)
             if cancelled.is_set():
                 raise PrepareCancelledError
             self._prepared = True

@@ -9,6 +9,7 @@ takes room for the largest layer; for two of them where addresses are captured.
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from threading import Event
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from vllm.config import VllmConfig
 from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check
 
 from genserve.worker.exchange import Exchange
-from genserve.worker.shadow import Shadow
+from genserve.worker.shadow import Shadow, cancellable
 from genserve.worker.tree import Holding, holdings, owners
 
 Tensors = Iterable[tuple[str, torch.Tensor]]
@@ -44,17 +45,18 @@ class InPlaceUpdate:
         self._tensors: list[tuple[str, torch.Tensor]] | None = None
         self._began = False
 
-    def prepare(self, tensors: Tensors) -> None:
+    def prepare(self, tensors: Tensors, cancelled: Event) -> None:
         """Rehearses a version: does all but the exchange, and keeps none of it but the tensors; may run in a background
         thread while the live version serves. The memory behind the tensors must stay until `discard`.
 
         Raises what is wrong with the version: ValueError naming the parameters that it leaves without a value, or what
-        differs from the live model, and whatever the loader and post-processing raise.
+        differs from the live model, and whatever the loader and post-processing raise; and PrepareCancelledError soon
+        after `cancelled` is set.
         """
         self.discard()
         tensors = list(tensors)
         for shadow, part, live in self._steps(tensors):
-            self._exchange(shadow, part, live)
+            self._exchange(shadow, cancellable(part, cancelled), live)
         self._tensors = tensors
 
     def commit(self) -> None:

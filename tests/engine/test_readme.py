@@ -43,8 +43,8 @@ async def test_an_example_of_the_guide_runs(
     """As it stands, but for the address and the paths; what is served afterwards is what it says."""
     before = (await client.get_weights()).weight_version
     await client.push_weights(checkpoints["a"], version=before + 1)
-    program = model_is(checkpoints["b"]) + block("python", word, GUIDE).replace(WRITTEN_ADDRESS, daemon.address)
-    program = program.replace("path/to/checkpoint", str(checkpoints["b"])).replace("/tmp/", f"{tmp_path}/")
+    example = block("python", word, GUIDE).replace("/tmp", str(tmp_path)).replace(WRITTEN_ADDRESS, daemon.address)
+    program = model_is(checkpoints["b"]) + example.replace("path/to/checkpoint", str(checkpoints["b"]))
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     a, b = models.load_tensors(checkpoints["a"]), models.load_tensors(checkpoints["b"])

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import torch
@@ -66,7 +67,7 @@ class Trap:
     def prepare(self, checkpoint: str, faults: Faults) -> None:
         """genserve's rehearsal of an in-place update."""
         with _ordered(faults):
-            self._update.prepare(_tensors(checkpoint, faults))
+            self._update.prepare(_tensors(checkpoint, faults), Event())
 
     def commit(self, faults: Faults) -> int:
         """genserve's in-place update; the most bytes of weights that it held at a time."""
