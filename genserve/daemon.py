@@ -107,8 +107,8 @@ async def serve(config: ServeConfig, args: AsyncEngineArgs) -> int:
         if failure is not None:
             board.enter(Phase.DEAD)
             _say(failure)
-            # Calls that the failure has ended get their answers: a server that is being stopped may keep them back until
-            # its grace is over.
+            # Calls that the failure has ended get their answers first: a server that is being stopped may keep them
+            # back until its grace is over.
             await asyncio.sleep(_LAST_ANSWERS_S)
             return EXIT_FAILED
         board.enter(Phase.DRAINING)
