@@ -1,7 +1,7 @@
 """Waiting for an engine that may die or hang: vLLM's calls never return when EngineCore is killed."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from genserve.errors import DeadlineError, EngineDeadError
@@ -12,8 +12,10 @@ T = TypeVar("T")
 class Liveness:
     """Whether the engine lives, and calls raced against its death and a deadline."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_death: Callable[[], None] = lambda: None) -> None:
+        """`on_death` is called once, when it is declared dead."""
         self._dead = asyncio.Event()
+        self._on_death = on_death
 
     @property
     def dead(self) -> bool:
@@ -21,8 +23,10 @@ class Liveness:
         return self._dead.is_set()
 
     def declare_dead(self) -> None:
-        """Ends every call that waits."""
-        self._dead.set()
+        """Ends every call that waits: it has died, or can no longer be trusted to answer."""
+        if not self._dead.is_set():
+            self._dead.set()
+            self._on_death()
 
     async def wait_dead(self) -> None:
         """Returns when it has died."""

@@ -72,7 +72,8 @@ class VllmEngine:
         self._llm = llm
         self._meter = meter
         self._options = options
-        self._liveness = Liveness()
+        # internal: ends the streams as vLLM does when its engine has died.
+        self._liveness = Liveness(lambda: llm.output_processor.propagate_error(VllmEngineDeadError()))
         self._prompts = PromptCodec(llm.get_tokenizer())
         self._streams: dict[str, VllmStream | None] = {}
         self._idle = asyncio.Event()

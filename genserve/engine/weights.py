@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from vllm.v1.engine.async_llm import AsyncLLM
-from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 
 from genserve.engine.base import ArenaRef, StagedTensor, WeightDigest
 from genserve.engine.liveness import Liveness
@@ -30,7 +29,7 @@ class LiveWeights:
     async def attach(self, weight_update: str, timeout_s: float) -> str:
         """Makes every worker ready for pushes, before anything is served; how they will take them: beside or inplace,
         or both where ranks differ. Raises RuntimeError."""
-        attach = Attach(self._workers.report_socket, sorted(os.sched_getaffinity(0)), weight_update)
+        attach = Attach(self._workers.report_socket, sorted(os.sched_getaffinity(0)), weight_update, os.getpid())
         answers = await self._workers.call("genserve_attach", attach.to_wire(), timeout_s=timeout_s)
         attached = [Attached.from_wire(answer) for answer in answers]
         for each in attached:
@@ -85,8 +84,6 @@ class LiveWeights:
 
     def _given_up(self, error: DeadlineError) -> DeadlineError:
         """A worker that hangs in a commit cannot be asked to undo it, and nothing else reaches it either."""
-        # internal: ends the streams as vLLM does when its engine has died.
-        self._llm.output_processor.propagate_error(VllmEngineDeadError())
         self._liveness.declare_dead()
         return DeadlineError(f"{error.message}; the engine is given up")
 
@@ -97,4 +94,7 @@ class LiveWeights:
     async def digests(self, timeout_s: float) -> list[WeightDigest]:
         """Digests of every live tensor."""
         answers = [Digests.from_wire(a) for a in await self._workers.call("genserve_digests", {}, timeout_s=timeout_s)]
+        for answer in answers:
+            if answer.error:
+                raise GenserveError(f"{answer.rank} could not read its weights: {answer.error}")
         return [WeightDigest(d.rank, name, sha256) for d in answers for name, sha256 in d.tensors.items()]

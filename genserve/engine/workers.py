@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from genserve.engine.liveness import Liveness
+from genserve.errors import EngineDeadError, GenserveError
 from genserve.worker.contract import Ack
 
 _MAX_REPORT_BYTES = 64 << 10
@@ -42,13 +43,21 @@ class Workers:
 
         Goes to every data-parallel engine: vLLM's own collective_rpc returns the first engine's answers only, and a
         failure elsewhere would pass. vLLM gets no timeout, because after one of its own it reads a late reply as the
-        answer to the next call.
+        answer to the next call. So it does after an exception of one rank: workers answer errors and raise none, and
+        one that does all the same is the end of the engine.
         """
-        per_engine = await self._liveness.call(
-            self._core.call_utility_all_async("collective_rpc", method, None, (message,), None),
-            what=method.removeprefix("genserve_"),
-            timeout_s=timeout_s,
-        )
+        step = method.removeprefix("genserve_")
+        try:
+            per_engine = await self._liveness.call(
+                self._core.call_utility_all_async("collective_rpc", method, None, (message,), None),
+                what=step,
+                timeout_s=timeout_s,
+            )
+        except GenserveError:
+            raise
+        except Exception as error:
+            self._liveness.declare_dead()
+            raise EngineDeadError(f"a worker broke off in {step}, and the engine is given up: {error}") from error
         return [answer for answers in per_engine for answer in answers]
 
     async def step(self, method: str, message: dict[str, Any], *, timeout_s: float) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from genserve.errors import StagingFullError
 
 _MARGIN_BYTES = 256 << 20  # left to everybody else on the machine
+_UNMAPPED_AT_ONCE_BYTES = 16 << 20
 
 
 class Arena:
@@ -26,8 +27,7 @@ class Arena:
         self._np = np
         self._fd = fd
         self._size_bytes = size_bytes
-        # The map is given back when the last view of it goes: an array keeps it alive, so no view can ever dangle.
-        self._bytes = np.frombuffer(mmap.mmap(fd, size_bytes), np.uint8) if size_bytes else np.empty(0, np.uint8)
+        self._map_bytes()
 
     @classmethod
     def allocate(cls, size_bytes: int) -> "Arena":
@@ -56,8 +56,13 @@ class Arena:
         more_bytes = size_bytes - self._size_bytes
         if more_bytes > 0:
             _reserve(self._fd, self._size_bytes, more_bytes)
-            self._bytes = self._np.frombuffer(mmap.mmap(self._fd, size_bytes), self._np.uint8)
             self._size_bytes = size_bytes
+            self._map_bytes()
+
+    def _map_bytes(self) -> None:
+        # The map is given back when the last view of it goes: an array keeps it alive, so no view can ever dangle.
+        self._map = mmap.mmap(self._fd, self._size_bytes) if self._size_bytes else None
+        self._bytes = self._np.frombuffer(self._map or b"", self._np.uint8)
 
     @property
     def path(self) -> str:
@@ -91,11 +96,21 @@ class Arena:
         return self._bytes[offset : offset + length].data.toreadonly()
 
     def close(self) -> None:
-        """Gives the memory back, as soon as no worker maps it and no view is left. Safe to call more than once."""
-        if self._fd != -1:
-            os.close(self._fd)
-            self._fd = -1
-            self._bytes = self._np.empty(0, self._np.uint8)
+        """Gives the memory back, as soon as no worker maps it and no view is left. Safe to call more than once.
+
+        It takes about 0.2 s a GiB: call it in a thread.
+        """
+        if self._fd == -1:
+            return
+        fd, self._fd, mapped = self._fd, -1, self._map
+        # To unmap takes a third of the time, with Python's lock held: piece by piece others get their turn. The kernel
+        # frees the pages with the last reference, which is the descriptor; that needs no lock.
+        for start in range(0, self._size_bytes, _UNMAPPED_AT_ONCE_BYTES):
+            if mapped is not None:
+                mapped.madvise(mmap.MADV_DONTNEED, start, min(_UNMAPPED_AT_ONCE_BYTES, self._size_bytes - start))
+        self._map, self._bytes = None, self._np.empty(0, self._np.uint8)
+        del mapped
+        os.close(fd)
 
     def _check(self, offset: int, length: int) -> None:
         if self.closed:

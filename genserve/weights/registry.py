@@ -213,7 +213,7 @@ class PushRegistry:
             outcome = PushOutcome(session.report(), applied)
             self._remember(outcome)
             del self._pushes[session.push_id]
-            session.close()
+            _free(session)
             result.set_result(outcome)
         except Exception as error:
             session.state, session.issues = PushState.FAILED, (PushIssue("", str(error)),)
@@ -289,7 +289,7 @@ class PushRegistry:
 
     def _drop(self, push: LivePush, error: GenserveError) -> None:
         self._pushes.pop(push.session.push_id, None)
-        push.session.close()
+        _free(push.session)
         push.gone.set()
         if not push.round.result.done():
             push.round.result.set_exception(error)
@@ -303,6 +303,11 @@ class PushRegistry:
     def _tell_change(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
+
+
+def _free(session: PushSession) -> None:
+    """In a thread, as it takes long enough for token streams to notice."""
+    asyncio.get_running_loop().run_in_executor(None, session.close)
 
 
 def _answered(outcome: PushOutcome) -> PushStream:

@@ -90,14 +90,18 @@ class ResidentVersion:
         self.num_readers = 0
         self._gone = False
 
-    def pieces(self, start: int, end: int) -> Iterator[memoryview]:
-        """The bytes [start, end), in order. Raises WeightVersionMismatchError if their room was needed meanwhile."""
-        if self._gone:
-            raise WeightVersionMismatchError(
-                f"version {self.weight_version} was replaced, and its memory is needed: pull the present version",
-                metadata={"weight_version": str(self.weight_version)},
-            )
-        return self.source.pieces(start, end)
+    def pieces(self, start: int, end: int) -> list[memoryview]:
+        """The bytes [start, end), in order, not copied. Raises WeightVersionMismatchError if their room was needed
+        meanwhile."""
+        try:
+            if not self._gone:
+                return list(self.source.pieces(start, end))
+        except ValueError:
+            pass  # closed meanwhile
+        raise WeightVersionMismatchError(
+            f"version {self.weight_version} was replaced, and its memory is needed: pull the present version",
+            metadata={"weight_version": str(self.weight_version)},
+        )
 
     def copy_into(self, arena: Arena, tensors: Iterable[TensorSpec]) -> None:
         """Copies tensors, found by name, to their places in `arena`. A memcpy of their bytes: call it in a thread."""
@@ -123,9 +127,9 @@ class ResidentVersion:
             arena.close()
 
     def free(self) -> None:
-        """Gives the memory back, whoever still reads."""
+        """Gives the memory back, whoever still reads: in a thread, as it takes long enough for streams to notice."""
         self._gone = True
-        self.source.close()
+        asyncio.get_running_loop().run_in_executor(None, self.source.close)
 
 
 class ResidentStore:

@@ -42,6 +42,7 @@ class PushSession:
         self.verify_s = 0.0
         self.num_attached = 0
         self.is_served = False
+        """Set when the version is live: the arena belongs to the resident store then."""
         self._clock = clock
         self._ranges = ByteRanges()
         self._by_offset = sorted((t for t in manifest.tensors if t.length), key=lambda tensor: tensor.offset)
@@ -159,11 +160,6 @@ class PushSession:
                 issues.append(PushIssue(name, f"differs from {other!r}, to which the checkpoint ties it"))
         return issues
 
-    def hand_over(self) -> Arena:
-        """The arena, which belongs to the caller from now on: its bytes are served."""
-        self.is_served = True
-        return self.arena
-
     def report(self) -> PushReport:
         """How far it has come."""
         return PushReport(
@@ -178,6 +174,6 @@ class PushSession:
         )
 
     def close(self) -> None:
-        """Frees the bytes, unless they were handed over. Safe to call more than once."""
+        """Frees the bytes, unless they are served. Safe to call more than once."""
         if not self.is_served:
             self.arena.close()

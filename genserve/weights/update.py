@@ -74,7 +74,11 @@ class WeightUpdater:
             if isinstance(error, GenserveError):
                 raise
             raise PushRolledBackError(f"the weights could not be applied, nothing changed: {error!r}") from error
-        # The pause is over: freeing memory on every rank is nothing that requests should wait for.
+        finally:
+            if session.is_served:
+                version = session.header.weight_version
+                self._resident.replace(ResidentVersion(version, session.weights, ArenaBytes(session.arena)))
+        # The pause is over: freeing memory is nothing that requests should wait for.
         await self._discard(nonce)
         steps = {
             "receive": session.receive_s,
@@ -113,7 +117,7 @@ class WeightUpdater:
                 raise PushRolledBackError(
                     f"the commit failed, version {self._engine.weight_version} was applied anew: {healed}"
                 )
-            self._resident.replace(ResidentVersion(version, session.weights, ArenaBytes(session.hand_over())))
+            session.is_served = True
         except DeadlineError:
             after = Phase.DEAD
             raise

@@ -55,5 +55,7 @@ class BesideUpdate:
             self._exchange.rollback()
 
     def discard(self) -> None:
-        """Frees the version that is not live."""
-        self._exchange = None
+        """Frees the version that is not live; takes a while, and may run in a background thread."""
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            exchange.free()

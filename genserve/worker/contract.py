@@ -27,11 +27,13 @@ class _Message:
 @dataclass(frozen=True, slots=True)
 class Attach(_Message):
     """Gets a worker ready for pushes. `report_socket`: path of the datagram socket that reports go to; `cpus`: logical
-    CPUs that background work may use; `weight_update`: beside, inplace, or auto."""
+    CPUs that background work may use; `weight_update`: beside, inplace, or auto; `daemon_pid`: the process that the
+    worker ends with, 0 = none."""
 
     report_socket: str
     cpus: Sequence[int]
     weight_update: str = "beside"
+    daemon_pid: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +73,11 @@ class Ack(_Message):
 
 @dataclass(frozen=True, slots=True)
 class Digests(_Message):
-    """SHA-256 (hex) of a worker's live tensors, by name."""
+    """SHA-256 (hex) of a worker's live tensors, by name; `error` is empty when they could be read."""
 
     rank: str
     tensors: Mapping[str, str]
+    error: str = ""
 
 
 class WeightWorker(Protocol):

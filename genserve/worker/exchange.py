@@ -72,6 +72,11 @@ class Exchange:
             self._put(entry, entry.new)
         _synchronize()
 
+    def free(self) -> None:
+        """Lets go of the values that are not live, one at a time: it takes long, and other threads shall run."""
+        while self._entries:
+            self._entries.pop()
+
     def rollback(self) -> None:
         """Puts the replaced values back, for as far as a commit got; raises RuntimeError if one is not what it was."""
         for entry in self._entries:

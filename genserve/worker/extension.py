@@ -1,7 +1,9 @@
 """What genserve adds to vLLM's worker class; the methods are called by `collective_rpc`, by name."""
 
+import ctypes
 import json
 import os
+import select
 import socket
 import threading
 import traceback
@@ -23,6 +25,7 @@ if torch.cpu._is_amx_tile_supported():
     torch.cpu._init_amx()
 
 _BACKGROUND_NICENESS = 10
+_PREDECESSOR_TIMEOUT_S = 5.0
 
 
 class WeightExchangeExtension:
@@ -62,7 +65,10 @@ class WeightExchangeExtension:
 
     def genserve_digests(self, wire: dict[str, Any]) -> dict[str, Any]:
         """Nothing -> Digests."""
-        return Digests(self._genserve.rank, weight_digests(self.model_runner.get_model())).to_wire()  # type: ignore[attr-defined]
+        found: dict[str, str] = {}
+        model = self.model_runner.get_model()  # type: ignore[attr-defined]
+        ack = Ack.from_wire(_acknowledge(self._genserve.rank, "", lambda: found.update(weight_digests(model))))
+        return Digests(ack.rank, found, ack.error).to_wire()
 
 
 class WeightDesk:
@@ -91,19 +97,19 @@ class WeightDesk:
         self._prepared = False
         self._tensors: ArenaTensors | None = None
         self._cancelled = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
+        if attach.daemon_pid:
+            try:
+                daemon = os.pidfd_open(attach.daemon_pid)
+            except ProcessLookupError:
+                raise RuntimeError("the daemon cannot be seen: workers have to run beside it, on one host") from None
+            threading.Thread(target=_end_with, args=(daemon,), name="genserve-watch", daemon=True).start()
 
     def prepare(self, request: Prepare) -> None:
         """Starts to prepare a version; a report follows."""
-        if self._thread is not None and self._thread.is_alive():
-            raise RuntimeError(f"push {self._nonce} is still being prepared")
-        self._release()
-        self._nonce = request.nonce
-        self._cancelled = threading.Event()
-        self._thread = threading.Thread(
-            target=self._prepare_and_report, args=(request, self._cancelled), name="genserve-prepare", daemon=True
-        )
-        self._thread.start()
+        self._nonce, self._prepared = request.nonce, False
+        cancelled = self._cancelled = threading.Event()
+        self._start(lambda before: self._prepare_and_report(request, cancelled, before))
 
     def commit(self, nonce: str) -> None:
         """Makes the prepared version the live one."""
@@ -117,27 +123,41 @@ class WeightDesk:
             self._update.rollback()
 
     def discard(self, nonce: str) -> None:
-        """Frees the version that is not live. Does not wait for a preparation that is still running: that one stops at
-        its next tensor, and frees what it has."""
+        """Frees the version that is not live, in the background: requests are running again. A preparation that is
+        still under way stops at its next tensor, and frees what it has."""
         if self._nonce == nonce:
             self._cancelled.set()
             if self._prepared:
-                self._release()
+                self._prepared = False
+                self._start(lambda _: self._release())
+
+    def _start(self, work: Callable[[list[threading.Thread]], None]) -> None:
+        """Does something in the background; it gets the threads that have not ended when it begins."""
+        before = [thread for thread in self._threads if thread.is_alive()]
+        thread = threading.Thread(target=work, args=(before,), name="genserve-weights", daemon=True)
+        self._threads = [*before, thread]
+        thread.start()
 
     def _release(self) -> None:
-        self._prepared = False
         self._update.discard()
         if self._tensors is not None:
             self._tensors.close()
             self._tensors = None
+        if _malloc_trim is not None:
+            _malloc_trim(0)
 
-    def _prepare_and_report(self, request: Prepare, cancelled: threading.Event) -> None:
-        ack = _acknowledge(self.rank, request.nonce, lambda: self._prepare(request, cancelled))
+    def _prepare_and_report(self, request: Prepare, cancelled: threading.Event, before: list[threading.Thread]) -> None:
+        ack = _acknowledge(self.rank, request.nonce, lambda: self._prepare(request, cancelled, before))
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as report:
             report.sendto(json.dumps(ack).encode(), self._attach.report_socket)
 
-    def _prepare(self, request: Prepare, cancelled: threading.Event) -> None:
+    def _prepare(self, request: Prepare, cancelled: threading.Event, before: list[threading.Thread]) -> None:
         _step_back(self._attach)
+        for thread in before:
+            thread.join(_PREDECESSOR_TIMEOUT_S)
+            if thread.is_alive():
+                raise RuntimeError("an earlier push is still being prepared or freed here")
+        self._release()
         self._tensors = ArenaTensors(request, pin=self._pins)
         try:
             self._update.prepare(self._tensors, cancelled)
@@ -149,6 +169,10 @@ class WeightDesk:
             raise
 
 
+# glibc keeps what threads have freed, as it seems for good: more than a second model after a few pushes.
+_malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+
+
 def _acknowledge(rank: str, nonce: str, action: Callable[[], None]) -> dict[str, Any]:
     """Runs an action; whatever goes wrong becomes part of the answer, with the place it came from."""
     try:
@@ -158,6 +182,13 @@ def _acknowledge(rank: str, nonce: str, action: Callable[[], None]) -> dict[str,
         text = f"{type(error).__name__}: {error} ({os.path.basename(place.filename)}:{place.lineno})"
         return Ack(rank, nonce, text).to_wire()
     return Ack(rank, nonce, "").to_wire()
+
+
+def _end_with(daemon: int) -> None:
+    """Ends this process when that of a pidfd has ended, however that was. vLLM's processes would outlive a killed daemon,
+    with all their memory: EngineCore waits for requests for ever, and ends when a worker of it has."""
+    select.select([daemon], [], [])
+    os._exit(1)
 
 
 def _step_back(attach: Attach) -> None:

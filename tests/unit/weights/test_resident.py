@@ -49,7 +49,7 @@ def test_checkpoint_bytes_are_those_of_its_files_in_order_of_the_names(tmp_path:
             assert b"".join(source.pieces(start, end)) == whole[start:end]
 
 
-def test_replaced_version_is_freed_at_once_or_with_its_last_reader() -> None:
+async def test_replaced_version_is_freed_at_once_or_with_its_last_reader() -> None:
     """A pull goes on over a push; memory does not grow when nobody pulls."""
     before = num_arenas()
     store = ResidentStore(version(1), enabled=True)
@@ -64,7 +64,7 @@ def test_replaced_version_is_freed_at_once_or_with_its_last_reader() -> None:
     assert num_arenas() == before
 
 
-def test_reader_is_told_when_the_room_of_its_version_is_needed() -> None:
+async def test_reader_is_told_when_the_room_of_its_version_is_needed() -> None:
     """It begins again with the present version; a push does not wait for it."""
     store = ResidentStore(version(1), enabled=True)
     with store.reading() as read:
@@ -77,7 +77,7 @@ def test_reader_is_told_when_the_room_of_its_version_is_needed() -> None:
     store.give_up()
 
 
-def test_store_that_is_not_enabled_keeps_nothing() -> None:
+async def test_store_that_is_not_enabled_keeps_nothing() -> None:
     """--no-resident-weights."""
     before = num_arenas()
     store = ResidentStore(version(0), enabled=False)

@@ -123,7 +123,8 @@ def test_tensors_are_staged_where_the_manifest_says(session: PushSession) -> Non
 def test_repeat_after_the_bytes_are_served_is_ignored(session: PushSession) -> None:
     """Applied meanwhile: a slow stream that still sends what others have sent does no harm, nor does it get one."""
     session.write(0, DATA, None)
-    session.hand_over().close()
+    session.is_served = True
+    session.arena.close()
     session.write(0, DATA[:4], google_crc32c.value(DATA[:4]))
     with pytest.raises(ChunkOutOfRangeError):
         session.write(31, b"xx", None)
