@@ -1,0 +1,257 @@
+"""What clients did to a daemon and what it told them, with the times at which they asked and heard. Pure.
+
+Times are seconds on the monotonic clock of the process that runs every client. `invoked_s` is taken before a call
+leaves, `responded_s` and `at_s` after an answer has come: what the daemon did lies between. A `life` is one process of
+the daemon, numbered from 0; each starts at version 0, and nothing outlives it. What a history has to satisfy is said in
+`history_model`.
+"""
+
+import enum
+import math
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+START_CONTENT = "start"
+"""Name of the weights that a daemon starts with, version 0."""
+
+
+class Outcome(enum.Enum):
+    """What a client knows of an operation. UNKNOWN: the answer got lost, and it may take effect at any time after its
+    invocation, even long after the client has gone."""
+
+    OK = "ok"
+    REFUSED = "refused"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class PushIntent:
+    """What a push is to do; all attempts under one `push_id` have the same. `content` names the bytes that are served
+    when it is applied."""
+
+    push_id: str
+    version: int
+    content: str
+    force: bool = False
+    expected_version: int | None = None
+    partial: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedAnswer:
+    """What the daemon said of an application. `detail` is the rest of the answer: one application has one."""
+
+    previous_version: int
+    active_version: int
+    detail: str = ""
+
+
+@dataclass(slots=True)
+class Operation:
+    """One call. `kind`: push, stage, validate, commit, discard, look (GetPush), pause, renew, resume, status, weights,
+    pull.
+
+    `served` and `phase` are what the answer says of the engine, `link` names the connection, `content` what was pulled.
+    `lease_id` and `ttl_s` are those of pauses and what is done with them; `force` ends every lease.
+    """
+
+    kind: str
+    client: str
+    life: int
+    invoked_s: float
+    responded_s: float = math.inf
+    outcome: Outcome = Outcome.UNKNOWN
+    reason: str = ""
+    link: str = ""
+    served: int | None = None
+    phase: str = ""
+    push: PushIntent | None = None
+    applied: AppliedAnswer | None = None
+    content: str = ""
+    lease_id: str = ""
+    ttl_s: float | None = None
+    force: bool = False
+
+    @property
+    def may_apply(self) -> bool:
+        """Whether this attempt may have put weights in place, as far as its client knows."""
+        if self.push is None or self.kind not in ("push", "commit"):
+            return False
+        return self.outcome is not Outcome.REFUSED
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Output tokens [start, end) are said to be sampled under `version`."""
+
+    version: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """A message of a stream that brought tokens."""
+
+    at_s: float
+    num_tokens: int
+    spans: tuple[Span, ...]
+
+
+@dataclass(slots=True)
+class Stream:
+    """One generation. `immediate`: the daemon was to send each token by itself, and the reader always waited for it, so
+    that none was kept back anywhere.
+
+    `finish` is why it ended, and `final_spans` came with that; "" when it was cancelled or broke, with `error` at
+    `error_s` then.
+    """
+
+    client: str
+    life: int
+    invoked_s: float
+    link: str
+    prompt: list[int]
+    immediate: bool = True
+    tokens: list[int] = field(default_factory=list)
+    deltas: list[Delta] = field(default_factory=list)
+    finish: str = ""
+    error: str = ""
+    error_s: float = math.inf
+    final_spans: tuple[Span, ...] = ()
+
+    def versions(self) -> list[int]:
+        """The version of each token."""
+        return [s.version for delta in self.deltas for s in delta.spans for _ in range(s.start, s.end)]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenWindow:
+    """When the tokens of one span of one delta were sampled: between these two."""
+
+    stream: Stream
+    delta: Delta
+    span: Span
+    not_before_s: float
+    at_s: float
+
+
+@dataclass(slots=True)
+class History:
+    """Everything that was recorded, in the order of invocation within each list."""
+
+    operations: list[Operation] = field(default_factory=list)
+    streams: list[Stream] = field(default_factory=list)
+    kills: list[tuple[int, float]] = field(default_factory=list)
+    """(life, time) of each daemon's end, or of the moment from which it was to die of a fault."""
+
+    def lives(self) -> list[int]:
+        """The lives that something was recorded of."""
+        return sorted({o.life for o in self.operations} | {s.life for s in self.streams})
+
+    def contents(self, life: int) -> dict[int, str]:
+        """Name of the bytes by version; versions that two pushes share have the same bytes."""
+        intents = [o.push for o in self.operations if o.life == life and o.push is not None]
+        return {0: START_CONTENT} | {intent.version: intent.content for intent in intents}
+
+    def windows(self, life: int) -> Iterator[TokenWindow]:
+        """When the tokens were sampled, stream by stream in their order."""
+        probes: dict[str, list[Operation]] = {}
+        for operation in self.operations:
+            if operation.life == life and operation.kind == "status" and operation.outcome is Outcome.OK:
+                probes.setdefault(operation.link, []).append(operation)
+        answered_s = {link: [probe.responded_s for probe in probed] for link, probed in probes.items()}
+        for stream in self.streams:
+            if stream.life != life:
+                continue
+            heard_s = not_before_s = stream.invoked_s
+            for delta in stream.deltas:
+                # The last probe that was answered before this message: was the stream silent while it was under way?
+                last = bisect_left(answered_s.get(stream.link, []), delta.at_s) - 1
+                if stream.immediate and last >= 0 and probes[stream.link][last].invoked_s > heard_s:
+                    not_before_s = probes[stream.link][last].invoked_s
+                for span in delta.spans:
+                    yield TokenWindow(stream, delta, span, not_before_s, delta.at_s)
+                heard_s = delta.at_s
+
+    def summary(self) -> str:
+        """How much was done, in one line each."""
+        kinds = Counter(f"{o.kind} {o.reason or o.outcome.value}" for o in self.operations)
+        ends = Counter(stream.finish or stream.error or "cancelled" for stream in self.streams)
+        num_tokens = sum(len(stream.tokens) for stream in self.streams)
+        windows = [window for life in self.lives() for window in self.windows(life)]
+        num_bounded = sum(window.not_before_s > window.stream.invoked_s for window in windows)
+        applied = {
+            o.push.push_id + str(o.life) for o in self.operations if o.push is not None and o.applied is not None
+        }
+        return "\n".join(
+            [
+                f"{len(self.operations)} operations, {len(self.streams)} streams, {num_tokens} tokens, "
+                f"{len(applied)} pushes known to be applied, {len(self.lives())} lives, {len(self.kills)} deaths",
+                f"{num_bounded} of {len(windows)} runs of tokens have a lower bound from a probe",
+                "operations: " + ", ".join(f"{kind} {n}" for kind, n in sorted(kinds.items())),
+                "streams: " + ", ".join(f"{end} {n}" for end, n in sorted(ends.items())),
+            ]
+        )
+
+
+def excerpt(history: History, life: int, at_s: float, num_lines: int = 40) -> str:
+    """What happened around a moment, as a timeline: an arrow to the right is a call, one to the left its answer.
+
+    Probes are left out; messages of one stream under one version are drawn together.
+    """
+    lines: list[tuple[float, str]] = []
+    for operation in history.operations:
+        if operation.life != life or operation.kind == "status":
+            continue
+        about = f"{operation.client:<12} {operation.kind} {_about(operation)}"
+        lines.append((operation.invoked_s, f"-> {about}"))
+        if math.isfinite(operation.responded_s):
+            lines.append((operation.responded_s, f"<- {about} {_answer(operation)}"))
+    for stream in history.streams:
+        if stream.life == life:
+            lines += _stream_lines(stream)
+    lines += [(killed_s, "xx the daemon shall die") for dead, killed_s in history.kills if dead == life]
+    lines.append((at_s, "** the violation **"))
+    lines.sort(key=lambda line: line[0])
+    middle = next(i for i, (_, text) in enumerate(lines) if text.startswith("**"))
+    shown = lines[max(0, middle - num_lines // 2) : middle + num_lines // 2]
+    return "\n".join(f"{1000 * (time_s - at_s):+10.1f} ms {text}" for time_s, text in shown)
+
+
+def _stream_lines(stream: Stream) -> Iterator[tuple[float, str]]:
+    yield stream.invoked_s, f"-> {stream.client:<12} generate"
+    runs: list[list[float]] = []  # version, first token, end, first and last time
+    for delta in stream.deltas:
+        for span in delta.spans:
+            if runs and runs[-1][0] == span.version:
+                runs[-1][2], runs[-1][4] = span.end, delta.at_s
+            else:
+                runs.append([span.version, span.start, span.end, delta.at_s, delta.at_s])
+    for version, start, end, first_s, last_s in runs:
+        until = f" until {1000 * (last_s - first_s):+.1f} ms" if last_s > first_s else ""
+        yield first_s, f"<- {stream.client:<12} tokens {start:g}-{end:g} under version {version:g}{until}"
+
+
+def _about(operation: Operation) -> str:
+    push, parts = operation.push, []
+    if push is not None:
+        parts.append(f"{push.push_id} version {push.version} ({push.content})")
+        parts += ["force"] * push.force + ["partial"] * push.partial
+        parts += [f"expects {push.expected_version}"] * (push.expected_version is not None)
+    if operation.lease_id:
+        parts.append(f"lease {operation.lease_id[:6]}")
+    if operation.ttl_s is not None:
+        parts.append(f"for {operation.ttl_s:g} s")
+    return " ".join(parts)
+
+
+def _answer(operation: Operation) -> str:
+    parts = [operation.reason or operation.outcome.value]
+    if operation.applied is not None:
+        parts.append(f"{operation.applied.previous_version} -> {operation.applied.active_version}")
+    if operation.served is not None:
+        parts.append(f"[serves {operation.served} {operation.phase}]")
+    return " ".join(parts)

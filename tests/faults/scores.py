@@ -1,0 +1,59 @@
+"""Which weights a stream's tokens came from: teacher forcing, in transformers' model of the same architecture.
+
+Not in the daemon: what its exchange forgets would be missing there as well.
+"""
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from tests.faults.contents import Contents
+from tests.faults.history import START_CONTENT, History, Stream
+
+_CONTROL_SHARE = 20
+
+Behind = dict[int, dict[str, list[float]]]
+"""By the stream's index and the name of the weights: how far each token lies behind the likeliest one."""
+
+
+def scored(history: History, contents: Contents) -> Behind:
+    """Scores every stream under all the contents that its tokens are labelled with; besides, under each whole one, some
+    streams that are not, to see that the wrong weights do not fit."""
+    behind: Behind = {}
+    contents_of = {life: history.contents(life) for life in history.lives()}
+    # Labels that mean nothing are for the model to find.
+    labelled = [{contents_of[s.life].get(version, START_CONTENT) for version in s.versions()} for s in history.streams]
+    torch.set_num_threads(1)  # more of them would wait for each other, for so small a model
+    with torch.inference_mode():
+        config = AutoConfig.from_pretrained(contents.directories[START_CONTENT])
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+        for number, name in enumerate(sorted({*contents.names, *(name for names in labelled for name in names)})):
+            lacking = model.load_state_dict(contents.whole(name), strict=False)
+            if lacking.unexpected_keys or set(lacking.missing_keys) - {"lm_head.weight"}:  # that one is tied
+                raise AssertionError(lacking)
+            for i, (stream, names) in enumerate(zip(history.streams, labelled, strict=True)):
+                is_control = name in contents.names and i % _CONTROL_SHARE == number % _CONTROL_SHARE
+                if name in names or (names and is_control):
+                    behind.setdefault(i, {})[name] = _behind(model, stream)
+    return behind
+
+
+def _behind(model: torch.nn.Module, stream: Stream) -> list[float]:
+    ids = torch.tensor([[*stream.prompt, *stream.tokens]])
+    logits = model(ids).logits[0, len(stream.prompt) - 1 : -1]
+    chosen = logits.gather(1, ids[0, len(stream.prompt) :, None])[:, 0]
+    distances: list[float] = (logits.max(dim=1).values - chosen).tolist()
+    return distances
+
+
+def separation(history: History, behind: Behind, tolerance: float) -> tuple[list[float], float]:
+    """Distances of tokens under their own weights, sorted, and the share of those under others beyond `tolerance`."""
+    contents_of = {life: history.contents(life) for life in history.lives()}
+    own: list[float] = []
+    foreign: list[float] = []
+    for i, scores in behind.items():
+        stream = history.streams[i]
+        contents = contents_of[stream.life]
+        for position, version in enumerate(stream.versions()):
+            for name, distances in scores.items():
+                (own if contents.get(version) == name else foreign).append(distances[position])
+    return sorted(own), sum(distance > tolerance for distance in foreign) / max(1, len(foreign))

@@ -1,0 +1,131 @@
+"""A history of random operations against a real daemon that is killed now and then, checked against a small model.
+
+GENSERVE_HISTORY_S is how long the clients are at work, GENSERVE_HISTORY_SEED what their choices come from.
+"""
+
+import asyncio
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from genserve.client import AsyncClient
+from genserve.errors import ApplyInProgressError, VersionNotNewerError
+from tests.daemon_process import SMALL_ENGINE, DaemonProcess
+from tests.faults import faulty_worker
+from tests.faults.contents import Contents
+from tests.faults.faulty_worker import FAULTS_VARIABLE, FAULTY_EXTENSION
+from tests.faults.history import START_CONTENT, History, Outcome, excerpt
+from tests.faults.history_model import Violation, label_violations, violations
+from tests.faults.recorder import Recorder
+from tests.faults.scores import scored, separation
+from tests.faults.traffic import Traffic
+
+DURATION_S = float(os.environ.get("GENSERVE_HISTORY_S", "60"))
+SEED = os.environ.get("GENSERVE_HISTORY_SEED", "1")
+TOLERANCE = 1.0
+"""Between bfloat16's noise (0.54 at most in 180,000 tokens) and most tokens of other weights (several)."""
+_LIFE_S = 45.0
+_NUM_SHOWN = 3
+
+
+class Daemons:
+    """One daemon after the other on one checkpoint, with workers that fail as ordered."""
+
+    def __init__(self, checkpoint: Path, directory: Path) -> None:
+        self._flags = ["--model", str(checkpoint), *SMALL_ENGINE, "--worker-extension-cls", FAULTY_EXTENSION]
+        self._directory = directory
+        self.faults = directory / "faults"
+        self.faults.mkdir()
+
+    @contextmanager
+    def start(self, life: int) -> Iterator[DaemonProcess]:
+        """A daemon that serves, killed at the end."""
+        faulty_worker.release(self.faults)
+        log = self._directory / f"stderr.{life}"
+        daemon = DaemonProcess(self._flags, log, env={FAULTS_VARIABLE: str(self.faults), "PYTHONFAULTHANDLER": "1"})
+        try:
+            yield daemon.wait_serving()
+        finally:
+            daemon.kill()
+
+
+async def live(
+    daemon: DaemonProcess, recorder: Recorder, traffic: Traffic, rng: random.Random, duration_s: float, dies: bool
+) -> None:
+    """Traffic for a while. A daemon that is to die is killed from outside, or by its engine amid a commit."""
+    history, life = recorder.history, recorder.life
+    async with traffic:
+        await asyncio.sleep(duration_s)
+        if daemon.process.poll() is not None:
+            last_s = max(o.responded_s for o in history.operations if o.life == life and o.outcome is Outcome.OK)
+            pytest.fail(f"seed {SEED}: the daemon died\n{excerpt(history, life, last_s)}\n{daemon.stderr[-4000:]}")
+        if not dies:
+            return
+        history.kills.append((life, time.monotonic()))
+        if rng.random() < 0.4:
+            traffic.order_death(rng)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(10.0):
+                    while daemon.process.poll() is None:
+                        await asyncio.sleep(0.05)
+        daemon.kill()
+        await asyncio.sleep(0.3)  # for what is still on its way to the clients
+
+
+async def settle(client: AsyncClient, contents: Contents) -> None:
+    """Everything that was left open ends by itself: nothing is paused, and a fresh push and generation work."""
+    while True:
+        version = (await client.get_weights()).weight_version + 1
+        try:
+            await client.push_weights(contents.whole(START_CONTENT), version=version)
+            break
+        except (ApplyInProgressError, VersionNotNewerError):  # a push goes on whose trainer has gone
+            await asyncio.sleep(0.1)
+    async with client.watch_status() as statuses:
+        async for status in statuses:
+            if status.state.phase == "running" and not status.state.pauses and status.load.running == 0:
+                break
+    assert len((await client.generate([5, 6, 7], max_tokens=8, ignore_eos=True)).token_ids) == 8
+
+
+def report(history: History, found: list[Violation]) -> str:
+    """The first violations, with what happened around them."""
+    kinds = Counter(violation.kind for violation in found)
+    shown = "\n\n".join(violation.describe(history) for violation in found[:_NUM_SHOWN])
+    return f"seed {SEED}, {DURATION_S:g} s: violations {dict(kinds)}\n\n{shown}"
+
+
+@pytest.mark.timeout(300 + 4 * DURATION_S)
+async def test_a_history_of_random_operations_is_that_of_one_register_of_weights(tmp_path: Path) -> None:
+    """Pushes, pauses, faults and kills at random: the checks are in `history_model`."""
+    print(f"GENSERVE_HISTORY_SEED={SEED} GENSERVE_HISTORY_S={DURATION_S:g}")
+    history, rng = History(), random.Random(SEED)
+    contents = Contents(tmp_path)
+    daemons = Daemons(contents.directories[START_CONTENT], tmp_path)
+    num_lives, num_faults = max(2, round(DURATION_S / _LIFE_S)), 0
+    shares = [rng.uniform(0.5, 1.5) for _ in range(num_lives)]
+    for life, share in enumerate(shares):
+        is_last = life == num_lives - 1
+        with daemons.start(life) as daemon:
+            recorder = Recorder(history, life, contents)
+            traffic = Traffic(recorder, daemon.address, f"{SEED}/{life}", daemons.faults)
+            await live(daemon, recorder, traffic, rng, DURATION_S * share / sum(shares), dies=not is_last)
+            num_faults += traffic.num_faults
+            if is_last:
+                async with AsyncClient(daemon.address) as client:
+                    await settle(client, contents)
+    print(history.summary(), f"{num_faults} faults", sep="\n")
+
+    behind = scored(history, contents)
+    own, told_apart = separation(history, behind, TOLERANCE)
+    print(f"{len(own)} tokens scored, at most {own[-1]:.3f} behind; {told_apart:.0%} of others are told apart")
+    found = violations(history) + label_violations(history, behind, TOLERANCE)
+    assert not found, report(history, found)
+    assert told_apart > 0.5, "the scores cannot tell the weights apart"
+    assert num_faults > 0 and any(operation.applied is not None for operation in history.operations)
