@@ -185,8 +185,8 @@ def _acknowledge(rank: str, nonce: str, action: Callable[[], None]) -> dict[str,
 
 
 def _end_with(daemon: int) -> None:
-    """Ends this process when that of a pidfd has ended, however that was. vLLM's processes would outlive a killed daemon,
-    with all their memory: EngineCore waits for requests for ever, and ends when a worker of it has."""
+    """Ends this process when that of a pidfd has ended, however that was. vLLM's processes would outlive a killed
+    daemon, with all their memory: EngineCore waits for requests for ever, and ends when a worker of it has."""
     select.select([daemon], [], [])
     os._exit(1)
 
