@@ -20,6 +20,7 @@ from genserve.control.pause import PauseController
 from genserve.control.state import Phase, StateBoard
 from genserve.engine import vllm_config
 from genserve.engine.demo_model import DemoModelError, demo_model_path
+from genserve.engine.leftovers import sweep
 from genserve.engine.vllm import EngineOptions, VllmEngine
 from genserve.engine.vllm_config import AsyncEngineArgs
 from genserve.rpc.server import ServerParts, start_server
@@ -62,6 +63,8 @@ async def serve(config: ServeConfig, args: AsyncEngineArgs) -> int:
     """Serves until a signal (0) or a failure (1)."""
     _require_free(config.host, config.port)
     async with AsyncExitStack() as stack:
+        if swept := sweep():
+            _say(f"removed shared memory of killed engines: {', '.join(swept)}")
         _say(f"starting the engine for {args.model}")
         started_at = time.monotonic()
         with children_ignore_interrupts():

@@ -1,0 +1,49 @@
+"""Shared memory that killed engines have left behind.
+
+Ours has no name and goes with the last process (see weights.arena). vLLM's ranks share a file in /dev/shm on the CPU,
+which nobody removes when they are killed.
+"""
+
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+_NAME = re.compile(r"vllm_dist_[0-9a-f]{32}-.*cpushm_\d+")
+_MIN_AGE_S = 60.0
+
+
+def sweep(shm: Path = Path("/dev/shm"), proc: Path = Path("/proc")) -> list[str]:
+    """Removes what no process maps any more, and tells the names. Files of other users and young ones, which an engine
+    may be about to map, are left alone."""
+    old = [path for path in _files(shm) if _NAME.fullmatch(path.name)]
+    if not old:
+        return []
+    mapped = {line.rsplit("/", 1)[-1].removesuffix(" (deleted)") for line in _maps(proc) if "vllm_dist_" in line}
+    swept = []
+    for path in old:
+        if path.name not in mapped:
+            path.unlink(missing_ok=True)
+            swept.append(path.name)
+    return swept
+
+
+def _files(shm: Path) -> Iterator[Path]:
+    if not shm.is_dir():
+        return
+    for path in shm.iterdir():
+        try:
+            status = path.stat()
+        except FileNotFoundError:
+            continue
+        if status.st_uid == os.getuid() and time.time() - status.st_mtime > _MIN_AGE_S:
+            yield path
+
+
+def _maps(proc: Path) -> Iterator[str]:
+    for path in proc.glob("[0-9]*/maps"):
+        try:
+            yield from path.read_text().splitlines()
+        except OSError:
+            continue  # ended meanwhile, or of another user, whose files we do not touch
