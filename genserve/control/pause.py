@@ -187,6 +187,13 @@ class PauseController:
         self._board.enter(None)
 
     @asynccontextmanager
+    async def undisturbed(self, timeout_s: float) -> AsyncIterator[None]:
+        """Keeps pauses, resumes and commits away for a call that takes the engine a while: a commit that waits behind it
+        would look like one that hangs. Raises as `pause`."""
+        async with self._take_turn(timeout_s):
+            yield
+
+    @asynccontextmanager
     async def hold(
         self, mode: PauseMode, kv_policy: KvPolicy, *, timeout_s: float, lease_id: str = ""
     ) -> AsyncIterator[Hold]:

@@ -91,7 +91,10 @@ def build_server(parts: ServerParts) -> grpc.aio.Server:
     )
     facts = ServerFacts(parts.engine.info.model, max_message_bytes, parts.max_staging_bytes, FEATURES)
     add_GenerationServiceServicer_to_server(GenerationServicer(parts.engine, parts.board), server)
-    _add_weights(server, WeightServicer(parts.registry, parts.resident, parts.engine, parts.board, parts.checkpoint))
+    _add_weights(
+        server,
+        WeightServicer(parts.registry, parts.resident, parts.engine, parts.pauses, parts.board, parts.checkpoint),
+    )
     add_ControlServiceServicer_to_server(ControlServicer(parts.engine, parts.pauses, parts.board, facts), server)
     add_HealthServicer_to_server(HealthServicer(parts.board, SERVICE_NAMES), server)
     add_reflection(server, [*SERVICE_NAMES, health.SERVICE_NAME])

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
-from genserve.control.admission import check_control
+from genserve.control.pause import PauseController
 from genserve.control.state import StateBoard
 from genserve.engine.base import Engine, WeightDigest
 from genserve.errors import DeadlineError
@@ -43,12 +43,14 @@ class WeightServicer(WeightServiceServicer):
         registry: PushRegistry,
         resident: ResidentStore,
         engine: Engine,
+        pauses: PauseController,
         board: StateBoard,
         checkpoint: CheckpointIndex | None,
     ) -> None:
         self._registry = registry
         self._resident = resident
         self._engine = engine
+        self._pauses = pauses
         self._board = board
         self._manifest = checkpoint.as_manifest() if checkpoint is not None else None
 
@@ -106,11 +108,13 @@ class WeightServicer(WeightServiceServicer):
     ) -> weights_pb2.GetWeightsResponse:
         """What is served."""
         digests: Sequence[WeightDigest] = ()
+        weight_version = self._engine.weight_version
         if request.include_digests:
-            check_control(self._board.phase)
-            digests = await self._engine.weight_digests(DIGESTS_TIMEOUT_S)
+            async with self._pauses.undisturbed(DIGESTS_TIMEOUT_S):
+                digests = await self._engine.weight_digests(DIGESTS_TIMEOUT_S)
+                weight_version = self._engine.weight_version
         return to_weights_response(
-            self._engine.weight_version,
+            weight_version,
             self._manifest,
             digests,
             resident=self._resident.served is not None,

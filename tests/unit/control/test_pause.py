@@ -41,6 +41,18 @@ async def test_repeated_pause_answers_as_the_first(rig: Rig) -> None:
     assert rig.engine.calls == ["pause abort reuse"]
 
 
+async def test_nothing_reaches_the_engine_during_an_undisturbed_call(rig: Rig) -> None:
+    """A pause and a push's hold wait for it, until their own deadline."""
+    async with rig.pauses.undisturbed(5.0):
+        pausing = asyncio.create_task(rig.pause())
+        with pytest.raises(DeadlineError):
+            async with rig.pauses.hold(PauseMode.KEEP, KvPolicy.REUSE, timeout_s=0.05):
+                pass
+        assert rig.engine.calls == []
+    await pausing
+    assert rig.engine.calls == ["pause keep reuse"]
+
+
 async def test_wait_joins_a_pause_at_once(rig: Rig) -> None:
     """Frozen requests cannot finish, so WAIT on a paused engine is KEEP: it would wait for ever."""
     await rig.pause()
