@@ -188,7 +188,7 @@ class PauseController:
 
     @asynccontextmanager
     async def undisturbed(self, timeout_s: float) -> AsyncIterator[None]:
-        """Keeps pauses, resumes and commits away for a call that takes the engine a while: a commit that waits behind it
+        """Keeps pauses, resumes and commits away for a call that takes the engine long: a commit that waits behind it
         would look like one that hangs. Raises as `pause`."""
         async with self._take_turn(timeout_s):
             yield
