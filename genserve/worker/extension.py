@@ -134,7 +134,12 @@ class WeightDesk:
     def _start(self, work: Callable[[list[threading.Thread]], None]) -> None:
         """Does something in the background; it gets the threads that have not ended when it begins."""
         before = [thread for thread in self._threads if thread.is_alive()]
-        thread = threading.Thread(target=work, args=(before,), name="genserve-weights", daemon=True)
+
+        def run() -> None:
+            _step_back(self._attach)
+            work(before)
+
+        thread = threading.Thread(target=run, name="genserve-weights", daemon=True)
         self._threads = [*before, thread]
         thread.start()
 
@@ -152,7 +157,6 @@ class WeightDesk:
             report.sendto(json.dumps(ack).encode(), self._attach.report_socket)
 
     def _prepare(self, request: Prepare, cancelled: threading.Event, before: list[threading.Thread]) -> None:
-        _step_back(self._attach)
         for thread in before:
             thread.join(_PREDECESSOR_TIMEOUT_S)
             if thread.is_alive():
