@@ -4,16 +4,22 @@ An order is a file in the directory named by GENSERVE_FAULTS, written by `order`
 It runs in vLLM's worker processes; nothing of the daemon knows of it.
 """
 
+import asyncio
+import contextlib
 import json
 import os
 import signal
 import time
+from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 FAULTY_EXTENSION = "tests.faults.faulty_worker.FaultyExtension"
 FAULTS_VARIABLE = "GENSERVE_FAULTS"
+CENSUS_FILE = "tasks"
+"""Where the daemon writes, at SIGUSR2, how many asyncio tasks of which coroutine it has."""
+_held: list[bytearray] = []
 
 
 @dataclass(frozen=True)
@@ -22,22 +28,25 @@ class Fault:
 
     `step`: attach, prepare, load, commit, rollback, discard or digests. `load` is the preparation in its thread, where
     `after` counts the tensors that were loaded before; in `commit` and `rollback` it counts the entries that were put
-    in place; -1 is the end of the step, when all is done. `kind`: raise, hang (until `release`), kill (SIGKILL), stop
-    (SIGSTOP) or slow (`seconds`, then goes on). `rank` is a part of the rank's name ("tp1", "dp0"), "" = every rank.
-    `times`: how often, by rank, until the order is spent; -1 = always.
+    in place; -1 is the end of the step, when all is done. `kind`: raise, escape (raises past the answer, into vLLM; at
+    the begin or the end of a step), hang (until `release`), kill (SIGKILL), stop (SIGSTOP), slow (`seconds`, then goes
+    on) or leak (128 MiB, until digests are asked for and nothing is ordered). `rank` is a part of the name ("tp1",
+    "dp0"), "" = every rank. `skip`: how often, by rank, it lets the step pass before; `times`: how often until the
+    order is spent; -1 = always.
     """
 
     step: str
     kind: str = "raise"
     after: int = 0
     rank: str = ""
+    skip: int = 0
     times: int = 1
     seconds: float = 0.5
 
 
 def order(directory: Path, *faults: Fault) -> None:
     """Orders these faults and no others; spent ones count anew."""
-    for spent in directory.glob("spent.*"):
+    for spent in directory.glob("*.*.of-order"):
         spent.unlink()
     written = directory / "orders.new"
     written.write_text(json.dumps([asdict(fault) for fault in faults]))
@@ -51,11 +60,28 @@ def release(directory: Path) -> None:
 
 def fired(directory: Path) -> int:
     """How many faults have happened since the last order, all ranks together: a test without one proves nothing."""
-    return sum(len(spent.read_bytes()) for spent in directory.glob("spent.*"))
+    return sum(spent.stat().st_size for spent in directory.glob("spent.*.of-order"))
 
 
-def _orders() -> list[Fault]:
-    path = Path(os.environ[FAULTS_VARIABLE]) / "orders"
+def unfired(directory: Path) -> list[Fault]:
+    """Ordered faults that have not happened."""
+    return [fault for number, fault in enumerate(_orders(directory)) if not list(directory.glob(f"spent.{number}-*"))]
+
+
+async def until_fired(directory: Path, count: int = 1, timeout_s: float = 60.0) -> None:
+    """Waits until so many faults have happened since the last order."""
+    async with asyncio.timeout(timeout_s):
+        while fired(directory) < count:
+            await asyncio.sleep(0.01)
+
+
+def num_entries(directory: Path) -> int:
+    """How many entries the last commit put in place."""
+    return int((directory / "entries").read_text())
+
+
+def _orders(directory: Path | None = None) -> list[Fault]:
+    path = (directory or Path(os.environ[FAULTS_VARIABLE])) / "orders"
     return [Fault(**fields) for fields in json.loads(path.read_text())] if path.exists() else []
 
 
@@ -64,25 +90,40 @@ def strike(step: str, rank: str, done: int) -> None:
     for number, fault in enumerate(_orders()):
         if (fault.step, fault.after) != (step, done) or fault.rank not in rank:
             continue
-        spent = Path(os.environ[FAULTS_VARIABLE]) / f"spent.{number}.{rank.replace(':', '-')}"
-        count = spent.stat().st_size if spent.exists() else 0
-        if 0 <= fault.times <= count:
+        of = f"{number}-{rank.replace(':', '-')}.of-order"
+        if _count(f"passed.{of}") < fault.skip:
+            _add(f"passed.{of}")
             continue
-        with spent.open("ab") as file:
-            file.write(b"x")
+        if 0 <= fault.times <= _count(f"spent.{of}"):
+            continue
+        _add(f"spent.{of}")
         _strike(fault, f"ordered to fail in {step} after {done}")
+
+
+def _count(name: str) -> int:
+    path = Path(os.environ[FAULTS_VARIABLE]) / name
+    return path.stat().st_size if path.exists() else 0
+
+
+def _add(name: str) -> None:
+    with (Path(os.environ[FAULTS_VARIABLE]) / name).open("ab") as file:
+        file.write(b"x")
 
 
 def _strike(fault: Fault, message: str) -> None:
     match fault.kind:
         case "raise":
             raise RuntimeError(message)
+        case "escape":
+            raise LookupError(message)
         case "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         case "stop":
             os.kill(os.getpid(), signal.SIGSTOP)
         case "slow":
             time.sleep(fault.seconds)
+        case "leak":
+            _held.append(bytearray(b"x") * (128 << 20))
         case "hang":
             while fault in _orders():
                 time.sleep(0.02)
@@ -110,6 +151,12 @@ if FAULTS_VARIABLE in os.environ:  # tests import this module too, where no work
             _step.begin("rollback", self._genserve.rank)
             return self._struck("rollback", wire, super().genserve_rollback, entries=True)
 
+        def genserve_digests(self, wire: dict[str, Any]) -> dict[str, Any]:
+            if not _orders():
+                _held.clear()
+            strike("digests", self._genserve.rank, 0)
+            return super().genserve_digests(wire)
+
         def genserve_discard(self, wire: dict[str, Any]) -> dict[str, Any]:
             return self._struck("discard", wire, super().genserve_discard)
 
@@ -118,6 +165,8 @@ if FAULTS_VARIABLE in os.environ:  # tests import this module too, where no work
                 if not entries:  # those count from the first entry that is put in place
                     strike(step, self._genserve.rank, 0)
                 answer: dict[str, Any] = call(wire)
+                if step == "commit":
+                    (Path(os.environ[FAULTS_VARIABLE]) / "entries").write_text(str(_step.done))
                 strike(step, self._genserve.rank, -1)
             except RuntimeError as error:
                 return {"rank": self._genserve.rank, "nonce": wire.get("nonce", ""), "error": f"RuntimeError: {error}"}
@@ -153,3 +202,13 @@ if FAULTS_VARIABLE in os.environ:  # tests import this module too, where no work
 
     Exchange._put = _faulty_put  # type: ignore[method-assign]
     Shadow.load = _faulty_load  # type: ignore[method-assign]
+
+    def _tell_tasks() -> None:
+        tasks = Counter(getattr(task.get_coro(), "__qualname__", "?") for task in asyncio.all_tasks())
+        census = Path(os.environ[FAULTS_VARIABLE]) / f"{CENSUS_FILE}.new"
+        census.write_text(json.dumps(tasks))
+        census.rename(census.with_name(CENSUS_FILE))
+
+    with contextlib.suppress(RuntimeError):  # a worker has no event loop
+        # The daemon imports this module too, from its event loop, to see whether the class is one of ours.
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, _tell_tasks)

@@ -1,0 +1,37 @@
+"""One daemon for all faults that it has to survive; rows that end a daemon start their own."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests import models
+from tests.faults.subject import Kept, Subject
+
+
+@pytest.fixture(scope="session")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Two tiny checkpoints of one architecture with different weights."""
+    directory = tmp_path_factory.mktemp("checkpoints")
+    a = models.tiny_qwen3(directory / "a", seed=0)
+    return {"a": a, "b": models.perturbed(a, directory / "b", seed=1, scale=0.5)}
+
+
+def num_staging_bytes(checkpoint: Path) -> int:
+    """Room for the bytes that are served, and two pushes and a half."""
+    return sum(int(tensor.nbytes) for tensor in models.load_tensors(checkpoint).values()) * 7 // 2
+
+
+@pytest.fixture(scope="session")
+async def kept(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Kept]:
+    """The daemon of most tests."""
+    staging = str(num_staging_bytes(checkpoints["a"]))
+    async with Kept(checkpoints, tmp_path_factory.mktemp("subject"), "--max-staging-bytes", staging) as daemons:
+        yield daemons
+
+
+@pytest.fixture
+async def subject(kept: Kept) -> AsyncIterator[Subject]:
+    """A daemon on checkpoint a that runs and has nothing staged."""
+    async with kept.for_one_test() as daemon:
+        yield daemon

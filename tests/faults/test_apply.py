@@ -1,0 +1,138 @@
+"""Workers that fail, hang or are slow while a push is applied."""
+
+import asyncio
+
+import pytest
+
+from genserve.client import Generation
+from genserve.errors import DeadlineError, PushRolledBackError
+from tests import models
+from tests.faults.faulty_worker import Fault, num_entries
+from tests.faults.subject import Subject
+
+LAST = 10_000
+"""Stands for the last part of a step."""
+
+
+def placed(subject: Subject, step: str, after: int) -> int:
+    """The number of the part; the last one is known from the pushes before."""
+    if after != LAST:
+        return after
+    return (num_entries(subject.faults) if step in ("commit", "rollback") else num_tensors(subject)) - 1
+
+
+def num_tensors(subject: Subject) -> int:
+    """How many tensors a full push has."""
+    return len(models.load_tensors(subject.checkpoints["a"]))
+
+
+@pytest.mark.parametrize(
+    ("step", "after"),
+    [
+        ("prepare", 0),
+        ("load", 0),
+        ("load", 5),
+        ("load", LAST),
+        ("load", -1),
+        ("commit", 0),
+        ("commit", 7),
+        ("commit", LAST),
+        ("commit", -1),
+    ],
+)
+async def test_a_worker_that_raises_leaves_the_previous_version(subject: Subject, step: str, after: int) -> None:
+    """PUSH_ROLLED_BACK wherever it is, and a stream that runs meanwhile notices nothing."""
+    version = await subject.oracle.served_version()
+    stream, generation = (
+        subject.client.stream([3, 1, 4], temperature=0.0, max_tokens=600, ignore_eos=True),
+        Generation(),
+    )
+    generation.add(await anext(stream))
+    await subject.fails(PushRolledBackError, Fault(step, after=placed(subject, step, after)))
+    async for delta in stream:
+        generation.add(delta)
+    assert len(generation.token_ids) == 600
+    assert {span.version for span in generation.sequences[0].weight_spans} == {version}
+    await subject.oracle.holds((version, "a"))
+
+
+async def test_the_same_push_can_be_sent_again_after_a_worker_raised(subject: Subject) -> None:
+    """Under the same push id; its bytes are staged still, so nothing but the header travels."""
+    version = await subject.oracle.served_version() + 1
+    subject.order(Fault("commit", after=2))
+    with pytest.raises(PushRolledBackError):
+        await subject.push("b", version=version, push_id="again")
+    subject.release()
+    assert (await subject.client.get_push("again")).push.state == "failed"
+    assert (await subject.client.commit_push("again")).applied is not None
+    await subject.oracle.holds((version, "b"))
+
+
+async def test_a_preparation_that_hangs_ends_in_time_while_generation_goes_on(subject: Subject) -> None:
+    """DEADLINE_EXCEEDED; what hangs is a thread beside the live model."""
+    version = await subject.oracle.served_version()
+    subject.order(Fault("load", "hang", after=4))
+    push = asyncio.create_task(subject.push("b", apply_timeout_s=2.0, push_id="hangs"))
+    await subject.until_fired()
+    assert (await subject.client.generate([1, 2], max_tokens=5, ignore_eos=True)).token_ids
+    assert not push.done(), "the preparation did not hang"
+    with pytest.raises(DeadlineError):
+        await push
+    assert await subject.is_serving()
+    assert (await subject.client.generate([1, 2], max_tokens=5, ignore_eos=True)).token_ids
+    with pytest.raises(PushRolledBackError, match="still being prepared"):
+        await subject.client.commit_push("hangs")
+    subject.release()
+    await subject.client.discard_push("hangs")
+    await subject.oracle.holds((version, "a"))
+
+
+@pytest.mark.parametrize(
+    ("step", "after"), [("load", 0), ("load", -1), ("commit", 0), ("commit", 7), ("commit", -1), ("discard", 0)]
+)
+async def test_a_push_that_is_cancelled_while_it_is_applied_is_whole(subject: Subject, step: str, after: int) -> None:
+    """All new or all old, and which of the two GetPush tells."""
+    version = await subject.oracle.served_version()
+    push_id = f"cancelled {step} {after}"
+    subject.order(Fault(step, "slow", after=after, seconds=0.5))
+    push = asyncio.create_task(subject.push("b", push_id=push_id))
+    await subject.until_fired()
+    push.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await push
+    async with asyncio.timeout(30):
+        while (state := (await subject.client.get_push(push_id)).push.state) not in ("applied", "failed"):
+            await asyncio.sleep(0.02)
+    subject.release()
+    if state == "failed":
+        await subject.client.discard_push(push_id)
+    await subject.oracle.holds((version + 1, "b") if state == "applied" else (version, "a"))
+
+
+@pytest.mark.parametrize("times", [1, 3])
+async def test_a_failing_discard_is_no_failing_push(subject: Subject, times: int) -> None:
+    """What was replaced could not be freed: the new version is served all the same, and the next push frees both."""
+    version = await subject.oracle.served_version()
+    subject.order(Fault("discard", times=times))
+    for number in range(times):
+        assert (await subject.push("b" if number % 2 == 0 else "a")).applied is not None
+    assert subject.fired == times
+    subject.release()
+    await subject.oracle.holds((version + times, "b"), settles=False)
+
+
+async def test_a_rollback_that_fails_is_made_good_from_the_resident_bytes(subject: Subject) -> None:
+    """The exchange cannot be undone: the previous version is prepared and committed anew. Still PUSH_ROLLED_BACK."""
+    version = await subject.oracle.served_version()
+    await subject.fails(PushRolledBackError, Fault("commit", after=5), Fault("rollback", after=2))
+    assert await subject.is_serving()
+    await subject.oracle.holds((version, "a"))
+
+
+async def test_the_label_is_set_back_with_the_weights(subject: Subject) -> None:
+    """After a rollback tokens carry the old version again: also those of requests that began after it."""
+    version = await subject.oracle.served_version()
+    await subject.fails(PushRolledBackError, Fault("commit", after=-1), Fault("rollback", after=0))
+    generation = await subject.client.generate([1, 2, 3], max_tokens=5, ignore_eos=True)
+    assert {span.version for span in generation.sequences[0].weight_spans} == {version}
+    await subject.oracle.holds((version, "a"))

@@ -1,0 +1,67 @@
+"""A daemon that is killed while it applies a push, and started again."""
+
+import asyncio
+import os
+import signal
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
+
+from genserve.errors import UnavailableError
+from tests.faults.faulty_worker import Fault
+from tests.faults.footprint import Remains
+from tests.faults.oracle import Likeness
+from tests.faults.subject import Subject, started
+
+STEPS = [
+    ("b", Fault("load", "hang", after=5)),
+    ("a", Fault("commit", "hang", after=4)),
+    ("a", Fault("commit", "hang", after=-1)),
+]
+"""Checkpoint to start on next, and where the daemon before is killed: preparing, between two tensors of the exchange,
+and with all of them exchanged and nobody told."""
+
+
+async def killed(subject: Subject) -> None:
+    """SIGKILLs the daemon alone, and waits until everything it had started is gone, with its shared memory."""
+    remains = Remains(subject.pid)
+    os.kill(subject.pid, signal.SIGKILL)
+    subject.release()  # what hangs by order would hang for ever
+    await asyncio.to_thread(subject.process.process.wait, 10)
+    assert await remains.left() == []
+
+
+async def test_a_daemon_killed_at_any_step_of_a_push_leaves_nothing_of_it(
+    subject: Subject, checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    """No process, no shared memory; started again it serves version 0, with the digests of its checkpoint.
+
+    One daemon after the other, on one checkpoint or the other: the restart after a kill is the victim of the next.
+    """
+    known = subject.oracle.known
+
+    async def check(daemon: Subject, name: str) -> None:
+        assert await daemon.oracle.served_version() == 0
+        served = await daemon.client.get_weights(include_digests=True)
+        assert Likeness(served.digests, known[name].outputs) == known[name]
+        assert (await daemon.oracle.likeness()) == known[name]
+
+    async with AsyncExitStack() as stack:
+
+        async def start(number: int, name: str) -> Subject:
+            swapped = {"a": checkpoints[name], "b": checkpoints["a" if name == "b" else "b"]}
+            daemon = await stack.enter_async_context(started(swapped, tmp_path / str(number), begins=False))
+            await check(daemon, name)
+            return daemon
+
+        victim = await start(0, "a")
+        for number, (name, fault) in enumerate(STEPS, 1):
+            victim.order(fault)
+            push = asyncio.create_task(victim.push("b"))
+            await victim.until_fired()
+            await killed(victim)
+            push.cancel()
+            with suppress(asyncio.CancelledError, UnavailableError):
+                await push
+            victim = await start(number, name)
+        await victim.oracle.begin()
+        await victim.oracle.holds((await victim.oracle.served_version(), "a"))

@@ -1,0 +1,97 @@
+"""Two tensor-parallel ranks, of which one fails."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from genserve.errors import GenserveError, PushRolledBackError
+from tests.engine.conftest import PROMPTS
+from tests.engine.reference import MAX_TOKENS
+from tests.faults.faulty_worker import Fault
+from tests.faults.footprint import Remains
+from tests.faults.subject import BOTH_CORES, Kept, Subject
+
+NUM_CALLS = 100
+
+
+@pytest.fixture(scope="module")
+async def kept_ranks(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Kept]:
+    """Of all tests here."""
+    async with Kept(
+        checkpoints, tmp_path_factory.mktemp("ranks"), "--tensor-parallel-size", "2", env=BOTH_CORES
+    ) as daemons:
+        yield daemons
+
+
+@pytest.fixture
+async def ranks(kept_ranks: Kept) -> AsyncIterator[Subject]:
+    """A daemon with two ranks."""
+    async with kept_ranks.for_one_test() as daemon:
+        yield daemon
+
+
+async def each_call_gets_its_own_reply(daemon: Subject, name: str) -> None:
+    """A hundred calls of four kinds in turn, each with an answer that no other kind has."""
+    known = daemon.oracle.known[name]
+    for number in range(NUM_CALLS // 4):
+        served = await daemon.client.get_weights(include_digests=True)
+        assert served.digests == known.digests, f"call {4 * number}"
+        assert {rank for rank, _ in served.digests} == {"dp0:pp0:pcp0:tp0", "dp0:pp0:pcp0:tp1"}
+        assert await daemon.client.reset_cache() is True
+        generation = await daemon.client.generate(
+            PROMPTS[0], temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True, timeout_s=30.0
+        )
+        assert generation.token_ids == known.outputs[0][0]
+        async with daemon.client.paused() as lease:
+            assert lease.lease_id
+
+
+@pytest.mark.parametrize("rank", ["tp0", "tp1"])
+@pytest.mark.parametrize(("step", "after"), [("prepare", 0), ("load", 3), ("load", -1), ("commit", 4), ("commit", -1)])
+async def test_one_rank_that_raises_rolls_both_back(ranks: Subject, step: str, after: int, rank: str) -> None:
+    """PUSH_ROLLED_BACK names the rank; the other one has what it had, too."""
+    version = await ranks.oracle.served_version()
+    error = await ranks.fails(PushRolledBackError, Fault(step, after=after, rank=rank))
+    assert rank in error.message
+    await ranks.oracle.holds((version, "a"))
+
+
+@pytest.mark.parametrize(("step", "kind"), [("commit", "raise"), ("prepare", "escape"), ("commit", "escape")])
+@pytest.mark.parametrize("rank", ["tp0", "tp1"])
+async def test_replies_that_come_late_are_nobody_elses(ranks: Subject, step: str, kind: str, rank: str) -> None:
+    """One rank fails at once, by an answer or by an exception that escapes into vLLM, while the other one is slow: the
+    hundred calls after it get their own replies."""
+    version, other = await ranks.oracle.served_version(), {"tp0": "tp1", "tp1": "tp0"}[rank]
+    await ranks.fails(
+        PushRolledBackError,
+        Fault(step, kind, after=-1, rank=rank),
+        Fault(step, "slow", after=-1, rank=other, seconds=0.3),
+    )
+    await each_call_gets_its_own_reply(ranks, "a")
+    await ranks.oracle.holds((version, "a"))
+
+
+async def test_one_rank_that_cannot_roll_back_is_restored_with_the_other(ranks: Subject) -> None:
+    """The second tier, on both ranks."""
+    version = await ranks.oracle.served_version()
+    await ranks.fails(PushRolledBackError, Fault("commit", after=2, rank="tp1"), Fault("rollback", after=1, rank="tp1"))
+    await ranks.oracle.holds((version, "a"))
+
+
+async def test_a_daemon_of_two_ranks_killed_in_a_commit_leaves_nothing(ranks: Subject) -> None:
+    """One rank has exchanged, the other has not. The last test of this daemon."""
+    remains = Remains(ranks.pid)
+    assert remains.files, "two ranks share memory by name: without it this shows nothing"
+    ranks.order(Fault("commit", "hang", after=3, rank="tp1"))
+    push = asyncio.create_task(ranks.push("b"))
+    await ranks.until_fired()
+    os.kill(ranks.pid, signal.SIGKILL)
+    with pytest.raises(GenserveError):
+        await push
+    ranks.release()
+    await asyncio.to_thread(ranks.process.process.wait, 10)
+    assert await remains.left() == []
