@@ -14,10 +14,10 @@ _NAME = re.compile(r"vllm_dist_[0-9a-f]{32}-.*cpushm_\d+")
 _MIN_AGE_S = 60.0
 
 
-def sweep(shm: Path = Path("/dev/shm"), proc: Path = Path("/proc")) -> list[str]:
+def sweep(shm: Path = Path("/dev/shm"), proc: Path = Path("/proc"), *, min_age_s: float = _MIN_AGE_S) -> list[str]:
     """Removes what no process maps any more, and tells the names. Files of other users and young ones, which an engine
     may be about to map, are left alone."""
-    old = [path for path in _files(shm) if _NAME.fullmatch(path.name)]
+    old = [path for path in _files(shm, min_age_s) if _NAME.fullmatch(path.name)]
     if not old:
         return []
     mapped = {line.rsplit("/", 1)[-1].removesuffix(" (deleted)") for line in _maps(proc) if "vllm_dist_" in line}
@@ -29,7 +29,7 @@ def sweep(shm: Path = Path("/dev/shm"), proc: Path = Path("/proc")) -> list[str]
     return swept
 
 
-def _files(shm: Path) -> Iterator[Path]:
+def _files(shm: Path, min_age_s: float) -> Iterator[Path]:
     if not shm.is_dir():
         return
     for path in shm.iterdir():
@@ -37,7 +37,7 @@ def _files(shm: Path) -> Iterator[Path]:
             status = path.stat()
         except FileNotFoundError:
             continue
-        if status.st_uid == os.getuid() and time.time() - status.st_mtime > _MIN_AGE_S:
+        if status.st_uid == os.getuid() and time.time() - status.st_mtime > min_age_s:
             yield path
 
 
