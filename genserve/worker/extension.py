@@ -97,6 +97,7 @@ class WeightDesk:
         self._prepared = False
         self._tensors: ArenaTensors | None = None
         self._cancelled = threading.Event()
+        self._settling = threading.Lock()  # a preparation either ends before a discard, or sees it
         self._threads: list[threading.Thread] = []
         if attach.daemon_pid:
             try:
@@ -125,11 +126,13 @@ class WeightDesk:
     def discard(self, nonce: str) -> None:
         """Frees the version that is not live, in the background: requests are running again. A preparation that is
         still under way stops at its next tensor, and frees what it has."""
-        if self._nonce == nonce:
+        if self._nonce != nonce:
+            return
+        with self._settling:
             self._cancelled.set()
-            if self._prepared:
-                self._prepared = False
-                self._start(lambda _: self._release())
+            was_prepared, self._prepared = self._prepared, False
+        if was_prepared:
+            self._start(lambda _: self._release())
 
     def _start(self, work: Callable[[list[threading.Thread]], None]) -> None:
         """Does something in the background; it gets the threads that have not ended when it begins."""
@@ -165,9 +168,10 @@ class WeightDesk:
         self._tensors = ArenaTensors(request, pin=self._pins)
         try:
             self._update.prepare(self._tensors, cancelled)
-            if cancelled.is_set():
-                raise PrepareCancelledError
-            self._prepared = True
+            with self._settling:
+                if cancelled.is_set():
+                    raise PrepareCancelledError
+                self._prepared = True
         except BaseException:
             self._release()
             raise

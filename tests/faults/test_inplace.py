@@ -1,0 +1,49 @@
+"""The same faults where versions are loaded in place: what a commit replaced is gone, and has to come from the resident
+bytes."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from genserve.errors import PushRolledBackError
+from tests.faults.faulty_worker import Fault
+from tests.faults.subject import Kept, Subject
+
+
+@pytest.fixture(scope="module")
+async def kept_inplace(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Kept]:
+    """Of all tests here."""
+    async with Kept(checkpoints, tmp_path_factory.mktemp("inplace"), "--weight-update", "inplace") as daemons:
+        yield daemons
+
+
+@pytest.fixture
+async def inplace(kept_inplace: Kept) -> AsyncIterator[Subject]:
+    """A daemon that loads in place."""
+    async with kept_inplace.for_one_test() as daemon:
+        yield daemon
+
+
+async def test_pushes_in_place_are_exact(inplace: Subject) -> None:
+    """The oracle pushes b and a; both have the digests of pushes beside, and of a cold start."""
+    assert (await inplace.client.server_info()).weight_update == "inplace"
+    await inplace.oracle.holds((await inplace.oracle.served_version(), "a"))
+
+
+@pytest.mark.parametrize(("step", "after"), [("load", 5), ("load", -1), ("prepare", -1)])
+async def test_a_rehearsal_that_fails_has_touched_nothing(inplace: Subject, step: str, after: int) -> None:
+    """Before any pause."""
+    version = await inplace.oracle.served_version()
+    error = await inplace.fails(PushRolledBackError, Fault(step, after=after))
+    assert "nothing changed" in error.message
+    await inplace.oracle.holds((version, "a"))
+
+
+@pytest.mark.parametrize("after", [0, 7, -1])
+async def test_a_commit_that_fails_is_healed_from_the_resident_bytes(inplace: Subject, after: int) -> None:
+    """In the same pause; before the first push they are the checkpoint's files, afterwards an arena."""
+    version = await inplace.oracle.served_version()
+    error = await inplace.fails(PushRolledBackError, Fault("commit", after=after))
+    assert f"version {version} was applied anew" in error.message
+    await inplace.oracle.holds((version, "a"))
