@@ -165,7 +165,9 @@ class Engine(Protocol):
 
     async def commit_weights(self, nonce: str, version: int, timeout_s: float) -> None:
         """Exchanges live and prepared weights on every rank and labels later tokens `version`. Call while paused. When
-        any rank fails, all are exchanged back: PushRolledBackError, or EngineTaintedError if that cannot be proven."""
+        any rank fails, all are exchanged back: PushRolledBackError, or EngineTaintedError if that cannot be proven. So
+        they are when it took longer than `timeout_s`: DeadlineError. When it hangs the engine is given up:
+        EngineDeadError, a while after `timeout_s`."""
 
     async def discard_weights(self, nonce: str, timeout_s: float) -> None:
         """Frees what a prepared version, or the one that a commit replaced, still holds."""

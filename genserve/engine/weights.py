@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,10 +12,11 @@ from genserve.engine.base import ArenaRef, StagedTensor, WeightDigest
 from genserve.engine.liveness import Liveness
 from genserve.engine.spans import INITIAL_LABEL
 from genserve.engine.workers import WorkerError, Workers
-from genserve.errors import DeadlineError, EngineTaintedError, GenserveError, PushRolledBackError
+from genserve.errors import DeadlineError, EngineDeadError, EngineTaintedError, GenserveError, PushRolledBackError
 from genserve.worker.contract import Attach, Attached, Digests, Prepare, Step
 
 _ROLLBACK_TIMEOUT_S = 30.0
+_GRACE_S = 10.0
 
 
 class LiveWeights:
@@ -54,9 +56,11 @@ class LiveWeights:
     async def commit(self, nonce: str, version: int, timeout_s: float) -> None:
         """Exchanges live and prepared weights and labels later tokens, or exchanges them back."""
         step = Step(nonce).to_wire()
+        deadline_s = time.monotonic() + timeout_s
         try:
-            await self._workers.step("genserve_commit", step, timeout_s=timeout_s)
-            await self._label(str(version), timeout_s)
+            # A busy machine is late; one that hangs is given up.
+            await self._workers.step("genserve_commit", step, timeout_s=timeout_s + _GRACE_S)
+            await self._label(str(version), timeout_s + _GRACE_S)
         except DeadlineError as error:
             raise self._given_up(error) from error
         except BaseException as error:
@@ -66,6 +70,10 @@ class LiveWeights:
             if isinstance(error, GenserveError | WorkerError):
                 raise PushRolledBackError(f"the commit failed, version {self.version} is served: {error}") from error
             raise
+        if time.monotonic() > deadline_s:
+            late = DeadlineError(f"the commit took longer than {timeout_s:g} s, and was undone")
+            await asyncio.shield(self._roll_back(step, late))
+            raise late
         self.version = version
 
     async def _roll_back(self, step: dict[str, Any], cause: BaseException) -> None:
@@ -82,10 +90,10 @@ class LiveWeights:
             self._llm.update_weight_version(version), what="setting the version", timeout_s=timeout_s
         )
 
-    def _given_up(self, error: DeadlineError) -> DeadlineError:
+    def _given_up(self, error: DeadlineError) -> EngineDeadError:
         """A worker that hangs in a commit cannot be asked to undo it, and nothing else reaches it either."""
         self._liveness.declare_dead()
-        return DeadlineError(f"{error.message}; the engine is given up")
+        return EngineDeadError(f"{error.message}; the engine is given up")
 
     async def discard(self, nonce: str, timeout_s: float) -> None:
         """Frees the version that is not live."""

@@ -208,16 +208,19 @@ class PushRegistry:
                 return
             if session.manifest.partial:
                 await session.complete(self._resident.require(), self._tied)
-            applied = await self._updater.apply(session)
+            with push.round.told_on_time(session.header.apply.timeout_s):
+                applied = await self._updater.apply(session)
             session.state = PushState.APPLIED
             outcome = PushOutcome(session.report(), applied)
             self._remember(outcome)
             del self._pushes[session.push_id]
             _free(session)
-            result.set_result(outcome)
+            if not result.done():
+                result.set_result(outcome)
         except Exception as error:
             session.state, session.issues = PushState.FAILED, (PushIssue("", str(error)),)
-            result.set_exception(error)
+            if not result.done():
+                result.set_exception(error)
         finally:
             if not result.done():
                 session.state = PushState.FAILED

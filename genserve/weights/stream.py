@@ -1,12 +1,16 @@
 """The streams that one push comes on, and when they are over."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from genserve.errors import InvalidFieldError, PushNotFoundError
+from genserve.errors import DeadlineError, InvalidFieldError, PushNotFoundError
 from genserve.weights.push import PushOutcome, PushState
 from genserve.weights.session import PushSession
+
+# A step that runs into the timeout ends about then, and says more.
+_LATE_S = 0.25
 
 
 @dataclass(slots=True)
@@ -26,6 +30,23 @@ class Round:
         # When every client has gone nobody asks for the error; asyncio shall not complain about that.
         result.add_done_callback(lambda done: done.cancelled() or done.exception())
         return cls(num_streams, result)
+
+    @contextmanager
+    def told_on_time(self, timeout_s: float) -> Iterator[None]:
+        """Those who wait for the result get DeadlineError when the block takes longer: what is being undone, or hangs,
+        may take a while yet."""
+
+        def tell() -> None:
+            if not self.result.done():
+                self.result.set_exception(
+                    DeadlineError(f"applying took longer than {timeout_s:g} s; GetPush tells what became of it")
+                )
+
+        timer = asyncio.get_running_loop().call_later(timeout_s + _LATE_S, tell)
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     @property
     def is_over(self) -> bool:

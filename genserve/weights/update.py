@@ -21,8 +21,6 @@ from genserve.weights.session import PushSession
 
 _DISCARD_TIMEOUT_S = 30.0
 _HEAL_TIMEOUT_S = 300.0
-# A commit that is near its deadline when it begins is not given up, as that costs the engine: it takes milliseconds.
-_MIN_COMMIT_TIMEOUT_S = 2.0
 
 log = logging.getLogger(__name__)
 
@@ -40,9 +38,9 @@ class WeightUpdater:
         """Prepares, pauses, commits, resumes, and frees what was replaced; all within the header's `apply.timeout_s`.
 
         On any error the previous version is served and the engine is as it was: PauseLeaseLostError, DeadlineError,
-        DrainingError, EngineDeadError, and PushRolledBackError for what went wrong in the engine. There are two
-        exceptions. EngineTaintedError: the live weights are unknown, and the engine stands still. DeadlineError when it
-        is the commit that takes too long: the engine is given up, and the daemon ends.
+        DrainingError, EngineDeadError, and PushRolledBackError for what went wrong in the engine. The exception is
+        EngineTaintedError: the live weights are unknown then, and the engine stands still. To undo what took too long
+        takes time beyond the timeout.
 
         `verify` is the time that checksums took while bytes were received, so it is part of `receive` as well.
         """
@@ -104,7 +102,7 @@ class WeightUpdater:
     async def _commit(self, session: PushSession, nonce: str, deadline_s: float) -> float:
         """Exchanges the weights; seconds it took. The board says APPLYING meanwhile, and never after."""
         version = session.header.weight_version
-        timeout_s = max(_remaining_s(deadline_s, "commit"), _MIN_COMMIT_TIMEOUT_S)
+        timeout_s = _remaining_s(deadline_s, "commit")
         # A push that heals a tainted engine leaves it tainted when it fails.
         after = Phase.TAINTED if self._board.phase is Phase.TAINTED else None
         session.state = PushState.APPLYING
@@ -118,7 +116,7 @@ class WeightUpdater:
                     f"the commit failed, version {self._engine.weight_version} was applied anew: {healed}"
                 )
             session.is_served = True
-        except DeadlineError:
+        except EngineDeadError:
             after = Phase.DEAD
             raise
         except EngineTaintedError:

@@ -136,3 +136,16 @@ async def test_the_label_is_set_back_with_the_weights(subject: Subject) -> None:
     generation = await subject.client.generate([1, 2, 3], max_tokens=5, ignore_eos=True)
     assert {span.version for span in generation.sequences[0].weight_spans} == {version}
     await subject.oracle.holds((version, "a"))
+
+
+async def test_a_commit_that_is_late_is_undone(subject: Subject) -> None:
+    """DEADLINE_EXCEEDED on time; all that a busy machine costs is this push."""
+    version = await subject.oracle.served_version()
+    subject.order(Fault("commit", "slow", after=3, seconds=3.0))
+    with pytest.raises(DeadlineError):
+        await subject.push("b", push_id="late", apply_timeout_s=1.0)
+    await subject.until_push("late", state="failed")
+    subject.release()
+    assert (await subject.client.get_push("late")).push.issues[0][1].endswith("was undone")
+    await subject.client.discard_push("late")
+    await subject.oracle.holds((version, "a"))

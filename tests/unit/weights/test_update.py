@@ -89,7 +89,7 @@ async def test_board_says_applying_only_in_the_pause(rig: Rig) -> None:
         ("pause", DeadlineError("late"), DeadlineError),
         ("pause", EngineDeadError("gone"), EngineDeadError),
         ("commit_weights", PushRolledBackError("no"), PushRolledBackError),
-        ("commit_weights", EngineDeadError("gone"), EngineDeadError),
+        ("commit_weights", DeadlineError("late, and undone"), DeadlineError),
     ],
 )
 async def test_failed_step_changes_nothing(
@@ -164,10 +164,16 @@ async def test_healing_that_fails_taints(rig: Rig) -> None:
 
 
 async def test_commit_that_hangs_is_the_end_of_the_engine(rig: Rig) -> None:
-    """Whoever pushes gets DEADLINE_EXCEEDED, and no engine that may be half committed is resumed."""
-    rig.engine.fails["commit_weights"] = DeadlineError("late")
-    with pytest.raises(DeadlineError):
-        await rig.push(header())
+    """Whoever pushes gets DEADLINE_EXCEEDED on time, before the engine is given up; and one that may be half committed
+    is not resumed."""
+    gate = rig.engine.gates["commit_weights"] = Gate()
+    rig.engine.fails["commit_weights"] = EngineDeadError("given up")
+    with pytest.raises(DeadlineError, match="GetPush"):
+        await rig.push(header(apply=ApplyOptions(timeout_s=0.1)))
+    assert rig.board.phase is Phase.APPLYING
+    gate.open.set()
+    while rig.board.phase is Phase.APPLYING:
+        await asyncio.sleep(0.001)
     assert rig.board.phase is Phase.DEAD
     assert not rig.engine.running
     assert "resume" not in rig.engine.calls
