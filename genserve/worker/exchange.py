@@ -63,7 +63,8 @@ class Exchange:
             self._entries.append(_Entry(name, place, new))
 
     def commit(self) -> None:
-        """Puts the prepared values in place and keeps the replaced ones."""
+        """Puts the prepared values in place and keeps the replaced ones; raises RuntimeError if one is not there then.
+        Copies are not read back: the way over the device's memory would double the pause."""
         for entry in self._entries:
             content = _content(entry.live.value)
             copied = isinstance(content, torch.Tensor) and self._addresses_captured
@@ -71,6 +72,9 @@ class Exchange:
         for entry in self._entries:
             self._put(entry, entry.new)
         _synchronize()
+        for entry in () if self._addresses_captured else self._entries:
+            if not self._is(entry, entry.new):
+                raise RuntimeError(f"{entry.name} did not take its new value")
 
     def free(self) -> None:
         """Lets go of the values that are not live, one at a time: it takes long, and other threads shall run."""

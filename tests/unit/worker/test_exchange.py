@@ -47,6 +47,16 @@ def test_a_commit_exchanges_every_place_and_a_rollback_puts_it_back(captured: bo
     assert live.kv_cache is cache
 
 
+@pytest.mark.parametrize("lost", ["norm", "scale", "cpu_linear"])
+def test_a_value_that_is_not_put_in_place_is_noticed(lost: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No exchange is acknowledged that did not happen."""
+    put = Exchange._put
+    monkeypatch.setattr(Exchange, "_put", lambda self, entry, value: entry.name == lost or put(self, entry, value))
+    exchange = Exchange(holdings(Packed(1.0)), holdings(Packed(2.0)), addresses_captured=False)
+    with pytest.raises(RuntimeError, match=f"{lost} did not take"):
+        exchange.commit()
+
+
 def test_a_rollback_without_a_commit_changes_nothing() -> None:
     """A rank whose commit never began is rolled back like the others."""
     live = Packed(1.0)
