@@ -206,9 +206,9 @@ class PushRegistry:
             except GenserveError as error:  # nothing was tried: it stays staged
                 result.set_exception(error)
                 return
-            if session.manifest.partial:
-                await session.complete(self._resident.require(), self._tied)
             with push.round.told_on_time(session.header.apply.timeout_s):
+                if session.manifest.partial:
+                    await session.complete(self._resident.require(), self._tied)
                 applied = await self._updater.apply(session)
             session.state = PushState.APPLIED
             outcome = PushOutcome(session.report(), applied)
@@ -239,12 +239,14 @@ class PushRegistry:
 
     async def commit(self, push_id: str, apply: ApplyOptions, expected_version: int | None = None) -> PushOutcome:
         """Applies a push whose bytes are all there; `expected_version` None = as its header says. Raises
-        PushNotFoundError, and as `open` and `PushStream.finish`."""
+        PushNotFoundError, ApplyInProgressError while it is being sent, and as `open` and `PushStream.finish`."""
         check_apply(apply, "apply")
         if push_id in self._applied:
             return self._applied[push_id]
         push = self._find(push_id)
         check_control(self._board.phase)
+        if push.applying is None and push.session.num_attached > 0 and not push.round.result.done():
+            raise _in_progress(push)  # to join it would end the round of those who are sending
         header = replace(push.session.header, action=PushAction.APPLY, apply=apply, num_streams=1)
         if expected_version is not None:
             header = replace(header, expected_version=expected_version)

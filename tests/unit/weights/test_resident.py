@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from genserve.errors import (
+    ApplyInProgressError,
     ManifestMismatchError,
     NotResidentError,
     PushRolledBackError,
@@ -18,7 +19,7 @@ from genserve.weights.manifest import Manifest, TensorSpec, completed
 from genserve.weights.push import PushAction, PushState
 from genserve.weights.resident import ArenaBytes, CheckpointBytes, ResidentStore, ResidentVersion
 from tests.scripted_engine import Gate
-from tests.unit.weights.conftest import MANIFEST, Rig, header, num_arenas, tensors, weights
+from tests.unit.weights.conftest import MANIFEST, Rig, header, num_arenas, send, tensors, weights
 
 ONLY_B = Manifest((TensorSpec("b", "BF16", (8,), 0, 16),), 16, partial=True)
 
@@ -207,6 +208,18 @@ async def test_commit_that_expects_another_version_leaves_the_push_staged(rig: R
     outcome = await rig.registry.commit("staged", header().apply, expected_version=0)
     assert outcome.applied is not None and outcome.applied.active_version == 5
     assert await rig.registry.commit("staged", header().apply) == outcome
+
+
+async def test_commit_of_a_push_that_is_being_sent_disturbs_nobody(rig: Rig) -> None:
+    """Neither when bytes are missing nor when all are there and the end is not: who sends is told what becomes of it."""
+    stream = await rig.registry.open(header("sent", 5, action=PushAction.STAGE))
+    for start, end in ((0, 16), (16, 32)):
+        send(stream, weights(5), start, end)
+        with pytest.raises(ApplyInProgressError):
+            await rig.registry.commit("sent", header().apply)
+    assert (await stream.finish()).push.state is PushState.STAGED
+    stream.detach()
+    assert (await rig.registry.commit("sent", header().apply)).push.state is PushState.APPLIED
 
 
 async def test_two_commits_of_one_push_apply_it_once(rig: Rig) -> None:
