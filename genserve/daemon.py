@@ -85,16 +85,16 @@ async def serve(config: ServeConfig, args: AsyncEngineArgs) -> int:
         max_staging_bytes = _max_staging_bytes(config, checkpoint)
         resident = _resident(config, checkpoint)
         updater = WeightUpdater(engine, pauses, board, resident)
-        registry = PushRegistry(checkpoint, engine, updater, board, resident, max_staging_bytes)
-        stack.push_async_callback(registry.close)
+        pushes = PushRegistry(checkpoint, engine, updater, board, resident, max_staging_bytes)
+        stack.push_async_callback(pushes.close)
         server = await start_server(
-            ServerParts(config, engine, board, pauses, registry, resident, checkpoint, max_staging_bytes)
+            ServerParts(config, engine, board, pauses, pushes, resident, checkpoint, max_staging_bytes)
         )
         stack.push_async_callback(server.stop, _CLOSE_GRACE_S)
 
         background = [
             asyncio.create_task(pauses.run(), name="pause leases"),
-            asyncio.create_task(registry.run(), name="push staging"),
+            asyncio.create_task(pushes.run(), name="push staging"),
             asyncio.create_task(engine.wait_dead(), name="engine"),
         ]
         stack.push_async_callback(_cancel, background)

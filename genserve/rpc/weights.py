@@ -40,14 +40,14 @@ class WeightServicer(WeightServiceServicer):
 
     def __init__(
         self,
-        registry: PushRegistry,
+        pushes: PushRegistry,
         resident: ResidentStore,
         engine: Engine,
         pauses: PauseController,
         board: StateBoard,
         checkpoint: CheckpointIndex | None,
     ) -> None:
-        self._registry = registry
+        self._pushes = pushes
         self._resident = resident
         self._engine = engine
         self._pauses = pauses
@@ -69,9 +69,9 @@ class WeightServicer(WeightServiceServicer):
         frames = aiter(request_iterator)
         header = await read_header(frames)
         if header.HasField("manifest"):
-            self._registry.check_num_tensors(len(header.manifest.tensors))
+            self._pushes.check_num_tensors(len(header.manifest.tensors))
         # A manifest of a large model takes long to convert: token streams shall not wait for it.
-        stream = await self._registry.open(await asyncio.to_thread(push_header, header))
+        stream = await self._pushes.open(await asyncio.to_thread(push_header, header))
         try:
             async with until_expired(stream):
                 await read_chunks(frames, stream)
@@ -84,13 +84,13 @@ class WeightServicer(WeightServiceServicer):
         self, request: weights_pb2.GetPushRequest, context: "ServicerContext[Any, Any]"
     ) -> weights_pb2.GetPushResponse:
         """How far a push has come."""
-        return to_get_push_response(self._registry.report(request.push_id), self._board.state())
+        return to_get_push_response(self._pushes.report(request.push_id), self._board.state())
 
     async def CommitPush(
         self, request: weights_pb2.CommitPushRequest, context: "ServicerContext[Any, Any]"
     ) -> weights_pb2.CommitPushResponse:
         """Applies what is staged."""
-        outcome = await self._registry.commit(
+        outcome = await self._pushes.commit(
             request.push_id,
             apply_options(request.apply, "apply"),
             request.expected_version if request.HasField("expected_version") else None,
@@ -101,7 +101,7 @@ class WeightServicer(WeightServiceServicer):
         self, request: weights_pb2.DiscardPushRequest, context: "ServicerContext[Any, Any]"
     ) -> weights_pb2.DiscardPushResponse:
         """Frees what is staged."""
-        return to_discard_response(self._registry.discard(request.push_id), self._board.state())
+        return to_discard_response(self._pushes.discard(request.push_id), self._board.state())
 
     async def GetWeights(
         self, request: weights_pb2.GetWeightsRequest, context: "ServicerContext[Any, Any]"

@@ -1,4 +1,4 @@
-"""One push while its bytes arrive: where they lie, which are there, who sends them. Owns the arena until it is served."""
+"""One push while its bytes arrive: where they lie, which are there. Owns the arena until it is served."""
 
 import asyncio
 import time

@@ -158,20 +158,20 @@ async def serving(config: ServeConfig) -> AsyncIterator[Daemon]:
     pauses = PauseController(engine, leases, board)
     resident = ResidentStore(None, enabled=True)
     updater = WeightUpdater(engine, pauses, board, resident)
-    registry = PushRegistry(CHECKPOINT, engine, updater, board, resident, MAX_STAGING_BYTES)
-    background = [asyncio.create_task(pauses.run()), asyncio.create_task(registry.run())]
+    pushes = PushRegistry(CHECKPOINT, engine, updater, board, resident, MAX_STAGING_BYTES)
+    background = [asyncio.create_task(pauses.run()), asyncio.create_task(pushes.run())]
     server = await start_server(
-        ServerParts(config, engine, board, pauses, registry, resident, CHECKPOINT, MAX_STAGING_BYTES)
+        ServerParts(config, engine, board, pauses, pushes, resident, CHECKPOINT, MAX_STAGING_BYTES)
     )
     try:
         async with grpc.aio.insecure_channel(server.address) as channel:
-            yield Daemon(engine, board, pauses, resident, registry, channel, server.address)
+            yield Daemon(engine, board, pauses, resident, pushes, channel, server.address)
     finally:
         await server.stop(0)
         for task in background:
             task.cancel()
         await asyncio.wait(background)
-        await registry.close()
+        await pushes.close()
 
 
 @pytest.fixture

@@ -103,15 +103,15 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
     first = ResidentVersion(0, MANIFEST, CheckpointBytes(CheckpointIndex(placed)))
     resident = ResidentStore(first, enabled=True)
     updater = WeightUpdater(engine, pauses, board, resident)
-    registry = PushRegistry(CHECKPOINT, engine, updater, board, resident, MAX_STAGING_BYTES)
-    background = [asyncio.create_task(pauses.run()), asyncio.create_task(registry.run())]
-    rig = Rig(engine, leases, board, pauses, resident, registry, list(background))
+    pushes = PushRegistry(CHECKPOINT, engine, updater, board, resident, MAX_STAGING_BYTES)
+    background = [asyncio.create_task(pauses.run()), asyncio.create_task(pushes.run())]
+    rig = Rig(engine, leases, board, pauses, resident, pushes, list(background))
     yield rig
     ended = [task for task in rig.background if task.done()]
     for task in background:
         task.cancel()
     await asyncio.wait(background)
-    await registry.close()
+    await pushes.close()
     resident.give_up()
     assert engine.misuses == []
     assert ended == []

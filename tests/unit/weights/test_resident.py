@@ -211,7 +211,7 @@ async def test_commit_that_expects_another_version_leaves_the_push_staged(rig: R
 
 
 async def test_commit_of_a_push_that_is_being_sent_disturbs_nobody(rig: Rig) -> None:
-    """Neither when bytes are missing nor when all are there and the end is not: who sends is told what becomes of it."""
+    """Neither when bytes are missing nor when only the end is: who sends is told what becomes of it."""
     stream = await rig.registry.open(header("sent", 5, action=PushAction.STAGE))
     for start, end in ((0, 16), (16, 32)):
         send(stream, weights(5), start, end)
