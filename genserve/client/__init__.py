@@ -7,6 +7,7 @@ from genserve.client.async_client import AsyncClient
 from genserve.client.channel import ConnectionSettings, Timeouts
 from genserve.client.enums import KvPolicy, PauseMode, PushAction
 from genserve.client.generation import AbortResult
+from genserve.client.many import ManyItem, ManyStream
 from genserve.client.pull import PulledWeights
 from genserve.client.push import Applied, Push, PushProgress, PushResult
 from genserve.client.requests import GenerateOptions, PromptLike
@@ -45,6 +46,8 @@ __all__ = [
     "Limits",
     "Load",
     "Logprobs",
+    "ManyItem",
+    "ManyStream",
     "PauseLease",
     "PauseMode",
     "PauseResult",

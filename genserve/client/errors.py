@@ -20,6 +20,7 @@ from genserve.errors import (
 )
 
 _STATUS_DETAILS_KEY = "grpc-status-details-bin"
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 # For codes that gRPC itself answers, without a reason of ours.
@@ -38,10 +39,19 @@ def error_of(error: grpc.aio.AioRpcError, target: str) -> GenserveError:
     A code or reason that this version does not know becomes a plain `GenserveError`; its metadata then has `code` and,
     if one was given, `reason`.
     """
+    return _typed(error.code(), error.details(), _status_of(error), target)
+
+
+def error_of_status(status: status_pb2.Status, target: str) -> GenserveError:
+    """The same for a status that came in a message."""
+    return _typed(_CODES.get(status.code, grpc.StatusCode.UNKNOWN), status.message, status, target)
+
+
+def _typed(code: grpc.StatusCode, description: str | None, status: status_pb2.Status, target: str) -> GenserveError:
     info: error_details_pb2.ErrorInfo | None = None
     violations: list[FieldViolation] = []
     retry_after_s: float | None = None
-    for detail in _status_of(error).details:
+    for detail in status.details:
         if detail.Is(error_details_pb2.ErrorInfo.DESCRIPTOR):
             candidate = error_details_pb2.ErrorInfo.FromString(detail.value)
             info = candidate if candidate.domain == DOMAIN else info
@@ -52,8 +62,7 @@ def error_of(error: grpc.aio.AioRpcError, target: str) -> GenserveError:
             delay = error_details_pb2.RetryInfo.FromString(detail.value).retry_delay
             retry_after_s = delay.seconds + delay.nanos / 1e9
 
-    code = error.code()
-    details = error.details() or code.name
+    details = description or code.name
     metadata = dict(info.metadata) if info is not None else {}
     if info is not None:
         error_class = error_for_reason(info.reason)

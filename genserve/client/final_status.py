@@ -17,14 +17,19 @@ _WRITE_FAILED: Final = "Internal error from Core"
 class FinalStatus:
     """Listens to `call` from its beginning."""
 
-    def __init__(self, call: "grpc.aio.StreamUnaryCall[Any, Any]") -> None:
+    def __init__(self, call: "grpc.aio.StreamUnaryCall[Any, Any] | grpc.aio.StreamStreamCall[Any, Any]") -> None:
         self._call = call
         self._failures: list[grpc.aio.AioRpcError] = []
         call.add_done_callback(self._remember)
 
     def cause_of(self, error: grpc.aio.AioRpcError) -> grpc.aio.AioRpcError:
         """What the daemon answered, if `error` only says that a write came too late."""
-        return next((each for each in self._failures if each.details() != _WRITE_FAILED), error)
+        return self.failure or error
+
+    @property
+    def failure(self) -> grpc.aio.AioRpcError | None:
+        """What the daemon answered, if it was not OK."""
+        return next((each for each in self._failures if each.details() != _WRITE_FAILED), None)
 
     def _remember(self, _: object) -> None:
         """Called synchronously, each time that the call's status is set."""

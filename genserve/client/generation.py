@@ -1,10 +1,13 @@
 """The calls of GenerationService."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Unpack
 
 from genserve.client.channel import UNSET, ServiceCalls, Timeout
+from genserve.client.many import ManyStream
 from genserve.client.requests import ChatMessage, ChatOptions, GenerateOptions, PromptLike, chat, generate_request
 from genserve.client.results import Delta, Generation
 from genserve.client.stream import ResponseStream
@@ -50,6 +53,73 @@ class GenerationCalls(ServiceCalls):
         timeout = self._connection.timeouts.generate_s if timeout_s is UNSET else timeout_s
         return self._connection.stream(self._connection.generation.Generate, request, timeout, Delta.of)
 
+    def stream_many(self, *, timeout_s: Timeout = UNSET) -> ManyStream:
+        """Opens one stream for many requests: `submit` them at any time, iterate over what they gain.
+
+        A message of the daemon carries what all of them gained in one step of the engine, which makes many streams at
+        once much cheaper than `stream` for each. `timeout_s` is the deadline of the whole stream.
+
+            async with client.stream_many() as many:
+                for prompt in prompts:
+                    await many.submit(prompt, max_tokens=64)
+                await many.done()
+                async for item in many:
+                    print(item.request_id, item.error or item.delta.text)
+        """
+        timeout = self._connection.timeouts.generate_s if timeout_s is UNSET else timeout_s
+        call = self._connection.generation.GenerateMany(timeout=timeout, metadata=self._connection.metadata)
+        return ManyStream(call, self._connection.target)
+
+    async def generate_as_completed(
+        self, prompts: Sequence[PromptLike], *, timeout_s: Timeout = UNSET, **options: Unpack[GenerateOptions]
+    ) -> AsyncGenerator[tuple[int, Generation], None]:
+        """Generates from many prompts at once; gives (position in `prompts`, generation) as each one ends. The options
+        hold for every prompt. A request that fails gives what there is of it, with its `error`.
+
+        Closing the generator (`contextlib.aclosing`) ends what still runs. Raises what ends the whole stream.
+        """
+        if options.get("request_id") is not None:
+            raise ValueError("request_id names one request; use stream_many to name many")
+        if options.get("stream_interval") is None:
+            options["stream_interval"] = 0
+        async with self.stream_many(timeout_s=timeout_s) as many:
+            unfinished = {many.next_id(): (position, Generation()) for position in range(len(prompts))}
+            submitting = asyncio.create_task(_submit(many, list(zip(unfinished, prompts, strict=True)), options))
+            try:
+                async for item in many:
+                    position, generation = unfinished[item.request_id]
+                    if item.delta is not None:
+                        generation.add(item.delta)
+                    if item.is_last:
+                        del unfinished[item.request_id]
+                        generation.error = item.error
+                        yield position, generation
+                await submitting
+            finally:
+                submitting.cancel()
+                await asyncio.wait([submitting])
+
+    async def generate_many(
+        self,
+        prompts: Sequence[PromptLike],
+        *,
+        raise_errors: bool = True,
+        timeout_s: Timeout = UNSET,
+        **options: Unpack[GenerateOptions],
+    ) -> list[Generation]:
+        """Generates from many prompts at once over one stream; the generations are in the order of the prompts.
+
+        The options hold for every prompt. The first error of a request is raised, and ends the others; without
+        `raise_errors` it is the `error` of its generation, and the others go on. Cancelling ends all of them.
+        """
+        results: dict[int, Generation] = {}
+        async with aclosing(self.generate_as_completed(prompts, timeout_s=timeout_s, **options)) as completed:
+            async for position, generation in completed:
+                if generation.error is not None and raise_errors:
+                    raise generation.error
+                results[position] = generation
+        return [results[position] for position in range(len(prompts))]
+
     async def abort(
         self, request_ids: Sequence[str] = (), *, all: bool = False, timeout_s: Timeout = UNSET
     ) -> AbortResult:
@@ -85,3 +155,15 @@ class GenerationCalls(ServiceCalls):
         request = generation_pb2.DetokenizeRequest(token_ids=token_ids, skip_special_tokens=skip_special_tokens)
         response = await self._connection.unary(self._connection.generation.Detokenize, request, timeout_s)
         return response.text
+
+
+async def _submit(many: ManyStream, prompts: Iterable[tuple[str, PromptLike]], options: GenerateOptions) -> None:
+    """Begins requests, by id; what cannot be sent ends the stream, for whoever reads it would wait for ever."""
+    try:
+        for request_id, prompt in prompts:
+            options["request_id"] = request_id
+            await many.submit(prompt, **options)
+        await many.done()
+    except BaseException:
+        many.cancel()
+        raise

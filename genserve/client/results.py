@@ -6,6 +6,7 @@ Token positions count from 0 in a sequence's output. Log-probabilities are natur
 from dataclasses import dataclass, field
 
 from genserve.client.enums import word_of
+from genserve.errors import GenserveError
 from genserve.v1 import generation_pb2, types_pb2
 
 
@@ -207,6 +208,8 @@ class Generation:
     sequences: list[GeneratedSequence] = field(default_factory=list)
     """The n sequences, by index."""
     usage: Usage | None = None
+    error: GenserveError | None = None
+    """Why it failed, where that was not raised."""
 
     @property
     def text(self) -> str:

@@ -9,14 +9,22 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
 from functools import wraps
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
+from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, Unpack
 
 from genserve.client.async_client import AsyncClient
 from genserve.client.channel import DEFAULT_TARGET, ConnectionSettings
-from genserve.client.stream import ResponseStream
 
 P = ParamSpec("P")
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class _Stream(Protocol[T_co]):
+    def __aiter__(self) -> AsyncIterator[T_co]: ...
+
+    def __anext__(self) -> Coroutine[Any, Any, T_co]: ...
+
+    def aclose(self) -> Coroutine[Any, Any, None]: ...
 
 
 def blocking(
@@ -32,13 +40,13 @@ def blocking(
 
 
 def blocking_stream(
-    method: Callable[Concatenate[AsyncClient, P], ResponseStream[T]],
+    method: Callable[Concatenate[AsyncClient, P], _Stream[T]],
 ) -> "Callable[Concatenate[Client, P], Generator[T, None, None]]":
     """A generator over the asynchronous stream; the call begins with the first item, closing it cancels the call."""
 
     @wraps(method)
     def iterate(client: "Client", /, *args: P.args, **kwargs: P.kwargs) -> Generator[T, None, None]:
-        async def start() -> ResponseStream[T]:
+        async def start() -> _Stream[T]:
             return method(client._client, *args, **kwargs)
 
         stream = client._run(start())
@@ -79,8 +87,9 @@ def blocking_context(
 class Client:
     """`AsyncClient` for code without asyncio: scripts, training loops, notebooks.
 
-    Same methods and errors; `stream` and `watch_status` are generators, `paused` is a context manager. May be used from
-    several threads at once, also where an event loop is running. An interrupt (Ctrl-C) cancels the call it hits.
+    Same methods and errors; `stream`, `generate_as_completed` and `watch_status` are generators, `paused` is a context
+    manager. May be used from several threads at once, also where an event loop is running. An interrupt (Ctrl-C)
+    cancels the call it hits.
 
         with Client("127.0.0.1:50051") as client:
             for delta in client.stream("Once upon a time", max_tokens=16):
@@ -94,6 +103,8 @@ class Client:
         self._thread.start()
 
     generate = blocking(AsyncClient.generate)
+    generate_many = blocking(AsyncClient.generate_many)
+    generate_as_completed = blocking_stream(AsyncClient.generate_as_completed)
     stream = blocking_stream(AsyncClient.stream)
     abort = blocking(AsyncClient.abort)
     tokenize = blocking(AsyncClient.tokenize)
@@ -157,8 +168,8 @@ class Client:
         await self._loop.shutdown_default_executor()
 
 
-async def _next(stream: AsyncIterator[T], end: object) -> T | object:
-    return await anext(stream, end)
+async def _next(stream: _Stream[T], end: object) -> T | object:
+    return await anext(aiter(stream), end)
 
 
 async def _enter(manager: AbstractAsyncContextManager[T]) -> T:

@@ -5,7 +5,7 @@ servicers serve both.
 """
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -34,8 +34,20 @@ class GenerationStream(Protocol):
     def request_id(self) -> str:
         """Its id, minted when the request had none."""
 
+    @property
+    def is_finished(self) -> bool:
+        """Whether the last update was taken, or the request has failed or was closed."""
+
     async def next(self) -> GenerationUpdate | None:
-        """The next update, or None after the last. Updates that were not fetched in time are merged, never lost."""
+        """The next update, or None after the last. Updates that were not fetched in time are merged, never lost.
+        Raises what ended the request."""
+
+    def take(self) -> GenerationUpdate | None:
+        """`next` without waiting: None when there is nothing now."""
+
+    def call_when_ready(self, callback: Callable[[], None]) -> None:
+        """From now on `callback` is called, on the event loop, whenever something has come that can be taken; also at
+        once if there is something. For a reader of many streams, who never calls `next`."""
 
     async def close(self) -> None:
         """Ends the request if it still runs; safe to call more than once."""

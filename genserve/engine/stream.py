@@ -21,6 +21,18 @@ from genserve.errors import GenserveError
 _REASONS = {"length": FinishReason.LENGTH, "repetition": FinishReason.REPETITION}
 
 
+class _Callback:
+    """In the place of an asyncio.Event that is set when there is an output: one wake-up serves many streams."""
+
+    __slots__ = ("set",)
+
+    def __init__(self, callback: Callable[[], None]) -> None:
+        self.set = callback
+
+    def clear(self) -> None:
+        """As an event's."""
+
+
 class VllmStream:
     """Reads vLLM's RequestOutputCollector, which merges what is not read in time: a slow reader costs no memory.
 
@@ -68,15 +80,37 @@ class VllmStream:
             self._abort_reason = reason
             self._aborting = asyncio.create_task(self._abort(self))
 
+    @property
+    def is_finished(self) -> bool:
+        """Whether nothing more will come."""
+        return self._finished
+
     async def next(self) -> GenerationUpdate | None:
         """The next update, or None after the last."""
+        while not self._finished:
+            update = self.take()
+            if update is not None:
+                return update
+            await self.collector.ready.wait()
+        return None
+
+    def call_when_ready(self, callback: Callable[[], None]) -> None:
+        """Has `callback` called instead of waking who waits in `next`."""
+        self.collector.ready = _Callback(callback)  # internal: the collector's asyncio.Event
+        if self.collector.output is not None:
+            callback()
+
+    def take(self) -> GenerationUpdate | None:
+        """What has come, or None when nothing has."""
         if self._finished:
             return None
         try:
-            output = self.collector.get_nowait() or await self.collector.get()
+            output = self.collector.get_nowait()
         except Exception as error:
             self._leave()
             raise self._translated(error) from error
+        if output is None:
+            return None
         prompt = self._prompt(output) if self._first else None
         self._first = False
         deltas = [self._delta(completion) for completion in output.outputs]

@@ -17,6 +17,12 @@ _REASONS = {reason: generation_pb2.FinishReason.Value(f"FINISH_REASON_{reason.na
 def to_response(update: GenerationUpdate, request_id: str) -> generation_pb2.GenerateResponse:
     """One update; `request_id` is told with the first."""
     response = generation_pb2.GenerateResponse()
+    fill_response(response, update, request_id)
+    return response
+
+
+def fill_response(response: generation_pb2.GenerateResponse, update: GenerationUpdate, request_id: str) -> None:
+    """`to_response` into a message that is a part of another one."""
     add = response.outputs.add
     for delta in update.outputs:
         _fill(add(index=delta.index, text=delta.text), delta)
@@ -29,7 +35,6 @@ def to_response(update: GenerationUpdate, request_id: str) -> generation_pb2.Gen
         response.usage.num_cached_tokens = usage.num_cached_tokens
         response.usage.num_output_tokens = usage.num_output_tokens
         response.usage.SetInParent()
-    return response
 
 
 def _fill(message: generation_pb2.SequenceDelta, delta: SequenceDelta) -> None:

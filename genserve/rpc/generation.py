@@ -2,6 +2,7 @@
 
 import asyncio
 import uuid
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 from genserve.control.admission import check_admission
@@ -10,6 +11,7 @@ from genserve.engine.base import Engine
 from genserve.rpc.convert import to_state
 from genserve.rpc.convert_request import generation_request, tokenize_input
 from genserve.rpc.convert_response import to_response
+from genserve.rpc.generate_many import GenerateMany
 from genserve.v1 import generation_pb2
 from genserve.v1.generation_pb2_grpc import GenerationServiceServicer
 
@@ -41,6 +43,15 @@ class GenerationServicer(GenerationServiceServicer):
         finally:
             # Shielded, for a second cancellation would leave the request running.
             await asyncio.shield(stream.close())
+
+    async def GenerateMany(  # type: ignore[override]  # the stubs know generators only
+        self,
+        request_iterator: AsyncIterator[generation_pb2.GenerateManyRequest],
+        context: "ServicerContext[generation_pb2.GenerateManyRequest, generation_pb2.GenerateManyResponse]",
+    ) -> None:
+        """Writes deltas of all requests of the stream; ends them when the client goes away."""
+        await context.send_initial_metadata(())
+        await GenerateMany(self._engine, self._board, context.write).run(request_iterator)
 
     async def Abort(
         self, request: generation_pb2.AbortRequest, context: "ServicerContext[Any, Any]"

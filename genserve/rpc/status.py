@@ -41,7 +41,6 @@ CODES: dict[type[GenserveError], grpc.StatusCode] = {
     errors.DrainingError: grpc.StatusCode.UNAVAILABLE,
     errors.EngineDeadError: grpc.StatusCode.UNAVAILABLE,
     errors.UnavailableError: grpc.StatusCode.UNAVAILABLE,
-    errors.UnavailableError: grpc.StatusCode.UNAVAILABLE,
     errors.DeadlineError: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.UnauthenticatedError: grpc.StatusCode.UNAUTHENTICATED,
     errors.PermissionDeniedError: grpc.StatusCode.PERMISSION_DENIED,
@@ -64,14 +63,19 @@ def code_of(error: GenserveError) -> grpc.StatusCode:
 
 
 def to_status(error: GenserveError) -> grpc.Status:
-    """The status for `abort_with_status`, with ErrorInfo and, where they help, BadRequest and RetryInfo.
+    """The status for `abort_with_status`."""
+    return rpc_status.to_status(to_message(error))
+
+
+def to_message(error: GenserveError) -> status_pb2.Status:
+    """The status as a message, with ErrorInfo and, where they help, BadRequest and RetryInfo.
 
     What is too long is cut; the reason never is.
     """
     code: int = code_of(error).value[0]
     status = status_pb2.Status(code=code, message=_cut(error.message, _MAX_MESSAGE_BYTES))
     status.details.extend(map(_packed, _details(error)))
-    return rpc_status.to_status(status)
+    return status
 
 
 def internal_error(error: Exception, method: str) -> GenserveError:

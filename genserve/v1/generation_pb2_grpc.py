@@ -40,6 +40,11 @@ class GenerationServiceStub:
                 request_serializer=genserve_dot_v1_dot_generation__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=genserve_dot_v1_dot_generation__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.GenerateMany = channel.stream_stream(
+                '/genserve.v1.GenerationService/GenerateMany',
+                request_serializer=genserve_dot_v1_dot_generation__pb2.GenerateManyRequest.SerializeToString,
+                response_deserializer=genserve_dot_v1_dot_generation__pb2.GenerateManyResponse.FromString,
+                _registered_method=True)
         self.Abort = channel.unary_unary(
                 '/genserve.v1.GenerationService/Abort',
                 request_serializer=genserve_dot_v1_dot_generation__pb2.AbortRequest.SerializeToString,
@@ -64,6 +69,16 @@ class GenerationServiceServicer:
     def Generate(self, request, context):
         """Generates from one prompt and streams strict deltas. Initial metadata is sent once the request is admitted, so a
         call that was refused can be retried and one that has begun is never replayed. Cancelling the call ends the request.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GenerateMany(self, request_iterator, context):
+        """Generates from many prompts over one stream. Each response carries what the sequences of many requests gained in one
+        step of the engine, which costs a fraction of a message for each. An error ends the request it is about and never
+        the stream. Requests may be added while others run; when the client has closed its side, the stream ends with the
+        last of them. Cancelling the call ends all of them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -97,6 +112,11 @@ def add_GenerationServiceServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=genserve_dot_v1_dot_generation__pb2.GenerateRequest.FromString,
                     response_serializer=genserve_dot_v1_dot_generation__pb2.GenerateResponse.SerializeToString,
+            ),
+            'GenerateMany': grpc.stream_stream_rpc_method_handler(
+                    servicer.GenerateMany,
+                    request_deserializer=genserve_dot_v1_dot_generation__pb2.GenerateManyRequest.FromString,
+                    response_serializer=genserve_dot_v1_dot_generation__pb2.GenerateManyResponse.SerializeToString,
             ),
             'Abort': grpc.unary_unary_rpc_method_handler(
                     servicer.Abort,
@@ -142,6 +162,33 @@ class GenerationService:
             '/genserve.v1.GenerationService/Generate',
             genserve_dot_v1_dot_generation__pb2.GenerateRequest.SerializeToString,
             genserve_dot_v1_dot_generation__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GenerateMany(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/genserve.v1.GenerationService/GenerateMany',
+            genserve_dot_v1_dot_generation__pb2.GenerateManyRequest.SerializeToString,
+            genserve_dot_v1_dot_generation__pb2.GenerateManyResponse.FromString,
             options,
             channel_credentials,
             insecure,

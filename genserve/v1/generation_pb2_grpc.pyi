@@ -37,6 +37,12 @@ class GenerationServiceStub:
     """Generates from one prompt and streams strict deltas. Initial metadata is sent once the request is admitted, so a
     call that was refused can be retried and one that has begun is never replayed. Cancelling the call ends the request.
     """
+    GenerateMany: _grpc.StreamStreamMultiCallable[_generation_pb2.GenerateManyRequest, _generation_pb2.GenerateManyResponse]
+    """Generates from many prompts over one stream. Each response carries what the sequences of many requests gained in one
+    step of the engine, which costs a fraction of a message for each. An error ends the request it is about and never
+    the stream. Requests may be added while others run; when the client has closed its side, the stream ends with the
+    last of them. Cancelling the call ends all of them.
+    """
     Abort: _grpc.UnaryUnaryMultiCallable[_generation_pb2.AbortRequest, _generation_pb2.AbortResponse]
     """Ends requests of any client; their streams finish with reason ABORTED and keep what was produced."""
     Tokenize: _grpc.UnaryUnaryMultiCallable[_generation_pb2.TokenizeRequest, _generation_pb2.TokenizeResponse]
@@ -52,6 +58,12 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
     Generate: _aio.UnaryStreamMultiCallable[_generation_pb2.GenerateRequest, _generation_pb2.GenerateResponse]  # type: ignore[assignment]
     """Generates from one prompt and streams strict deltas. Initial metadata is sent once the request is admitted, so a
     call that was refused can be retried and one that has begun is never replayed. Cancelling the call ends the request.
+    """
+    GenerateMany: _aio.StreamStreamMultiCallable[_generation_pb2.GenerateManyRequest, _generation_pb2.GenerateManyResponse]  # type: ignore[assignment]
+    """Generates from many prompts over one stream. Each response carries what the sequences of many requests gained in one
+    step of the engine, which costs a fraction of a message for each. An error ends the request it is about and never
+    the stream. Requests may be added while others run; when the client has closed its side, the stream ends with the
+    last of them. Cancelling the call ends all of them.
     """
     Abort: _aio.UnaryUnaryMultiCallable[_generation_pb2.AbortRequest, _generation_pb2.AbortResponse]  # type: ignore[assignment]
     """Ends requests of any client; their streams finish with reason ABORTED and keep what was produced."""
@@ -71,6 +83,18 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_generation_pb2.GenerateResponse], _abc.AsyncIterator[_generation_pb2.GenerateResponse]]:
         """Generates from one prompt and streams strict deltas. Initial metadata is sent once the request is admitted, so a
         call that was refused can be retried and one that has begun is never replayed. Cancelling the call ends the request.
+        """
+
+    @_abc_1.abstractmethod
+    def GenerateMany(
+        self,
+        request_iterator: _MaybeAsyncIterator[_generation_pb2.GenerateManyRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_generation_pb2.GenerateManyResponse], _abc.AsyncIterator[_generation_pb2.GenerateManyResponse]]:
+        """Generates from many prompts over one stream. Each response carries what the sequences of many requests gained in one
+        step of the engine, which costs a fraction of a message for each. An error ends the request it is about and never
+        the stream. Requests may be added while others run; when the client has closed its side, the stream ends with the
+        last of them. Cancelling the call ends all of them.
         """
 
     @_abc_1.abstractmethod

@@ -1,7 +1,7 @@
 """A real gRPC server on a free port, with the real controllers, on an engine that does as it is told."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -60,11 +60,37 @@ class ScriptedStream:
     waiting: asyncio.Event = field(default_factory=asyncio.Event)
     closed: asyncio.Event = field(default_factory=asyncio.Event)
 
+    is_finished: bool = False
+    _ready: Callable[[], None] | None = None
+
     async def next(self) -> GenerationUpdate | None:
         self.waiting.set()
         following = await self.updates.get()
         if isinstance(following, BaseException):
             raise following
+        return following
+
+    def put(self, following: GenerationUpdate | BaseException) -> None:
+        """For who is called when there is something."""
+        self.updates.put_nowait(following)
+        if self._ready is not None:
+            self._ready()
+
+    def call_when_ready(self, callback: Callable[[], None]) -> None:
+        self._ready = callback
+        self.waiting.set()
+        if not self.updates.empty():
+            callback()
+
+    def take(self) -> GenerationUpdate | None:
+        if self.updates.empty():
+            return None
+        following = self.updates.get_nowait()
+        if isinstance(following, BaseException):
+            self.is_finished = True
+            raise following
+        assert following is not None
+        self.is_finished = following.usage is not None
         return following
 
     async def close(self) -> None:
@@ -83,6 +109,7 @@ class GeneratingEngine(ScriptedEngine):
         self.admission = asyncio.Event()
         self.admission.set()
         self.refusal: BaseException | None = None
+        self.aborted_ids: list[str] = []
         self.current_load = super().load()
 
     def load(self) -> Load:
@@ -99,6 +126,7 @@ class GeneratingEngine(ScriptedEngine):
         return stream
 
     async def abort(self, request_ids: Sequence[str] | None) -> tuple[list[str], list[str]]:
+        self.aborted_ids += request_ids or []
         running = [stream.request_id for stream in self.streams]
         if request_ids is None:
             return running, []
