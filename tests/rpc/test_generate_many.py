@@ -205,8 +205,9 @@ async def test_generate_many_returns_in_the_order_of_the_prompts(daemon: Daemon,
 async def test_generate_as_completed_gives_each_when_it_ends(daemon: Daemon, client: AsyncClient) -> None:
     """The last one first here; leaving early ends the others."""
     async with aclosing(client.generate_as_completed(["a", "b", "c"])) as completed:
+        first = asyncio.ensure_future(anext(completed))
         (await daemon.stream(2)).put(update(7, first=True, last=True))
-        position, generation = await anext(completed)
+        position, generation = await first
         assert (position, generation.token_ids, generation.error) == (2, [7], None)
     for stream in daemon.engine.streams[:2]:
         await asyncio.wait_for(stream.closed.wait(), 1)
