@@ -68,7 +68,7 @@ class GenerationCalls(ServiceCalls):
         """
         timeout = self._connection.timeouts.generate_s if timeout_s is UNSET else timeout_s
         call = self._connection.generation.GenerateMany(timeout=timeout, metadata=self._connection.metadata)
-        return ManyStream(call, self._connection.target)
+        return ManyStream(call, self._connection.target, self.abort)
 
     async def generate_as_completed(
         self, prompts: Sequence[PromptLike], *, timeout_s: Timeout = UNSET, **options: Unpack[GenerateOptions]

@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import uuid
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, Unpack
@@ -40,8 +40,15 @@ class ManyStream(AsyncIterator[ManyItem]):
     ends its requests in the daemon, by `aclose()` and by leaving `async with`.
     """
 
-    def __init__(self, call: "grpc.aio.StreamStreamCall[Any, Any]", target: str) -> None:
+    def __init__(
+        self,
+        call: "grpc.aio.StreamStreamCall[Any, Any]",
+        target: str,
+        abort: Callable[[Sequence[str]], Awaitable[object]],
+    ) -> None:
+        """`abort` ends requests by another call: this one cannot say it after `done`."""
         self._call = call
+        self._abort = abort
         self._target = target
         self._status = FinalStatus(call)
         self._items: deque[generation_pb2.GenerateManyItem] = deque()
@@ -49,7 +56,10 @@ class ManyStream(AsyncIterator[ManyItem]):
         self._numbers = itertools.count()
         self._running: set[str] = set()
         self._writing = asyncio.Lock()
+        self._is_done = False
         self._closed = False
+        self.num_messages = 0
+        """Messages of the daemon so far; each has the items of one step of the engine."""
 
     async def submit(self, prompt: PromptLike, **options: Unpack[GenerateOptions]) -> str:
         """Begins a request, with the options of `AsyncClient.stream`; returns its id, minted when none is given.
@@ -71,11 +81,16 @@ class ManyStream(AsyncIterator[ManyItem]):
 
     async def abort(self, request_id: str) -> None:
         """Ends a request; it finishes as `aborted` and keeps its tokens. Does nothing if it has ended meanwhile."""
-        if request_id in self._running:
+        if request_id not in self._running:
+            return
+        if self._is_done:
+            await self._abort([request_id])
+        else:
             await self._send(generation_pb2.GenerateManyRequest(abort=request_id))
 
     async def done(self) -> None:
         """Tells that nothing more will be submitted: the stream ends with the last request."""
+        self._is_done = True
         async with self._writing:
             await self._call.done_writing()
 
@@ -90,6 +105,7 @@ class ManyStream(AsyncIterator[ManyItem]):
                 raise error_of(self._status.cause_of(error), self._target) from error
             if response is grpc.aio.EOF:
                 raise StopAsyncIteration
+            self.num_messages += 1
             self._items.extend(response.items)
         message = self._items.popleft()
         if message.HasField("error"):

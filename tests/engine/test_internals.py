@@ -65,6 +65,14 @@ def test_a_collector_still_merges_what_is_not_read() -> None:
     assert "self.output.add(output, aggregate=self.aggregate)" in inspect.getsource(RequestOutputCollector.put)
 
 
+def test_a_collector_still_tells_by_an_event_that_it_has_something() -> None:
+    """engine.stream puts a callback in the place of the event, with the two methods that are called."""
+    source = inspect.getsource(RequestOutputCollector)
+    assert "self.ready = asyncio.Event()" in source
+    assert source.count("self.ready.") == source.count("self.ready.set()") + source.count("self.ready.clear()") + 1
+    assert "await self.ready.wait()" in inspect.getsource(RequestOutputCollector.get)
+
+
 def test_every_constraint_and_sampling_field_has_vllms_name() -> None:
     """engine.sampling passes them on by name."""
     assert {kind.value for kind in ConstraintKind} <= parameters(StructuredOutputsParams)

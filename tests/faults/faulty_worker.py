@@ -6,6 +6,8 @@ It runs in vLLM's worker processes; nothing of the daemon knows of it.
 
 import asyncio
 import contextlib
+import ctypes
+import gc
 import json
 import os
 import signal
@@ -204,6 +206,9 @@ if FAULTS_VARIABLE in os.environ:  # tests import this module too, where no work
     Shadow.load = _faulty_load  # type: ignore[method-assign]
 
     def _tell_tasks() -> None:
+        # What is measured next shall be what the daemon holds, not what the allocator keeps for later.
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
         tasks = Counter(getattr(task.get_coro(), "__qualname__", "?") for task in asyncio.all_tasks())
         census = Path(os.environ[FAULTS_VARIABLE]) / f"{CENSUS_FILE}.new"
         census.write_text(json.dumps(tasks))

@@ -67,7 +67,7 @@ class Oracle:
             await self.push(name)
         # The buffers of a large batch are kept as well.
         prompts = [[number + 1, 7] for number in range(_NUM_WARMING_STREAMS)]
-        await asyncio.gather(*(self.client.generate(each, max_tokens=100, ignore_eos=True) for each in prompts))
+        await asyncio.gather(*(self.client.generate(each, max_tokens=400, ignore_eos=True) for each in prompts))
         self.baseline = await measure(self.daemon_pid, self.census)
 
     async def served_version(self) -> int:

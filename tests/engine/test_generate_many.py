@@ -1,0 +1,91 @@
+"""GenerateMany against real vLLM."""
+
+import asyncio
+import time
+
+import pytest
+
+from genserve.client import AsyncClient, Generation
+from genserve.errors import PromptTooLongError
+from tests.engine.conftest import PROMPTS
+from tests.engine.reference import MAX_TOKENS
+from tests.engine.test_generation import wait_idle
+
+GREEDY = {"temperature": 0.0, "max_tokens": MAX_TOKENS, "ignore_eos": True}
+NUM_REQUESTS = 48
+
+
+def content(generation: Generation) -> list[tuple[object, ...]]:
+    """All that a generation says of its tokens."""
+    return [
+        (s.index, s.text, s.token_ids, s.weight_spans, s.finish_reason, s.logprobs and s.logprobs.token_ids)
+        for s in generation.sequences
+    ]
+
+
+async def test_many_give_what_each_alone_gives(client: AsyncClient) -> None:
+    """Tokens, text, log-probabilities, spans, finish, prompt, usage: with several sequences a prompt, token by token."""
+    options = {**GREEDY, "logprobs": 2, "prompt_logprobs": 1, "stream_interval": 1, "cache_salt": "many"}
+    alone = [await client.generate(prompt, **options) for prompt in PROMPTS]  # type: ignore[arg-type]
+    many = await client.generate_many(PROMPTS, **{**options, "cache_salt": "others"})  # type: ignore[arg-type]
+    for one, other in zip(alone, many, strict=True):
+        assert content(one) == content(other)
+        assert one.prompt is not None and other.prompt is not None
+        assert one.prompt.logprobs is not None and other.prompt.logprobs is not None
+        assert one.prompt.logprobs.sampled == pytest.approx(other.prompt.logprobs.sampled, abs=1e-3)
+        assert one.usage is not None and one.usage == other.usage
+    sampled = await client.generate_many(PROMPTS, n=3, seed=5, max_tokens=4, ignore_eos=True)
+    assert [[len(s.token_ids) for s in generation.sequences] for generation in sampled] == [[4, 4, 4]] * len(PROMPTS)
+
+
+async def test_a_step_of_the_engine_is_one_message(client: AsyncClient) -> None:
+    """Far fewer messages than tokens: the point of the method."""
+    num_messages = num_items = 0
+    async with client.stream_many() as many:
+        for number in range(NUM_REQUESTS):
+            await many.submit([number + 1, 7], stream_interval=1, **GREEDY)
+        await many.done()
+        before = -1
+        async for _ in many:
+            num_items += 1
+            num_messages += many.num_messages != before
+            before = many.num_messages
+    assert num_items >= NUM_REQUESTS * MAX_TOKENS // 2
+    assert num_messages < num_items / 8
+
+
+async def test_a_prompt_that_is_too_long_is_its_own_error(client: AsyncClient) -> None:
+    """The others are generated."""
+    prompts = [PROMPTS[0], [1] * 100_000, PROMPTS[1]]
+    first, second, third = await client.generate_many(prompts, raise_errors=False, **GREEDY)
+    assert isinstance(second.error, PromptTooLongError) and second.token_ids == []
+    assert (len(first.token_ids), len(third.token_ids)) == (MAX_TOKENS, MAX_TOKENS)
+
+
+async def test_one_is_aborted_and_the_others_run_to_their_end(client: AsyncClient) -> None:
+    """It finishes as aborted and keeps its tokens."""
+    async with client.stream_many() as many:
+        long = await many.submit([5, 6], max_tokens=400, ignore_eos=True)
+        await many.submit([5, 7], request_id="short", **GREEDY)
+        await many.done()
+        generations = {long: Generation(), "short": Generation()}
+        async for item in many:
+            assert item.delta is not None
+            generations[item.request_id].add(item.delta)
+            if item.request_id == long and len(generations[long].token_ids) == 8:
+                await many.abort(long)
+    aborted = generations[long].sequences[0]
+    assert aborted.finish_reason == "aborted" and 8 <= len(aborted.token_ids) < 400
+    assert len(generations["short"].token_ids) == MAX_TOKENS
+
+
+async def test_a_client_that_goes_away_leaves_no_request_behind(client: AsyncClient) -> None:
+    """All of them end within a second."""
+    task = asyncio.create_task(client.generate_many([[n + 1] for n in range(16)], max_tokens=500, ignore_eos=True))
+    async with asyncio.timeout(20):
+        while (await client.status()).load.running < 16:
+            await asyncio.sleep(0.01)
+    task.cancel()
+    began_s = time.monotonic()
+    await wait_idle(client)
+    assert time.monotonic() - began_s < 1.0
