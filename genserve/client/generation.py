@@ -51,7 +51,7 @@ class GenerationCalls(ServiceCalls):
         """
         request = generate_request(prompt, options)
         timeout = self._connection.timeouts.generate_s if timeout_s is UNSET else timeout_s
-        return self._connection.stream(self._connection.generation.Generate, request, timeout, Delta.of)
+        return self._connection.stream(self._connection.generation.Generate, request, timeout, Delta)
 
     def stream_many(self, *, timeout_s: Timeout = UNSET) -> ManyStream:
         """Opens one stream for many requests: `submit` them at any time, iterate over what they gain.

@@ -19,7 +19,7 @@ from genserve.errors import GenserveError
 from genserve.v1 import generation_pb2
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ManyItem:
     """What one request gained (`delta`; the one with a usage is its last), or its end by an error (`error`)."""
 
@@ -30,7 +30,7 @@ class ManyItem:
     @property
     def is_last(self) -> bool:
         """Whether nothing follows for this request."""
-        return self.delta is None or self.delta.usage is not None
+        return self.delta is None or self.delta.is_last
 
 
 class ManyStream(AsyncIterator[ManyItem]):
@@ -111,7 +111,7 @@ class ManyStream(AsyncIterator[ManyItem]):
         if message.HasField("error"):
             item = ManyItem(message.request_id, None, error_of_status(message.error, self._target))
         else:
-            item = ManyItem(message.request_id, Delta.of(message.response), None)
+            item = ManyItem(message.request_id, Delta(message.response), None)
         if item.is_last:
             self._running.discard(item.request_id)
         return item

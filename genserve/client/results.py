@@ -3,7 +3,12 @@
 Token positions count from 0 in a sequence's output. Log-probabilities are natural logarithms.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from google.protobuf.message import Message
+from google.protobuf.text_format import MessageToString
 
 from genserve.client.enums import word_of
 from genserve.errors import GenserveError
@@ -46,8 +51,7 @@ class Logprobs:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class WeightSpan:
+class WeightSpan(NamedTuple):
     """Output tokens [start, end) were sampled under weights `version`; 0 = those before the first push."""
 
     version: int
@@ -105,64 +109,98 @@ class Finish:
             stop_token_id=message.stop_token_id if message.HasField("stop_token_id") else None,
             stop_string=message.stop_string if message.HasField("stop_string") else None,
             num_tokens=message.num_tokens,
-            weight_spans=[WeightSpan(span.version, span.start, span.end) for span in message.weight_spans],
+            weight_spans=_spans(message.weight_spans),
             cumulative_logprob=message.cumulative_logprob if message.HasField("cumulative_logprob") else None,
         )
 
 
-@dataclass(frozen=True, slots=True)
 class SequenceDelta:
-    """What one of the n sequences gained; `finish` is set on its last delta."""
+    """What one of the n sequences gained: a view of `message`, so that what nobody reads costs nothing."""
 
-    index: int
-    text: str
-    token_ids: list[int]
-    logprobs: Logprobs | None
-    weight_spans: list[WeightSpan]
-    finish: Finish | None
+    __slots__ = ("message",)
 
-    @classmethod
-    def of(cls, message: generation_pb2.SequenceDelta) -> "SequenceDelta":
-        """From the wire."""
-        return cls(
-            index=message.index,
-            text=message.text,
-            token_ids=list(message.token_ids),
-            logprobs=Logprobs.of(message.logprobs) if message.HasField("logprobs") else None,
-            weight_spans=[WeightSpan(span.version, span.start, span.end) for span in message.weight_spans],
-            finish=Finish.of(message.finish) if message.HasField("finish") else None,
-        )
+    def __init__(self, message: generation_pb2.SequenceDelta) -> None:
+        self.message = message
+        """As it came."""
+
+    @property
+    def index(self) -> int:
+        """Which of the n sequences."""
+        return self.message.index
+
+    @property
+    def text(self) -> str:
+        """The new text; it may lag behind the tokens."""
+        return self.message.text
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The new tokens."""
+        return list(self.message.token_ids)
+
+    @property
+    def logprobs(self) -> Logprobs | None:
+        """Of the new tokens, when asked for."""
+        return Logprobs.of(self.message.logprobs) if self.message.HasField("logprobs") else None
+
+    @property
+    def weight_spans(self) -> list[WeightSpan]:
+        """Of exactly the new tokens."""
+        return _spans(self.message.weight_spans)
+
+    @property
+    def finish(self) -> Finish | None:
+        """Set on the sequence's last delta."""
+        return Finish.of(self.message.finish) if self.message.HasField("finish") else None
+
+    def __repr__(self) -> str:
+        return f"SequenceDelta({_line(self.message)})"
 
 
-@dataclass(frozen=True, slots=True)
 class Delta:
-    """One message of a stream: `request_id` and `prompt` come with the first, `usage` with the last."""
+    """One message of a stream: a view of `message`, so that what nobody reads costs nothing."""
 
-    request_id: str
-    prompt: Prompt | None
-    outputs: list[SequenceDelta]
-    usage: Usage | None
-    message: generation_pb2.GenerateResponse = field(repr=False, compare=False)
-    """The message as it came."""
+    __slots__ = ("message",)
+
+    def __init__(self, message: generation_pb2.GenerateResponse) -> None:
+        self.message = message
+        """As it came."""
+
+    @property
+    def request_id(self) -> str:
+        """Id of the request; on the first message."""
+        return self.message.request_id
+
+    @property
+    def prompt(self) -> Prompt | None:
+        """What is known of the prompt; on the first message."""
+        return Prompt.of(self.message.prompt) if self.message.HasField("prompt") else None
+
+    @property
+    def outputs(self) -> list[SequenceDelta]:
+        """Sequences that gained something."""
+        return list(map(SequenceDelta, self.message.outputs))
+
+    @property
+    def usage(self) -> Usage | None:
+        """Tokens counted; on the last message."""
+        if not self.is_last:
+            return None
+        usage = self.message.usage
+        return Usage(usage.num_prompt_tokens, usage.num_cached_tokens, usage.num_output_tokens)
+
+    @property
+    def is_last(self) -> bool:
+        """Whether nothing follows."""
+        return self.message.HasField("usage")
 
     @property
     def text(self) -> str:
         """The new text of sequence 0."""
-        return "".join(output.text for output in self.outputs if output.index == 0)
+        return "".join(output.text for output in self.message.outputs if output.index == 0)
 
-    @classmethod
-    def of(cls, message: generation_pb2.GenerateResponse) -> "Delta":
-        """From the wire."""
-        usage = message.usage
-        return cls(
-            request_id=message.request_id,
-            prompt=Prompt.of(message.prompt) if message.HasField("prompt") else None,
-            outputs=[SequenceDelta.of(output) for output in message.outputs],
-            usage=Usage(usage.num_prompt_tokens, usage.num_cached_tokens, usage.num_output_tokens)
-            if message.HasField("usage")
-            else None,
-            message=message,
-        )
+    def __repr__(self) -> str:
+        return f"Delta({_line(self.message)})"
 
 
 @dataclass(slots=True)
@@ -230,3 +268,11 @@ class Generation:
             while len(self.sequences) <= output.index:
                 self.sequences.append(GeneratedSequence(len(self.sequences)))
             self.sequences[output.index].add(output)
+
+
+def _spans(messages: Iterable[types_pb2.WeightSpan]) -> list[WeightSpan]:
+    return [WeightSpan(span.version, span.start, span.end) for span in messages]
+
+
+def _line(message: Message) -> str:
+    return MessageToString(message, as_one_line=True)

@@ -3,6 +3,7 @@
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from genserve.errors import InvalidFieldError
 
@@ -158,8 +159,7 @@ class LogprobColumns:
     values: list[float]
 
 
-@dataclass(frozen=True, slots=True)
-class WeightSpan:
+class WeightSpan(NamedTuple):
     """Output tokens [start, end) were sampled under weights `version`."""
 
     version: int

@@ -15,6 +15,9 @@ def version_of(label: str) -> int:
 
 def spans_between(starts: Sequence[tuple[str, int]], start: int, end: int) -> list[WeightSpan]:
     """Spans of tokens [start, end), given (label, first token) of every span so far, in order."""
+    label, first = starts[-1] if starts else ("", end)
+    if first <= start < end:  # the common case: one more token under the weights of the last one
+        return [WeightSpan(version_of(label), start, end)]
     spans: list[WeightSpan] = []
     for i, (label, first) in enumerate(starts):
         last = starts[i + 1][1] if i + 1 < len(starts) else end

@@ -24,7 +24,7 @@ def content(generation: Generation) -> list[tuple[object, ...]]:
 
 
 async def test_many_give_what_each_alone_gives(client: AsyncClient) -> None:
-    """Tokens, text, log-probabilities, spans, finish, prompt, usage: with several sequences a prompt, token by token."""
+    """Tokens, text, log-probabilities, spans, finish, prompt, usage: token by token."""
     options = {**GREEDY, "logprobs": 2, "prompt_logprobs": 1, "stream_interval": 1, "cache_salt": "many"}
     alone = [await client.generate(prompt, **options) for prompt in PROMPTS]  # type: ignore[arg-type]
     many = await client.generate_many(PROMPTS, **{**options, "cache_salt": "others"})  # type: ignore[arg-type]

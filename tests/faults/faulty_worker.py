@@ -32,7 +32,7 @@ class Fault:
     `after` counts the tensors that were loaded before; in `commit` and `rollback` it counts the entries that were put
     in place; -1 is the end of the step, when all is done. `kind`: raise, escape (raises past the answer, into vLLM; at
     the begin or the end of a step), hang (until `release`), kill (SIGKILL), stop (SIGSTOP), slow (`seconds`, then goes
-    on) or leak (128 MiB, until digests are asked for and nothing is ordered). `rank` is a part of the name ("tp1",
+    on) or leak (256 MiB, until digests are asked for and nothing is ordered). `rank` is a part of the name ("tp1",
     "dp0"), "" = every rank. `skip`: how often, by rank, it lets the step pass before; `times`: how often until the
     order is spent; -1 = always.
     """
@@ -125,7 +125,7 @@ def _strike(fault: Fault, message: str) -> None:
         case "slow":
             time.sleep(fault.seconds)
         case "leak":
-            _held.append(bytearray(b"x") * (128 << 20))
+            _held.append(bytearray(b"x") * (256 << 20))
         case "hang":
             while fault in _orders():
                 time.sleep(0.02)

@@ -78,9 +78,10 @@ def test_a_closed_client_says_so() -> None:
 
 
 def test_every_call_of_the_async_client_is_there_with_its_documentation() -> None:
-    """The two clients cannot drift apart."""
+    """The two clients cannot drift apart. A stream that is written to while it is read needs a loop: threads have
+    generate_as_completed."""
     for name, method in inspect.getmembers(AsyncClient, inspect.isfunction):
-        if not name.startswith("_"):
+        if not name.startswith("_") and name != "stream_many":
             assert getattr(Client, name).__doc__, name
             if name != "close":
                 assert getattr(Client, name).__doc__ == method.__doc__
