@@ -14,6 +14,8 @@ import uuid
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
+import uvloop
+
 from genserve.config import ServeConfig
 from genserve.control.leases import LeaseTable
 from genserve.control.pause import PauseController
@@ -53,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
         if flags.model is None:
             flags.model = str(demo_model_path())
         args = vllm_config.engine_args(flags)
-        return asyncio.run(serve(config, args))
+        return uvloop.run(serve(config, args))
     except (DemoModelError, OSError, ValueError, RuntimeError) as error:
         _say(str(error))
         return EXIT_FAILED
