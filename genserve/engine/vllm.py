@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.envs import enable_envs_cache
 from vllm.exceptions import VLLMClientError, VLLMValidationError
 from vllm.inputs.engine import tokens_input
 from vllm.lora.request import LoRARequest
@@ -92,6 +93,8 @@ class VllmEngine:
             llm.output_handler.add_done_callback(lambda _: engine._liveness.declare_dead())
             chosen = await engine._weights.attach(options.weight_update, _ATTACH_TIMEOUT_S)
             engine._info = replace(engine._info, weight_update=chosen)
+            # vLLM asks the environment about something for every token, in this process only.
+            enable_envs_cache()
         except BaseException:
             await engine.stop()
             raise
