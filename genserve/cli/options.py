@@ -8,7 +8,7 @@ import socket
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from genserve.client import Client
+    from genserve.client import AsyncClient, Client
 
 Subparsers = argparse._SubParsersAction  # argparse has no public name for what add_subparsers returns
 
@@ -50,9 +50,28 @@ def open_client(args: argparse.Namespace) -> "Client":
     """A client for the daemon that the options name."""
     from genserve.client import Client
 
-    target = f"unix:{args.uds}" if args.uds is not None else args.target
-    token = args.token if args.token is not None else os.environ.get("GENSERVE_TOKEN")
+    target, token = _target_and_token(args)
     return Client(target, token=token, tls=args.tls)
+
+
+def open_async_client(args: argparse.Namespace) -> "AsyncClient":
+    """The same for asyncio."""
+    from genserve.client import AsyncClient
+
+    target, token = _target_and_token(args)
+    return AsyncClient(target, token=token, tls=args.tls)
+
+
+def count(text: str) -> int:
+    """Parses a number of things, at least 1."""
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
+
+
+def counts(text: str) -> list[int]:
+    """Parses such numbers, separated by commas."""
+    return [count(part.strip()) for part in text.split(",")]
 
 
 def seconds(text: str) -> float:
@@ -66,3 +85,8 @@ def seconds(text: str) -> float:
 def default_holder() -> str:
     """user@host"""
     return f"{getpass.getuser()}@{socket.gethostname()}"
+
+
+def _target_and_token(args: argparse.Namespace) -> tuple[str, str | None]:
+    target = f"unix:{args.uds}" if args.uds is not None else args.target
+    return target, args.token if args.token is not None else os.environ.get("GENSERVE_TOKEN")

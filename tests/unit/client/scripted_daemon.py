@@ -252,7 +252,7 @@ class ScriptedDaemon(
 
     async def GetServerInfo(self, request: Any, context: Any) -> control_pb2.GetServerInfoResponse:
         versions = [control_pb2.ComponentVersion(component="vllm", version="1")]
-        return control_pb2.GetServerInfoResponse(model="smol", versions=versions, state=self.state())
+        return control_pb2.GetServerInfoResponse(model="smol", vocab_size=512, versions=versions, state=self.state())
 
     async def ResetCache(self, request: Any, context: Any) -> control_pb2.ResetCacheResponse:
         return control_pb2.ResetCacheResponse(reset=True, state=self.state())

@@ -1,0 +1,276 @@
+"""`genserve bench`: how fast a running daemon is, seen from where the command runs. Leaves the weights as they are."""
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import json
+import random
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any, Final
+
+from genserve.cli.options import (
+    Subparsers,
+    add_connection_options,
+    count,
+    counts,
+    default_holder,
+    open_async_client,
+    open_client,
+    seconds,
+)
+
+if TYPE_CHECKING:
+    from genserve.client import AsyncClient
+
+_ROUNDS: Final = 5
+_REQUESTS_PER_SLOT: Final = 4
+_LEASE_S: Final = 5.0  # a pause ends by itself this soon should the command be killed while it holds it
+_STAGING_TTL_S: Final = 10.0  # the same for staged bytes
+
+
+def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
+    """Adds the command and its three measurements."""
+    parser = subparsers.add_parser(
+        "bench", help="measure a running daemon", description="Measures a running daemon from here."
+    )
+    measurements = parser.add_subparsers(title="measurements", metavar="MEASUREMENT", dest="measurement", required=True)
+
+    generate = measurements.add_parser(
+        "generate",
+        help="tokens per second and latency by concurrency",
+        description="Random prompts, greedy, every token streamed; each slot starts a request when its last one ends.",
+    )
+    generate.add_argument("--concurrency", type=counts, default=[1, 16, 64], metavar="N,N", help="default: 1,16,64")
+    generate.add_argument("--max-tokens", type=count, default=64, metavar="N", help="of each answer (default: 64)")
+    generate.add_argument("--prompt-tokens", type=count, default=5, metavar="N", help="of each prompt (default: 5)")
+    generate.add_argument(
+        "--requests", type=count, metavar="N", help=f"at each concurrency (default: {_REQUESTS_PER_SLOT} a slot)"
+    )
+
+    push = measurements.add_parser(
+        "push",
+        help="how fast weights arrive",
+        description="Stages weights and discards them: what is served stays as it is.",
+    )
+    push.add_argument("path", metavar="WEIGHTS", help="a .safetensors file or a checkpoint directory")
+    push.add_argument("--streams", type=count, default=1, metavar="N", help="streams to send on at once (default: 1)")
+
+    pause = measurements.add_parser(
+        "pause",
+        help="how fast a pause takes hold and ends",
+        description="Pauses and resumes: generation stands still for moments.",
+    )
+    for each in (push, pause):
+        each.add_argument("--rounds", type=count, default=_ROUNDS, metavar="N", help=f"default: {_ROUNDS}")
+    for each in (generate, push, pause):
+        each.add_argument("--timeout", type=seconds, default=600.0, metavar="TIME", help="of a call (default: 600s)")
+        each.add_argument("--json", action="store_true", help="print one line of JSON")
+        add_connection_options(each)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measures, and prints a table or JSON."""
+    measure = {"generate": _generate, "push": _push, "pause": _pause}[args.measurement]
+    rows = measure(args)
+    if args.json:
+        print(json.dumps({"measurement": args.measurement, "rows": rows}))
+    else:
+        print(table(rows))
+    return 0
+
+
+@dataclass(slots=True)
+class StreamTimes:
+    """When a request was sent, and when each of its messages with tokens came; seconds of one monotonic clock."""
+
+    sent_at: float
+    arrived_at: list[float] = field(default_factory=list)
+    num_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationFigures:
+    """What the streams of one concurrency came to. `inter_token`: the wait between two messages of a stream."""
+
+    concurrency: int
+    requests: int
+    tokens_per_s: float
+    ttft_p50_ms: float
+    ttft_p99_ms: float
+    inter_token_p50_ms: float
+    inter_token_p99_ms: float
+
+    @classmethod
+    def of(cls, concurrency: int, streams: Sequence[StreamTimes]) -> "GenerationFigures":
+        """Of streams that have each got at least one token."""
+        first_s = [stream.arrived_at[0] - stream.sent_at for stream in streams]
+        waits_s = [wait_s for stream in streams for wait_s in _differences(stream.arrived_at)]
+        elapsed_s = max(stream.arrived_at[-1] for stream in streams) - min(stream.sent_at for stream in streams)
+        return cls(
+            concurrency=concurrency,
+            requests=len(streams),
+            tokens_per_s=sum(stream.num_tokens for stream in streams) / elapsed_s,
+            ttft_p50_ms=1000 * percentile(first_s, 0.5),
+            ttft_p99_ms=1000 * percentile(first_s, 0.99),
+            inter_token_p50_ms=1000 * percentile(waits_s, 0.5),
+            inter_token_p99_ms=1000 * percentile(waits_s, 0.99),
+        )
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The smallest value that at least `share` of the values do not exceed (nearest rank); 0 of none."""
+    if not values:
+        return 0.0
+    rank = -int(-share * len(values) // 1)  # rounded up
+    return sorted(values)[max(rank, 1) - 1]
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Rows of the same keys as aligned columns; figures to four digits."""
+    lines = [[key.replace("_", " ") for key in rows[0]]]
+    lines += [[_figure(value) for value in row.values()] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
+
+
+def _figure(value: float) -> str:
+    if isinstance(value, int):
+        return str(value)
+    return f"{value:.0f}" if value >= 1000 else f"{value:#.4g}".rstrip(".")
+
+
+def _differences(moments: Sequence[float]) -> Iterator[float]:
+    return (later - earlier for earlier, later in itertools.pairwise(moments))
+
+
+def _generate(args: argparse.Namespace) -> list[dict[str, Any]]:
+    return asyncio.run(_generate_all(args))
+
+
+async def _generate_all(args: argparse.Namespace) -> list[dict[str, Any]]:
+    rows = []
+    async with open_async_client(args) as client:
+        vocab_size = (await client.server_info()).vocab_size
+        # Another seed each time: what the daemon remembers of the last run (its prefix cache) must not help.
+        prompts = _prompts(random.Random(), vocab_size, args.prompt_tokens)
+        await _stream(client, next(prompts), args)  # warms up
+        for concurrency in args.concurrency:
+            num_requests = args.requests if args.requests is not None else _REQUESTS_PER_SLOT * concurrency
+            streams = await _closed_loop(client, prompts, concurrency, num_requests, args)
+            rows.append(asdict(GenerationFigures.of(concurrency, streams)))
+    return rows
+
+
+def _prompts(generator: random.Random, vocab_size: int, num_tokens: int) -> Iterator[list[int]]:
+    while True:
+        yield [generator.randrange(vocab_size) for _ in range(num_tokens)]
+
+
+async def _closed_loop(
+    client: "AsyncClient", prompts: Iterator[list[int]], concurrency: int, num_requests: int, args: argparse.Namespace
+) -> list[StreamTimes]:
+    """`num_requests` requests, `concurrency` of them at a time."""
+    streams: list[StreamTimes] = []
+    left = iter(range(num_requests))
+
+    async def slot() -> None:
+        for _ in left:
+            streams.append(await _stream(client, next(prompts), args))
+
+    tasks = [asyncio.create_task(slot()) for _ in range(concurrency)]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return streams
+
+
+async def _stream(client: "AsyncClient", prompt: list[int], args: argparse.Namespace) -> StreamTimes:
+    from genserve.errors import GenserveError
+
+    times = StreamTimes(time.monotonic())
+    async with client.stream(
+        prompt, max_tokens=args.max_tokens, ignore_eos=True, temperature=0.0, text=False, timeout_s=args.timeout
+    ) as deltas:
+        async for delta in deltas:
+            if num_tokens := sum(len(output.token_ids) for output in delta.outputs):
+                times.arrived_at.append(time.monotonic())
+                times.num_tokens += num_tokens
+    if times.num_tokens == 0:
+        raise GenserveError("a request ended without a token: was it aborted?")
+    return times
+
+
+def _push(args: argparse.Namespace) -> list[dict[str, Any]]:
+    from genserve.errors import InvalidFieldError
+
+    durations_s = []
+    with open_client(args) as client:
+        version = client.get_weights().weight_version + 1
+        total_bytes = 0
+        for _ in range(args.rounds + 1):
+            push_id = str(uuid.uuid4())
+            started_at = time.monotonic()
+            try:
+                result = client.push_weights(
+                    Path(args.path),
+                    version=version,
+                    push_id=push_id,
+                    action="stage",
+                    streams=args.streams,
+                    staging_ttl_s=_STAGING_TTL_S,
+                    timeout_s=args.timeout,
+                )
+            except ValueError as error:  # the file is not what it claims to be
+                raise InvalidFieldError(str(error)) from error
+            durations_s.append(time.monotonic() - started_at)
+            client.discard_push(push_id)
+            total_bytes = result.push.total_bytes
+    durations_s = durations_s[1:]  # the first one warms up
+    return [
+        {
+            "streams": args.streams,
+            "rounds": args.rounds,
+            "GB": total_bytes / 1e9,
+            "median_s": median(durations_s),
+            "GB_per_s": total_bytes / 1e9 / median(durations_s),
+            "best_GB_per_s": total_bytes / 1e9 / min(durations_s),
+        }
+    ]
+
+
+def _pause(args: argparse.Namespace) -> list[dict[str, Any]]:
+    from genserve.errors import PauseLeaseLostError
+
+    pauses_s, resumes_s = [], []
+    with open_client(args) as client:
+        for _ in range(args.rounds + 1):
+            began_at = time.monotonic()
+            lease = client.pause(holder=default_holder(), ttl_s=_LEASE_S, timeout_s=args.timeout).lease
+            paused_at = time.monotonic()
+            try:
+                client.resume(lease.lease_id)
+            except KeyboardInterrupt:
+                # The call was cancelled under way: whether it arrived is unknown.
+                with contextlib.suppress(PauseLeaseLostError):
+                    client.resume(lease.lease_id)
+                raise
+            pauses_s.append(paused_at - began_at)
+            resumes_s.append(time.monotonic() - paused_at)
+    return [
+        {
+            "rounds": args.rounds,
+            "pause_p50_ms": 1000 * percentile(pauses_s[1:], 0.5),
+            "pause_max_ms": 1000 * max(pauses_s[1:]),
+            "resume_p50_ms": 1000 * percentile(resumes_s[1:], 0.5),
+            "resume_max_ms": 1000 * max(resumes_s[1:]),
+        }
+    ]

@@ -1,0 +1,50 @@
+"""`genserve bench push` and `pause` against the real push and pause code."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from genserve.cli import main
+from genserve.control.state import Phase
+from tests.rpc.conftest import Daemon
+
+
+async def bench(daemon: Daemon, *arguments: str) -> int:
+    """Runs `genserve bench` in a thread of its own."""
+    return await asyncio.to_thread(main, ["bench", *arguments, "--target", daemon.address])
+
+
+async def test_push_measures_and_leaves_nothing_behind(
+    daemon: Daemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What it stages it discards, or the daemon would have no room for the last rounds; what is served stays."""
+    path = tmp_path / "m.safetensors"
+    save_file({"a": torch.zeros(4), "b": torch.zeros(8, dtype=torch.bfloat16)}, path)
+    assert await bench(daemon, "push", str(path), "--rounds", "40", "--streams", "2", "--json") == 0
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert row["GB"] == pytest.approx(32e-9)
+    assert 0 < row["GB_per_s"] <= row["best_GB_per_s"]
+    assert daemon.engine.weight_version == 0
+
+
+async def test_push_of_other_tensors_is_refused(
+    daemon: Daemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As any push: with the names."""
+    path = tmp_path / "m.safetensors"
+    save_file({"c": torch.zeros(4)}, path)
+    assert await bench(daemon, "push", str(path)) == 1
+    assert "MANIFEST_MISMATCH" in capsys.readouterr().err
+
+
+async def test_pause_measures_and_leaves_the_engine_running(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> None:
+    """No lease is left."""
+    assert await bench(daemon, "pause", "--rounds", "3") == 0
+    header, row = capsys.readouterr().out.splitlines()
+    assert "pause p50 ms" in header
+    assert row.split()[0] == "3"
+    assert daemon.board.phase is Phase.RUNNING
