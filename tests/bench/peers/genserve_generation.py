@@ -85,12 +85,9 @@ class Genserve:
         return stream
 
     async def _many(self, work: Work) -> list[Trace]:
-        if not hasattr(self._client, "stream_many"):
-            raise PeerError("genserve_many", "this genserve has no GenerateMany")
         options = _options(work)
         traces: list[Trace] = []
-        client: Any = self._client
-        async with client.stream_many() as many:
+        async with self._client.stream_many() as many:
 
             async def submit() -> None:
                 number = len(traces)
@@ -105,22 +102,20 @@ class Genserve:
                 if item.error is not None:
                     raise item.error
                 _add(traces[int(item.request_id)], item.delta)
-                if any(output.finish is not None for output in item.delta.outputs) and len(traces) < len(work.prompts):
+                if item.is_last and len(traces) < len(work.prompts):
                     await submit()
         return traces
 
     async def _many_stub(self, work: Work) -> list[Trace]:
         stub: Any = generation_pb2_grpc.GenerationServiceStub(self._channel)
-        if not hasattr(stub, "GenerateMany"):
-            raise PeerError("genserve_many_stub", "this genserve has no GenerateMany")
-        request_type: Any = generation_pb2.GenerateManyRequest  # type: ignore[attr-defined,unused-ignore]
         traces: list[Trace] = []
         call = stub.GenerateMany()
 
         async def submit() -> None:
             number = len(traces)
             traces.append(Trace(time.monotonic()))
-            await call.write(request_type(generate=_request(work, work.prompts[number], str(number))))
+            request = _request(work, work.prompts[number], str(number))
+            await call.write(generation_pb2.GenerateManyRequest(generate=request))
             if len(traces) == len(work.prompts):
                 await call.done_writing()
 
@@ -131,8 +126,7 @@ class Genserve:
                 if item.HasField("error"):
                     raise PeerError("genserve_many_stub", str(item.error))
                 _add(traces[int(item.request_id)], item.response)
-                ended = any(output.HasField("finish") for output in item.response.outputs)
-                if ended and len(traces) < len(work.prompts):
+                if item.response.HasField("usage") and len(traces) < len(work.prompts):
                     await submit()
         return traces
 

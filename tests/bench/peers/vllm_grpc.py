@@ -63,10 +63,7 @@ class VllmGrpc:
             call = stub.Generate(request)
             while (message := await call.read()) is not grpc.aio.EOF:
                 # The final message repeats all tokens of a stream, which has them already.
-                if work.final_only:
-                    token_ids = message.complete.output_ids
-                else:
-                    token_ids = message.chunk.token_ids
+                token_ids = message.complete.output_ids if work.final_only else message.chunk.token_ids
                 if token_ids:
                     trace.arrived_at.append(time.monotonic())
                     trace.token_ids += token_ids

@@ -1,0 +1,55 @@
+"""The benchmarks: `scripts/bench MEASUREMENT`, see --help. Exits with 1, naming it, when a peer cannot be run."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+import uvloop
+
+from genserve.engine.demo_model import demo_model_path
+from tests.bench import generate, machine, options, plots, report
+from tests.bench.processes import PeerError, use_packages
+
+MEASUREMENTS = {
+    "generate": (generate, ""),
+}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measures; the exit status."""
+    parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
+    subparsers = parser.add_subparsers(dest="measurement", required=True, metavar="MEASUREMENT")
+    for name, (module, sizes) in MEASUREMENTS.items():
+        text = str(module.__doc__).splitlines()[0]
+        options.add(subparsers.add_parser(name, help=text, description=module.__doc__), module.PEERS, sizes)
+    options.add(subparsers.add_parser("all", help="all of them, with their defaults"), (), "")
+    table = subparsers.add_parser("table", help="write README.md's tables and the plots out of the results")
+    table.add_argument("--out", type=options.Path, default=options.DEFAULT_OUT, metavar="DIR")
+    args = parser.parse_args(argv)
+    use_packages()
+    if args.measurement == "table":
+        for name in report.update_readme(args.out):
+            plots.draw(report.Result.load(args.out, name), args.out)
+        return 0
+    return _measure_all(parser, argv, args)
+
+
+def _measure_all(parser: argparse.ArgumentParser, argv: Sequence[str], args: argparse.Namespace) -> int:
+    names = list(MEASUREMENTS) if args.measurement == "all" else [args.measurement]
+    print(machine.describe(machine.facts()), file=sys.stderr)
+    demo_model_path()  # built before a loop runs, if it has to be
+    for name in names:
+        module, _ = MEASUREMENTS[name]
+        own = parser.parse_args([name, *argv[1:]]) if args.measurement == "all" else args
+        try:
+            result = uvloop.run(module.run(options.of(own, module.PEERS)))
+        except (PeerError, MemoryError, ValueError) as error:
+            print(f"bench: {name}: {error}", file=sys.stderr)
+            return 1
+        print(f"\n{report.TABLES[name][1](result)}\n\n{result.save(own.out)}")
+        print(plots.draw(result, own.out))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

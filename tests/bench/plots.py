@@ -1,0 +1,109 @@
+"""Growth curves of the results as PNG files."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.bench.report import Result
+
+_WIDTH, _HEIGHT = 5.2, 4.0  # inches, of one panel
+_LATENCIES = ("ttft_p50_ms", "ttft_p99_ms", "inter_token_p50_ms", "inter_token_p99_ms")
+
+
+def draw(result: Result, directory: Path) -> Path:
+    """Draws NAME.png."""
+    import matplotlib
+
+    matplotlib.use("Agg")  # there may be no screen
+    from matplotlib import pyplot
+
+    panels: Callable[[Result], list[tuple[str, str, str, Curves]]] = _PANELS[result.name]
+    drawn = panels(result)
+    figure, axes = pyplot.subplots(1, len(drawn), figsize=(_WIDTH * len(drawn), _HEIGHT), squeeze=False)
+    for axis, (title, x_label, y_label, curves) in zip(axes[0], drawn, strict=True):
+        if result.name in _BARS:
+            _bars(axis, curves)
+        else:
+            for peer, (xs, ys) in curves.items():
+                dashes = "--" if peer.endswith("_final") else ":" if peer.endswith("_stub") else "-"
+                axis.plot(xs, ys, dashes, marker="o", markersize=3, linewidth=1.2, label=peer)
+            axis.set_xscale("log", base=2)
+            axis.set_yscale("log")
+            axis.xaxis.set_major_formatter("{x:g}")
+        axis.set_title(title, fontsize=10)
+        axis.set_xlabel(x_label)
+        axis.set_ylabel(y_label)
+        axis.grid(visible=True, which="both", alpha=0.25)
+    axes[0][-1].legend(fontsize=7, loc="center left", bbox_to_anchor=(1.02, 0.5))
+    figure.tight_layout()
+    path = directory / f"{result.name}.png"
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+    return path
+
+
+Curves = dict[str, tuple[list[float], list[float]]]
+
+
+def _bars(axis: Any, curves: Curves) -> None:
+    """Groups of bars: one group an x, one bar a curve."""
+    width = 0.8 / len(curves)
+    for number, (name, (xs, ys)) in enumerate(curves.items()):
+        axis.bar([x + number * width for x in xs], ys, width, label=name)
+
+
+def _curves(medians: Mapping[str, Mapping[str, Mapping[str, float]]], xs: Mapping[str, float], figure: str) -> Curves:
+    curves: Curves = {}
+    for key, by_peer in medians.items():
+        for peer, figures in by_peer.items():
+            if figures.get(figure, 0) > 0:
+                points = curves.setdefault(peer, ([], []))
+                points[0].append(xs[key])
+                points[1].append(figures[figure])
+    return curves
+
+
+def _generate(result: Result) -> list[tuple[str, str, str, Curves]]:
+    xs = {key: float(key) for key in result.medians}
+    panels = [("tokens_per_s", "tokens/s"), *((name, "ms") for name in _LATENCIES)]
+    return [(name, "requests at once", unit, _curves(result.medians, xs, name)) for name, unit in panels]
+
+
+def _by_size(*figures: tuple[str, str]) -> Callable[[Result], list[tuple[str, str, str, Curves]]]:
+    def panels(result: Result) -> list[tuple[str, str, str, Curves]]:
+        xs = {key: size_bytes / 1e6 for key, size_bytes in result.notes["bytes"].items()}
+        return [(name, "model, MB", unit, _curves(result.medians, xs, name)) for name, unit in figures]
+
+    return panels
+
+
+def _interference(result: Result) -> list[tuple[str, str, str, Curves]]:
+    panels = []
+    for name in ("inter_token_p50_ms", "inter_token_p99_ms"):
+        curves: Curves = {}
+        for number, by_phase in enumerate(result.ratios.values()):
+            for phase, ratios in by_phase.items():
+                points = curves.setdefault(phase, ([], []))
+                points[0].append(float(number))
+                points[1].append(ratios[name])
+        panels.append((f"{name}, ratio to undisturbed", ", ".join(result.ratios), "ratio", curves))
+    return panels
+
+
+def _memory(result: Result) -> list[tuple[str, str, str, Curves]]:
+    curves = {}
+    for key, samples in result.rounds.items():
+        for name in ("anonymous", "shared", "total"):
+            ys = [sample[name] / 1e6 for sample in samples["after_push"]]
+            curves[f"{key} {name}"] = ([float(i + 1) for i in range(len(ys))], ys)
+    return [("host memory after each push", "pushes", "MB", curves)]
+
+
+_BARS = ("interference",)
+_PANELS: dict[str, Callable[[Result], list[tuple[str, str, str, Curves]]]] = {
+    "generate": _generate,
+    "push": _by_size(("gb_per_s", "GB/s"), ("seconds", "s")),
+    "pause": _by_size(("paused_s", "s paused"), ("total_s", "s until served")),
+    "interference": _interference,
+    "memory": _memory,
+}
