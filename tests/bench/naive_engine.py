@@ -4,22 +4,26 @@
 
 A line {"way": "collective_rpc" | "tmpfs", "weights": CHECKPOINT, "streams": n} starts n endless streams, updates the
 weights while they run, and answers with one line of JSON: seconds by step and the longest wait for a token of any
-stream. Nothing of genserve takes part.
+stream (0 without one). Nothing of genserve takes part.
 """
 
 import asyncio
-import json
 import os
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.bench import engines
+from tests.bench.processes import obey
+
 TMPFS = "/dev/shm"
+WARM_UP_S = 2.0
 
 
 class Receiver:
@@ -40,24 +44,13 @@ class Receiver:
 async def main(checkpoint: str) -> None:
     """Starts the engine and obeys."""
     from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    args = AsyncEngineArgs(
-        model=checkpoint,
-        max_model_len=2048,
-        kv_cache_memory_bytes=1 << 30,
-        enforce_eager=True,
-        enable_chunked_prefill=False,
-        disable_log_stats=True,
-        worker_extension_cls="tests.bench.naive_engine.Receiver",
-    )
-    llm = AsyncLLM.from_engine_args(args)
-    print("READY", flush=True)
-    lines = asyncio.StreamReader()
-    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
-    while line := await lines.readline():
-        order = json.loads(line)
-        print("ANSWER " + json.dumps(await measure(llm, **order)), flush=True)
+    parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser())
+    flags = ["--model", checkpoint, *engines.flags(), "--worker-extension-cls", "tests.bench.naive_engine.Receiver"]
+    llm = AsyncLLM.from_engine_args(AsyncEngineArgs.from_cli_args(parser.parse_args(flags)))
+    await obey(partial(measure, llm))
     llm.shutdown()
 
 
@@ -65,15 +58,15 @@ async def measure(llm: Any, way: str, weights: str, streams: int) -> dict[str, f
     """One update among live streams."""
     waits: list[float] = []
     running = [asyncio.create_task(stream(llm, f"{way}-{time.monotonic()}-{i}", i, waits)) for i in range(streams)]
-    await asyncio.sleep(2.0)
-    waits.clear()
     tensors = await asyncio.to_thread(load_file, Path(weights) / "model.safetensors")
+    await asyncio.sleep(WARM_UP_S if streams else 0)
+    waits.clear()
     steps = await (through_collective_rpc if way == "collective_rpc" else through_tmpfs)(llm, tensors)
-    await asyncio.sleep(2.0)
+    await asyncio.sleep(WARM_UP_S if streams else 0)
     for task in running:
         task.cancel()
     await asyncio.gather(*running, return_exceptions=True)
-    return {**steps, "longest_wait_s": max(waits)}
+    return {**steps, "longest_wait_s": max(waits, default=0.0)}
 
 
 async def stream(llm: Any, request_id: str, seed: int, waits: list[float]) -> None:
@@ -114,6 +107,5 @@ async def through_tmpfs(llm: Any, tensors: dict[str, torch.Tensor]) -> dict[str,
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-    os.environ["TORCHDYNAMO_DISABLE"] = "1"
+    os.environ.update(engines.ENVIRONMENT)
     asyncio.run(main(sys.argv[1]))

@@ -3,8 +3,8 @@
 The difference between client and stub is what the client's own objects cost.
 """
 
-import asyncio
 import time
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,10 +12,9 @@ import grpc.aio
 
 from genserve.client import AsyncClient
 from genserve.v1 import generation_pb2, generation_pb2_grpc, types_pb2
-from tests.bench import engines
+from tests.bench.peers.genserve_daemon import start_daemon
 from tests.bench.processes import PeerError
 from tests.bench.traces import Trace, Work, closed_loop
-from tests.daemon_process import DaemonProcess
 
 
 class Genserve:
@@ -30,21 +29,17 @@ class Genserve:
         "genserve_many_final",
     )
     pid = 0
-    _daemon: DaemonProcess
+    _stack: AsyncExitStack
     _client: AsyncClient
     _channel: grpc.aio.Channel
 
     async def start(self, checkpoint: Path, directory: Path) -> None:
         """Starts it, and waits until it says that it is serving."""
-        flags = ["--model", str(checkpoint), *engines.flags()]
-        self._daemon = DaemonProcess(flags, directory / "genserve.log", engines.ENVIRONMENT)
-        self.pid = self._daemon.process.pid
-        try:
-            await asyncio.to_thread(self._daemon.wait_serving)
-        except AssertionError as error:
-            raise PeerError("genserve", str(error)) from error
-        self._client = AsyncClient(self._daemon.address)
-        self._channel = grpc.aio.insecure_channel(self._daemon.address)
+        self._stack = AsyncExitStack()
+        daemon = await start_daemon(checkpoint, directory, self._stack)
+        self.pid = daemon.process.pid
+        self._client = await self._stack.enter_async_context(AsyncClient(daemon.address))
+        self._channel = await self._stack.enter_async_context(grpc.aio.insecure_channel(daemon.address))
 
     async def generate(self, peer: str, work: Work) -> list[Trace]:
         """In one of the ways."""
@@ -132,9 +127,7 @@ class Genserve:
 
     async def stop(self) -> None:
         """Ends it."""
-        await self._client.close()
-        await self._channel.close()
-        await asyncio.to_thread(self._daemon.stop)
+        await self._stack.aclose()
 
 
 def _add(trace: Trace, message: Any) -> None:

@@ -1,0 +1,111 @@
+"""`interference`: what live streams feel of a push, before it pauses them: while its bytes arrive, and while the new
+version is prepared.
+
+The control is a process that does nothing but compute: where cores are few, a part of what streams feel is merely a
+core that somebody takes. Undisturbed, control and push take turns in every round.
+"""
+
+import asyncio
+import subprocess
+import sys
+import tempfile
+from contextlib import AsyncExitStack
+from pathlib import Path
+from time import monotonic
+
+from tests.bench import engines, machine, trainer
+from tests.bench.generate import say
+from tests.bench.live_streams import LiveStreams, live_streams
+from tests.bench.options import Options
+from tests.bench.peers.genserve_daemon import start_daemon
+from tests.bench.processes import Program
+from tests.bench.report import Result, medians
+
+PEERS = ("undisturbed", "cpu_hog", "receiving", "receiving_4_streams", "preparing")
+SIZES = "64,smollm2"
+BASELINE = "undisturbed"
+WATCH_S = 4.0
+
+
+async def run(options: Options) -> Result:
+    """Every size, one after the other."""
+    facts = machine.facts()
+    rounds: dict[str, dict[str, list[dict[str, float]]]] = {}
+    sizes_bytes: dict[str, int] = {}
+    for size in options.sizes:
+        with tempfile.TemporaryDirectory() as directory:
+            checkpoint = engines.model(size, Path(directory))
+            sizes_bytes[size] = engines.model_bytes(checkpoint)
+            machine.require_memory(6 * sizes_bytes[size] + (3 << 30), f"interference of {size}")
+            rounds[size] = await _measure(size, checkpoint, Path(directory), options)
+    by_size = {size: {phase: medians(each) for phase, each in phases.items()} for size, phases in rounds.items()}
+    return Result(
+        "interference",
+        machine=facts,
+        settings={
+            "engine": engines.flags(),
+            "environment": engines.ENVIRONMENT,
+            "rounds": options.rounds,
+            "streams": options.streams,
+            "seconds_watched": WATCH_S,
+            "peers": options.peers,
+        },
+        rounds=rounds,
+        medians=by_size,
+        ratios={
+            size: {
+                phase: {name: each[name] / phases[BASELINE][name] for name in phases[BASELINE] if name in each}
+                for phase, each in phases.items()
+            }
+            for size, phases in by_size.items()
+            if BASELINE in phases
+        },
+        notes={"bytes": sizes_bytes, "ratio_to": BASELINE},
+    )
+
+
+async def _measure(size: str, checkpoint: Path, directory: Path, options: Options) -> dict[str, list[dict[str, float]]]:
+    rounds: dict[str, list[dict[str, float]]] = {phase: [] for phase in options.peers}
+    async with AsyncExitStack() as stack:
+        say("starting genserve")
+        daemon = await start_daemon(checkpoint, directory, stack)
+        pusher = await trainer.start("interference", daemon.address, directory)
+        stack.callback(pusher.stop)
+        await pusher.order(do="load", weights=str(checkpoint))
+        for number in range(options.rounds + 1):
+            for phase in options.peers if number % 2 == 0 else options.peers[::-1]:
+                # Streams of their own: the longer a stream, the longer its steps.
+                async with live_streams(daemon.address, options.streams) as streams:
+                    figures = await _phase(phase, streams, pusher, checkpoint)
+                shown = " ".join(f"{name} {value:.2f}" for name, value in figures.items())
+                say(f"{size:>8} round {number}: {phase:20} {shown}")
+                if number > 0:  # the first one warms up
+                    rounds[phase].append(figures)
+    return rounds
+
+
+async def _phase(phase: str, streams: LiveStreams, pusher: Program, checkpoint: Path) -> dict[str, float]:
+    """Figures of the streams while that goes on."""
+    if phase == "undisturbed":
+        began_at = monotonic()
+        await asyncio.sleep(WATCH_S)
+        return streams.figures((began_at, monotonic()))
+    if phase == "cpu_hog":
+        hog = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+        try:
+            began_at = monotonic()
+            await asyncio.sleep(WATCH_S)
+            return streams.figures((began_at, monotonic()))
+        finally:
+            hog.kill()
+            hog.wait()
+    if phase == "preparing":
+        spans: list[tuple[float, float]] = []
+        while sum(ended_at - began_at for began_at, ended_at in spans) < WATCH_S / 2:
+            done = await pusher.order(do="commit", weights=str(checkpoint))
+            # Up to the pause, which is told apart in `pause`.
+            spans.append((done["began_at"], done["began_at"] + done["verify_s"] + done["prepare_s"]))
+        return streams.figures(*spans)
+    num_streams = 4 if phase == "receiving_4_streams" else 1
+    done = await pusher.order(do="stage", weights=str(checkpoint), streams=num_streams, seconds=WATCH_S)
+    return {**streams.figures((done["began_at"], done["ended_at"])), "gb_per_s": done["gb_per_s"]}

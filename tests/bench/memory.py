@@ -1,0 +1,125 @@
+"""`memory`: host memory of the daemon and its workers before, during and after pushes, by the size of the model.
+
+Every page is counted once, however many processes map it (Pss). `shared` is what a push stages and what stays resident
+for partial pushes and pulls; `anonymous` is the rest, of which the prepared version is a part: on the CPU, the device's
+memory is the host's. Pages of files (the checkpoint, libraries) are the page cache's and are not counted.
+"""
+
+import asyncio
+import tempfile
+from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tests.bench import engines, machine, trainer
+from tests.bench.generate import say
+from tests.bench.options import Options
+from tests.bench.peers.genserve_daemon import start_daemon
+from tests.bench.report import Result
+
+PEERS = ("genserve",)
+SIZES = "64,smollm2"
+SAMPLE_S = 0.02
+MARGIN_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Bytes of one moment."""
+
+    anonymous: int
+    shared: int
+    total: int
+
+
+async def run(options: Options) -> Result:
+    """Every size, one after the other."""
+    facts = machine.facts()
+    rounds: dict[str, Any] = {}
+    figures: dict[str, dict[str, float]] = {}
+    sizes_bytes: dict[str, int] = {}
+    for size in options.sizes:
+        with tempfile.TemporaryDirectory() as directory:
+            checkpoint = engines.model(size, Path(directory))
+            sizes_bytes[size] = engines.model_bytes(checkpoint)
+            machine.require_memory(6 * sizes_bytes[size] + (3 << 30), f"memory of {size}")
+            rounds[size] = await _measure(size, checkpoint, Path(directory), options)
+            figures[size] = _figures(rounds[size])
+    return Result(
+        "memory",
+        machine=facts,
+        settings={
+            "engine": engines.flags(),
+            "environment": engines.ENVIRONMENT,
+            "rounds": options.pushes,
+            "peers": options.peers,
+        },
+        rounds=rounds,
+        medians=figures,
+        ratios={
+            size: {
+                "staging_of_limit": each["peak_staging"] / (2 * sizes_bytes[size] + MARGIN_BYTES),
+                "prepared_of_model": each["peak_prepared"] / sizes_bytes[size],
+                "growth_after_first_of_model": (each["after_last"] - each["after_first"]) / sizes_bytes[size],
+            }
+            for size, each in figures.items()
+        },
+        notes={"bytes": sizes_bytes, "staging_limit": "2x model bytes + 256 MiB"},
+    )
+
+
+async def _measure(size: str, checkpoint: Path, directory: Path, options: Options) -> dict[str, Any]:
+    async with AsyncExitStack() as stack:
+        say("starting genserve")
+        daemon = await start_daemon(checkpoint, directory, stack)
+        pusher = await trainer.start("memory", daemon.address, directory)
+        stack.callback(pusher.stop)
+        await pusher.order(do="load", weights=str(checkpoint))
+        before = await asyncio.to_thread(sample, daemon.process.pid)
+        peaks, after = [], []
+        for number in range(options.pushes):
+            pushing = asyncio.create_task(pusher.order(do="push", weights=str(checkpoint)))
+            during = []
+            while not pushing.done():
+                during.append(await asyncio.to_thread(sample, daemon.process.pid))
+                await asyncio.sleep(SAMPLE_S)
+            await pushing
+            during.append(await asyncio.to_thread(sample, daemon.process.pid))
+            peaks.append(Sample(*(max(getattr(each, name) for each in during) for name in Sample.__slots__)))
+            after.append(during[-1])
+            if number % 10 == 0:
+                say(f"{size:>8} push {number + 1}: peak {peaks[-1].total / 1e6:.0f} MB, {after[-1].total / 1e6:.0f} MB")
+    return {
+        "before": asdict(before),
+        "peak_of_push": [asdict(each) for each in peaks],
+        "after_push": [asdict(each) for each in after],
+    }
+
+
+def sample(pid: int) -> Sample:
+    """The daemon and all it has started."""
+    daemon = psutil.Process(pid)
+    anonymous = shared = 0
+    for process in (daemon, *daemon.children(recursive=True)):
+        for line in Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines():
+            key, _, value = line.partition(":")
+            if key == "Pss_Anon":
+                anonymous += int(value.split()[0]) << 10
+            elif key == "Pss_Shmem":
+                shared += int(value.split()[0]) << 10
+    return Sample(anonymous, shared, anonymous + shared)
+
+
+def _figures(measured: dict[str, Any]) -> dict[str, float]:
+    before, peaks, after = measured["before"], measured["peak_of_push"], measured["after_push"]
+    return {
+        "before": before["total"],
+        "peak": max(each["total"] for each in peaks),
+        "peak_staging": max(each["shared"] for each in peaks) - before["shared"],
+        "peak_prepared": max(each["anonymous"] for each in peaks) - before["anonymous"],
+        "after_first": after[0]["total"],
+        "after_last": after[-1]["total"],
+    }

@@ -1,0 +1,132 @@
+"""`pause`: how long generation stands still for new weights, and what streams feel, by the size of the model.
+
+Each update happens while streams generate in the engine that is updated, and the others are idle; the ways take turns.
+`memcpy` is what moving the bytes alone would take.
+"""
+
+import tempfile
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests import models
+from tests.bench import engines, machine, trainer
+from tests.bench.generate import say
+from tests.bench.live_streams import live_streams
+from tests.bench.options import Options
+from tests.bench.peers import naive_update
+from tests.bench.peers.genserve_daemon import start_daemon
+from tests.bench.peers.memcpy import Memcpy
+from tests.bench.processes import Program
+from tests.bench.report import Result, medians
+from tests.daemon_process import DaemonProcess
+
+PEERS = ("memcpy", "genserve", "genserve_inplace", "tmpfs", "collective_rpc")
+SIZES = "16,64,smollm2,1000"
+BASELINE = "memcpy"
+MODELS_IN_MEMORY = 14
+"""Copies of the model: of each of two daemons the live, resident, arriving and prepared one and its trainer's; in the
+plain engine the live one and what arrives, and in shared memory what is saved; memcpy's two."""
+Update = Callable[[Path], Awaitable[dict[str, float]]]
+
+
+async def run(options: Options) -> Result:
+    """Every size, one after the other."""
+    facts = machine.facts()
+    rounds: dict[str, dict[str, list[dict[str, float]]]] = {}
+    sizes_bytes: dict[str, int] = {}
+    for size in options.sizes:
+        with tempfile.TemporaryDirectory() as directory:
+            checkpoint = engines.model(size, Path(directory))
+            sizes_bytes[size] = engines.model_bytes(checkpoint)
+            machine.require_memory(MODELS_IN_MEMORY * sizes_bytes[size] + (6 << 30), f"pause of {size}")
+            rounds[size] = await _measure(size, checkpoint, Path(directory), options)
+    by_size = {size: {peer: medians(each) for peer, each in by_peer.items()} for size, by_peer in rounds.items()}
+    return Result(
+        "pause",
+        machine=facts,
+        settings={
+            "engine": engines.flags(),
+            "environment": engines.ENVIRONMENT,
+            "rounds": options.rounds,
+            "streams": options.streams,
+            "peers": options.peers,
+        },
+        rounds=rounds,
+        medians=by_size,
+        ratios={
+            size: {peer: each["paused_s"] / by_peer[BASELINE]["paused_s"] for peer, each in by_peer.items()}
+            for size, by_peer in by_size.items()
+            if BASELINE in by_peer
+        },
+        notes={"bytes": sizes_bytes, "ratio_to": BASELINE},
+    )
+
+
+async def _measure(size: str, checkpoint: Path, directory: Path, options: Options) -> dict[str, list[dict[str, float]]]:
+    other = models.perturbed(checkpoint, directory / "other", seed=1, scale=0.01)
+    async with AsyncExitStack() as stack:
+        engine_pids: list[int] = []
+        updates = await _updates(checkpoint, directory, options, stack, engine_pids)
+        rounds: dict[str, list[dict[str, float]]] = {peer: [] for peer in updates}
+        for number in range(options.rounds + 1):
+            weights = (other, checkpoint)[number % 2]
+            for peer in list(updates) if number % 2 == 0 else list(updates)[::-1]:
+                await machine.rest("an engine", *engine_pids)
+                figures = await updates[peer](weights)
+                shown = " ".join(f"{name} {value:.4f}" for name, value in figures.items())
+                say(f"{size:>8} round {number}: {peer:17} {shown}")
+                if number > 0:  # the first one warms up
+                    rounds[peer].append(figures)
+        return rounds
+
+
+async def _updates(
+    checkpoint: Path, directory: Path, options: Options, stack: AsyncExitStack, engine_pids: list[int]
+) -> dict[str, Update]:
+    """The ways that are asked for, started."""
+    updates: dict[str, Update] = {}
+    plain: Program | None = None
+    for peer in options.peers:
+        say(f"starting {peer}")
+        if peer == "memcpy":
+            copier = Memcpy(np.random.default_rng(0).integers(0, 256, engines.model_bytes(checkpoint), dtype=np.uint8))
+            updates[peer] = partial(_copy, copier)
+        elif peer.startswith("genserve"):
+            how = "inplace" if peer == "genserve_inplace" else "beside"
+            daemon = await start_daemon(checkpoint, directory, stack, weight_update=how)
+            pusher = await trainer.start(peer, daemon.address, directory)
+            stack.callback(pusher.stop)
+            engine_pids.append(daemon.process.pid)
+            updates[peer] = partial(_push, daemon, pusher, options.streams)
+        else:
+            if plain is None:
+                plain = await naive_update.start(checkpoint, directory)
+                stack.callback(plain.stop)
+                engine_pids.append(plain.pid)
+            updates[peer] = partial(_update, plain, peer, options.streams)
+    return updates
+
+
+async def _copy(copier: Memcpy, weights: Path) -> dict[str, float]:
+    elapsed_s = await copier.move()
+    return {"total_s": elapsed_s, "paused_s": elapsed_s}
+
+
+async def _push(daemon: DaemonProcess, pusher: Program, num_streams: int, weights: Path) -> dict[str, float]:
+    await pusher.order(do="load", weights=str(weights))
+    async with live_streams(daemon.address, num_streams) as streams:
+        pushed: dict[str, float] = await pusher.order(do="push", weights=str(weights))
+        began_at = pushed.pop("began_at")
+        # What follows the update counts: keys and values are computed anew before a stream goes on.
+        felt = await streams.after(began_at + pushed["total_s"], since=began_at)
+    return {**pushed, "longest_wait_s": felt}
+
+
+async def _update(plain: Program, way: str, num_streams: int, weights: Path) -> dict[str, Any]:
+    measured: dict[str, float] = await plain.order(way=way, weights=str(weights), streams=num_streams)
+    return measured
