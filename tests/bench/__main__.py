@@ -1,6 +1,7 @@
 """The benchmarks: `scripts/bench MEASUREMENT`, see --help. Exits with 1, naming it, when a peer cannot be run."""
 
 import argparse
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -39,6 +40,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _measure_all(parser: argparse.ArgumentParser, argv: Sequence[str], args: argparse.Namespace) -> int:
+    # Either signal ends the engines too, also where a shell has put us into the background, which ignores interrupts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
     names = list(MEASUREMENTS) if args.measurement == "all" else [args.measurement]
     print(machine.describe(machine.facts()), file=sys.stderr)
     demo_model_path()  # built before a loop runs, if it has to be
@@ -50,6 +54,8 @@ def _measure_all(parser: argparse.ArgumentParser, argv: Sequence[str], args: arg
         except (PeerError, MemoryError, ValueError) as error:
             print(f"bench: {name}: {error}", file=sys.stderr)
             return 1
+        except KeyboardInterrupt:
+            return 130
         print(f"\n{report.TABLES[name][1](result)}\n\n{result.save(own.out)}")
         print(plots.draw(result, own.out))
     return 0

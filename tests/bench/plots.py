@@ -27,8 +27,10 @@ def draw(result: Result, directory: Path) -> Path:
             for peer, (xs, ys) in curves.items():
                 dashes = "--" if peer.endswith("_final") else ":" if peer.endswith("_stub") else "-"
                 axis.plot(xs, ys, dashes, marker="o", markersize=3, linewidth=1.2, label=peer)
-            axis.set_xscale("log", base=2)
-            axis.set_yscale("log")
+            if result.name != "memory":
+                axis.set_xscale("log", base=2)
+            if result.name != "memory":
+                axis.set_yscale("log")
             axis.xaxis.set_major_formatter("{x:g}")
         axis.set_title(title, fontsize=10)
         axis.set_xlabel(x_label)
@@ -50,6 +52,8 @@ def _bars(axis: Any, curves: Curves) -> None:
     width = 0.8 / len(curves)
     for number, (name, (xs, ys)) in enumerate(curves.items()):
         axis.bar([x + number * width for x in xs], ys, width, label=name)
+    axis.set_xticks([])  # the axis' label says which group is which
+    axis.axhline(1.0, color="black", linewidth=0.8)
 
 
 def _curves(medians: Mapping[str, Mapping[str, Mapping[str, float]]], xs: Mapping[str, float], figure: str) -> Curves:
