@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import uvloop
 
-from genserve.engine.demo_model import demo_model_path
 from tests.bench import generate, interference, machine, memory, options, pause, plots, push, report
 from tests.bench.processes import PeerError, use_packages
 
@@ -45,7 +44,6 @@ def _measure_all(parser: argparse.ArgumentParser, argv: Sequence[str], args: arg
     signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
     names = list(MEASUREMENTS) if args.measurement == "all" else [args.measurement]
     print(machine.describe(machine.facts()), file=sys.stderr)
-    demo_model_path()  # built before a loop runs, if it has to be
     for name in names:
         module, _ = MEASUREMENTS[name]
         own = parser.parse_args([name, *argv[1:]]) if args.measurement == "all" else args

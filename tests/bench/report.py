@@ -68,7 +68,7 @@ def generate_table(result: Result) -> str:
     for peer in result.settings["peers"]:
         cells = []
         for key in keys:
-            figures, ratio = result.medians[key][peer], result.ratios[key].get(peer)
+            figures, ratio = result.medians[key][peer], result.ratios.get(key, {}).get(peer)
             share = "" if ratio is None else f" ({ratio['tokens_per_s']:.2f})"
             cells.append(f"{figures['tokens_per_s']:,.0f}{share}")
         last = result.medians["64" if "64" in keys else keys[-1]][peer]
@@ -80,19 +80,25 @@ def generate_table(result: Result) -> str:
 
 
 def push_table(result: Result) -> str:
-    """GB/s by size."""
-    keys = list(result.medians)
-    peers = list(result.medians[keys[0]])
-    rows = [[f"`{peer}`", *(f"{result.medians[key][peer]['gb_per_s']:.2f}" for key in keys)] for peer in peers]
-    return markdown(["GB/s, model of", *(f"{result.notes['bytes'][key] / 1e6:,.0f} MB" for key in keys)], rows)
+    """GB/s by size, and in parentheses the share of the raw socket's."""
+    return _by_size(result, "GB/s (of the raw socket's)", lambda figures: f"{figures['gb_per_s']:.2f}")
 
 
 def pause_table(result: Result) -> str:
-    """Milliseconds for which generation stood still, by size."""
-    keys = list(result.medians)
-    peers = list(result.medians[keys[0]])
-    rows = [[f"`{peer}`", *(f"{1000 * result.medians[key][peer]['paused_s']:,.1f}" for key in keys)] for peer in peers]
-    return markdown(["paused, ms, model of", *(f"{result.notes['bytes'][k] / 1e6:,.0f} MB" for k in keys)], rows)
+    """Milliseconds for which generation stood still by size, and in parentheses how many memcpy that is."""
+    return _by_size(result, "paused, ms (in memcpy)", lambda figures: f"{1000 * figures['paused_s']:,.1f}")
+
+
+def _by_size(result: Result, what: str, cell: Callable[[Mapping[str, float]], str]) -> str:
+    rows = []
+    for peer in result.settings["peers"]:
+        cells = []
+        for size, by_peer in result.medians.items():
+            ratio = result.ratios.get(size, {}).get(peer)
+            cells.append(cell(by_peer[peer]) + ("" if ratio is None else f" ({ratio:.2f})"))
+        rows.append([f"`{peer}`", *cells])
+    sizes = (f"{result.notes['bytes'][size] / 1e6:,.0f} MB" for size in result.medians)
+    return markdown([f"{what}, model of", *sizes], rows)
 
 
 def interference_table(result: Result) -> str:
@@ -100,15 +106,12 @@ def interference_table(result: Result) -> str:
     rows = []
     for key, by_phase in result.medians.items():
         for phase, figures in by_phase.items():
-            ratio = result.ratios[key][phase]
-            rows.append(
-                [
-                    key,
-                    phase.replace("_", " "),
-                    f"{figures['inter_token_p50_ms']:.1f} ({ratio['inter_token_p50_ms']:.2f})",
-                    f"{figures['inter_token_p99_ms']:.1f} ({ratio['inter_token_p99_ms']:.2f})",
-                ]
-            )
+            ratio = result.ratios.get(key, {}).get(phase)
+            cells = [
+                f"{figures[name]:.1f}" + ("" if ratio is None else f" ({ratio[name]:.2f})")
+                for name in ("inter_token_p50_ms", "inter_token_p99_ms")
+            ]
+            rows.append([key, phase.replace("_", " "), *cells])
     return markdown(["model", "meanwhile", "inter-token p50, ms (ratio)", "p99"], rows)
 
 
