@@ -1,6 +1,7 @@
 """The benchmarks: `scripts/bench MEASUREMENT`, see --help. Exits with 1, naming it, when a peer cannot be run."""
 
 import argparse
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -44,6 +45,8 @@ def _measure_all(parser: argparse.ArgumentParser, argv: Sequence[str], args: arg
     signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
     names = list(MEASUREMENTS) if args.measurement == "all" else [args.measurement]
     print(machine.describe(machine.facts()), file=sys.stderr)
+    if (load := os.getloadavg()[0]) > 1:
+        print(f"bench: others use this machine (load {load:.1f}): peers of more processes suffer more", file=sys.stderr)
     for name in names:
         module, _ = MEASUREMENTS[name]
         own = parser.parse_args([name, *argv[1:]]) if args.measurement == "all" else args
@@ -54,6 +57,7 @@ def _measure_all(parser: argparse.ArgumentParser, argv: Sequence[str], args: arg
             return 1
         except KeyboardInterrupt:
             return 130
+        result.machine["load_after"] = list(os.getloadavg())  # others on the machine show here
         print(f"\n{report.TABLES[name][1](result)}\n\n{result.save(own.out)}")
         print(plots.draw(result, own.out))
     return 0
