@@ -31,7 +31,11 @@ def main(argv: Sequence[str]) -> int:
     table = subparsers.add_parser("table", help="write README.md's tables and the plots out of the results")
     table.add_argument("--out", type=options.Path, default=options.DEFAULT_OUT, metavar="DIR")
     args = parser.parse_args(argv)
-    use_packages()
+    try:
+        use_packages()
+    except PeerError as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 1
     if args.measurement == "table":
         for name in report.update_readme(args.out):
             plots.draw(report.Result.load(args.out, name), args.out)

@@ -7,6 +7,7 @@ from typing import Any
 from tests.bench.report import Result
 
 _WIDTH, _HEIGHT = 5.2, 4.0  # inches, of one panel
+_COLUMNS = 3
 _LATENCIES = ("ttft_p50_ms", "ttft_p99_ms", "inter_token_p50_ms", "inter_token_p99_ms")
 
 
@@ -19,27 +20,29 @@ def draw(result: Result, directory: Path) -> Path:
 
     panels: Callable[[Result], list[tuple[str, str, str, Curves]]] = _PANELS[result.name]
     drawn = panels(result)
-    figure, axes = pyplot.subplots(1, len(drawn), figsize=(_WIDTH * len(drawn), _HEIGHT), squeeze=False)
-    for axis, (title, x_label, y_label, curves) in zip(axes[0], drawn, strict=True):
+    num_columns = min(len(drawn), _COLUMNS)
+    num_rows = -(-len(drawn) // num_columns)
+    size = (_WIDTH * num_columns, _HEIGHT * num_rows)
+    figure, axes = pyplot.subplots(num_rows, num_columns, figsize=size, squeeze=False)
+    # One colour for a name in every panel: a panel need not have all of them.
+    names = list(dict.fromkeys(name for _, _, _, curves in drawn for name in curves))
+    colors = {name: matplotlib.colormaps["tab20"](number % 20) for number, name in enumerate(names)}
+    handles: dict[str, Any] = {}
+    for axis, (title, x_label, y_label, curves) in zip(axes.flat, drawn, strict=False):
         if result.name in _BARS:
-            _bars(axis, curves)
+            handles |= _bars(axis, curves, colors)
         else:
-            for peer, (xs, ys) in curves.items():
-                dashes = "--" if peer.endswith("_final") else ":" if peer.endswith("_stub") else "-"
-                axis.plot(xs, ys, dashes, marker="o", markersize=3, linewidth=1.2, label=peer)
-            if result.name != "memory":
-                axis.set_xscale("log", base=2)
-            if result.name != "memory":
-                axis.set_yscale("log")
-            axis.xaxis.set_major_formatter("{x:g}")
+            handles |= _lines(axis, curves, colors, logarithmic=result.name != "memory")
         axis.set_title(title, fontsize=10)
         axis.set_xlabel(x_label)
         axis.set_ylabel(y_label)
         axis.grid(visible=True, which="both", alpha=0.25)
-    axes[0][-1].legend(fontsize=7, loc="center left", bbox_to_anchor=(1.02, 0.5))
+    for axis in axes.flat[len(drawn) :]:
+        axis.axis("off")
+    figure.legend(handles.values(), handles, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
     figure.tight_layout()
     path = directory / f"{result.name}.png"
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=110, bbox_inches="tight")
     pyplot.close(figure)
     return path
 
@@ -47,13 +50,27 @@ def draw(result: Result, directory: Path) -> Path:
 Curves = dict[str, tuple[list[float], list[float]]]
 
 
-def _bars(axis: Any, curves: Curves) -> None:
+def _lines(axis: Any, curves: Curves, colors: Mapping[str, Any], *, logarithmic: bool) -> dict[str, Any]:
+    handles = {}
+    for name, (xs, ys) in curves.items():
+        dashes = "--" if name.endswith("_final") else ":" if name.endswith("_stub") else "-"
+        (handles[name],) = axis.plot(xs, ys, dashes, color=colors[name], marker="o", markersize=3, linewidth=1.2)
+    if logarithmic:
+        axis.set_xscale("log", base=2)
+        axis.set_yscale("log")
+        axis.xaxis.set_major_formatter("{x:g}")
+    return handles
+
+
+def _bars(axis: Any, curves: Curves, colors: Mapping[str, Any]) -> dict[str, Any]:
     """Groups of bars: one group an x, one bar a curve."""
+    handles = {}
     width = 0.8 / len(curves)
     for number, (name, (xs, ys)) in enumerate(curves.items()):
-        axis.bar([x + number * width for x in xs], ys, width, label=name)
+        handles[name] = axis.bar([x + number * width for x in xs], ys, width, color=colors[name])
     axis.set_xticks([])  # the axis' label says which group is which
     axis.axhline(1.0, color="black", linewidth=0.8)
+    return handles
 
 
 def _curves(medians: Mapping[str, Mapping[str, Mapping[str, float]]], xs: Mapping[str, float], figure: str) -> Curves:

@@ -72,7 +72,8 @@ def generate_table(result: Result) -> str:
             share = "" if ratio is None else f" ({ratio['tokens_per_s']:.2f})"
             cells.append(f"{figures['tokens_per_s']:,.0f}{share}")
         last = result.medians["64" if "64" in keys else keys[-1]][peer]
-        cells.append(f"{last['ttft_p50_ms']:.1f} / {last['inter_token_p99_ms']:.1f}")
+        between = "" if peer.endswith("_final") else f" / {last['inter_token_p99_ms']:.1f}"  # one message: no wait
+        cells.append(f"{last['ttft_p50_ms']:.1f}{between}")
         rows.append([f"`{peer}`", *cells])
     shown = "64" if "64" in keys else keys[-1]
     header = ["tok/s (share of the ceiling) at", *keys, f"first token p50 / inter-token p99 at {shown}, ms"]
