@@ -16,6 +16,7 @@ from contextlib import AsyncExitStack
 
 import uvloop
 
+from genserve.allocator import keep_freed_memory
 from genserve.config import ServeConfig
 from genserve.control.leases import LeaseTable
 from genserve.control.pause import PauseController
@@ -53,6 +54,7 @@ def main(argv: Sequence[str]) -> int:
         config = ServeConfig.from_flags(vars(flags))
     except ValueError as error:
         parser.error(str(error))
+    keep_freed_memory()
     try:
         if flags.model is None:
             flags.model = str(demo_model_path())

@@ -102,7 +102,7 @@ class Download:
             return
         chunk = frame.chunk
         computed = crc32c()
-        if computed is not None and chunk.HasField("crc32c") and computed(chunk.data) != chunk.crc32c:
+        if computed is not None and chunk.HasField("crc32c") and computed(0, chunk.data) != chunk.crc32c:
             raise ChecksumMismatchError(f"the chunk of {len(chunk.data)} bytes at {chunk.offset} was damaged")
         self._memory[chunk.offset : chunk.offset + len(chunk.data)] = chunk.data
         self._received_bytes = chunk.offset + len(chunk.data)

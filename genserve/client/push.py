@@ -1,7 +1,8 @@
 """One push of weights: stream the bytes, and when a stream breaks, only those that are missing."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -207,13 +208,32 @@ class Upload:
         try:
             await call.write(header_frame(header))
             self._reached_daemon = True
-            async for offset, pieces in self._space.chunks(ranges, self._chunk_bytes):
-                await call.write(chunk_frame(offset, pieces, checksum=self._checksum))
-                self._report(sum(map(len, pieces)))
+            async with aclosing(self._frames(ranges)) as frames:
+                await self._write_ahead(call, frames)
             await call.write(END_FRAME)
             await call.done_writing()
         except (asyncio.InvalidStateError, grpc.RpcError):
             return
+
+    async def _frames(self, ranges: Sequence[Range]) -> AsyncGenerator[tuple[bytes, int], None]:
+        """Chunks of `ranges` as frames, each with the number of bytes of the weights in it."""
+        async for offset, pieces in self._space.chunks(ranges, self._chunk_bytes):
+            yield chunk_frame(offset, pieces, checksum=self._checksum), sum(map(len, pieces))
+
+    async def _write_ahead(
+        self, call: "grpc.aio.StreamUnaryCall[bytes, Any]", frames: AsyncGenerator[tuple[bytes, int], None]
+    ) -> None:
+        """Makes the next frame while gRPC's threads send the one before."""
+        following = await anext(frames, None)
+        while following is not None:
+            frame, num_bytes = following
+            writing = asyncio.ensure_future(call.write(frame))
+            try:
+                await asyncio.sleep(0)  # it begins
+                following = await anext(frames, None)
+            finally:
+                await writing
+            self._report(num_bytes)
 
     async def _look_up(self, error: GenserveError) -> PushResult | None:
         """What the daemon has of the push; None when it knows nothing. Raises `error` if it cannot be asked."""

@@ -3,22 +3,20 @@
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 
-import google_crc32c
-
 from genserve.errors import InvalidFieldError, WeightVersionMismatchError
+from genserve.rpc.chunk_frame import chunk_frame
 from genserve.rpc.convert_weights import to_manifest
 from genserve.v1 import weights_pb2
+from genserve.weights.checksum import crc32c_of
 from genserve.weights.resident import ResidentVersion
 
 DEFAULT_CHUNK_BYTES = 1 << 20
 MAX_CHUNK_BYTES = 64 << 20
 
 
-async def pull_frames(
-    request: weights_pb2.PullWeightsRequest, version: ResidentVersion
-) -> AsyncGenerator[weights_pb2.PullWeightsResponse, None]:
-    """Header, chunks, end. Raises InvalidFieldError, and WeightVersionMismatchError when another version is wanted or
-    this one had to go meanwhile."""
+async def pull_frames(request: weights_pb2.PullWeightsRequest, version: ResidentVersion) -> AsyncGenerator[bytes, None]:
+    """Header, chunks, end, as they go over the wire. Raises InvalidFieldError, and WeightVersionMismatchError when
+    another version is wanted or this one had to go meanwhile."""
     if request.HasField("weight_version") and request.weight_version != version.weight_version:
         raise WeightVersionMismatchError(
             f"version {version.weight_version} is served, not {request.weight_version}",
@@ -33,18 +31,20 @@ async def pull_frames(
         manifest=to_manifest(version.manifest),
         manifest_digest=version.manifest.digest,
     )
-    yield weights_pb2.PullWeightsResponse(header=header)
+    yield weights_pb2.PullWeightsResponse(header=header).SerializeToString()
     for start, end in ranges:
         for position in range(start, end, chunk_bytes):
             # In a thread: pages of a checkpoint may have to be read from a disk.
-            chunk = await asyncio.to_thread(_chunk, version, position, min(position + chunk_bytes, end))
-            yield weights_pb2.PullWeightsResponse(chunk=chunk)
-    yield weights_pb2.PullWeightsResponse(end=weights_pb2.PushEnd())
+            yield await asyncio.to_thread(_chunk, version, position, min(position + chunk_bytes, end))
+    yield weights_pb2.PullWeightsResponse(end=weights_pb2.PushEnd()).SerializeToString()
 
 
-def _chunk(version: ResidentVersion, start: int, end: int) -> weights_pb2.PushChunk:
-    data = b"".join(version.pieces(start, end))
-    return weights_pb2.PushChunk(offset=start, data=data, crc32c=google_crc32c.value(data))
+def _chunk(version: ResidentVersion, start: int, end: int) -> bytes:
+    pieces = version.pieces(start, end)
+    crc32c = 0
+    for piece in pieces:
+        crc32c = crc32c_of(piece, crc32c)
+    return chunk_frame(start, pieces, crc32c)
 
 
 def _ranges(asked: Sequence[weights_pb2.ByteRange], total_bytes: int) -> list[tuple[int, int]]:

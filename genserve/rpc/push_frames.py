@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from genserve.errors import DeadlineError, InvalidFieldError, ManifestMismatchError, PushTruncatedError
+from genserve.rpc.chunk_frame import Chunk, chunk_start, parse_chunk
 from genserve.v1 import weights_pb2
 from genserve.weights.stream import PushStream
 
 HEADER_TIMEOUT_S = 30.0
-_CHUNK_TAG = 0x12  # field 2, length-delimited
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,31 +22,27 @@ class OversizedFrame:
     limit_bytes: int
 
 
-Frame: TypeAlias = weights_pb2.PushWeightsRequest | OversizedFrame
+Frame: TypeAlias = Chunk | weights_pb2.PushWeightsRequest | OversizedFrame
 Frames: TypeAlias = AsyncIterator[Frame]
 
 
-def frame_parser(max_header_bytes: int) -> Callable[[bytes], Frame]:
-    """A deserializer that does not parse a header above `max_header_bytes`: as objects a manifest of a million tensors
-    takes several times its bytes."""
+def frame_parser(max_header_bytes: int | None) -> Callable[[bytes], Frame]:
+    """A deserializer that builds no objects for a chunk, and none for a header above `max_header_bytes`: as objects a
+    manifest of a million tensors takes several times its bytes."""
 
     def parse(data: bytes) -> Frame:
-        if len(data) > max_header_bytes and not _is_one_chunk(data):
+        chunk = parse_chunk(data)
+        if chunk is not None:
+            return chunk
+        if max_header_bytes is not None and len(data) > max_header_bytes and chunk_start(data) is None:
             return OversizedFrame(len(data), max_header_bytes)
-        return weights_pb2.PushWeightsRequest.FromString(data)
+        message = weights_pb2.PushWeightsRequest.FromString(data)
+        if message.WhichOneof("frame") == "chunk":
+            found = message.chunk
+            return Chunk(found.offset, found.data, found.crc32c if found.HasField("crc32c") else None)
+        return message
 
     return parse
-
-
-def _is_one_chunk(data: bytes) -> bool:
-    if data[0] != _CHUNK_TAG:
-        return False
-    length = 0
-    for position in range(1, min(len(data), 11)):
-        length |= (data[position] & 0x7F) << 7 * (position - 1)
-        if data[position] < 0x80:
-            return position + 1 + length == len(data)
-    return False
 
 
 async def read_header(frames: Frames) -> weights_pb2.PushHeader:
@@ -62,7 +58,7 @@ async def read_header(frames: Frames) -> weights_pb2.PushHeader:
             f"the header has {first.size_bytes} bytes; no manifest for this checkpoint needs more than "
             f"{first.limit_bytes}"
         )
-    if first is None or first.WhichOneof("frame") != "header":
+    if not isinstance(first, weights_pb2.PushWeightsRequest) or first.WhichOneof("frame") != "header":
         raise InvalidFieldError.of("frame", "the first one must be a header")
     return first.header
 
@@ -71,16 +67,15 @@ async def read_chunks(frames: Frames, stream: PushStream) -> None:
     """Writes chunks until the end frame. On the event loop: checksum and copy of 1 MiB take as long as handing them to
     a thread would, and less than a token's message."""
     async for frame in frames:
+        if isinstance(frame, Chunk):
+            stream.write(frame.offset, frame.data, frame.crc32c)
+            continue
         kind = frame.WhichOneof("frame") if isinstance(frame, weights_pb2.PushWeightsRequest) else "header"
-        if kind == "chunk" and isinstance(frame, weights_pb2.PushWeightsRequest):
-            chunk = frame.chunk
-            stream.write(chunk.offset, chunk.data, chunk.crc32c if chunk.HasField("crc32c") else None)
-        elif kind == "end":
-            async for _ in frames:
-                raise InvalidFieldError.of("frame", "nothing may follow the end")
-            return
-        else:
+        if kind != "end":
             raise InvalidFieldError.of("frame", f"{kind or 'an unknown one'} cannot come here")
+        async for _ in frames:
+            raise InvalidFieldError.of("frame", "nothing may follow the end")
+        return
     raise PushTruncatedError(
         "the stream was closed without an end frame; what arrived stays staged", metadata={"push_id": stream.push_id}
     )

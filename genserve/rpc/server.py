@@ -102,16 +102,18 @@ def build_server(parts: ServerParts) -> grpc.aio.Server:
 
 
 def _add_weights(server: grpc.aio.Server, servicer: WeightServicer) -> None:
-    """The service, with a parser of its own for the frames of a push: the handler that is registered last is taken."""
+    """The service, with frames that are no protobuf objects: the handler that is registered last is taken."""
     add_WeightServiceServicer_to_server(servicer, server)
-    if servicer.max_header_bytes is not None:
-        push = grpc.stream_unary_rpc_method_handler(
-            servicer.PushWeights,
-            request_deserializer=frame_parser(servicer.max_header_bytes),
-            response_serializer=weights_pb2.PushWeightsResponse.SerializeToString,
-        )
-        service = weights_pb2.DESCRIPTOR.services_by_name["WeightService"].full_name
-        server.add_registered_method_handlers(service, {"PushWeights": push})
+    push = grpc.stream_unary_rpc_method_handler(
+        servicer.PushWeights,
+        request_deserializer=frame_parser(servicer.max_header_bytes),
+        response_serializer=weights_pb2.PushWeightsResponse.SerializeToString,
+    )
+    pull: grpc.RpcMethodHandler[weights_pb2.PullWeightsRequest, bytes] = grpc.unary_stream_rpc_method_handler(
+        servicer.PullWeights, request_deserializer=weights_pb2.PullWeightsRequest.FromString
+    )
+    service = weights_pb2.DESCRIPTOR.services_by_name["WeightService"].full_name
+    server.add_registered_method_handlers(service, {"PushWeights": push, "PullWeights": pull})
 
 
 def bind(server: grpc.aio.Server, host: str, port: int, uds: str) -> str:

@@ -124,7 +124,7 @@ class WeightServicer(WeightServiceServicer):
     async def PullWeights(  # type: ignore[override]  # the stubs know generators only
         self,
         request: weights_pb2.PullWeightsRequest,
-        context: "ServicerContext[weights_pb2.PullWeightsRequest, weights_pb2.PullWeightsResponse]",
+        context: "ServicerContext[weights_pb2.PullWeightsRequest, bytes]",
     ) -> None:
         """The bytes of the served version. A peer that does not read lets go of them after a while."""
         with self._resident.reading() as version:

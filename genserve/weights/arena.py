@@ -22,12 +22,9 @@ class Arena:
     """`size_bytes` of memory, made by `allocate`. Use it from one thread at a time."""
 
     def __init__(self, fd: int, size_bytes: int) -> None:
-        import numpy as np
-
-        self._np = np
         self._fd = fd
         self._size_bytes = size_bytes
-        self._map_bytes()
+        self._mapped: mmap.mmap | None = None
 
     @classmethod
     def allocate(cls, size_bytes: int) -> "Arena":
@@ -57,12 +54,7 @@ class Arena:
         if more_bytes > 0:
             _reserve(self._fd, self._size_bytes, more_bytes)
             self._size_bytes = size_bytes
-            self._map_bytes()
-
-    def _map_bytes(self) -> None:
-        # The map is given back when the last view of it goes: an array keeps it alive, so no view can ever dangle.
-        self._map = mmap.mmap(self._fd, self._size_bytes) if self._size_bytes else None
-        self._bytes = self._np.frombuffer(self._map or b"", self._np.uint8)
+            self._mapped = None
 
     @property
     def path(self) -> str:
@@ -82,18 +74,29 @@ class Arena:
     def write(self, offset: int, data: bytes | memoryview) -> None:
         """Copies `data` to `offset`; releases the GIL meanwhile. Raises ValueError outside of the arena."""
         self._check(offset, len(data))
-        self._np.copyto(self._bytes[offset : offset + len(data)], self._np.frombuffer(data, self._np.uint8))
+        # The kernel writes into pages that it has at hand. Through a map each page would be looked up in a fault
+        # first, which takes longer than copying it.
+        rest = memoryview(data)
+        while rest:
+            num_written = os.pwrite(self._fd, rest, offset)
+            offset, rest = offset + num_written, rest[num_written:]
 
     def equals(self, offset: int, data: bytes | memoryview) -> bool:
         """Whether these bytes lie at `offset`. Raises ValueError outside of the arena."""
-        self._check(offset, len(data))
-        there = self._bytes[offset : offset + len(data)]
-        return bool(self._np.array_equal(there, self._np.frombuffer(data, self._np.uint8)))
+        import numpy as np
+
+        there = self.view(offset, len(data))
+        return bool(np.array_equal(np.frombuffer(there, np.uint8), np.frombuffer(data, np.uint8)))
 
     def view(self, offset: int, length: int) -> memoryview:
         """The bytes at `offset`, read-only and not copied; they keep the memory alive. Raises ValueError outside."""
         self._check(offset, length)
-        return self._bytes[offset : offset + length].data.toreadonly()
+        if length == 0:
+            return memoryview(b"")
+        if self._mapped is None:
+            self._mapped = mmap.mmap(self._fd, self._size_bytes, prot=mmap.PROT_READ)
+        # The map is given back when the last view of it goes, so no view can ever dangle.
+        return memoryview(self._mapped)[offset : offset + length]
 
     def close(self) -> None:
         """Gives the memory back, as soon as no worker maps it and no view is left. Safe to call more than once.
@@ -102,13 +105,13 @@ class Arena:
         """
         if self._fd == -1:
             return
-        fd, self._fd, mapped = self._fd, -1, self._map
+        fd, self._fd, mapped = self._fd, -1, self._mapped
         # To unmap takes a third of the time, with Python's lock held: piece by piece others get their turn. The kernel
         # frees the pages with the last reference, which is the descriptor; that needs no lock.
         for start in range(0, self._size_bytes, _UNMAPPED_AT_ONCE_BYTES):
             if mapped is not None:
                 mapped.madvise(mmap.MADV_DONTNEED, start, min(_UNMAPPED_AT_ONCE_BYTES, self._size_bytes - start))
-        self._map, self._bytes = None, self._np.empty(0, self._np.uint8)
+        self._mapped = None
         del mapped
         os.close(fd)
 

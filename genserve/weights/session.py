@@ -5,10 +5,9 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 
-import google_crc32c
-
 from genserve.errors import ChecksumMismatchError, ChunkOutOfRangeError, PushConflictError, StagingFullError
 from genserve.weights.arena import Arena
+from genserve.weights.checksum import crc32c_of
 from genserve.weights.manifest import Manifest, completed
 from genserve.weights.push import PushHeader, PushIssue, PushReport, PushState
 from genserve.weights.ranges import ByteRanges
@@ -51,7 +50,7 @@ class PushSession:
         self._last_byte_s = 0.0
         self.last_activity_s = clock()
 
-    def write(self, offset: int, data: bytes, crc32c: int | None) -> None:
+    def write(self, offset: int, data: bytes | memoryview, crc32c: int | None) -> None:
         """Stages a chunk. Bytes that are there already are compared, not written.
 
         Raises ChunkOutOfRangeError, ChecksumMismatchError, PushConflictError for other bytes than those that are there,
@@ -81,9 +80,9 @@ class PushSession:
         self._ranges.add(offset, end)
         self._last_byte_s = time.perf_counter()
 
-    def _verify(self, offset: int, data: bytes, crc32c: int) -> None:
+    def _verify(self, offset: int, data: bytes | memoryview, crc32c: int) -> None:
         began_s = time.perf_counter()
-        computed = int(google_crc32c.value(data))
+        computed = crc32c_of(data)
         self.verify_s += time.perf_counter() - began_s
         if computed != crc32c:
             name = self.tensor_at(offset)
@@ -93,7 +92,7 @@ class PushSession:
                 metadata={"offset": str(offset), "tensor": name},
             )
 
-    def _compare(self, offset: int, data: bytes, new: list[tuple[int, int]]) -> None:
+    def _compare(self, offset: int, data: bytes | memoryview, new: list[tuple[int, int]]) -> None:
         chunk = memoryview(data)
         starts = [offset, *(stop for _, stop in new)]
         stops = [*(start for start, _ in new), offset + len(data)]

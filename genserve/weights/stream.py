@@ -96,7 +96,7 @@ class PushStream:
         """Id of the push, minted when the header had none."""
         return self._push_id
 
-    def write(self, offset: int, data: bytes, crc32c: int | None) -> None:
+    def write(self, offset: int, data: bytes | memoryview, crc32c: int | None) -> None:
         """Stages a chunk at `offset` (bytes), after checking its CRC32C if there is one. The bytes of a push that is
         applied already are ignored.
 

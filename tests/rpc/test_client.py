@@ -167,7 +167,7 @@ async def test_pull_that_ends_early_is_no_pull(client: AsyncClient, monkeypatch:
 
     async def short(request: Any, version: Any) -> AsyncIterator[Any]:
         async for frame in frames_of(request, version):
-            if frame.WhichOneof("frame") == "header":
+            if weights_pb2.PullWeightsResponse.FromString(frame).WhichOneof("frame") == "header":
                 yield frame
 
     monkeypatch.setattr(servicer_module, "pull_frames", short)

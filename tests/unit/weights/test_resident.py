@@ -81,7 +81,9 @@ async def test_reader_is_told_when_the_room_of_its_version_is_needed() -> None:
 async def test_store_that_is_not_enabled_keeps_nothing() -> None:
     """--no-resident-weights."""
     before = num_arenas()
-    store = ResidentStore(version(0), enabled=False)
+    first = version(0)
+    store = ResidentStore(first, enabled=False)
+    first.source.close()  # the store has not taken it
     store.replace(version(1))
     assert num_arenas() == before
     with pytest.raises(NotResidentError, match="no-resident-weights"):
