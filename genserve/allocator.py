@@ -12,9 +12,9 @@ _LARGEST_KEPT_BYTES = 32 << 20  # the most that glibc takes
 def keep_freed_memory() -> bool:
     """Lets the process keep up to 128 MiB of what it frees; false where the C library is not glibc.
 
-    A chunk of a push is a handful of blocks of its size on its way through gRPC. glibc gives blocks of that size back to
-    the kernel when they are freed, and each of their pages is cleared and mapped again for the next chunk: that was more
-    than half of what receiving costs. For a whole process: a library should not call it.
+    A chunk of a push is a handful of blocks of its size on its way through gRPC. glibc gives such blocks back to the
+    kernel when they are freed, and each of their pages is cleared and mapped again for the next chunk: more than half
+    of what receiving costs. It holds for the whole process: a library should not call it.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

@@ -30,6 +30,9 @@ class ServeConfig:
         "free the bytes of a push once it is applied: saves the checkpoint's size of memory, and gives up partial "
         "pushes, PullWeights, and restoring a version whose exchange could not be undone",
     )
+    no_shared_memory: bool = _setting(
+        False, "take pushed weights as bytes alone: trainers on this host may not hand over shared memory instead"
+    )
     weight_update: str = _setting(
         "auto",
         "how a worker takes a new version: beside = built next to the live one and exchanged, inplace = layer by layer "

@@ -27,6 +27,11 @@ def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
     only.add_argument("--validate", action="store_true", help="only check names, types and shapes; send no bytes")
     only.add_argument("--stage", action="store_true", help="send the bytes; `genserve commit` applies them later")
     parser.add_argument("--streams", type=int, default=1, metavar="N", help="streams to send on at once (default: 1)")
+    parser.add_argument(
+        "--shared-memory",
+        action=argparse.BooleanOptionalAction,
+        help="hand the weights to a daemon on this host as shared memory, or never (default: where it can be done)",
+    )
     add_pause_options(parser, flag_prefix="pause-", kv_default="recompute")
     parser.add_argument("--lease", default="", metavar="ID", help="apply under this pause and leave the engine paused")
     parser.add_argument("--timeout", type=seconds, default=600.0, metavar="TIME", help="deadline (default: 600s)")
@@ -50,6 +55,7 @@ def run(args: argparse.Namespace) -> int:
                 expected_version=args.expected_version,
                 action="validate" if args.validate else "stage" if args.stage else "apply",
                 streams=args.streams,
+                shared_memory=args.shared_memory,
                 partial=args.partial,
                 pause_mode=args.pause_mode,
                 kv_policy=args.kv_policy,

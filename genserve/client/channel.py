@@ -107,13 +107,12 @@ class Connection:
             self.metadata += (("authorization", f"Bearer {token}"),)
         self._credentials = grpc.ssl_channel_credentials() if tls and credentials is None else credentials
         self._options = (*_CHANNEL_OPTIONS, *options)
+        self._closing: list[Callable[[], None]] = []
 
     @cached_property
     def channel(self) -> grpc.aio.Channel:
         """The channel; bound to the event loop that is running."""
-        if self._credentials is None:
-            return grpc.aio.insecure_channel(self.target, options=self._options)
-        return grpc.aio.secure_channel(self.target, self._credentials, options=self._options)
+        return self.another_channel()
 
     @cached_property
     def generation(self) -> "GenerationServiceAsyncStub":
@@ -154,10 +153,22 @@ class Connection:
         call = method(request, timeout=timeout_s, metadata=self.metadata)
         return ResponseStream(call, convert, self.target)
 
+    def on_close(self, close: Callable[[], None]) -> None:
+        """Has `close` called when the connection is closed."""
+        self._closing.append(close)
+
+    def another_channel(self) -> grpc.aio.Channel:
+        """A further connection to the daemon, to be closed by whoever asked."""
+        if self._credentials is None:
+            return grpc.aio.insecure_channel(self.target, options=self._options)
+        return grpc.aio.secure_channel(self.target, self._credentials, options=self._options)
+
     async def close(self) -> None:
         """Closes the channel; calls under way are cancelled."""
         if "channel" in self.__dict__:
             await self.channel.close()
+        while self._closing:
+            self._closing.pop()()
 
 
 class ServiceCalls:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -15,6 +15,7 @@ from genserve.client.enums import word_of
 from genserve.client.errors import error_of
 from genserve.client.final_status import FinalStatus
 from genserve.client.frames import END_FRAME, chunk_frame, header_frame
+from genserve.client.shared_memory import CHUNK_BYTES, SharedSegment
 from genserve.client.state import EngineState
 from genserve.errors import DeadlineError, GenserveError, PushNotFoundError, PushTruncatedError, UnavailableError
 from genserve.v1 import weights_pb2
@@ -115,7 +116,11 @@ class PushResult:
 
 
 class Upload:
-    """Sends one push, or a caller's part of it, until it is done, cannot go on, or its deadline has passed."""
+    """Sends one push, or a caller's part of it, until it is done, cannot go on, or its deadline has passed.
+
+    With a `segment` the bytes are written there, and the daemon copies them; it raises InvalidFieldError naming the
+    segment when the daemon cannot have it. `without_segment` goes on then.
+    """
 
     def __init__(
         self,
@@ -125,6 +130,7 @@ class Upload:
         *,
         num_streams: int,
         num_callers: int,
+        segment: SharedSegment | None,
         chunk_bytes: int,
         checksum: bool,
         progress: Callable[[PushProgress], None] | None,
@@ -135,6 +141,7 @@ class Upload:
         self._space = space
         self._num_streams = num_streams
         self._num_callers = num_callers
+        self._segment = segment
         self._chunk_bytes = chunk_bytes
         self._checksum = checksum
         self._progress = progress
@@ -163,18 +170,27 @@ class Upload:
             if known is not None:
                 missing = common(known.push.missing, self._space.ranges)
 
+    def without_segment(self) -> None:
+        """From here on bytes are sent; those that the daemon copied already are sent again, and found to be equal."""
+        self._segment = None
+
     async def _send_all(self, ranges: Sequence[Range]) -> PushResult:
         """All streams at once. Every one of them gets the outcome of the push; the first that fails ends the others."""
         self._sent_bytes = self._own_bytes - sum(end - start for start, end in ranges)
         headers = self._headers()
         parts = split(ranges, len(headers))
-        sending = [asyncio.create_task(self._send(h, part)) for h, part in zip(headers, parts, strict=True)]
-        try:
-            return (await asyncio.gather(*sending))[0]
-        finally:
-            for task in sending:
-                task.cancel()
-            await asyncio.gather(*sending, return_exceptions=True)
+        async with AsyncExitStack() as stack:
+            # Each stream has a connection of its own: those of one would take turns, and share one window.
+            further = [await stack.enter_async_context(self._connection.another_channel()) for _ in headers[1:]]
+            channels = [self._connection.channel, *further]
+            streams = zip(channels, headers, parts, strict=True)
+            sending = [asyncio.create_task(self._send(*stream)) for stream in streams]
+            try:
+                return (await asyncio.gather(*sending))[0]
+            finally:
+                for task in sending:
+                    task.cancel()
+                await asyncio.gather(*sending, return_exceptions=True)
 
     def _headers(self) -> list[weights_pb2.PushHeader]:
         """One for each stream; the first brings the manifest."""
@@ -186,9 +202,11 @@ class Upload:
         further.ClearField("manifest")
         return [first] + [further] * (self._num_streams - 1)
 
-    async def _send(self, header: weights_pb2.PushHeader, ranges: Sequence[Range]) -> PushResult:
+    async def _send(
+        self, channel: grpc.aio.Channel, header: weights_pb2.PushHeader, ranges: Sequence[Range]
+    ) -> PushResult:
         """One stream: the header, the bytes of `ranges`, the end."""
-        method: Any = self._connection.channel.stream_unary(
+        method: Any = channel.stream_unary(
             _PUSH_WEIGHTS, response_deserializer=weights_pb2.PushWeightsResponse.FromString
         )
         call = method(timeout=self._remaining_s(), metadata=self._connection.metadata)
@@ -217,8 +235,15 @@ class Upload:
 
     async def _frames(self, ranges: Sequence[Range]) -> AsyncGenerator[tuple[bytes, int], None]:
         """Chunks of `ranges` as frames, each with the number of bytes of the weights in it."""
-        async for offset, pieces in self._space.chunks(ranges, self._chunk_bytes):
-            yield chunk_frame(offset, pieces, checksum=self._checksum), sum(map(len, pieces))
+        segment = self._segment
+        chunk_bytes = self._chunk_bytes if segment is None else max(CHUNK_BYTES, self._chunk_bytes)
+        async for offset, pieces in self._space.chunks(ranges, chunk_bytes):
+            num_bytes = sum(map(len, pieces))
+            if segment is None:
+                yield chunk_frame(offset, pieces, checksum=self._checksum), num_bytes
+            else:
+                await asyncio.to_thread(segment.write, offset, pieces)
+                yield segment.frame(offset, num_bytes), num_bytes
 
     async def _write_ahead(
         self, call: "grpc.aio.StreamUnaryCall[bytes, Any]", frames: AsyncGenerator[tuple[bytes, int], None]

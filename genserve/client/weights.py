@@ -1,8 +1,10 @@
 """The calls of WeightService."""
 
+import os
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from os import PathLike
 from typing import Any
 
@@ -12,9 +14,12 @@ from genserve.client.enums import KvPolicy, PauseMode, PushAction, wire_value
 from genserve.client.pull import Download, PulledWeights
 from genserve.client.push import Push, PushProgress, PushResult, Upload
 from genserve.client.requests import duration
+from genserve.client.shared_memory import MIN_BYTES, SharedSegment, SpareSegment, can_share, is_local
 from genserve.client.state import EngineState
 from genserve.client.tensors import tensor_sources
+from genserve.errors import InvalidFieldError, UnsupportedError
 from genserve.v1 import types_pb2, weights_pb2
+from genserve.v1.control_pb2 import GetServerInfoRequest
 
 MIB = 1 << 20
 
@@ -67,6 +72,7 @@ class WeightCalls(ServiceCalls):
         layout: ServedWeights | None = None,
         callers: int = 1,
         streams: int = 1,
+        shared_memory: bool | None = None,
         chunk_bytes: int = MIB,
         checksum: bool = True,
         progress: Callable[[PushProgress], None] | None = None,
@@ -83,6 +89,10 @@ class WeightCalls(ServiceCalls):
         Several ranks of a trainer make one push together: each brings some of the tensors, with the same `push_id`,
         the same `layout` (what `get_weights` told one of them) and their number as `callers`; all get the outcome.
         `streams`: how many of them each caller sends at once.
+
+        `shared_memory`: whether the bytes are written to memory from which a daemon on this host copies them, which is
+        faster than a socket, and takes the weights' size of memory until the client is closed. None does it where it
+        can; True raises UnsupportedError or InvalidFieldError where it cannot.
 
         Defaults of the daemon: pause mode keep, KV cache recompute, `apply_timeout_s` 300. A stream that breaks is
         resumed with what is missing, a few times within `timeout_s`. `progress` is called on the event loop after each
@@ -109,18 +119,56 @@ class WeightCalls(ServiceCalls):
             force=force,
         )
         header.manifest_digest = manifest_digest(header.manifest)
+        timeout_s = self._connection.timeouts.push_s if timeout_s is UNSET else timeout_s
+        own_bytes = sum(end - start for start, end in space.ranges)
+        wants_segment = shared_memory is not False and action != "validate"
+        segment = await self._segment(space, own_bytes, required=shared_memory is True) if wants_segment else None
         upload = Upload(
             self._connection,
             header,
             space,
             num_streams=1 if action == "validate" else streams,
             num_callers=1 if action == "validate" else callers,
+            segment=segment,
             chunk_bytes=chunk_bytes,
             checksum=checksum,
             progress=progress,
-            timeout_s=self._connection.timeouts.push_s if timeout_s is UNSET else timeout_s,
+            timeout_s=timeout_s,
         )
-        return await upload.run()
+        try:
+            result = await upload.run()
+        except InvalidFieldError as error:
+            if segment is None or shared_memory or not error.violations[0].field.startswith("segment"):
+                raise
+            upload.without_segment()
+            return await upload.run()
+        else:
+            if segment is not None:
+                self._spare.give_back(segment)
+                segment = None
+            return result
+        finally:
+            if segment is not None:
+                segment.close()
+
+    @cached_property
+    def _spare(self) -> SpareSegment:
+        spare = SpareSegment()
+        self._connection.on_close(spare.close)
+        return spare
+
+    async def _segment(self, space: ByteSpace, own_bytes: int, *, required: bool) -> SharedSegment | None:
+        """Memory to hand over, if the daemon can have it. Raises UnsupportedError when it is `required` and cannot."""
+        target = self._connection.target
+        if required or (own_bytes >= MIN_BYTES and is_local(target) and hasattr(os, "memfd_create")):
+            info = await self._connection.unary(self._connection.control.GetServerInfo, GetServerInfoRequest())
+            if can_share(target, info.host_id):
+                return self._spare.take(space.total_bytes)
+            if required:
+                raise UnsupportedError(
+                    "the daemon takes no shared memory from this process: it runs elsewhere or as another user"
+                )
+        return None
 
     async def get_push(self, push_id: str, *, timeout_s: Timeout = UNSET) -> PushResult:
         """Progress and outcome of a push, and the byte ranges it misses. Raises PushNotFoundError."""

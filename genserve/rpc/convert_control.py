@@ -28,6 +28,7 @@ class ServerFacts:
     max_message_bytes: int
     max_staging_bytes: int
     features: Sequence[str]
+    host_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +114,7 @@ def to_server_info(info: EngineInfo, facts: ServerFacts, state: EngineState) -> 
         vocab_size=info.vocab_size,
         device=info.device,
         weight_update=info.weight_update,
+        host_id=facts.host_id,
         limits=control_pb2.Limits(
             max_model_len=info.max_model_len,
             max_num_seqs=info.max_num_seqs,

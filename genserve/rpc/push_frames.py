@@ -9,6 +9,8 @@ from typing import TypeAlias
 from genserve.errors import DeadlineError, InvalidFieldError, ManifestMismatchError, PushTruncatedError
 from genserve.rpc.chunk_frame import Chunk, chunk_start, parse_chunk
 from genserve.v1 import weights_pb2
+from genserve.weights.segment import SegmentChunk
+from genserve.weights.segment_reader import SegmentReader
 from genserve.weights.stream import PushStream
 
 HEADER_TIMEOUT_S = 30.0
@@ -63,22 +65,43 @@ async def read_header(frames: Frames) -> weights_pb2.PushHeader:
     return first.header
 
 
-async def read_chunks(frames: Frames, stream: PushStream) -> None:
+async def read_chunks(frames: Frames, stream: PushStream, segments: SegmentReader | None) -> None:
     """Writes chunks until the end frame. On the event loop: checksum and copy of 1 MiB take as long as handing them to
-    a thread would, and less than a token's message."""
-    async for frame in frames:
-        if isinstance(frame, Chunk):
-            stream.write(frame.offset, frame.data, frame.crc32c)
-            continue
-        kind = frame.WhichOneof("frame") if isinstance(frame, weights_pb2.PushWeightsRequest) else "header"
-        if kind != "end":
-            raise InvalidFieldError.of("frame", f"{kind or 'an unknown one'} cannot come here")
-        async for _ in frames:
-            raise InvalidFieldError.of("frame", "nothing may follow the end")
-        return
+    a thread would, and less than a token's message. `segments` copies shared memory; None refuses it."""
+    try:
+        async for frame in frames:
+            if isinstance(frame, Chunk):
+                while stream.is_claimed(frame.offset, len(frame.data)):
+                    await stream.wait_settled()
+                stream.write(frame.offset, frame.data, frame.crc32c)
+                continue
+            kind = frame.WhichOneof("frame") if isinstance(frame, weights_pb2.PushWeightsRequest) else "header"
+            if kind == "segment" and isinstance(frame, weights_pb2.PushWeightsRequest):
+                if segments is None:
+                    raise InvalidFieldError.of("segment", "only a peer on the daemon's own host may hand memory over")
+                await segments.take(stream, _segment_chunk(frame.segment))
+                continue
+            if kind != "end":
+                raise InvalidFieldError.of("frame", f"{kind or 'an unknown one'} cannot come here")
+            async for _ in frames:
+                raise InvalidFieldError.of("frame", "nothing may follow the end")
+            return
+    finally:
+        if segments is not None:
+            segments.close()
     raise PushTruncatedError(
         "the stream was closed without an end frame; what arrived stays staged", metadata={"push_id": stream.push_id}
     )
+
+
+def is_local(peer: str) -> bool:
+    """Whether gRPC's name of a peer is of one on this host."""
+    return peer.startswith(("unix:", "unix-abstract:", "ipv4:127.", "ipv6:%5B::1%5D:", "ipv6:[::1]:"))
+
+
+def _segment_chunk(message: weights_pb2.PushSegment) -> SegmentChunk:
+    crc32c = message.crc32c if message.HasField("crc32c") else None
+    return SegmentChunk(message.path, message.segment_offset, message.offset, message.length, crc32c)
 
 
 @asynccontextmanager

@@ -20,12 +20,13 @@ from genserve.rpc.convert_weights import (
     to_weights_response,
 )
 from genserve.rpc.pull_frames import pull_frames
-from genserve.rpc.push_frames import Frames, read_chunks, read_header, until_expired
+from genserve.rpc.push_frames import Frames, is_local, read_chunks, read_header, until_expired
 from genserve.v1 import weights_pb2
 from genserve.v1.weights_pb2_grpc import WeightServiceServicer
 from genserve.weights.checkpoint import CheckpointIndex
 from genserve.weights.registry import PushRegistry
 from genserve.weights.resident import ResidentStore
+from genserve.weights.segment_reader import SegmentReader
 
 if TYPE_CHECKING:
     from grpc.aio import ServicerContext
@@ -46,12 +47,15 @@ class WeightServicer(WeightServiceServicer):
         pauses: PauseController,
         board: StateBoard,
         checkpoint: CheckpointIndex | None,
+        *,
+        takes_segments: bool = True,
     ) -> None:
         self._pushes = pushes
         self._resident = resident
         self._engine = engine
         self._pauses = pauses
         self._board = board
+        self._takes_segments = takes_segments
         self._manifest = checkpoint.as_manifest() if checkpoint is not None else None
 
     @property
@@ -74,11 +78,15 @@ class WeightServicer(WeightServiceServicer):
         stream = await self._pushes.open(await asyncio.to_thread(push_header, header))
         try:
             async with until_expired(stream):
-                await read_chunks(frames, stream)
+                await read_chunks(frames, stream, self._segments(context))
             outcome = await stream.finish()
         finally:
             stream.detach()
         return to_push_response(outcome, self._board.state())
+
+    def _segments(self, context: "ServicerContext[Any, Any]") -> SegmentReader | None:
+        """Reads memory for peers on this host alone: others would have the daemon read what they may not."""
+        return SegmentReader() if self._takes_segments and is_local(context.peer()) else None
 
     async def GetPush(
         self, request: weights_pb2.GetPushRequest, context: "ServicerContext[Any, Any]"

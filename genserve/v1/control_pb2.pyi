@@ -489,6 +489,7 @@ class GetServerInfoResponse(_message.Message):
     VERSIONS_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
     WEIGHT_UPDATE_FIELD_NUMBER: _builtins.int
+    HOST_ID_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The model, as given to --model."""
     architecture: _builtins.str
@@ -502,6 +503,11 @@ class GetServerInfoResponse(_message.Message):
     weight_update: _builtins.str
     """How workers take a new version: "beside" = built next to the live one and exchanged, "inplace" = layer by layer over
     the live one, in a longer pause.
+    """
+    host_id: _builtins.str
+    """Who can hand memory over to the daemon (PushSegment): processes that see the same kernel, process ids and user. Equal
+    to what a client finds for itself: the kernel's boot id, the inode of its PID namespace and its user id, joined by
+    ":". Empty when the daemon takes no memory.
     """
     @_builtins.property
     def limits(self) -> Global___Limits:
@@ -537,10 +543,11 @@ class GetServerInfoResponse(_message.Message):
         versions: _abc.Iterable[Global___ComponentVersion] | None = ...,
         state: _types_pb2.EngineState | None = ...,
         weight_update: _builtins.str = ...,
+        host_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "parallelism", b"parallelism", "state", b"state"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "device", b"device", "dtype", b"dtype", "features", b"features", "limits", b"limits", "model", b"model", "parallelism", b"parallelism", "state", b"state", "versions", b"versions", "vocab_size", b"vocab_size", "weight_update", b"weight_update"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "device", b"device", "dtype", b"dtype", "features", b"features", "host_id", b"host_id", "limits", b"limits", "model", b"model", "parallelism", b"parallelism", "state", b"state", "versions", b"versions", "vocab_size", b"vocab_size", "weight_update", b"weight_update"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

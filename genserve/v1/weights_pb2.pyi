@@ -302,6 +302,50 @@ class PushChunk(_message.Message):
 Global___PushChunk: _TypeAlias = PushChunk  # noqa: Y015
 
 @_typing.final
+class PushSegment(_message.Message):
+    """A piece of the byte space that lies in shared memory of the daemon's host. The memory has to stay as it is until the
+    push has been answered. Only peers on the loopback interface or on a Unix socket may hand memory over.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PATH_FIELD_NUMBER: _builtins.int
+    SEGMENT_OFFSET_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    LENGTH_FIELD_NUMBER: _builtins.int
+    CRC32C_FIELD_NUMBER: _builtins.int
+    path: _builtins.str
+    """The memory: /proc/PID/fd/FD of a memfd, or /dev/shm/NAME. Its name (memfd_create's, or NAME) begins with
+    "genserve-push", and it belongs to the user that the daemon runs as: it is memory that was meant for this.
+    """
+    segment_offset: _builtins.int
+    """Where the piece begins in that memory."""
+    offset: _builtins.int
+    """Where its first byte lies in the byte space."""
+    length: _builtins.int
+    """Number of its bytes; at most 64 MiB."""
+    crc32c: _builtins.int
+    """CRC32C (Castagnoli) of the bytes; checked when set."""
+    def __init__(
+        self,
+        *,
+        path: _builtins.str = ...,
+        segment_offset: _builtins.int = ...,
+        offset: _builtins.int = ...,
+        length: _builtins.int = ...,
+        crc32c: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c", "crc32c", b"crc32c"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c", "crc32c", b"crc32c", "length", b"length", "offset", b"offset", "path", b"path", "segment_offset", b"segment_offset"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__crc32c: _TypeAlias = _typing.Literal["crc32c"]  # noqa: Y015
+    _WhichOneofArgType__crc32c: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__crc32c) -> _WhichOneofReturnType__crc32c | None: ...
+
+Global___PushSegment: _TypeAlias = PushSegment  # noqa: Y015
+
+@_typing.final
 class PushEnd(_message.Message):
     """The client has sent all it wants to. A stream that ends without it was cut off."""
 
@@ -327,6 +371,7 @@ class PushWeightsRequest(_message.Message):
     HEADER_FIELD_NUMBER: _builtins.int
     CHUNK_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
+    SEGMENT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def header(self) -> Global___PushHeader:
         """First."""
@@ -339,18 +384,23 @@ class PushWeightsRequest(_message.Message):
     def end(self) -> Global___PushEnd:
         """Last."""
 
+    @_builtins.property
+    def segment(self) -> Global___PushSegment:
+        """Instead of a chunk, on the daemon's own host."""
+
     def __init__(
         self,
         *,
         header: Global___PushHeader | None = ...,
         chunk: Global___PushChunk | None = ...,
         end: Global___PushEnd | None = ...,
+        segment: Global___PushSegment | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "end", b"end", "frame", b"frame", "header", b"header"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "end", b"end", "frame", b"frame", "header", b"header", "segment", b"segment"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "end", b"end", "frame", b"frame", "header", b"header"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "end", b"end", "frame", b"frame", "header", b"header", "segment", b"segment"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["header", "chunk", "end"]  # noqa: Y015
+    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["header", "chunk", "end", "segment"]  # noqa: Y015
     _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_frame) -> _WhichOneofReturnType_frame | None: ...
 

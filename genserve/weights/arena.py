@@ -71,6 +71,12 @@ class Arena:
         """Whether it has been closed."""
         return self._fd == -1
 
+    def duplicate(self) -> int:
+        """Another descriptor of the memory, to be closed by whoever asked: for those that write in threads, who must
+        not find that the number has become that of another file."""
+        self._check(0, 0)
+        return os.dup(self._fd)
+
     def write(self, offset: int, data: bytes | memoryview) -> None:
         """Copies `data` to `offset`; releases the GIL meanwhile. Raises ValueError outside of the arena."""
         self._check(offset, len(data))

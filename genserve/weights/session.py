@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from genserve.errors import ChecksumMismatchError, ChunkOutOfRangeError, PushConflictError, StagingFullError
 from genserve.weights.arena import Arena
 from genserve.weights.checksum import crc32c_of
+from genserve.weights.claims import Claim, Claims
 from genserve.weights.manifest import Manifest, completed
 from genserve.weights.push import PushHeader, PushIssue, PushReport, PushState
 from genserve.weights.ranges import ByteRanges
@@ -44,6 +45,7 @@ class PushSession:
         """Set when the version is live: the arena belongs to the resident store then."""
         self._clock = clock
         self._ranges = ByteRanges()
+        self.claims = Claims()
         self._by_offset = sorted((t for t in manifest.tensors if t.length), key=lambda tensor: tensor.offset)
         self._offsets = [tensor.offset for tensor in self._by_offset]
         self._first_byte_s: float | None = None
@@ -57,28 +59,57 @@ class PushSession:
         and StagingFullError when the chunks leave tens of thousands of holes; none of them changes anything.
         """
         end = offset + len(data)
-        if offset < 0 or end > self.manifest.total_bytes:
-            raise ChunkOutOfRangeError(
-                f"bytes [{offset}, {end}) lie outside of the {self.manifest.total_bytes} bytes of the manifest",
-                metadata={"offset": str(offset), "total_bytes": str(self.manifest.total_bytes)},
-            )
+        self._check_range(offset, end)
         self.touch()
         if crc32c is not None:
             self._verify(offset, data, crc32c)
         if not data or self.is_served:
             return  # a repeat
-        if self._first_byte_s is None:
-            self._first_byte_s = time.perf_counter()
+        self._begin()
         new = self._ranges.gaps(offset, end)
         if new != [(offset, end)]:
             self._compare(offset, data, new)
-        if self._ranges.num_ranges + len(new) > _MAX_RANGES:
-            raise StagingFullError(f"the chunks leave more than {_MAX_RANGES} holes; send them in order")
+        self._check_holes(len(new))
         chunk = memoryview(data)
         for start, stop in new:
             self.arena.write(start, chunk[start - offset : stop - offset])
         self._ranges.add(offset, end)
         self._last_byte_s = time.perf_counter()
+
+    def claim(self, offset: int, length: int) -> Claim | None:
+        """The right to write bytes that are not there; None when some of them are, or none are needed. Raises
+        ChunkOutOfRangeError and StagingFullError as `write`, and ValueError for those that are claimed already."""
+        end = offset + length
+        self._check_range(offset, end)
+        self.touch()
+        if length == 0 or self.is_served or self._ranges.gaps(offset, end) != [(offset, end)]:
+            return None
+        self._check_holes(1)
+        self._begin()
+        return self.claims.add(offset, end, self.arena.duplicate())
+
+    def settle(self, claim: Claim, *, written: bool) -> None:
+        """The bytes of a claim are there, or will not come."""
+        self.claims.settle(claim)
+        self.touch()
+        if written:
+            self._ranges.add(claim.start, claim.end)
+            self._last_byte_s = time.perf_counter()
+
+    def _check_range(self, offset: int, end: int) -> None:
+        if offset < 0 or end > self.manifest.total_bytes:
+            raise ChunkOutOfRangeError(
+                f"bytes [{offset}, {end}) lie outside of the {self.manifest.total_bytes} bytes of the manifest",
+                metadata={"offset": str(offset), "total_bytes": str(self.manifest.total_bytes)},
+            )
+
+    def _check_holes(self, num_more: int) -> None:
+        if self._ranges.num_ranges + num_more > _MAX_RANGES:
+            raise StagingFullError(f"the chunks leave more than {_MAX_RANGES} holes; send them in order")
+
+    def _begin(self) -> None:
+        if self._first_byte_s is None:
+            self._first_byte_s = time.perf_counter()
 
     def _verify(self, offset: int, data: bytes | memoryview, crc32c: int) -> None:
         began_s = time.perf_counter()

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from genserve.errors import DeadlineError, InvalidFieldError, PushNotFoundError
+from genserve.weights.claims import Claim
 from genserve.weights.push import PushOutcome, PushState
 from genserve.weights.session import PushSession
 
@@ -103,13 +104,40 @@ class PushStream:
         Raises ChunkOutOfRangeError, ChecksumMismatchError, PushConflictError for other bytes than those sent before,
         StagingFullError, and PushNotFoundError when the push has timed out. None of them frees what is staged.
         """
+        push = self._live("chunk")
+        if push is not None:
+            push.session.write(offset, data, crc32c)
+
+    def is_claimed(self, offset: int, length: int) -> bool:
+        """Whether `length` bytes at `offset` have to wait, as somebody writes to a part of them."""
+        return self._push is not None and self._push.session.claims.overlap(offset, offset + length)
+
+    async def wait_settled(self) -> None:
+        """Waits until somebody has finished writing to a claimed place."""
+        if self._push is not None:
+            await self._push.session.claims.wait_settled()
+
+    def claim(self, offset: int, length: int) -> Claim | None:
+        """The right to write bytes that are not there, elsewhere than on the event loop; None when some are, or none
+        are needed: `write` them. Raises as `write`."""
+        push = self._live("segment")
+        return None if push is None else push.session.claim(offset, length)
+
+    def settle(self, claim: Claim, *, written: bool) -> None:
+        """The bytes of a claim are there, or will not come. Raises PushNotFoundError when the push has timed out."""
+        assert self._push is not None  # whose claim it is
+        self._push.session.settle(claim, written=written)
+        self._live("segment")
+
+    def _live(self, frame: str) -> LivePush | None:
+        """The push that bytes go to; None when it needs none."""
         if self._push is None:
             if self._answer is not None and self._answer.push.state is PushState.VALID:
-                raise InvalidFieldError.of("chunk", "VALIDATE takes no bytes")
-            return
+                raise InvalidFieldError.of(frame, "VALIDATE takes no bytes")
+            return None
         if self._push.gone.is_set():
             raise PushNotFoundError(f"push {self._push_id!r} has timed out", metadata={"push_id": self._push_id})
-        self._push.session.write(offset, data, crc32c)
+        return self._push
 
     async def finish(self) -> PushOutcome:
         """PushEnd has arrived. Waits until every byte is there, or no more will come, and the push has been carried

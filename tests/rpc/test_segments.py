@@ -1,0 +1,248 @@
+"""Shared memory instead of bytes: taken from trainers on this host, and only what was meant for it."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+import grpc.aio
+import numpy
+import pytest
+import torch
+
+from genserve.client import AsyncClient
+from genserve.config import ServeConfig
+from genserve.errors import InvalidFieldError, PushNotFoundError, UnsupportedError
+from genserve.rpc.push_frames import is_local
+from genserve.v1 import weights_pb2
+from tests.rpc.conftest import Daemon, field_of, reason_of, serving
+from tests.rpc.test_weights import DATA, END, Frame, chunk, header, push, refused
+
+WEIGHTS = {
+    "a": numpy.frombuffer(DATA[:16], "float32").copy(),
+    "b": torch.frombuffer(bytearray(DATA[16:]), dtype=torch.bfloat16),
+}
+
+
+@contextmanager
+def memory(data: bytes = DATA, name: str = "genserve-push-test") -> Iterator[tuple[str, int]]:
+    """A memfd with these bytes: its path and descriptor."""
+    fd = os.memfd_create(name)
+    try:
+        os.write(fd, data)
+        yield f"/proc/{os.getpid()}/fd/{fd}", fd
+    finally:
+        os.close(fd)
+
+
+def segment(path: str, start: int = 0, end: int = 32, **fields: Any) -> Frame:
+    """Bytes [start, end) of the byte space, which lie at the same place of the memory."""
+    place = {"segment_offset": start, "offset": start, "length": end - start, **fields}
+    return Frame(segment=weights_pb2.PushSegment(path=path, **place))
+
+
+async def test_memory_of_a_peer_on_this_host_is_copied(daemon: Daemon) -> None:
+    """With and without a checksum, in pieces, at other places than in the byte space, between chunks."""
+    with memory(b"--" + DATA) as (path, _):
+        frames = [
+            await header(daemon),
+            segment(path, 20, 32, segment_offset=22),
+            chunk(0, 7),
+            segment(path, 7, 20, segment_offset=9, crc32c=google_crc32c.value(DATA[7:20])),
+            END,
+        ]
+        response = await push(daemon, frames)
+    assert response.applied.active_version == 1
+    assert daemon.engine.live == {"a": DATA[:16], "b": DATA[16:]}
+
+
+@pytest.fixture
+def named() -> Iterator[Path]:
+    """Memory as shm_open makes it."""
+    path = Path(f"/dev/shm/genserve-push-{os.getpid()}")
+    path.write_bytes(DATA)
+    yield path
+    path.unlink()
+
+
+async def test_memory_with_a_name_is_copied(daemon: Daemon, named: Path) -> None:
+    """From /dev/shm."""
+    assert (await push(daemon, [await header(daemon), segment(str(named)), END])).applied.active_version == 1
+
+
+async def test_bytes_that_are_there_are_compared(daemon: Daemon) -> None:
+    """Equal ones may come again, other ones are refused, as with chunks."""
+    first = await header(daemon)
+    with memory() as (path, fd):
+        frames = [first, chunk(0, 20), segment(path, 10, 32), segment(path), chunk(3, 9)]
+        await refused(daemon, frames)  # without an end
+        os.pwrite(fd, b"\xff\xff", 30)
+        error = await refused(daemon, [first, segment(path), END])
+    assert (error.code(), reason_of(error)) == (grpc.StatusCode.ALREADY_EXISTS, "PUSH_CONFLICT")
+    assert (await push(daemon, [first, END])).applied.active_version == 1, "nothing was changed"
+
+
+async def test_memory_that_differs_from_its_checksum_is_data_loss(daemon: Daemon) -> None:
+    """And counts as not sent."""
+    first = await header(daemon)
+    with memory() as (path, _):
+        error = await refused(daemon, [first, segment(path, crc32c=1), END])
+        assert (error.code(), reason_of(error)) == (grpc.StatusCode.DATA_LOSS, "CHECKSUM_MISMATCH")
+        asked = await daemon.weights.GetPush(weights_pb2.GetPushRequest(push_id="p1"))
+        assert asked.push.received_bytes == 0
+        assert (await push(daemon, [first, segment(path), END])).applied.active_version == 1
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """What a hostile trainer would like the daemon to read."""
+    (tmp_path / "genserve-push").write_bytes(DATA)
+    link = Path(f"/dev/shm/genserve-push-link-{os.getpid()}")
+    link.symlink_to("/etc/passwd")
+    fifo = Path(f"/dev/shm/genserve-push-fifo-{os.getpid()}")
+    os.mkfifo(fifo)
+    others = Path(f"/dev/shm/genserve-push-other-{os.getpid()}")
+    others.write_bytes(DATA)
+    if os.geteuid() == 0:
+        os.chown(others, 65534, 65534)
+    read, write = os.pipe()
+    passwd = os.open("/etc/passwd", os.O_RDONLY)
+    with memory(name="secret") as (secret, _):
+        yield {
+            "a file": "/etc/passwd",
+            "up and away": "/dev/shm/genserve-push/../../etc/passwd",
+            "a file of that name": str(tmp_path / "genserve-push"),
+            "a link": str(link),
+            "a pipe with a name": str(fifo),
+            "a pipe": f"/proc/{os.getpid()}/fd/{read}",
+            "an open file": f"/proc/{os.getpid()}/fd/{passwd}",
+            "a device": "/proc/self/fd/0",
+            "other memory": secret,
+            "another user's": str(others) if os.geteuid() == 0 else "/proc/1/fd/0",
+            "nothing": "/dev/shm/genserve-push-nothing",
+            "no path": "",
+            "a zero": "/dev/shm/genserve-push\0",
+        }
+    for fd in (read, write, passwd):
+        os.close(fd)
+    for path in (link, fifo, others):
+        path.unlink()
+
+
+async def test_no_other_file_is_read(daemon: Daemon, paths: dict[str, str]) -> None:
+    """Whatever it is: INVALID_FIELD "segment.path"."""
+    first = await header(daemon)
+    for name, path in paths.items():
+        error = await refused(daemon, [first, segment(path), END])
+        assert (error.code(), field_of(error)) == (grpc.StatusCode.INVALID_ARGUMENT, "segment.path"), name
+
+
+@pytest.mark.parametrize("fields", [{"segment_offset": 1}, {"segment_offset": 2**64 - 1}, {"length": 65 << 20}])
+async def test_memory_that_is_too_short_is_refused(daemon: Daemon, fields: dict[str, int]) -> None:
+    """Before anything is copied."""
+    with memory() as (path, _):
+        error = await refused(daemon, [await header(daemon), segment(path, **fields), END])
+    assert field_of(error) == "segment.length"
+
+
+def has_bytes(daemon: Daemon, num_bytes: int) -> bool:
+    """Whether the push is there and has so many."""
+    try:
+        return daemon.registry.report("p1").push.received_bytes >= num_bytes
+    except PushNotFoundError:
+        return False
+
+
+async def test_memory_that_is_shortened_meanwhile_is_an_error(daemon: Daemon) -> None:
+    """No SIGBUS: the stream has it open, and the second piece is gone."""
+    first = await header(daemon)
+    with memory() as (path, fd):
+
+        async def frames() -> AsyncIterator[Frame]:
+            yield first
+            yield segment(path, 0, 16)
+            async with asyncio.timeout(5):
+                while not has_bytes(daemon, 16):
+                    await asyncio.sleep(0.001)
+            os.ftruncate(fd, 20)
+            yield segment(path, 16, 32)
+
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await daemon.weights.PushWeights(frames(), timeout=5)
+    assert field_of(caught.value) == "segment.length"
+
+
+async def test_a_piece_behind_the_end_is_out_of_range(daemon: Daemon) -> None:
+    """As a chunk would be."""
+    with memory() as (path, _):
+        error = await refused(daemon, [await header(daemon), segment(path, offset=1), END])
+        assert reason_of(error) == "CHUNK_OUT_OF_RANGE"
+
+
+@pytest.mark.parametrize(
+    ("peer", "local"),
+    [
+        ("ipv4:127.0.0.1:5", True),
+        ("ipv6:%5B::1%5D:5", True),
+        ("unix:", True),
+        ("ipv4:10.0.0.1:5", False),
+        ("ipv4:192.127.0.1:5", False),
+        ("ipv6:%5Bfe80::1%5D:5", False),
+        ("ipv6:%5B::10%5D:5", False),
+        ("", False),
+    ],
+)
+def test_who_is_on_this_host(peer: str, local: bool) -> None:
+    """By the address of the connection's other end."""
+    assert is_local(peer) is local
+
+
+async def test_peers_elsewhere_hand_nothing_over(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would have the daemon read what they may not."""
+    monkeypatch.setattr("genserve.rpc.weights.is_local", lambda _: False)
+    with memory() as (path, _):
+        error = await refused(daemon, [await header(daemon), segment(path), END])
+    assert (error.code(), field_of(error)) == (grpc.StatusCode.INVALID_ARGUMENT, "segment")
+
+
+def num_segments() -> int:
+    """Descriptors of memory that is handed over in this process, where the daemon runs too."""
+    links = (os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd"))
+    return sum("genserve-push" in link for link in links)
+
+
+async def test_the_client_hands_memory_over_where_it_can(daemon: Daemon) -> None:
+    """Asked to, no byte of the weights goes over the connection."""
+    async with AsyncClient(daemon.address) as client:
+        for version in (1, 2):
+            result = await client.push_weights(WEIGHTS, version=version, shared_memory=True)
+            assert result.applied is not None
+            assert daemon.engine.live == {"a": DATA[:16], "b": DATA[16:]}
+        assert num_segments() == 1, "it is kept for the next push"
+    assert num_segments() == 0
+
+
+async def test_the_client_sends_bytes_where_memory_cannot_be_had(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The daemon says that it could, and then cannot: bytes, unless memory was asked for."""
+    monkeypatch.setattr("genserve.client.weights.MIN_BYTES", 0)
+    monkeypatch.setattr("genserve.client.shared_memory._NAME", "of another name")
+    async with AsyncClient(daemon.address) as client:
+        with pytest.raises(InvalidFieldError, match=r"segment\.path"):
+            await client.push_weights(WEIGHTS, version=1, shared_memory=True)
+        assert (await client.push_weights(WEIGHTS, version=1)).applied is not None
+
+
+async def test_a_daemon_may_take_bytes_alone() -> None:
+    """--no-shared-memory."""
+    async with serving(ServeConfig(port=0, no_shared_memory=True)) as daemon, AsyncClient(daemon.address) as client:
+        with pytest.raises(UnsupportedError):
+            await client.push_weights(WEIGHTS, version=1, shared_memory=True)
+        with memory() as (path, _):
+            error = await refused(daemon, [await header(daemon), segment(path), END])
+        assert field_of(error) == "segment"
+        assert (await client.push_weights(WEIGHTS, version=1)).applied is not None

@@ -1,0 +1,72 @@
+"""Places that are written elsewhere than on the event loop."""
+
+import asyncio
+import os
+
+import pytest
+
+from genserve.errors import ChunkOutOfRangeError
+from tests.unit.weights.test_session import new_session
+
+
+def num_fds() -> int:
+    """Open descriptors of this process."""
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_claimed_bytes_count_when_they_are_written() -> None:
+    """Half of a push is never taken for all of it."""
+    push = new_session()
+    total = push.manifest.total_bytes
+    before = num_fds()
+    claim = push.claim(0, total)
+    assert claim is not None
+    os.pwrite(claim.fd, b"x" * total, 0)
+    assert not push.is_complete
+    assert push.claims.overlap(total - 1, total)
+    push.settle(claim, written=False)
+    assert push.missing_bytes == total
+    again = push.claim(0, total)
+    assert again is not None
+    push.settle(again, written=True)
+    assert push.is_complete
+    assert num_fds() == before
+    assert push.claim(0, 1) is None, "it is there: to be compared"
+    push.close()
+
+
+def test_places_that_are_claimed_are_not_claimed_twice() -> None:
+    """Whoever comes second waits."""
+    push = new_session()
+    claim = push.claim(2, 4)
+    assert claim is not None
+    assert [push.claims.overlap(0, 2), push.claims.overlap(6, 9), push.claims.overlap(5, 9)] == [False, False, True]
+    with pytest.raises(ValueError, match="claimed"):
+        push.claim(0, 3)
+    with pytest.raises(ChunkOutOfRangeError):
+        push.claim(push.manifest.total_bytes, 1)
+    push.settle(claim, written=True)
+    push.close()
+
+
+async def test_waiting_ends_with_the_next_that_is_settled() -> None:
+    """Written or not."""
+    push = new_session()
+    claim = push.claim(0, 4)
+    assert claim is not None
+    waiting = asyncio.create_task(push.claims.wait_settled())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    push.settle(claim, written=False)
+    await asyncio.wait_for(waiting, 1)
+    push.close()
+
+
+def test_memory_outlives_a_push_that_times_out_while_it_is_written() -> None:
+    """The thread has a descriptor of its own: it can never write into a file that got the same number."""
+    push = new_session()
+    claim = push.claim(0, 4)
+    assert claim is not None
+    push.close()
+    assert os.pwrite(claim.fd, b"late", 0) == 4
+    push.settle(claim, written=True)
