@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Self
 
+MAX_INGEST_PROCESSES = 64
 WEIGHT_UPDATES = ("auto", "beside", "inplace")
 
 
@@ -29,6 +30,11 @@ class ServeConfig:
         False,
         "free the bytes of a push once it is applied: saves the checkpoint's size of memory, and gives up partial "
         "pushes, PullWeights, and restoring a version whose exchange could not be undone",
+    )
+    ingest_processes: int = _setting(
+        -1,
+        "processes that receive pushed weights on ports of their own, picked by the system; 0 = none, the daemon's own "
+        "port takes everything; -1 = none on machines of up to 4 cores, a quarter of the cores but at most 4 on others",
     )
     no_shared_memory: bool = _setting(
         False, "take pushed weights as bytes alone: trainers on this host may not hand over shared memory instead"
@@ -56,10 +62,20 @@ class ServeConfig:
                 raise ValueError(f"--{name.replace('_', '-')} must be at least 1, is {getattr(self, name)}")
         if self.max_staging_bytes < 0:
             raise ValueError(f"--max-staging-bytes must be at least 0, is {self.max_staging_bytes}")
+        if not -1 <= self.ingest_processes <= MAX_INGEST_PROCESSES:
+            raise ValueError(f"--ingest-processes must lie in [-1, {MAX_INGEST_PROCESSES}], is {self.ingest_processes}")
         if self.weight_update not in WEIGHT_UPDATES:
             raise ValueError(f"--weight-update must be one of {', '.join(WEIGHT_UPDATES)}, is {self.weight_update!r}")
         if self.drain_timeout_s < 0:
             raise ValueError(f"--drain-timeout-s must be at least 0, is {self.drain_timeout_s}")
+
+    def num_ingest_processes(self, num_cores: int) -> int:
+        """How many processes receive pushes beside the daemon; without a TCP port none can."""
+        if self.port == -1:
+            return 0
+        if self.ingest_processes >= 0:
+            return self.ingest_processes
+        return 0 if num_cores <= 4 else min(4, num_cores // 4)
 
     @classmethod
     def add_flags(cls, parser: argparse.ArgumentParser) -> None:

@@ -7,6 +7,7 @@ engine stops. One AsyncExitStack: the order of entry is the order of the start, 
 
 import asyncio
 import gc
+import os
 import socket
 import sys
 import time
@@ -26,7 +27,9 @@ from genserve.engine.demo_model import DemoModelError, demo_model_path
 from genserve.engine.leftovers import sweep
 from genserve.engine.vllm import EngineOptions, VllmEngine
 from genserve.engine.vllm_config import AsyncEngineArgs
-from genserve.rpc.server import ServerParts, start_server
+from genserve.rpc.ingest.process import IngestSettings
+from genserve.rpc.ingest.processes import IngestProcesses
+from genserve.rpc.server import SERVER_OPTIONS, ServerParts, start_server
 from genserve.signals import children_ignore_interrupts, stop_on_signals
 from genserve.weights.checkpoint import CheckpointError, CheckpointIndex
 from genserve.weights.registry import PushRegistry
@@ -93,8 +96,9 @@ async def serve(config: ServeConfig, args: AsyncEngineArgs) -> int:
         updater = WeightUpdater(engine, pauses, board, resident)
         pushes = PushRegistry(checkpoint, engine, updater, board, resident, max_staging_bytes)
         stack.push_async_callback(pushes.close)
+        ingest = await _ingest(config, stack)
         server = await start_server(
-            ServerParts(config, engine, board, pauses, pushes, resident, checkpoint, max_staging_bytes)
+            ServerParts(config, engine, board, pauses, pushes, resident, checkpoint, max_staging_bytes, ingest)
         )
         stack.push_async_callback(server.stop, _CLOSE_GRACE_S)
 
@@ -103,6 +107,8 @@ async def serve(config: ServeConfig, args: AsyncEngineArgs) -> int:
             asyncio.create_task(pushes.run(), name="push staging"),
             asyncio.create_task(engine.wait_dead(), name="engine"),
         ]
+        if ingest is not None:
+            background.append(asyncio.create_task(ingest.run(), name="receiving processes"))
         stack.push_async_callback(_cancel, background)
         # What start-up has left lives for ever: collections need not walk it while streams wait.
         gc.collect()
@@ -126,6 +132,18 @@ async def serve(config: ServeConfig, args: AsyncEngineArgs) -> int:
         await pauses.resume("", force=True)
         await _drain(engine, config.drain_timeout_s)
         return 0
+
+
+async def _ingest(config: ServeConfig, stack: AsyncExitStack) -> IngestProcesses | None:
+    """The processes that receive pushes, if there are to be any; they end after the server, whose answers they pass."""
+    count = config.num_ingest_processes(len(os.sched_getaffinity(0)))
+    if count == 0:
+        return None
+    settings = IngestSettings(config.host.strip("[]"), 0, "", config.max_message_bytes, SERVER_OPTIONS)
+    ingest = IngestProcesses(count, settings, _say)
+    stack.push_async_callback(ingest.stop)
+    await ingest.start()
+    return ingest
 
 
 async def _drain(engine: VllmEngine, timeout_s: float) -> None:

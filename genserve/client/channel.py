@@ -157,11 +157,12 @@ class Connection:
         """Has `close` called when the connection is closed."""
         self._closing.append(close)
 
-    def another_channel(self) -> grpc.aio.Channel:
-        """A further connection to the daemon, to be closed by whoever asked."""
+    def another_channel(self, target: str | None = None) -> grpc.aio.Channel:
+        """A further connection to the daemon, or to `target`, to be closed by whoever asked."""
+        target = self.target if target is None else target
         if self._credentials is None:
-            return grpc.aio.insecure_channel(self.target, options=self._options)
-        return grpc.aio.secure_channel(self.target, self._credentials, options=self._options)
+            return grpc.aio.insecure_channel(target, options=self._options)
+        return grpc.aio.secure_channel(target, self._credentials, options=self._options)
 
     async def close(self) -> None:
         """Closes the channel; calls under way are cancelled."""

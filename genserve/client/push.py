@@ -15,6 +15,7 @@ from genserve.client.enums import word_of
 from genserve.client.errors import error_of
 from genserve.client.final_status import FinalStatus
 from genserve.client.frames import END_FRAME, chunk_frame, header_frame
+from genserve.client.push_channels import PushChannels
 from genserve.client.shared_memory import CHUNK_BYTES, SharedSegment
 from genserve.client.state import EngineState
 from genserve.errors import DeadlineError, GenserveError, PushNotFoundError, PushTruncatedError, UnavailableError
@@ -131,6 +132,7 @@ class Upload:
         num_streams: int,
         num_callers: int,
         segment: SharedSegment | None,
+        ingest_ports: Sequence[int] = (),
         chunk_bytes: int,
         checksum: bool,
         progress: Callable[[PushProgress], None] | None,
@@ -142,6 +144,7 @@ class Upload:
         self._num_streams = num_streams
         self._num_callers = num_callers
         self._segment = segment
+        self._channels = PushChannels(connection, ingest_ports)
         self._chunk_bytes = chunk_bytes
         self._checksum = checksum
         self._progress = progress
@@ -161,7 +164,8 @@ class Upload:
             try:
                 return await self._send_all(missing)
             except (UnavailableError, PushTruncatedError) as error:
-                if not self._reached_daemon or self._num_resumes >= MAX_RESUMES:
+                reached_daemon = self._reached_daemon or isinstance(error, PushTruncatedError)
+                if not reached_daemon or self._num_resumes >= MAX_RESUMES:
                     raise
                 self._num_resumes += 1
                 known = await self._look_up(error)
@@ -180,9 +184,7 @@ class Upload:
         headers = self._headers()
         parts = split(ranges, len(headers))
         async with AsyncExitStack() as stack:
-            # Each stream has a connection of its own: those of one would take turns, and share one window.
-            further = [await stack.enter_async_context(self._connection.another_channel()) for _ in headers[1:]]
-            channels = [self._connection.channel, *further]
+            channels = await self._channels.open(len(headers), stack)
             streams = zip(channels, headers, parts, strict=True)
             sending = [asyncio.create_task(self._send(*stream)) for stream in streams]
             try:

@@ -8,6 +8,7 @@ from functools import cached_property
 from os import PathLike
 from typing import Any
 
+from genserve.client import push_channels
 from genserve.client.byte_space import ByteSpace, Layout, manifest_digest
 from genserve.client.channel import UNSET, ServiceCalls, Timeout
 from genserve.client.enums import KvPolicy, PauseMode, PushAction, wire_value
@@ -19,7 +20,7 @@ from genserve.client.state import EngineState
 from genserve.client.tensors import tensor_sources
 from genserve.errors import InvalidFieldError, UnsupportedError
 from genserve.v1 import types_pb2, weights_pb2
-from genserve.v1.control_pb2 import GetServerInfoRequest
+from genserve.v1.control_pb2 import GetServerInfoRequest, GetServerInfoResponse
 
 MIB = 1 << 20
 
@@ -120,9 +121,11 @@ class WeightCalls(ServiceCalls):
         )
         header.manifest_digest = manifest_digest(header.manifest)
         timeout_s = self._connection.timeouts.push_s if timeout_s is UNSET else timeout_s
-        own_bytes = sum(end - start for start, end in space.ranges)
-        wants_segment = shared_memory is not False and action != "validate"
-        segment = await self._segment(space, own_bytes, required=shared_memory is True) if wants_segment else None
+        own_bytes = 0 if action == "validate" else sum(end - start for start, end in space.ranges)
+        info = await self._info(own_bytes, shared_memory)
+        segment = None
+        if shared_memory is not False and info is not None and action != "validate":
+            segment = self._segment(space, info.host_id, required=shared_memory is True)
         upload = Upload(
             self._connection,
             header,
@@ -130,6 +133,7 @@ class WeightCalls(ServiceCalls):
             num_streams=1 if action == "validate" else streams,
             num_callers=1 if action == "validate" else callers,
             segment=segment,
+            ingest_ports=info.ingest_ports if info is not None and segment is None else (),
             chunk_bytes=chunk_bytes,
             checksum=checksum,
             progress=progress,
@@ -157,17 +161,22 @@ class WeightCalls(ServiceCalls):
         self._connection.on_close(spare.close)
         return spare
 
-    async def _segment(self, space: ByteSpace, own_bytes: int, *, required: bool) -> SharedSegment | None:
+    async def _info(self, own_bytes: int, shared_memory: bool | None) -> GetServerInfoResponse | None:
+        """What the daemon says of faster ways, if the push is large enough to ask."""
+        may_share = shared_memory is None and is_local(self._connection.target) and own_bytes >= MIN_BYTES
+        if shared_memory or may_share or own_bytes >= push_channels.MIN_BYTES:
+            return await self._connection.unary(self._connection.control.GetServerInfo, GetServerInfoRequest())
+        return None
+
+    def _segment(self, space: ByteSpace, host_id: str, *, required: bool) -> SharedSegment | None:
         """Memory to hand over, if the daemon can have it. Raises UnsupportedError when it is `required` and cannot."""
-        target = self._connection.target
-        if required or (own_bytes >= MIN_BYTES and is_local(target) and hasattr(os, "memfd_create")):
-            info = await self._connection.unary(self._connection.control.GetServerInfo, GetServerInfoRequest())
-            if can_share(target, info.host_id):
-                return self._spare.take(space.total_bytes)
-            if required:
-                raise UnsupportedError(
-                    "the daemon takes no shared memory from this process: it runs elsewhere or as another user"
-                )
+        if can_share(self._connection.target, host_id) and hasattr(os, "memfd_create"):
+            return self._spare.take(space.total_bytes)
+        if required:
+            raise UnsupportedError(
+                "the daemon takes no shared memory from this process: it runs elsewhere, as another user, or with "
+                "--no-shared-memory"
+            )
         return None
 
     async def get_push(self, push_id: str, *, timeout_s: Timeout = UNSET) -> PushResult:

@@ -29,6 +29,7 @@ class ServerFacts:
     max_staging_bytes: int
     features: Sequence[str]
     host_id: str = ""
+    ingest_ports: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +116,7 @@ def to_server_info(info: EngineInfo, facts: ServerFacts, state: EngineState) -> 
         device=info.device,
         weight_update=info.weight_update,
         host_id=facts.host_id,
+        ingest_ports=facts.ingest_ports,
         limits=control_pb2.Limits(
             max_model_len=info.max_model_len,
             max_num_seqs=info.max_num_seqs,

@@ -82,7 +82,7 @@ def _guarded_behavior(behavior: Behavior, method: str) -> Behavior:
         except Exception as error:
             # An error in a local would make a cycle with its own traceback, and keep the request, which may be a large
             # frame of a push, until the garbage collector comes by.
-            status, outcome = _status(error, method)
+            status, outcome = status_of(error, method)
             await context.abort_with_status(status)
         finally:
             if log.isEnabledFor(logging.DEBUG):
@@ -91,7 +91,7 @@ def _guarded_behavior(behavior: Behavior, method: str) -> Behavior:
     return guarded
 
 
-def _status(error: Exception, method: str) -> tuple[Any, str]:
+def status_of(error: Exception, method: str) -> tuple[Any, str]:
     """The status of an error, and its reason."""
     if isinstance(error, GenserveError):
         known = error

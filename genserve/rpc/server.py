@@ -16,8 +16,10 @@ from genserve.rpc.control import ControlServicer
 from genserve.rpc.convert_control import ServerFacts
 from genserve.rpc.generation import GenerationServicer
 from genserve.rpc.health import HealthServicer
+from genserve.rpc.ingest import wire
+from genserve.rpc.ingest.processes import IngestProcesses
 from genserve.rpc.interceptor import StatusInterceptor
-from genserve.rpc.push_frames import frame_parser
+from genserve.rpc.push_frames import Frame, frame_parser
 from genserve.rpc.reflection import add_reflection
 from genserve.rpc.weights import WeightServicer
 from genserve.v1 import control_pb2, generation_pb2, weights_pb2
@@ -36,7 +38,7 @@ SERVICE_NAMES = tuple(
 )
 FEATURES = ("push", "pull", "pause", "sleep", "structured_outputs")
 
-_OPTIONS = (
+SERVER_OPTIONS = (
     # A port that is taken is an error, not a second server behind the same address.
     ("grpc.so_reuseport", 0),
     # A chunk of a push in one frame of HTTP/2 instead of 64: receiving is up to a third faster. It is about what is
@@ -64,6 +66,7 @@ class ServerParts:
     resident: ResidentStore
     checkpoint: CheckpointIndex | None
     max_staging_bytes: int
+    ingest: IngestProcesses | None = None
 
     @property
     def takes_segments(self) -> bool:
@@ -87,6 +90,8 @@ async def start_server(parts: ServerParts) -> RunningServer:
     """Starts listening. Raises OSError naming the address that cannot be listened on."""
     server = build_server(parts)
     address = bind(server, parts.config.host, parts.config.port, parts.config.uds)
+    if parts.ingest is not None:
+        _add_port(server, parts.ingest.address)
     await server.start()
     return RunningServer(address, server)
 
@@ -96,7 +101,7 @@ def build_server(parts: ServerParts) -> grpc.aio.Server:
     max_message_bytes = parts.config.max_message_bytes
     server = grpc.aio.server(
         interceptors=[StatusInterceptor()],
-        options=[*_OPTIONS, ("grpc.max_receive_message_length", max_message_bytes)],
+        options=[*SERVER_OPTIONS, ("grpc.max_receive_message_length", max_message_bytes)],
     )
     facts = ServerFacts(
         parts.engine.info.model,
@@ -104,6 +109,7 @@ def build_server(parts: ServerParts) -> grpc.aio.Server:
         parts.max_staging_bytes,
         FEATURES,
         host_id() if parts.takes_segments else "",
+        parts.ingest.ports if parts.ingest is not None else (),
     )
     add_GenerationServiceServicer_to_server(GenerationServicer(parts.engine, parts.board), server)
     _add_weights(
@@ -137,6 +143,10 @@ def _add_weights(server: grpc.aio.Server, servicer: WeightServicer) -> None:
     )
     service = weights_pb2.DESCRIPTOR.services_by_name["WeightService"].full_name
     server.add_registered_method_handlers(service, {"PushWeights": push, "PullWeights": pull})
+    relayed: grpc.RpcMethodHandler[Frame, bytes] = grpc.stream_stream_rpc_method_handler(
+        servicer.relayed_push, request_deserializer=frame_parser(servicer.max_header_bytes)
+    )
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(wire.SERVICE, {wire.METHOD: relayed}),))
 
 
 def bind(server: grpc.aio.Server, host: str, port: int, uds: str) -> str:

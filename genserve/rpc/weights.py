@@ -1,14 +1,16 @@
 """WeightService."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
+
+from google.protobuf.message import DecodeError
 
 from genserve.control.pause import PauseController
 from genserve.control.state import StateBoard
 from genserve.engine.base import Engine, WeightDigest
-from genserve.errors import DeadlineError
+from genserve.errors import DeadlineError, GenserveError
 from genserve.rpc.convert_weights import (
     apply_options,
     push_header,
@@ -19,8 +21,10 @@ from genserve.rpc.convert_weights import (
     to_push_response,
     to_weights_response,
 )
+from genserve.rpc.ingest import wire
+from genserve.rpc.interceptor import status_of
 from genserve.rpc.pull_frames import pull_frames
-from genserve.rpc.push_frames import Frames, is_local, read_chunks, read_header, until_expired
+from genserve.rpc.push_frames import Frame, Frames, is_local, read_chunks, read_header, until_expired
 from genserve.v1 import weights_pb2
 from genserve.v1.weights_pb2_grpc import WeightServiceServicer
 from genserve.weights.checkpoint import CheckpointIndex
@@ -70,7 +74,28 @@ class WeightServicer(WeightServiceServicer):
         self, request_iterator: Frames, context: "ServicerContext[Any, Any]"
     ) -> weights_pb2.PushWeightsResponse:
         """Stages the chunks of a stream and answers what came of the push."""
-        frames = aiter(request_iterator)
+        return await self._push(aiter(request_iterator), self._segments(context))
+
+    async def relayed_push(self, request_iterator: Frames, context: "ServicerContext[Any, bytes]") -> None:
+        """PushWeights as a receiving process passes it on: each frame is acknowledged when it is not needed any more,
+        and segments lie in the memory of that process alone. Its clients may be anywhere."""
+
+        async def acknowledged() -> AsyncGenerator[Frame, None]:
+            async for frame in request_iterator:
+                yield frame
+                await context.write(wire.TAKEN)
+
+        metadata = dict(context.invocation_metadata() or ())
+        segments = SegmentReader(str(metadata.get(wire.PATH_KEY, ""))) if is_local(context.peer()) else None
+        try:
+            async with aclosing(acknowledged()) as frames:
+                answer = wire.OUTCOME + (await self._push(frames, segments)).SerializeToString()
+        except (GenserveError, DecodeError) as error:
+            status, _ = status_of(error, wire.METHOD)
+            answer = wire.FAILED + dict(status.trailing_metadata)["grpc-status-details-bin"]
+        await context.write(answer)
+
+    async def _push(self, frames: Frames, segments: SegmentReader | None) -> weights_pb2.PushWeightsResponse:
         header = await read_header(frames)
         if header.HasField("manifest"):
             self._pushes.check_num_tensors(len(header.manifest.tensors))
@@ -78,7 +103,7 @@ class WeightServicer(WeightServiceServicer):
         stream = await self._pushes.open(await asyncio.to_thread(push_header, header))
         try:
             async with until_expired(stream):
-                await read_chunks(frames, stream, self._segments(context))
+                await read_chunks(frames, stream, segments)
             outcome = await stream.finish()
         finally:
             stream.detach()

@@ -490,6 +490,7 @@ class GetServerInfoResponse(_message.Message):
     STATE_FIELD_NUMBER: _builtins.int
     WEIGHT_UPDATE_FIELD_NUMBER: _builtins.int
     HOST_ID_FIELD_NUMBER: _builtins.int
+    INGEST_PORTS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The model, as given to --model."""
     architecture: _builtins.str
@@ -529,6 +530,12 @@ class GetServerInfoResponse(_message.Message):
     def state(self) -> _types_pb2.EngineState:
         """State of the engine."""
 
+    @_builtins.property
+    def ingest_ports(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Further ports of the same host that take PushWeights, and nothing else, in processes of their own: for large pushes.
+        Everything may be sent to the daemon's own port as well.
+        """
+
     def __init__(
         self,
         *,
@@ -544,10 +551,11 @@ class GetServerInfoResponse(_message.Message):
         state: _types_pb2.EngineState | None = ...,
         weight_update: _builtins.str = ...,
         host_id: _builtins.str = ...,
+        ingest_ports: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "parallelism", b"parallelism", "state", b"state"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "device", b"device", "dtype", b"dtype", "features", b"features", "host_id", b"host_id", "limits", b"limits", "model", b"model", "parallelism", b"parallelism", "state", b"state", "versions", b"versions", "vocab_size", b"vocab_size", "weight_update", b"weight_update"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "device", b"device", "dtype", b"dtype", "features", b"features", "host_id", b"host_id", "ingest_ports", b"ingest_ports", "limits", b"limits", "model", b"model", "parallelism", b"parallelism", "state", b"state", "versions", b"versions", "vocab_size", b"vocab_size", "weight_update", b"weight_update"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -10,12 +10,15 @@ Workers import this module: it needs nothing but the standard library unless an 
 import asyncio
 import mmap
 import os
+import weakref
+from collections.abc import Callable
 from pathlib import Path
 
 from genserve.errors import StagingFullError
 
 _MARGIN_BYTES = 256 << 20  # left to everybody else on the machine
 _UNMAPPED_AT_ONCE_BYTES = 16 << 20
+_COMPARED_AT_ONCE_BYTES = 256 << 10
 
 
 class Arena:
@@ -24,7 +27,7 @@ class Arena:
     def __init__(self, fd: int, size_bytes: int) -> None:
         self._fd = fd
         self._size_bytes = size_bytes
-        self._mapped: mmap.mmap | None = None
+        self._mapped: Callable[[], mmap.mmap | None] = _unmapped
 
     @classmethod
     def allocate(cls, size_bytes: int) -> "Arena":
@@ -54,7 +57,7 @@ class Arena:
         if more_bytes > 0:
             _reserve(self._fd, self._size_bytes, more_bytes)
             self._size_bytes = size_bytes
-            self._mapped = None
+            self._mapped = _unmapped
 
     @property
     def path(self) -> str:
@@ -89,20 +92,26 @@ class Arena:
 
     def equals(self, offset: int, data: bytes | memoryview) -> bool:
         """Whether these bytes lie at `offset`. Raises ValueError outside of the arena."""
-        import numpy as np
-
-        there = self.view(offset, len(data))
-        return bool(np.array_equal(np.frombuffer(there, np.uint8), np.frombuffer(data, np.uint8)))
+        self._check(offset, len(data))
+        rest = memoryview(data)
+        while rest:
+            there = os.pread(self._fd, min(len(rest), _COMPARED_AT_ONCE_BYTES), offset)
+            if there != rest[: len(there)]:
+                return False
+            offset, rest = offset + len(there), rest[len(there) :]
+        return True
 
     def view(self, offset: int, length: int) -> memoryview:
         """The bytes at `offset`, read-only and not copied; they keep the memory alive. Raises ValueError outside."""
         self._check(offset, length)
         if length == 0:
             return memoryview(b"")
-        if self._mapped is None:
-            self._mapped = mmap.mmap(self._fd, self._size_bytes, prot=mmap.PROT_READ)
-        # The map is given back when the last view of it goes, so no view can ever dangle.
-        return memoryview(self._mapped)[offset : offset + length]
+        mapped = self._mapped()
+        if mapped is None:
+            mapped = mmap.mmap(self._fd, self._size_bytes, prot=mmap.PROT_READ)
+            # It is given back with the last view of it: none can ever dangle, and nothing is mapped without need.
+            self._mapped = weakref.ref(mapped)
+        return memoryview(mapped)[offset : offset + length]
 
     def close(self) -> None:
         """Gives the memory back, as soon as no worker maps it and no view is left. Safe to call more than once.
@@ -111,13 +120,13 @@ class Arena:
         """
         if self._fd == -1:
             return
-        fd, self._fd, mapped = self._fd, -1, self._mapped
+        fd, self._fd, mapped = self._fd, -1, self._mapped()
         # To unmap takes a third of the time, with Python's lock held: piece by piece others get their turn. The kernel
         # frees the pages with the last reference, which is the descriptor; that needs no lock.
         for start in range(0, self._size_bytes, _UNMAPPED_AT_ONCE_BYTES):
             if mapped is not None:
                 mapped.madvise(mmap.MADV_DONTNEED, start, min(_UNMAPPED_AT_ONCE_BYTES, self._size_bytes - start))
-        self._mapped = None
+        self._mapped = _unmapped
         del mapped
         os.close(fd)
 
@@ -126,6 +135,10 @@ class Arena:
             raise ValueError("the arena is closed")
         if not 0 <= offset <= offset + length <= self._size_bytes:
             raise ValueError(f"[{offset}, {offset + length}) lies outside of an arena of {self._size_bytes} bytes")
+
+
+def _unmapped() -> None:
+    """What a weak reference to no map gives."""
 
 
 async def allocate_arena(size_bytes: int) -> Arena:

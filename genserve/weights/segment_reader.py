@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
+from genserve.errors import InvalidFieldError
 from genserve.weights.segment import Segment, SegmentChunk
 from genserve.weights.stream import PushStream
 
@@ -14,9 +15,11 @@ _WRITTEN_AT_ONCE_BYTES = 1 << 20
 
 
 class SegmentReader:
-    """What one stream hands over. Keeps the memory that was named last open."""
+    """What one stream hands over: any memory that `Segment` opens, or that at `only_path` alone. Keeps the memory that
+    was named last open."""
 
-    def __init__(self) -> None:
+    def __init__(self, only_path: str | None = None) -> None:
+        self._only_path = only_path
         self._segment: Segment | None = None
 
     async def take(self, stream: PushStream, chunk: SegmentChunk) -> None:
@@ -48,6 +51,8 @@ class SegmentReader:
             await asyncio.sleep(0)
 
     def _open(self, path: str) -> Segment:
+        if self._only_path is not None and path != self._only_path:
+            raise InvalidFieldError.of("segment", "only a peer on the daemon's own host may hand memory over")
         if self._segment is None or self._segment.path != path:
             self.close()
             self._segment = Segment.open(path)

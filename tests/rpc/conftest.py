@@ -24,6 +24,7 @@ from genserve.engine.generation import (
     TextPrompt,
     Usage,
 )
+from genserve.rpc.ingest.processes import IngestProcesses
 from genserve.rpc.server import ServerParts, start_server
 from genserve.v1.control_pb2_grpc import ControlServiceStub
 from genserve.v1.generation_pb2_grpc import GenerationServiceStub
@@ -178,7 +179,7 @@ class Daemon:
 
 
 @asynccontextmanager
-async def serving(config: ServeConfig) -> AsyncIterator[Daemon]:
+async def serving(config: ServeConfig, ingest: IngestProcesses | None = None) -> AsyncIterator[Daemon]:
     """Everything but the engine is real."""
     engine, leases = GeneratingEngine(), LeaseTable()
     board = StateBoard(engine, lambda: leases.active, "test")
@@ -189,7 +190,7 @@ async def serving(config: ServeConfig) -> AsyncIterator[Daemon]:
     pushes = PushRegistry(CHECKPOINT, engine, updater, board, resident, MAX_STAGING_BYTES)
     background = [asyncio.create_task(pauses.run()), asyncio.create_task(pushes.run())]
     server = await start_server(
-        ServerParts(config, engine, board, pauses, pushes, resident, CHECKPOINT, MAX_STAGING_BYTES)
+        ServerParts(config, engine, board, pauses, pushes, resident, CHECKPOINT, MAX_STAGING_BYTES, ingest)
     )
     try:
         async with grpc.aio.insecure_channel(server.address) as channel:

@@ -1,0 +1,12 @@
+"""What a receiving process and the daemon say to each other beside the frames of a push."""
+
+SERVICE = "genserve.internal.Ingest"
+METHOD = "Push"
+PATH_KEY = "genserve-ingest-path"
+"""Metadata: the memory that segments of this stream may lie in, and no other."""
+TAKEN = b"\x00"
+"""Answer to each frame once the daemon needs it no more."""
+OUTCOME = b"\x01"
+"""Before the response, which comes last."""
+FAILED = b"\x02"
+"""Before a `google.rpc.Status`, which comes last: the status of a call is lost to a write that comes too late."""

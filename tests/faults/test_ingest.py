@@ -1,0 +1,42 @@
+"""A process that receives pushes is killed, and the daemon with it."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.faults.subject import started
+
+
+async def test_a_killed_receiver_takes_no_byte_along(
+    checkpoints: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The push that it was receiving goes on through its successor; all of them end with the daemon."""
+    monkeypatch.setattr("genserve.client.push_channels.MIN_BYTES", 0)
+    async with started(checkpoints, tmp_path / "ingest", "--ingest-processes", "1") as subject:
+        daemon = psutil.Process(subject.pid)
+
+        def receivers() -> list[int]:
+            return [each.pid for each in daemon.children() if "genserve.rpc.ingest" in each.cmdline()]
+
+        (first,) = receivers()
+        killed = False
+
+        def kill(_: object) -> None:
+            nonlocal killed
+            if not killed:
+                os.kill(first, signal.SIGKILL)
+                killed = True
+
+        result = await subject.push("b", shared_memory=False, progress=kill, push_id="through two")
+        assert killed
+        assert "started again" in subject.process.stderr
+        await subject.oracle.holds((result.state.weight_version, "b"))
+        (second,) = receivers()
+        assert second != first
+        await asyncio.to_thread(subject.process.stop)
+        assert subject.process.process.returncode == 0
+        assert not psutil.pid_exists(second)

@@ -1,0 +1,195 @@
+"""Pushes that come through a process of their own: the same answers as from the daemon itself."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import google_crc32c
+import grpc
+import grpc.aio
+import psutil
+import pytest
+
+from genserve.client import AsyncClient
+from genserve.config import ServeConfig
+from genserve.rpc.ingest.process import IngestSettings
+from genserve.rpc.ingest.processes import IngestProcesses
+from genserve.v1 import weights_pb2
+from genserve.v1.control_pb2 import GetServerInfoRequest
+from genserve.v1.weights_pb2_grpc import WeightServiceStub
+from tests.rpc.conftest import MAX_MESSAGE_BYTES, Daemon, field_of, reason_of, serving
+from tests.rpc.test_segments import WEIGHTS, has_bytes, memory, segment
+from tests.rpc.test_weights import DATA, END, Frame, chunk, header
+
+if TYPE_CHECKING:
+    from genserve.v1.weights_pb2_grpc import WeightServiceAsyncStub
+
+
+@dataclass
+class Relayed:
+    """A daemon with one receiving process, and a plain stub for that."""
+
+    daemon: Daemon
+    processes: IngestProcesses
+    stub: "WeightServiceAsyncStub"
+
+    async def refused(self, *frames: Frame) -> grpc.aio.AioRpcError:
+        """The error with which a push ends."""
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await self.stub.PushWeights(iter(frames), timeout=10)
+        return caught.value
+
+
+@pytest.fixture(scope="module")
+async def processes() -> AsyncIterator[IngestProcesses]:
+    """One process; it takes a second to start."""
+    said: list[str] = []
+    processes = IngestProcesses(1, IngestSettings("127.0.0.1", 0, "", MAX_MESSAGE_BYTES, ()), said.append)
+    await processes.start()
+    try:
+        yield processes
+    finally:
+        await processes.stop()
+        assert not any(psutil.pid_exists(pid) for pid in processes.pids)
+
+
+@pytest.fixture
+async def relayed(processes: IngestProcesses) -> AsyncIterator[Relayed]:
+    """A daemon of its own for each test."""
+    async with (
+        serving(ServeConfig(port=0, max_message_bytes=MAX_MESSAGE_BYTES), processes) as daemon,
+        grpc.aio.insecure_channel(f"127.0.0.1:{processes.ports[0]}") as channel,
+    ):
+        yield Relayed(daemon, processes, WeightServiceStub(channel))
+
+
+async def test_a_push_is_applied(relayed: Relayed) -> None:
+    """Chunks in any order and twice, with and without a checksum, from a client that knows nothing of it."""
+    unchecked = Frame(chunk=weights_pb2.PushChunk(offset=5, data=DATA[5:9]))
+    frames = [await header(relayed.daemon), chunk(20, 32), chunk(0, 7), unchecked, chunk(7, 20), chunk(3, 30), END]
+    response = await relayed.stub.PushWeights(iter(frames), timeout=10)
+    assert response.applied.active_version == 1
+    assert relayed.daemon.engine.live == {"a": DATA[:16], "b": DATA[16:]}
+
+
+async def test_errors_are_those_of_the_daemon(relayed: Relayed) -> None:
+    """Code, reason and details, for whatever is wrong."""
+    first = await header(relayed.daemon)
+    other = Frame(chunk=weights_pb2.PushChunk(offset=0, data=b"x" * 9))
+    cases = {
+        "CHECKSUM_MISMATCH": [first, chunk(0, 32, crc32c=1), END],
+        "CHUNK_OUT_OF_RANGE": [first, chunk(0, 32, offset=1), END],
+        "PUSH_TRUNCATED": [first, chunk(0, 32)],
+        "PUSH_CONFLICT": [first, chunk(0, 20), other, END],
+        "INVALID_FIELD": [chunk(0, 20), END],
+        "MANIFEST_MISMATCH": [Frame(header=weights_pb2.PushHeader(weight_version=1, manifest={"total_bytes": 1})), END],
+    }
+    for reason, frames in cases.items():
+        error = await relayed.refused(*frames)
+        assert reason_of(error) == reason
+    assert relayed.daemon.engine.weight_version == 0
+
+
+async def test_its_clients_hand_no_memory_over(relayed: Relayed) -> None:
+    """They may be anywhere, though the process itself is on the daemon's host."""
+    with memory() as (path, _):
+        error = await relayed.refused(await header(relayed.daemon), segment(path), END)
+    assert (error.code(), field_of(error)) == (grpc.StatusCode.INVALID_ARGUMENT, "segment")
+
+
+async def test_more_bytes_than_the_ring_go_round(relayed: Relayed) -> None:
+    """The memory of the process is written again and again; the daemon takes each piece before that."""
+    data = bytes(900_000)
+    crc32c = google_crc32c.value(data)
+
+    async def frames() -> AsyncIterator[Frame]:
+        yield await header(relayed.daemon)
+        for _ in range(80):  # repeats of what lies behind the end of the push: the first one would be refused
+            yield Frame(chunk=weights_pb2.PushChunk(offset=0, data=DATA, crc32c=google_crc32c.value(DATA)))
+        yield Frame(chunk=weights_pb2.PushChunk(offset=0, data=data, crc32c=crc32c))
+
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await relayed.stub.PushWeights(frames(), timeout=10)
+    assert reason_of(caught.value) == "CHUNK_OUT_OF_RANGE"
+
+
+async def test_the_client_uses_it_where_it_can_be_reached(relayed: Relayed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And goes to the daemon where it cannot."""
+    monkeypatch.setattr("genserve.client.push_channels.MIN_BYTES", 0)
+    info = await relayed.daemon.control.GetServerInfo(GetServerInfoRequest())
+    assert list(info.ingest_ports) == list(relayed.processes.ports)
+    relays: list[str] = []
+    push = relayed.daemon.registry.open
+
+    async def opened(header: object) -> object:
+        relays.append("opened")
+        return await push(header)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(relayed.daemon.registry, "open", opened)
+    async with AsyncClient(relayed.daemon.address) as client:
+        for streams in (1, 3):
+            result = await client.push_weights(WEIGHTS, version=streams, streams=streams, shared_memory=False)
+            assert result.applied is not None
+        monkeypatch.setattr("genserve.client.push_channels.CONNECT_TIMEOUT_S", 0.2)
+        monkeypatch.setattr(IngestProcesses, "ports", (1,))
+    async with serving(ServeConfig(port=0), None) as unreachable, AsyncClient(unreachable.address) as client:
+        assert (await client.push_weights(WEIGHTS, version=1, streams=2, shared_memory=False)).applied is not None
+
+
+async def test_one_that_dies_again_and_again_is_told() -> None:
+    """What ends the daemon: nothing dies silently."""
+    processes = IngestProcesses(1, IngestSettings("127.0.0.1", 0, "", MAX_MESSAGE_BYTES, ()), lambda _: None)
+    await processes.start()
+    keeping = asyncio.create_task(processes.run())
+    try:
+        async with asyncio.timeout(60):
+            while not keeping.done():
+                with suppress(ProcessLookupError):
+                    os.kill(processes.pids[0], signal.SIGKILL)
+                await asyncio.sleep(0.05)
+        with pytest.raises(ExceptionGroup, match="unhandled"):
+            keeping.result()
+    finally:
+        await processes.stop()
+
+
+async def test_one_that_is_killed_is_started_again() -> None:
+    """Its stream ends UNAVAILABLE, what the daemon has stays, and a resume through the next one completes it."""
+    said: list[str] = []
+    processes = IngestProcesses(1, IngestSettings("127.0.0.1", 0, "", MAX_MESSAGE_BYTES, ()), said.append)
+    await processes.start()
+    keeping = asyncio.create_task(processes.run())
+    try:
+        async with (
+            serving(ServeConfig(port=0), processes) as daemon,
+            grpc.aio.insecure_channel(f"127.0.0.1:{processes.ports[0]}") as channel,
+        ):
+            first = await header(daemon)
+
+            async def frames() -> AsyncIterator[Frame]:
+                yield first
+                yield chunk(0, 20)
+                async with asyncio.timeout(5):
+                    while not has_bytes(daemon, 20):
+                        await asyncio.sleep(0.01)
+                os.kill(processes.pids[0], signal.SIGKILL)
+                await asyncio.Event().wait()
+
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await WeightServiceStub(channel).PushWeights(frames(), timeout=10)
+            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+            report = daemon.registry.report("p1").push
+            assert report.missing == ((20, 32),)
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{processes.ports[0]}") as another:
+                stub = WeightServiceStub(another)
+                response = await stub.PushWeights(iter([first, chunk(20, 32), END]), timeout=20, wait_for_ready=True)
+            assert response.applied.active_version == 1
+    finally:
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+        await processes.stop()
+    assert len(said) == 1
