@@ -168,7 +168,7 @@ async def test_one_that_is_killed_is_started_again() -> None:
             serving(ServeConfig(port=0), processes) as daemon,
             grpc.aio.insecure_channel(f"127.0.0.1:{processes.ports[0]}") as channel,
         ):
-            first = await header(daemon)
+            first, (killed,) = await header(daemon), processes.pids
 
             async def frames() -> AsyncIterator[Frame]:
                 yield first
@@ -176,12 +176,15 @@ async def test_one_that_is_killed_is_started_again() -> None:
                 async with asyncio.timeout(5):
                     while not has_bytes(daemon, 20):
                         await asyncio.sleep(0.01)
-                os.kill(processes.pids[0], signal.SIGKILL)
+                os.kill(killed, signal.SIGKILL)
                 await asyncio.Event().wait()
 
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await WeightServiceStub(channel).PushWeights(frames(), timeout=10)
             assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+            async with asyncio.timeout(60):  # a connection to the port of the dead one may still be taken, and reset
+                while not said or processes.pids[0] == killed:
+                    await asyncio.sleep(0.01)
             report = daemon.registry.report("p1").push
             assert report.missing == ((20, 32),)
             async with grpc.aio.insecure_channel(f"127.0.0.1:{processes.ports[0]}") as another:
