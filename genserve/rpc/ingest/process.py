@@ -48,7 +48,9 @@ class IngestSettings:
 
 def main(argv: list[str]) -> int:
     """Serves until stdin ends: the daemon holds the other end, so the process never outlives it."""
+    # Ctrl-C in a terminal is the daemon's, which ends this process when it has drained.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.setpgid(0, 0)
     os.nice(_NICENESS)
     keep_freed_memory()
     asyncio.run(serve(IngestSettings.from_json(argv[0])))

@@ -70,7 +70,6 @@ class IngestProcesses:
             settings.to_json(),
             stdin=PIPE,
             stdout=PIPE,
-            process_group=0,  # Ctrl-C in a terminal is the daemon's, which ends them when it has drained
         )
         try:
             assert process.stdout is not None

@@ -1,0 +1,26 @@
+"""Settings that depend on the machine."""
+
+import pytest
+
+from genserve.config import ServeConfig
+
+
+@pytest.mark.parametrize(
+    ("asked", "num_cores", "expected"),
+    [(-1, 1, 0), (-1, 4, 0), (-1, 8, 2), (-1, 16, 4), (-1, 200, 4), (0, 64, 0), (3, 2, 3)],
+)
+def test_receiving_processes_are_for_machines_that_have_cores(asked: int, num_cores: int, expected: int) -> None:
+    """Unless a number is asked for."""
+    assert ServeConfig(ingest_processes=asked).num_ingest_processes(num_cores) == expected
+
+
+def test_a_daemon_without_a_tcp_port_has_none() -> None:
+    """They would open what was not asked for."""
+    assert ServeConfig(port=-1, uds="/run/x", ingest_processes=3).num_ingest_processes(64) == 0
+
+
+@pytest.mark.parametrize("count", [-2, 65])
+def test_absurd_numbers_of_processes_are_refused(count: int) -> None:
+    """By the name of the flag."""
+    with pytest.raises(ValueError, match="--ingest-processes"):
+        ServeConfig(ingest_processes=count)
