@@ -54,7 +54,9 @@ class IngestProcesses:
         clock = asyncio.get_running_loop().time
         died_at: deque[float] = deque(maxlen=_MAX_DEATHS)
         while True:
-            status = await self._processes[index].wait()
+            process = self._processes[index]
+            status = await process.wait()
+            _close_stdin(process)
             died_at.append(clock())
             if len(died_at) == _MAX_DEATHS and died_at[-1] - died_at[0] < _DEATHS_WITHIN_S:
                 raise RuntimeError(f"a receiving process ended with {status}, again and again")
@@ -86,8 +88,7 @@ class IngestProcesses:
     async def stop(self) -> None:
         """Ends them: those that do not go are killed."""
         for process in self._processes:
-            assert process.stdin is not None
-            process.stdin.close()
+            _close_stdin(process)
         waiting = [asyncio.create_task(process.wait()) for process in self._processes]
         if waiting:
             await asyncio.wait(waiting, timeout=_STOP_TIMEOUT_S)
@@ -96,3 +97,9 @@ class IngestProcesses:
                 process.kill()
         await asyncio.gather(*waiting)
         self._directory.cleanup()
+
+
+def _close_stdin(process: Process) -> None:
+    """What ends a process, and gives the daemon's end back when it has ended already."""
+    assert process.stdin is not None
+    process.stdin.close()
