@@ -13,7 +13,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.utils.import_utils import resolve_obj_by_qualname
 
 from genserve.engine.base import EngineInfo
-from genserve.worker.contract import EXTENSION
+from genserve.worker.contract import DAEMON_PID_VARIABLE, EXTENSION
 
 _CPU_KV_CACHE_BYTES = 4 << 30
 
@@ -36,9 +36,10 @@ def engine_args(flags: argparse.Namespace) -> AsyncEngineArgs:
 
 
 def adapted(args: AsyncEngineArgs) -> AsyncEngineArgs:
-    """The arguments with what genserve needs: its code in the workers, its own statistics, and no compiled code on the
-    CPU."""
+    """The arguments with what genserve needs: its code in the workers, which end with this process, its own
+    statistics, and no compiled code on the CPU."""
     args.worker_extension_cls = _extension(args.worker_extension_cls)
+    os.environ[DAEMON_PID_VARIABLE] = str(os.getpid())
     args.use_tqdm_on_load = False
     args.disable_log_stats = True  # vLLM's default loggers; ours is added to the engine
     if current_platform.is_cpu():

@@ -36,7 +36,7 @@ SERVICE_NAMES = tuple(
     for file in (generation_pb2, weights_pb2, control_pb2)
     for service in file.DESCRIPTOR.services_by_name.values()
 )
-FEATURES = ("push", "pull", "pause", "sleep", "structured_outputs")
+FEATURES = ("generate_many", "push", "pull", "pause", "sleep", "structured_outputs")
 
 SERVER_OPTIONS = (
     # A port that is taken is an error, not a second server behind the same address.

@@ -10,6 +10,9 @@ from typing import Any, Protocol, Self, cast
 EXTENSION = "genserve.worker.extension.WeightExchangeExtension"
 """Qualified name for vLLM's `worker_extension_cls`."""
 
+DAEMON_PID_VARIABLE = "GENSERVE_DAEMON_PID"
+"""In the environment of the engine's processes: the process they end with."""
+
 
 class _Message:
     """A dataclass that travels as a dictionary."""

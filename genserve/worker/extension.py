@@ -2,12 +2,14 @@
 
 import ctypes
 import json
+import multiprocessing
 import os
 import select
 import socket
 import threading
 import traceback
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -15,7 +17,7 @@ from torch import nn
 
 from genserve.worker.arena_tensors import ArenaTensors
 from genserve.worker.beside import MARGIN_BYTES, BesideUpdate
-from genserve.worker.contract import Ack, Attach, Attached, Digests, Prepare, Step
+from genserve.worker.contract import DAEMON_PID_VARIABLE, Ack, Attach, Attached, Digests, Prepare, Step
 from genserve.worker.digests import weight_digests
 from genserve.worker.inplace import InPlaceUpdate
 from genserve.worker.shadow import PrepareCancelledError
@@ -100,11 +102,7 @@ class WeightDesk:
         self._settling = threading.Lock()  # a preparation either ends before a discard, or sees it
         self._threads: list[threading.Thread] = []
         if attach.daemon_pid:
-            try:
-                daemon = os.pidfd_open(attach.daemon_pid)
-            except ProcessLookupError:
-                raise RuntimeError("the daemon cannot be seen: workers have to run beside it, on one host") from None
-            threading.Thread(target=_end_with, args=(daemon,), name="genserve-watch", daemon=True).start()
+            _end_with(attach.daemon_pid)
 
     def prepare(self, request: Prepare) -> None:
         """Starts to prepare a version; a report follows."""
@@ -192,11 +190,20 @@ def _acknowledge(rank: str, nonce: str, action: Callable[[], None]) -> dict[str,
     return Ack(rank, nonce, "").to_wire()
 
 
-def _end_with(daemon: int) -> None:
-    """Ends this process when that of a pidfd has ended, however that was. vLLM's processes would outlive a killed
-    daemon, with all their memory: EngineCore waits for requests for ever, and ends when a worker of it has."""
-    select.select([daemon], [], [])
-    os._exit(1)
+@cache
+def _end_with(daemon_pid: int) -> None:
+    """Ends this process when the daemon has ended, however that was. vLLM's processes would outlive a killed daemon,
+    with all their memory: EngineCore waits for requests for ever, and ends when a worker of it has."""
+    try:
+        daemon = os.pidfd_open(daemon_pid)
+    except ProcessLookupError:
+        raise RuntimeError("the daemon cannot be seen: workers have to run beside it, on one host") from None
+
+    def watch() -> None:
+        select.select([daemon], [], [])
+        os._exit(1)
+
+    threading.Thread(target=watch, name="genserve-watch", daemon=True).start()
 
 
 def _step_back(attach: Attach) -> None:
@@ -212,3 +219,8 @@ def _device_with_room(worker: Any, live: nn.Module) -> torch.device:
     needed_bytes = sum(p.numel() * p.element_size() for p in live.parameters())
     free_bytes, _ = torch.cuda.mem_get_info(worker.device)
     return torch.device(worker.device if free_bytes > 1.1 * needed_bytes + MARGIN_BYTES else "cpu")
+
+
+# Not only from the attachment on: a daemon may be ended while its engine starts.
+if DAEMON_PID_VARIABLE in os.environ and multiprocessing.parent_process() is not None:
+    _end_with(int(os.environ[DAEMON_PID_VARIABLE]))

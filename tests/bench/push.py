@@ -32,7 +32,7 @@ PEERS = (
     "genserve",
     "genserve_2_streams",
     "genserve_4_streams",
-    # "genserve_shared_memory",  # switch on once push_weights takes shared_memory=True
+    "genserve_shared_memory",
     "update_genserve",
     "update_tmpfs",
     "update_collective_rpc",

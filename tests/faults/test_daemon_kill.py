@@ -8,9 +8,9 @@ from pathlib import Path
 
 from genserve.errors import UnavailableError
 from tests.faults.faulty_worker import Fault
-from tests.faults.footprint import Remains
+from tests.faults.footprint import Remains, tree
 from tests.faults.oracle import Likeness
-from tests.faults.subject import Subject, started
+from tests.faults.subject import Subject, daemon_process, started
 
 STEPS = [
     ("b", Fault("load", "hang", after=5)),
@@ -65,3 +65,17 @@ async def test_a_daemon_killed_at_any_step_of_a_push_leaves_nothing_of_it(
             victim = await start(number, name)
         await victim.oracle.begin()
         await victim.oracle.holds((await victim.oracle.served_version(), "a"))
+
+
+async def test_a_daemon_killed_while_its_engine_starts_leaves_nothing_of_it(
+    checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    """Its workers do not wait to be attached: from their first import on they end with it."""
+    daemon = daemon_process(checkpoints["a"], tmp_path)
+    async with asyncio.timeout(120):
+        while not any("VLLM::Worker" in process.name() for process in tree(daemon.process.pid)):
+            await asyncio.sleep(0.05)
+    remains = Remains(daemon.process.pid)
+    os.kill(daemon.process.pid, signal.SIGKILL)
+    await asyncio.to_thread(daemon.process.wait, 10)
+    assert await remains.left(60.0) == []
