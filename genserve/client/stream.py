@@ -6,7 +6,7 @@ from typing import Any, Generic, Self, TypeVar
 
 import grpc.aio
 
-from genserve.client.errors import typed_errors
+from genserve.client.errors import error_of
 
 ItemT = TypeVar("ItemT")
 
@@ -30,8 +30,10 @@ class ResponseStream(AsyncIterator[ItemT], Generic[ItemT]):
         """The next response. Raises a `GenserveError` if the call failed."""
         if self._closed:
             raise StopAsyncIteration
-        with typed_errors(self._target):
+        try:
             message = await self._call.read()
+        except grpc.aio.AioRpcError as error:
+            raise error_of(error, self._target) from error
         if message is grpc.aio.EOF:
             raise StopAsyncIteration
         return self._convert(message)
