@@ -82,6 +82,18 @@ async def measure(daemon_pid: int, census: Path) -> Footprint:
     )
 
 
+async def at_rest(daemon_pid: int, census: Path, timeout_s: float = 30.0) -> Footprint:
+    """The footprint when its tasks and files have stopped changing: calls end a moment after their clients know it."""
+    async with asyncio.timeout(timeout_s):
+        before = await measure(daemon_pid, census)
+        while True:
+            await asyncio.sleep(0.5)
+            now = await measure(daemon_pid, census)
+            if (now.tasks, now.open_files) == (before.tasks, before.open_files):
+                return now
+            before = now
+
+
 async def settled(daemon_pid: int, census: Path, baseline: Footprint, timeout_s: float) -> dict[str, str]:
     """What still differs from the baseline when it had some seconds to go away; nothing tells when it has."""
     deadline_s = time.monotonic() + timeout_s

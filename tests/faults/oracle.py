@@ -8,7 +8,7 @@ from pathlib import Path
 from genserve.client import AsyncClient
 from tests.engine.conftest import PROMPTS
 from tests.engine.reference import MAX_TOKENS
-from tests.faults.footprint import Footprint, measure, settled
+from tests.faults.footprint import Footprint, at_rest, settled
 
 _NUM_WARMING_STREAMS = 64
 
@@ -68,7 +68,7 @@ class Oracle:
         # The buffers of a large batch are kept as well.
         prompts = [[number + 1, 7] for number in range(_NUM_WARMING_STREAMS)]
         await asyncio.gather(*(self.client.generate(each, max_tokens=400, ignore_eos=True) for each in prompts))
-        self.baseline = await measure(self.daemon_pid, self.census)
+        self.baseline = await at_rest(self.daemon_pid, self.census)
 
     async def served_version(self) -> int:
         """What the daemon says it serves."""
