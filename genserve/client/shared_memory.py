@@ -1,6 +1,7 @@
 """Weights handed to a daemon on the same host as shared memory: its kernel copies them, no byte goes over a socket."""
 
 import os
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -19,6 +20,7 @@ class SharedSegment:
     def __init__(self, size_bytes: int) -> None:
         self.size_bytes = size_bytes
         self._fd = os.memfd_create(_NAME, os.MFD_CLOEXEC)
+        self._close = weakref.finalize(self, os.close, self._fd)  # also when a client is dropped and never closed
         os.fchmod(self._fd, 0o600)
         os.ftruncate(self._fd, size_bytes)
         self._path = f"/proc/{os.getpid()}/fd/{self._fd}"
@@ -39,9 +41,8 @@ class SharedSegment:
 
     def close(self) -> None:
         """Gives the memory back."""
-        if self._fd != -1:
-            fd, self._fd = self._fd, -1
-            os.close(fd)
+        self._fd = -1
+        self._close()
 
 
 class SpareSegment:
