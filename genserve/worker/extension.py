@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import select
 import socket
+import sys
 import threading
 import traceback
 from collections.abc import Callable
@@ -27,6 +28,7 @@ if torch.cpu._is_amx_tile_supported():
     torch.cpu._init_amx()
 
 _BACKGROUND_NICENESS = 10
+_SWITCH_INTERVAL_S = 0.0005
 _PREDECESSOR_TIMEOUT_S = 5.0
 
 
@@ -101,6 +103,9 @@ class WeightDesk:
         self._cancelled = threading.Event()
         self._settling = threading.Lock()  # a preparation either ends before a discard, or sees it
         self._threads: list[threading.Thread] = []
+        # Every operation of the live model gives Python's lock away: it shall not wait 5 ms for a background thread to
+        # give it back.
+        sys.setswitchinterval(_SWITCH_INTERVAL_S)
         if attach.daemon_pid:
             _end_with(attach.daemon_pid)
 
