@@ -26,7 +26,7 @@ from tests.faults.recorder import Recorder
 from tests.faults.scores import scored, separation
 from tests.faults.traffic import Traffic
 
-DURATION_S = float(os.environ.get("GENSERVE_HISTORY_S", "40"))
+DURATION_S = float(os.environ.get("GENSERVE_HISTORY_S", "25"))
 SEED = os.environ.get("GENSERVE_HISTORY_SEED", "1")
 TOLERANCE = 1.0
 """Between bfloat16's noise (0.54 at most in 180,000 tokens) and most tokens of other weights (several)."""
