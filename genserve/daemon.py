@@ -34,6 +34,7 @@ from genserve.signals import children_ignore_interrupts, stop_on_signals
 from genserve.weights.checkpoint import CheckpointError, CheckpointIndex
 from genserve.weights.registry import PushRegistry
 from genserve.weights.resident import CheckpointBytes, ResidentStore, ResidentVersion
+from genserve.weights.transfer import TransferUpdates
 from genserve.weights.update import WeightUpdater
 
 DESCRIPTION = (
@@ -95,16 +96,20 @@ async def serve(config: ServeConfig, args: AsyncEngineArgs) -> int:
         resident = _resident(config, checkpoint)
         updater = WeightUpdater(engine, pauses, board, resident)
         pushes = PushRegistry(checkpoint, engine, updater, board, resident, max_staging_bytes)
+        transfers = TransferUpdates(engine, pauses, board, pushes, updater, resident)
         stack.push_async_callback(pushes.close)
         ingest = await _ingest(config, stack)
         server = await start_server(
-            ServerParts(config, engine, board, pauses, pushes, resident, checkpoint, max_staging_bytes, ingest)
+            ServerParts(
+                config, engine, board, pauses, pushes, resident, transfers, checkpoint, max_staging_bytes, ingest
+            )
         )
         stack.push_async_callback(server.stop, _CLOSE_GRACE_S)
 
         background = [
             asyncio.create_task(pauses.run(), name="pause leases"),
             asyncio.create_task(pushes.run(), name="push staging"),
+            asyncio.create_task(transfers.run(), name="weight updates"),
             asyncio.create_task(engine.wait_dead(), name="engine"),
         ]
         if ingest is not None:
@@ -128,6 +133,9 @@ async def serve(config: ServeConfig, args: AsyncEngineArgs) -> int:
             await asyncio.sleep(_LAST_ANSWERS_S)
             return EXIT_FAILED
         board.enter(Phase.DRAINING)
+        if not await transfers.close(config.drain_timeout_s):
+            _say("a weight update hangs, and cannot be undone")
+            return EXIT_FAILED
         # Requests frozen by a pause could not finish.
         await pauses.resume("", force=True)
         await _drain(engine, config.drain_timeout_s)

@@ -83,6 +83,12 @@ class PushNotFoundError(GenserveError):
     reason = "PUSH_NOT_FOUND"
 
 
+class UpdateNotFoundError(GenserveError):
+    """No weight update of that id is open; it may have timed out, and was undone then."""
+
+    reason = "UPDATE_NOT_FOUND"
+
+
 class RequestIdInUseError(GenserveError):
     """A request of that id is running."""
 
@@ -138,7 +144,7 @@ class PushTruncatedError(GenserveError):
 
 
 class ApplyInProgressError(GenserveError):
-    """Another push is under way; the metadata names it."""
+    """Another push or weight update is under way; the metadata names it."""
 
     reason = "APPLY_IN_PROGRESS"
 

@@ -5,6 +5,7 @@ real engine would not survive.
 """
 
 import asyncio
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -32,11 +33,48 @@ class Gate:
     open: asyncio.Event = field(default_factory=asyncio.Event)
 
 
+class ScriptedTransfer:
+    """vLLM's own weight transfer, on tensors that are written in `info` as {name: text}. Steps are named transfer_init,
+    transfer_start, transfer_update, transfer_finish and transfer_abandon."""
+
+    def __init__(self, engine: "ScriptedEngine") -> None:
+        self._engine = engine
+        self.is_open = False
+
+    async def init(self, info: str, timeout_s: float) -> None:
+        await self._engine.step("transfer_init", f"transfer_init {info}", timeout_s)
+
+    async def start(self, timeout_s: float) -> None:
+        await self._step("start", timeout_s)
+        self.is_open = True
+
+    async def update(self, info: str, timeout_s: float) -> None:
+        await self._step("update", timeout_s)
+        for name, value in json.loads(info).items():
+            self._engine.live = {**self._engine.live, name: value.encode()}
+
+    async def finish(self, version: int, timeout_s: float) -> None:
+        await self._step("finish", timeout_s)
+        self.is_open = False
+        self._engine.weight_version = version
+
+    async def abandon(self, timeout_s: float) -> None:
+        await self._step("abandon", timeout_s)
+        self.is_open = False
+
+    async def _step(self, step: str, timeout_s: float) -> None:
+        if self._engine.running:
+            self._engine.misuses.append(f"{step} while it ran")
+        await self._engine.step(f"transfer_{step}", f"transfer_{step}", timeout_s)
+
+
 class ScriptedEngine:
     """`fails[step]` raises there once, `hangs` has steps that last until their timeout, `gates[step]` holds one up.
     Steps are named as the methods: pause, resume, reset_prefix_cache, prepare_weights, commit_weights, ..."""
 
     def __init__(self) -> None:
+        self.transfer = ScriptedTransfer(self)
+        self.backend = ""
         self.calls: list[str] = []
         self.misuses: list[str] = []
         self.running = True
@@ -50,38 +88,41 @@ class ScriptedEngine:
 
     @property
     def info(self) -> EngineInfo:
-        return EngineInfo("scripted", "Scripted", "bfloat16", 8, "cpu", 64, 4, 4, 1, 1, 1, {})
+        backend = self.backend
+        return EngineInfo("scripted", "Scripted", "bfloat16", 8, "cpu", 64, 4, 4, 1, 1, 1, {}, weight_transfer=backend)
 
     def load(self) -> Load:
         return Load(running=3, waiting=2, kv_usage=0.0, tokens_per_second=0.0, prefix_cache_hit_rate=0.0)
 
     async def pause(self, mode: PauseMode, kv_policy: KvPolicy, timeout_s: float) -> PauseCounts:
-        await self._step("pause", f"pause {mode.value} {kv_policy.value}", timeout_s)
+        await self.step("pause", f"pause {mode.value} {kv_policy.value}", timeout_s)
         self.running = False
         return PauseCounts(kept=0, aborted=5) if mode is PauseMode.ABORT else PauseCounts(kept=5, aborted=0)
 
     async def resume(self, timeout_s: float) -> None:
-        await self._step("resume", "resume", timeout_s)
+        await self.step("resume", "resume", timeout_s)
         if self._committing:
             self.misuses.append("resumed in the middle of a commit")
+        if self.transfer.is_open:
+            self.misuses.append("resumed in the middle of an update")
         self.running = True
 
     async def sleep(self, mode: PauseMode, timeout_s: float) -> None:
-        await self._step("sleep", f"sleep {mode.value}", timeout_s)
+        await self.step("sleep", f"sleep {mode.value}", timeout_s)
         self.running = False
 
     async def wake_up(self, timeout_s: float) -> None:
-        await self._step("wake_up", "wake_up", timeout_s)
+        await self.step("wake_up", "wake_up", timeout_s)
         self.running = True
 
     async def reset_prefix_cache(self, reset_running_requests: bool, timeout_s: float) -> bool:
-        await self._step("reset_prefix_cache", f"reset_prefix_cache {reset_running_requests}", timeout_s)
+        await self.step("reset_prefix_cache", f"reset_prefix_cache {reset_running_requests}", timeout_s)
         return True
 
     async def prepare_weights(
         self, nonce: str, arena: ArenaRef, tensors: Sequence[StagedTensor], timeout_s: float
     ) -> None:
-        await self._step("prepare_weights", "prepare_weights", timeout_s)
+        await self.step("prepare_weights", "prepare_weights", timeout_s)
         mapped = map_arena(arena.path, arena.size_bytes)
         self.prepared[nonce] = {t.name: mapped[t.offset : t.offset + t.length] for t in tensors}
 
@@ -90,17 +131,18 @@ class ScriptedEngine:
             self.misuses.append("committed while it ran")
         self._committing = True
         try:
-            await self._step("commit_weights", f"commit_weights {version}", timeout_s)
+            await self.step("commit_weights", f"commit_weights {version}", timeout_s)
             self.live, self.prepared[nonce] = self.prepared[nonce], self.live
             self.weight_version = version
         finally:
             self._committing = False
 
     async def discard_weights(self, nonce: str, timeout_s: float) -> None:
-        await self._step("discard_weights", f"discard_weights {'running' if self.running else 'paused'}", timeout_s)
+        await self.step("discard_weights", f"discard_weights {'running' if self.running else 'paused'}", timeout_s)
         self.prepared.pop(nonce, None)
 
-    async def _step(self, step: str, call: str, timeout_s: float) -> None:
+    async def step(self, step: str, call: str, timeout_s: float) -> None:
+        """Fails, hangs or waits where it is told to."""
         self.calls.append(call)
         if step in self.gates:
             self.gates[step].reached.set()
@@ -118,7 +160,8 @@ class ScriptedEngine:
         raise NotImplementedError
 
     async def abort(self, request_ids: Sequence[str] | None) -> tuple[list[str], list[str]]:
-        raise NotImplementedError
+        self.calls.append("abort")
+        return [], []
 
     async def tokenize(self, prompt: TextPrompt | ChatPrompt, add_special_tokens: bool) -> list[int]:
         raise NotImplementedError

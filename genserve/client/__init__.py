@@ -26,6 +26,7 @@ from genserve.client.safetensors_file import CheckpointFileError
 from genserve.client.state import EngineState, Limits, Load, PauseLease, PauseResult, ResumeResult, ServerInfo, Status
 from genserve.client.stream import ResponseStream
 from genserve.client.sync import Client
+from genserve.client.transfer import FinishedUpdate, StartedUpdate
 from genserve.client.weights import ServedTensor, ServedWeights
 from genserve.errors import UnavailableError
 
@@ -39,6 +40,7 @@ __all__ = [
     "Delta",
     "EngineState",
     "Finish",
+    "FinishedUpdate",
     "GenerateOptions",
     "GeneratedSequence",
     "Generation",
@@ -64,6 +66,7 @@ __all__ = [
     "ServedTensor",
     "ServedWeights",
     "ServerInfo",
+    "StartedUpdate",
     "Status",
     "Timeouts",
     "UnavailableError",

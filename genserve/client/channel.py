@@ -52,6 +52,8 @@ class Timeouts:
     """A weight push, all bytes, retries and applying together."""
     pause_slack_s: float = 10.0
     """What a pause gets above the time that it may take to take hold."""
+    undo_slack_s: float = 60.0
+    """What a call of vLLM's weight transfer gets above its time: a failed update is undone before it is answered."""
 
 
 class ConnectionSettings(TypedDict, total=False):

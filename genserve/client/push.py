@@ -82,6 +82,18 @@ class Applied:
     requests_kept: int
     requests_aborted: int
 
+    @classmethod
+    def of(cls, message: weights_pb2.Applied) -> "Applied":
+        """From the wire."""
+        return cls(
+            previous_version=message.previous_version,
+            active_version=message.active_version,
+            step_s={timing.step: timing.duration.ToNanoseconds() / 1e9 for timing in message.timings},
+            paused_s=message.paused.ToNanoseconds() / 1e9 if message.HasField("paused") else None,
+            requests_kept=message.requests_kept,
+            requests_aborted=message.requests_aborted,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class PushResult:
@@ -98,19 +110,9 @@ class PushResult:
         cls, message: weights_pb2.PushWeightsResponse | weights_pb2.GetPushResponse | weights_pb2.CommitPushResponse
     ) -> "PushResult":
         """From the wire."""
-        applied = message.applied
         return cls(
             push=Push.of(message.push),
-            applied=Applied(
-                previous_version=applied.previous_version,
-                active_version=applied.active_version,
-                step_s={timing.step: timing.duration.ToNanoseconds() / 1e9 for timing in applied.timings},
-                paused_s=applied.paused.ToNanoseconds() / 1e9 if applied.HasField("paused") else None,
-                requests_kept=applied.requests_kept,
-                requests_aborted=applied.requests_aborted,
-            )
-            if message.HasField("applied")
-            else None,
+            applied=Applied.of(message.applied) if message.HasField("applied") else None,
             state=EngineState.of(message.state),
             message=message,
         )

@@ -122,7 +122,8 @@ class Limits:
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
     """What the daemon serves and can do; `versions` by component (genserve, vllm, torch, grpc, python);
-    `weight_update`: beside or inplace, how a new version is taken."""
+    `weight_update`: beside or inplace, how a new version is taken; `weight_transfer`: backend of vLLM's own transfer,
+    "" without one."""
 
     model: str
     architecture: str
@@ -136,6 +137,7 @@ class ServerInfo:
     features: list[str]
     versions: dict[str, str]
     weight_update: str
+    weight_transfer: str
     state: EngineState
 
     @classmethod
@@ -161,5 +163,6 @@ class ServerInfo:
             features=list(message.features),
             versions={each.component: each.version for each in message.versions},
             weight_update=message.weight_update,
+            weight_transfer=message.weight_transfer,
             state=EngineState.of(message.state),
         )

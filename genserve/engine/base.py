@@ -56,7 +56,7 @@ class GenerationStream(Protocol):
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
     """What the engine serves. `tensor_parallel_size` and so on are numbers of ranks; `device` is cpu or cuda;
-    `weight_update`: beside or inplace."""
+    `weight_update`: beside or inplace; `weight_transfer`: backend of vLLM's own transfer, "" without one."""
 
     model: str
     architecture: str
@@ -71,6 +71,7 @@ class EngineInfo:
     data_parallel_size: int
     versions: Mapping[str, str]
     weight_update: str = ""
+    weight_transfer: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +120,31 @@ class WeightDigest:
     rank: str
     name: str
     sha256: str
+
+
+class WeightTransfer(Protocol):
+    """vLLM's own weight transfer: its engines receive tensors from a trainer over the live ones.
+
+    `info` is JSON text of what vLLM takes. All but `init` only while nothing is scheduled. Between `start` and `finish`
+    the live weights are no version: `abandon` ends that, and then one has to be prepared and committed over them. Every
+    method raises GenserveError for what vLLM raises on a rank, and DeadlineError when it took longer than `timeout_s`;
+    a rank that hangs is the end of the engine: EngineDeadError, a while after `timeout_s`.
+    """
+
+    async def init(self, info: str, timeout_s: float) -> None:
+        """Connects every rank with the trainer."""
+
+    async def start(self, timeout_s: float) -> None:
+        """Gets every rank ready to receive."""
+
+    async def update(self, info: str, timeout_s: float) -> None:
+        """Has every rank receive tensors."""
+
+    async def finish(self, version: int, timeout_s: float) -> None:
+        """Makes what was received live, and labels later tokens `version`."""
+
+    async def abandon(self, timeout_s: float) -> None:
+        """Ends an update that was not finished."""
 
 
 class Engine(Protocol):
@@ -183,6 +209,10 @@ class Engine(Protocol):
 
     async def discard_weights(self, nonce: str, timeout_s: float) -> None:
         """Frees what a prepared version, or the one that a commit replaced, still holds."""
+
+    @property
+    def transfer(self) -> WeightTransfer:
+        """vLLM's own weight transfer, where `info.weight_transfer` names a backend."""
 
     async def weight_digests(self, timeout_s: float) -> list[WeightDigest]:
         """Digests of every live tensor on every rank."""

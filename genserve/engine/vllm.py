@@ -36,7 +36,7 @@ from genserve.engine.load import LoadMeter
 from genserve.engine.prompts import PromptCodec
 from genserve.engine.sampling import request_field, sampling_fields
 from genserve.engine.stream import VllmStream
-from genserve.engine.weights import LiveWeights
+from genserve.engine.weights import LiveTransfer, LiveWeights
 from genserve.errors import (
     EngineDeadError,
     GenserveError,
@@ -80,6 +80,7 @@ class VllmEngine:
         self._idle = asyncio.Event()
         self._idle.set()
         self._weights = LiveWeights(llm, self._liveness, parallel.world_size * parallel.data_parallel_size)
+        self.transfer = LiveTransfer(self._weights)
         self._info = vllm_config.info(config)
 
     @classmethod

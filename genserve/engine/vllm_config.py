@@ -81,6 +81,7 @@ def info(config: VllmConfig) -> EngineInfo:
         pipeline_parallel_size=parallel.pipeline_parallel_size,
         data_parallel_size=parallel.data_parallel_size,
         versions={"vllm": vllm.__version__, "torch": installed_version("torch")},
+        weight_transfer=config.weight_transfer_config.backend if config.weight_transfer_config is not None else "",
     )
 
 

@@ -13,7 +13,7 @@ from genserve.engine.liveness import Liveness
 from genserve.engine.spans import INITIAL_LABEL
 from genserve.engine.workers import WorkerError, Workers
 from genserve.errors import DeadlineError, EngineDeadError, EngineTaintedError, GenserveError, PushRolledBackError
-from genserve.worker.contract import Attach, Attached, Digests, Prepare, Step
+from genserve.worker.contract import Attach, Attached, Digests, Prepare, Step, Transfer
 
 _ROLLBACK_TIMEOUT_S = 30.0
 _GRACE_S = 10.0
@@ -60,9 +60,9 @@ class LiveWeights:
         try:
             # A busy machine is late; one that hangs is given up.
             await self._workers.step("genserve_commit", step, timeout_s=timeout_s + _GRACE_S)
-            await self._label(str(version), timeout_s + _GRACE_S)
+            await self.label(str(version), timeout_s + _GRACE_S)
         except DeadlineError as error:
-            raise self._given_up(error) from error
+            raise self.given_up(error) from error
         except BaseException as error:
             if self._liveness.dead:
                 raise
@@ -79,19 +79,24 @@ class LiveWeights:
     async def _roll_back(self, step: dict[str, Any], cause: BaseException) -> None:
         try:
             await self._workers.step("genserve_rollback", step, timeout_s=_ROLLBACK_TIMEOUT_S)
-            await self._label(str(self.version) if self.version else INITIAL_LABEL, _ROLLBACK_TIMEOUT_S)
+            await self.label(str(self.version) if self.version else INITIAL_LABEL, _ROLLBACK_TIMEOUT_S)
         except DeadlineError as error:
-            raise self._given_up(error) from error
+            raise self.given_up(error) from error
         except (GenserveError, WorkerError) as error:
             raise EngineTaintedError(f"a commit failed ({cause}) and could not be undone ({error})") from error
 
-    async def _label(self, version: str, timeout_s: float) -> None:
+    async def step(self, method: str, message: dict[str, Any], timeout_s: float) -> None:
+        """One call of the contract to every rank; raises WorkerError unless all could do it."""
+        await self._workers.step(method, message, timeout_s=timeout_s)
+
+    async def label(self, version: str, timeout_s: float) -> None:
+        """Labels later tokens."""
         await self._liveness.call(
             self._llm.update_weight_version(version), what="setting the version", timeout_s=timeout_s
         )
 
-    def _given_up(self, error: DeadlineError) -> EngineDeadError:
-        """A worker that hangs in a commit cannot be asked to undo it, and nothing else reaches it either."""
+    def given_up(self, error: DeadlineError) -> EngineDeadError:
+        """Declares the engine dead: a worker that hangs cannot be asked to undo it, and nothing else reaches it."""
         self._liveness.declare_dead()
         return EngineDeadError(f"{error.message}; the engine is given up")
 
@@ -106,3 +111,47 @@ class LiveWeights:
             if answer.error:
                 raise GenserveError(f"{answer.rank} could not read its weights: {answer.error}")
         return [WeightDigest(d.rank, name, sha256) for d in answers for name, sha256 in d.tensors.items()]
+
+
+class LiveTransfer:
+    """vLLM's own transfer over the live weights of all ranks, as `WeightTransfer` has it.
+
+    It goes through our extension and not through AsyncLLM's methods of these names: a rank that raises there leaves
+    late replies for the next call, and one of a further data-parallel engine is not heard at all.
+    """
+
+    def __init__(self, weights: LiveWeights) -> None:
+        self._weights = weights
+
+    async def init(self, info: str, timeout_s: float) -> None:
+        """Connects every rank with the trainer."""
+        await self._call("init", timeout_s, info)
+
+    async def start(self, timeout_s: float) -> None:
+        """Gets every rank ready to receive."""
+        await self._call("start", timeout_s)
+
+    async def update(self, info: str, timeout_s: float) -> None:
+        """Has every rank receive tensors."""
+        await self._call("update", timeout_s, info)
+
+    async def finish(self, version: int, timeout_s: float) -> None:
+        """Makes what was received live, and labels later tokens."""
+        await self._call("finish", timeout_s)
+        await self._weights.label(str(version), timeout_s)
+        self._weights.version = version
+
+    async def abandon(self, timeout_s: float) -> None:
+        """Ends an update that was not finished."""
+        await self._call("abandon", timeout_s)
+
+    async def _call(self, call: str, timeout_s: float, info: str = "") -> None:
+        deadline_s = time.monotonic() + timeout_s
+        try:
+            await self._weights.step("genserve_transfer", Transfer(call, info).to_wire(), timeout_s + _GRACE_S)
+        except DeadlineError as error:
+            raise self._weights.given_up(error) from error
+        except WorkerError as error:
+            raise GenserveError(f"vLLM's {call} failed: {error}") from error
+        if time.monotonic() > deadline_s:
+            raise DeadlineError(f"vLLM's {call} took longer than {timeout_s:g} s")

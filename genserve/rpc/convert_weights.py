@@ -73,21 +73,21 @@ def apply_options(message: weights_pb2.ApplyOptions, field: str) -> ApplyOptions
 def to_push_response(outcome: PushOutcome, state: EngineState) -> weights_pb2.PushWeightsResponse:
     """What came of a push."""
     return weights_pb2.PushWeightsResponse(
-        push=_to_push(outcome.push), applied=_to_applied(outcome.applied), state=to_state(state)
+        push=_to_push(outcome.push), applied=to_applied(outcome.applied), state=to_state(state)
     )
 
 
 def to_get_push_response(outcome: PushOutcome, state: EngineState) -> weights_pb2.GetPushResponse:
     """How far a push has come."""
     return weights_pb2.GetPushResponse(
-        push=_to_push(outcome.push), applied=_to_applied(outcome.applied), state=to_state(state)
+        push=_to_push(outcome.push), applied=to_applied(outcome.applied), state=to_state(state)
     )
 
 
 def to_commit_response(outcome: PushOutcome, state: EngineState) -> weights_pb2.CommitPushResponse:
     """What came of a push."""
     return weights_pb2.CommitPushResponse(
-        push=_to_push(outcome.push), applied=_to_applied(outcome.applied), state=to_state(state)
+        push=_to_push(outcome.push), applied=to_applied(outcome.applied), state=to_state(state)
     )
 
 
@@ -143,7 +143,8 @@ def _to_ranges(ranges: Sequence[tuple[int, int]]) -> list[weights_pb2.ByteRange]
     return [weights_pb2.ByteRange(start=start, end=end) for start, end in ranges]
 
 
-def _to_applied(applied: Applied | None) -> weights_pb2.Applied | None:
+def to_applied(applied: Applied | None) -> weights_pb2.Applied | None:
+    """What applying did; None when nothing was applied."""
     if applied is None:
         return None
     return weights_pb2.Applied(

@@ -30,6 +30,7 @@ from genserve.weights.checkpoint import CheckpointIndex
 from genserve.weights.registry import PushRegistry
 from genserve.weights.resident import ResidentStore
 from genserve.weights.segment import host_id
+from genserve.weights.transfer import TransferUpdates
 
 SERVICE_NAMES = tuple(
     service.full_name
@@ -64,6 +65,7 @@ class ServerParts:
     pauses: PauseController
     registry: PushRegistry
     resident: ResidentStore
+    transfers: TransferUpdates
     checkpoint: CheckpointIndex | None
     max_staging_bytes: int
     ingest: IngestProcesses | None = None
@@ -107,7 +109,7 @@ def build_server(parts: ServerParts) -> grpc.aio.Server:
         parts.engine.info.model,
         max_message_bytes,
         parts.max_staging_bytes,
-        FEATURES,
+        (*FEATURES, "weight_transfer") if parts.engine.info.weight_transfer else FEATURES,
         host_id() if parts.takes_segments else "",
         parts.ingest.ports if parts.ingest is not None else (),
     )
@@ -117,6 +119,7 @@ def build_server(parts: ServerParts) -> grpc.aio.Server:
         WeightServicer(
             parts.registry,
             parts.resident,
+            parts.transfers,
             parts.engine,
             parts.pauses,
             parts.board,

@@ -11,6 +11,15 @@ from genserve.control.pause import PauseController
 from genserve.control.state import StateBoard
 from genserve.engine.base import Engine, WeightDigest
 from genserve.errors import DeadlineError, GenserveError
+from genserve.rpc.convert import to_state
+from genserve.rpc.convert_transfer import (
+    call_timeout_s,
+    init_info,
+    to_finish_response,
+    to_start_response,
+    update_info,
+    update_options,
+)
 from genserve.rpc.convert_weights import (
     apply_options,
     push_header,
@@ -31,6 +40,7 @@ from genserve.weights.checkpoint import CheckpointIndex
 from genserve.weights.registry import PushRegistry
 from genserve.weights.resident import ResidentStore
 from genserve.weights.segment_reader import SegmentReader
+from genserve.weights.transfer import TransferUpdates
 
 if TYPE_CHECKING:
     from grpc.aio import ServicerContext
@@ -47,6 +57,7 @@ class WeightServicer(WeightServiceServicer):
         self,
         pushes: PushRegistry,
         resident: ResidentStore,
+        transfers: TransferUpdates,
         engine: Engine,
         pauses: PauseController,
         board: StateBoard,
@@ -56,6 +67,7 @@ class WeightServicer(WeightServiceServicer):
     ) -> None:
         self._pushes = pushes
         self._resident = resident
+        self._transfers = transfers
         self._engine = engine
         self._pauses = pauses
         self._board = board
@@ -168,3 +180,34 @@ class WeightServicer(WeightServiceServicer):
                             await context.write(frame)
                     except TimeoutError:
                         raise DeadlineError(f"nothing was read for {PULL_WRITE_TIMEOUT_S:g} s") from None
+
+    async def InitWeightTransfer(
+        self, request: weights_pb2.InitWeightTransferRequest, context: "ServicerContext[Any, Any]"
+    ) -> weights_pb2.InitWeightTransferResponse:
+        """Sets up vLLM's own transfer engine."""
+        backend = await self._transfers.init(init_info(request), call_timeout_s(request))
+        return weights_pb2.InitWeightTransferResponse(backend=backend, state=to_state(self._board.state()))
+
+    async def StartWeightUpdate(
+        self, request: weights_pb2.StartWeightUpdateRequest, context: "ServicerContext[Any, Any]"
+    ) -> weights_pb2.StartWeightUpdateResponse:
+        """Pauses for an update through it."""
+        update = await self._transfers.start(update_options(request))
+        return to_start_response(update, self._board.state())
+
+    async def UpdateWeights(
+        self, request: weights_pb2.UpdateWeightsRequest, context: "ServicerContext[Any, Any]"
+    ) -> weights_pb2.UpdateWeightsResponse:
+        """Receives tensors."""
+        # Names and shapes of a large model take long to parse: see `_push`.
+        info = await asyncio.to_thread(update_info, request)
+        await self._transfers.update(request.update_id, info, call_timeout_s(request))
+        return weights_pb2.UpdateWeightsResponse(state=to_state(self._board.state()))
+
+    async def FinishWeightUpdate(
+        self, request: weights_pb2.FinishWeightUpdateRequest, context: "ServicerContext[Any, Any]"
+    ) -> weights_pb2.FinishWeightUpdateResponse:
+        """Ends an update."""
+        version = request.weight_version if request.HasField("weight_version") else None
+        applied = await self._transfers.finish(request.update_id, version, call_timeout_s(request), force=request.force)
+        return to_finish_response(applied, self._board.state())

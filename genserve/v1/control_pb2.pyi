@@ -491,6 +491,7 @@ class GetServerInfoResponse(_message.Message):
     WEIGHT_UPDATE_FIELD_NUMBER: _builtins.int
     HOST_ID_FIELD_NUMBER: _builtins.int
     INGEST_PORTS_FIELD_NUMBER: _builtins.int
+    WEIGHT_TRANSFER_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The model, as given to --model."""
     architecture: _builtins.str
@@ -510,6 +511,8 @@ class GetServerInfoResponse(_message.Message):
     to what a client finds for itself: the kernel's boot id, the inode of its PID namespace and its user id, joined by
     ":". Empty when the daemon takes no memory.
     """
+    weight_transfer: _builtins.str
+    """Backend of vLLM's own weight transfer, as in --weight-transfer-config: nccl, ipc, ...; empty without that flag."""
     @_builtins.property
     def limits(self) -> Global___Limits:
         """Limits that requests run into."""
@@ -552,10 +555,11 @@ class GetServerInfoResponse(_message.Message):
         weight_update: _builtins.str = ...,
         host_id: _builtins.str = ...,
         ingest_ports: _abc.Iterable[_builtins.int] | None = ...,
+        weight_transfer: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "parallelism", b"parallelism", "state", b"state"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "device", b"device", "dtype", b"dtype", "features", b"features", "host_id", b"host_id", "ingest_ports", b"ingest_ports", "limits", b"limits", "model", b"model", "parallelism", b"parallelism", "state", b"state", "versions", b"versions", "vocab_size", b"vocab_size", "weight_update", b"weight_update"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "device", b"device", "dtype", b"dtype", "features", b"features", "host_id", b"host_id", "ingest_ports", b"ingest_ports", "limits", b"limits", "model", b"model", "parallelism", b"parallelism", "state", b"state", "versions", b"versions", "vocab_size", b"vocab_size", "weight_transfer", b"weight_transfer", "weight_update", b"weight_update"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -35,7 +35,7 @@ class _PhaseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Phase.ValueType
     PHASE_PAUSED: _Phase.ValueType  # 3
     """At least one pause lease is held; nothing is scheduled."""
     PHASE_APPLYING: _Phase.ValueType  # 4
-    """A weight push is being committed; nothing is scheduled."""
+    """A weight push is being committed, or an update through vLLM's transfer engine is open; nothing is scheduled."""
     PHASE_TAINTED: _Phase.ValueType  # 5
     """The weights could not be proven consistent after a failed commit. Nothing is served until a full push succeeds."""
     PHASE_SLEEPING: _Phase.ValueType  # 6
@@ -57,7 +57,7 @@ PHASE_RUNNING: Phase.ValueType  # 2
 PHASE_PAUSED: Phase.ValueType  # 3
 """At least one pause lease is held; nothing is scheduled."""
 PHASE_APPLYING: Phase.ValueType  # 4
-"""A weight push is being committed; nothing is scheduled."""
+"""A weight push is being committed, or an update through vLLM's transfer engine is open; nothing is scheduled."""
 PHASE_TAINTED: Phase.ValueType  # 5
 """The weights could not be proven consistent after a failed commit. Nothing is served until a full push succeeds."""
 PHASE_SLEEPING: Phase.ValueType  # 6

@@ -521,7 +521,7 @@ class StepTiming(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     DURATION_FIELD_NUMBER: _builtins.int
     step: _builtins.str
-    """receive, verify, prepare, pause, commit or resume."""
+    """receive, verify, prepare, pause, commit or resume; of an update through vLLM's engine those that it has."""
     @_builtins.property
     def duration(self) -> _duration_pb2.Duration:
         """Its wall time."""
@@ -969,3 +969,267 @@ class PullWeightsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_frame) -> _WhichOneofReturnType_frame | None: ...
 
 Global___PullWeightsResponse: _TypeAlias = PullWeightsResponse  # noqa: Y015
+
+@_typing.final
+class InitWeightTransferRequest(_message.Message):
+    """How the workers reach the trainer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INIT_INFO_FIELD_NUMBER: _builtins.int
+    TIMEOUT_FIELD_NUMBER: _builtins.int
+    init_info: _builtins.str
+    """vLLM's `init_info`: a JSON object, as its backend defines it and its HTTP route takes it."""
+    @_builtins.property
+    def timeout(self) -> _duration_pb2.Duration:
+        """Longest time that it may take; default 300 s. A worker that hangs for longer cannot be freed: the daemon exits."""
+
+    def __init__(
+        self,
+        *,
+        init_info: _builtins.str = ...,
+        timeout: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["timeout", b"timeout"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["init_info", b"init_info", "timeout", b"timeout"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InitWeightTransferRequest: _TypeAlias = InitWeightTransferRequest  # noqa: Y015
+
+@_typing.final
+class InitWeightTransferResponse(_message.Message):
+    """The workers and the trainer know each other."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BACKEND_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    backend: _builtins.str
+    """vLLM's name of the backend, as in --weight-transfer-config."""
+    @_builtins.property
+    def state(self) -> _types_pb2.EngineState:
+        """State of the engine."""
+
+    def __init__(
+        self,
+        *,
+        backend: _builtins.str = ...,
+        state: _types_pb2.EngineState | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["state", b"state"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InitWeightTransferResponse: _TypeAlias = InitWeightTransferResponse  # noqa: Y015
+
+@_typing.final
+class StartWeightUpdateRequest(_message.Message):
+    """How to begin an update."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UPDATE_ID_FIELD_NUMBER: _builtins.int
+    PAUSE_MODE_FIELD_NUMBER: _builtins.int
+    KV_POLICY_FIELD_NUMBER: _builtins.int
+    PAUSE_LEASE_ID_FIELD_NUMBER: _builtins.int
+    TTL_FIELD_NUMBER: _builtins.int
+    TIMEOUT_FIELD_NUMBER: _builtins.int
+    update_id: _builtins.str
+    """Idempotency key: a repeat for the update that is open answers the same; minted when empty."""
+    pause_mode: _types_pb2.PauseMode.ValueType
+    """What happens to requests in flight; default KEEP."""
+    kv_policy: _types_pb2.KvPolicy.ValueType
+    """What happens to the KV cache; default RECOMPUTE."""
+    pause_lease_id: _builtins.str
+    """Update under this lease, and leave the engine paused under it afterwards."""
+    @_builtins.property
+    def ttl(self) -> _duration_pb2.Duration:
+        """How long the daemon waits for the next call of the update before it undoes it; default 60 s."""
+
+    @_builtins.property
+    def timeout(self) -> _duration_pb2.Duration:
+        """Longest time that it may take to pause and begin; default 60 s."""
+
+    def __init__(
+        self,
+        *,
+        update_id: _builtins.str = ...,
+        pause_mode: _types_pb2.PauseMode.ValueType = ...,
+        kv_policy: _types_pb2.KvPolicy.ValueType = ...,
+        pause_lease_id: _builtins.str = ...,
+        ttl: _duration_pb2.Duration | None = ...,
+        timeout: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["timeout", b"timeout", "ttl", b"ttl"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kv_policy", b"kv_policy", "pause_lease_id", b"pause_lease_id", "pause_mode", b"pause_mode", "timeout", b"timeout", "ttl", b"ttl", "update_id", b"update_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StartWeightUpdateRequest: _TypeAlias = StartWeightUpdateRequest  # noqa: Y015
+
+@_typing.final
+class StartWeightUpdateResponse(_message.Message):
+    """The update is open."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UPDATE_ID_FIELD_NUMBER: _builtins.int
+    REQUESTS_KEPT_FIELD_NUMBER: _builtins.int
+    REQUESTS_ABORTED_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    update_id: _builtins.str
+    """Its id."""
+    requests_kept: _builtins.int
+    """Requests that the pause froze."""
+    requests_aborted: _builtins.int
+    """Requests that the pause ended."""
+    @_builtins.property
+    def state(self) -> _types_pb2.EngineState:
+        """State of the engine."""
+
+    def __init__(
+        self,
+        *,
+        update_id: _builtins.str = ...,
+        requests_kept: _builtins.int = ...,
+        requests_aborted: _builtins.int = ...,
+        state: _types_pb2.EngineState | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["state", b"state"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["requests_aborted", b"requests_aborted", "requests_kept", b"requests_kept", "state", b"state", "update_id", b"update_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StartWeightUpdateResponse: _TypeAlias = StartWeightUpdateResponse  # noqa: Y015
+
+@_typing.final
+class UpdateWeightsRequest(_message.Message):
+    """Tensors to receive."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UPDATE_ID_FIELD_NUMBER: _builtins.int
+    UPDATE_INFO_FIELD_NUMBER: _builtins.int
+    TIMEOUT_FIELD_NUMBER: _builtins.int
+    update_id: _builtins.str
+    """Id of the update; empty = the one that is open."""
+    update_info: _builtins.str
+    """vLLM's `update_info`: a JSON object, or a list of them by global rank of the worker, as its backend defines it and
+    its HTTP route takes it.
+    """
+    @_builtins.property
+    def timeout(self) -> _duration_pb2.Duration:
+        """Longest time that it may take; default 300 s. A worker that hangs for longer cannot be freed: the daemon exits."""
+
+    def __init__(
+        self,
+        *,
+        update_id: _builtins.str = ...,
+        update_info: _builtins.str = ...,
+        timeout: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["timeout", b"timeout"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["timeout", b"timeout", "update_id", b"update_id", "update_info", b"update_info"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateWeightsRequest: _TypeAlias = UpdateWeightsRequest  # noqa: Y015
+
+@_typing.final
+class UpdateWeightsResponse(_message.Message):
+    """The tensors are there."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def state(self) -> _types_pb2.EngineState:
+        """State of the engine."""
+
+    def __init__(
+        self,
+        *,
+        state: _types_pb2.EngineState | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["state", b"state"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateWeightsResponse: _TypeAlias = UpdateWeightsResponse  # noqa: Y015
+
+@_typing.final
+class FinishWeightUpdateRequest(_message.Message):
+    """How to end an update."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UPDATE_ID_FIELD_NUMBER: _builtins.int
+    WEIGHT_VERSION_FIELD_NUMBER: _builtins.int
+    FORCE_FIELD_NUMBER: _builtins.int
+    TIMEOUT_FIELD_NUMBER: _builtins.int
+    update_id: _builtins.str
+    """Id of the update; empty = the one that is open."""
+    weight_version: _builtins.int
+    """Version of the weights from here on, above the one before unless `force`; default: the one before plus 1."""
+    force: _builtins.bool
+    """Allows a version that is not above the one before."""
+    @_builtins.property
+    def timeout(self) -> _duration_pb2.Duration:
+        """Longest time that it may take; default 300 s."""
+
+    def __init__(
+        self,
+        *,
+        update_id: _builtins.str = ...,
+        weight_version: _builtins.int | None = ...,
+        force: _builtins.bool = ...,
+        timeout: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_weight_version", b"_weight_version", "timeout", b"timeout", "weight_version", b"weight_version"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_weight_version", b"_weight_version", "force", b"force", "timeout", b"timeout", "update_id", b"update_id", "weight_version", b"weight_version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__weight_version: _TypeAlias = _typing.Literal["weight_version"]  # noqa: Y015
+    _WhichOneofArgType__weight_version: _TypeAlias = _typing.Literal["_weight_version", b"_weight_version"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__weight_version) -> _WhichOneofReturnType__weight_version | None: ...
+
+Global___FinishWeightUpdateRequest: _TypeAlias = FinishWeightUpdateRequest  # noqa: Y015
+
+@_typing.final
+class FinishWeightUpdateResponse(_message.Message):
+    """What the update did."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    APPLIED_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def applied(self) -> Global___Applied:
+        """Versions, times of the steps (pause, receive, commit, resume), and what the pause did."""
+
+    @_builtins.property
+    def state(self) -> _types_pb2.EngineState:
+        """State of the engine."""
+
+    def __init__(
+        self,
+        *,
+        applied: Global___Applied | None = ...,
+        state: _types_pb2.EngineState | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "state", b"state"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FinishWeightUpdateResponse: _TypeAlias = FinishWeightUpdateResponse  # noqa: Y015

@@ -65,6 +65,26 @@ class WeightServiceStub:
                 request_serializer=genserve_dot_v1_dot_weights__pb2.PullWeightsRequest.SerializeToString,
                 response_deserializer=genserve_dot_v1_dot_weights__pb2.PullWeightsResponse.FromString,
                 _registered_method=True)
+        self.InitWeightTransfer = channel.unary_unary(
+                '/genserve.v1.WeightService/InitWeightTransfer',
+                request_serializer=genserve_dot_v1_dot_weights__pb2.InitWeightTransferRequest.SerializeToString,
+                response_deserializer=genserve_dot_v1_dot_weights__pb2.InitWeightTransferResponse.FromString,
+                _registered_method=True)
+        self.StartWeightUpdate = channel.unary_unary(
+                '/genserve.v1.WeightService/StartWeightUpdate',
+                request_serializer=genserve_dot_v1_dot_weights__pb2.StartWeightUpdateRequest.SerializeToString,
+                response_deserializer=genserve_dot_v1_dot_weights__pb2.StartWeightUpdateResponse.FromString,
+                _registered_method=True)
+        self.UpdateWeights = channel.unary_unary(
+                '/genserve.v1.WeightService/UpdateWeights',
+                request_serializer=genserve_dot_v1_dot_weights__pb2.UpdateWeightsRequest.SerializeToString,
+                response_deserializer=genserve_dot_v1_dot_weights__pb2.UpdateWeightsResponse.FromString,
+                _registered_method=True)
+        self.FinishWeightUpdate = channel.unary_unary(
+                '/genserve.v1.WeightService/FinishWeightUpdate',
+                request_serializer=genserve_dot_v1_dot_weights__pb2.FinishWeightUpdateRequest.SerializeToString,
+                response_deserializer=genserve_dot_v1_dot_weights__pb2.FinishWeightUpdateResponse.FromString,
+                _registered_method=True)
 
 
 class WeightServiceServicer:
@@ -113,6 +133,37 @@ class WeightServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def InitWeightTransfer(self, request, context):
+        """Sets up vLLM's own transfer engine (NCCL, CUDA IPC, ...) on every worker, for a trainer on the same fabric. The
+        trainer's half runs in vLLM's WeightTransferTrainerFactory; these four calls are its VLLMWeightSyncClient.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StartWeightUpdate(self, request, context):
+        """Begins an update through that engine: generation stands still until it is finished. One that nobody goes on with
+        is undone after its time to live. Meanwhile pushes are refused with APPLY_IN_PROGRESS.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UpdateWeights(self, request, context):
+        """Has every worker receive tensors over the live ones. One that fails ends the update, which is undone.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FinishWeightUpdate(self, request, context):
+        """Ends an update: tokens from here on carry its version. The daemon has no bytes of this version, see
+        `GetWeightsResponse.resident`. A repeat answers what the first one answered.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WeightServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -145,6 +196,26 @@ def add_WeightServiceServicer_to_server(servicer, server):
                     servicer.PullWeights,
                     request_deserializer=genserve_dot_v1_dot_weights__pb2.PullWeightsRequest.FromString,
                     response_serializer=genserve_dot_v1_dot_weights__pb2.PullWeightsResponse.SerializeToString,
+            ),
+            'InitWeightTransfer': grpc.unary_unary_rpc_method_handler(
+                    servicer.InitWeightTransfer,
+                    request_deserializer=genserve_dot_v1_dot_weights__pb2.InitWeightTransferRequest.FromString,
+                    response_serializer=genserve_dot_v1_dot_weights__pb2.InitWeightTransferResponse.SerializeToString,
+            ),
+            'StartWeightUpdate': grpc.unary_unary_rpc_method_handler(
+                    servicer.StartWeightUpdate,
+                    request_deserializer=genserve_dot_v1_dot_weights__pb2.StartWeightUpdateRequest.FromString,
+                    response_serializer=genserve_dot_v1_dot_weights__pb2.StartWeightUpdateResponse.SerializeToString,
+            ),
+            'UpdateWeights': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateWeights,
+                    request_deserializer=genserve_dot_v1_dot_weights__pb2.UpdateWeightsRequest.FromString,
+                    response_serializer=genserve_dot_v1_dot_weights__pb2.UpdateWeightsResponse.SerializeToString,
+            ),
+            'FinishWeightUpdate': grpc.unary_unary_rpc_method_handler(
+                    servicer.FinishWeightUpdate,
+                    request_deserializer=genserve_dot_v1_dot_weights__pb2.FinishWeightUpdateRequest.FromString,
+                    response_serializer=genserve_dot_v1_dot_weights__pb2.FinishWeightUpdateResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -310,6 +381,114 @@ class WeightService:
             '/genserve.v1.WeightService/PullWeights',
             genserve_dot_v1_dot_weights__pb2.PullWeightsRequest.SerializeToString,
             genserve_dot_v1_dot_weights__pb2.PullWeightsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def InitWeightTransfer(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/genserve.v1.WeightService/InitWeightTransfer',
+            genserve_dot_v1_dot_weights__pb2.InitWeightTransferRequest.SerializeToString,
+            genserve_dot_v1_dot_weights__pb2.InitWeightTransferResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StartWeightUpdate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/genserve.v1.WeightService/StartWeightUpdate',
+            genserve_dot_v1_dot_weights__pb2.StartWeightUpdateRequest.SerializeToString,
+            genserve_dot_v1_dot_weights__pb2.StartWeightUpdateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateWeights(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/genserve.v1.WeightService/UpdateWeights',
+            genserve_dot_v1_dot_weights__pb2.UpdateWeightsRequest.SerializeToString,
+            genserve_dot_v1_dot_weights__pb2.UpdateWeightsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FinishWeightUpdate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/genserve.v1.WeightService/FinishWeightUpdate',
+            genserve_dot_v1_dot_weights__pb2.FinishWeightUpdateRequest.SerializeToString,
+            genserve_dot_v1_dot_weights__pb2.FinishWeightUpdateResponse.FromString,
             options,
             channel_credentials,
             insecure,

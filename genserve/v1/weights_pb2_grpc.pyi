@@ -45,6 +45,20 @@ class WeightServiceStub:
     """The version that is served, its tensors and, on request, digests of the live weights."""
     PullWeights: _grpc.UnaryStreamMultiCallable[_weights_pb2.PullWeightsRequest, _weights_pb2.PullWeightsResponse]
     """The bytes of the served version, as frames that PushWeights takes: how a late replica catches up with a peer."""
+    InitWeightTransfer: _grpc.UnaryUnaryMultiCallable[_weights_pb2.InitWeightTransferRequest, _weights_pb2.InitWeightTransferResponse]
+    """Sets up vLLM's own transfer engine (NCCL, CUDA IPC, ...) on every worker, for a trainer on the same fabric. The
+    trainer's half runs in vLLM's WeightTransferTrainerFactory; these four calls are its VLLMWeightSyncClient.
+    """
+    StartWeightUpdate: _grpc.UnaryUnaryMultiCallable[_weights_pb2.StartWeightUpdateRequest, _weights_pb2.StartWeightUpdateResponse]
+    """Begins an update through that engine: generation stands still until it is finished. One that nobody goes on with
+    is undone after its time to live. Meanwhile pushes are refused with APPLY_IN_PROGRESS.
+    """
+    UpdateWeights: _grpc.UnaryUnaryMultiCallable[_weights_pb2.UpdateWeightsRequest, _weights_pb2.UpdateWeightsResponse]
+    """Has every worker receive tensors over the live ones. One that fails ends the update, which is undone."""
+    FinishWeightUpdate: _grpc.UnaryUnaryMultiCallable[_weights_pb2.FinishWeightUpdateRequest, _weights_pb2.FinishWeightUpdateResponse]
+    """Ends an update: tokens from here on carry its version. The daemon has no bytes of this version, see
+    `GetWeightsResponse.resident`. A repeat answers what the first one answered.
+    """
 
 @_typing.type_check_only
 class WeightServiceAsyncStub(WeightServiceStub):
@@ -63,6 +77,20 @@ class WeightServiceAsyncStub(WeightServiceStub):
     """The version that is served, its tensors and, on request, digests of the live weights."""
     PullWeights: _aio.UnaryStreamMultiCallable[_weights_pb2.PullWeightsRequest, _weights_pb2.PullWeightsResponse]  # type: ignore[assignment]
     """The bytes of the served version, as frames that PushWeights takes: how a late replica catches up with a peer."""
+    InitWeightTransfer: _aio.UnaryUnaryMultiCallable[_weights_pb2.InitWeightTransferRequest, _weights_pb2.InitWeightTransferResponse]  # type: ignore[assignment]
+    """Sets up vLLM's own transfer engine (NCCL, CUDA IPC, ...) on every worker, for a trainer on the same fabric. The
+    trainer's half runs in vLLM's WeightTransferTrainerFactory; these four calls are its VLLMWeightSyncClient.
+    """
+    StartWeightUpdate: _aio.UnaryUnaryMultiCallable[_weights_pb2.StartWeightUpdateRequest, _weights_pb2.StartWeightUpdateResponse]  # type: ignore[assignment]
+    """Begins an update through that engine: generation stands still until it is finished. One that nobody goes on with
+    is undone after its time to live. Meanwhile pushes are refused with APPLY_IN_PROGRESS.
+    """
+    UpdateWeights: _aio.UnaryUnaryMultiCallable[_weights_pb2.UpdateWeightsRequest, _weights_pb2.UpdateWeightsResponse]  # type: ignore[assignment]
+    """Has every worker receive tensors over the live ones. One that fails ends the update, which is undone."""
+    FinishWeightUpdate: _aio.UnaryUnaryMultiCallable[_weights_pb2.FinishWeightUpdateRequest, _weights_pb2.FinishWeightUpdateResponse]  # type: ignore[assignment]
+    """Ends an update: tokens from here on carry its version. The daemon has no bytes of this version, see
+    `GetWeightsResponse.resident`. A repeat answers what the first one answered.
+    """
 
 class WeightServiceServicer(metaclass=_abc_1.ABCMeta):
     """Takes new weights while generation runs, and applies them at once or not at all."""
@@ -114,5 +142,43 @@ class WeightServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_weights_pb2.PullWeightsResponse], _abc.AsyncIterator[_weights_pb2.PullWeightsResponse]]:
         """The bytes of the served version, as frames that PushWeights takes: how a late replica catches up with a peer."""
+
+    @_abc_1.abstractmethod
+    def InitWeightTransfer(
+        self,
+        request: _weights_pb2.InitWeightTransferRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_weights_pb2.InitWeightTransferResponse, _abc.Awaitable[_weights_pb2.InitWeightTransferResponse]]:
+        """Sets up vLLM's own transfer engine (NCCL, CUDA IPC, ...) on every worker, for a trainer on the same fabric. The
+        trainer's half runs in vLLM's WeightTransferTrainerFactory; these four calls are its VLLMWeightSyncClient.
+        """
+
+    @_abc_1.abstractmethod
+    def StartWeightUpdate(
+        self,
+        request: _weights_pb2.StartWeightUpdateRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_weights_pb2.StartWeightUpdateResponse, _abc.Awaitable[_weights_pb2.StartWeightUpdateResponse]]:
+        """Begins an update through that engine: generation stands still until it is finished. One that nobody goes on with
+        is undone after its time to live. Meanwhile pushes are refused with APPLY_IN_PROGRESS.
+        """
+
+    @_abc_1.abstractmethod
+    def UpdateWeights(
+        self,
+        request: _weights_pb2.UpdateWeightsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_weights_pb2.UpdateWeightsResponse, _abc.Awaitable[_weights_pb2.UpdateWeightsResponse]]:
+        """Has every worker receive tensors over the live ones. One that fails ends the update, which is undone."""
+
+    @_abc_1.abstractmethod
+    def FinishWeightUpdate(
+        self,
+        request: _weights_pb2.FinishWeightUpdateRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_weights_pb2.FinishWeightUpdateResponse, _abc.Awaitable[_weights_pb2.FinishWeightUpdateResponse]]:
+        """Ends an update: tokens from here on carry its version. The daemon has no bytes of this version, see
+        `GetWeightsResponse.resident`. A repeat answers what the first one answered.
+        """
 
 def add_WeightServiceServicer_to_server(servicer: WeightServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

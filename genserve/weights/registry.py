@@ -72,6 +72,7 @@ class PushRegistry:
         self._pushes: dict[str, LivePush] = {}
         self._applied: OrderedDict[str, PushOutcome] = OrderedDict()
         self._opening = asyncio.Lock()
+        self._reserved_for = ""
         self._changed = asyncio.Event()
         self._closed = False
 
@@ -103,7 +104,7 @@ class PushRegistry:
         applied = self._applied.get(header.push_id)
         if applied is not None:
             check_same(header, digest, applied.push)
-            return _answered(applied)
+            return PushStream.of_outcome(applied)
         check_control(self._board.phase)
         if self._closed:
             raise DrainingError("the daemon is shutting down")
@@ -120,7 +121,7 @@ class PushRegistry:
         if header.manifest.partial:
             size_bytes = completed(header.manifest, self._resident.require().manifest, self._tied).total_bytes
         if header.action is PushAction.VALIDATE:
-            return _answered(PushOutcome(_valid(header, digest)))
+            return PushStream.of_outcome(PushOutcome(_valid(header, digest)))
         self._make_room(size_bytes, partial=header.manifest.partial)
         arena = await allocate_arena(header.manifest.total_bytes)
         session = PushSession(header.push_id, header, header.manifest, digest, arena, self._clock)
@@ -130,6 +131,7 @@ class PushRegistry:
         return self._stream(push)
 
     def _join(self, push: LivePush, header: PushHeader) -> PushStream:
+        self.check_free()
         session = push.session
         if push.applying is None and (session.num_attached == 0 or push.round.result.done()):
             push.round = Round.begin(header.num_streams)
@@ -155,9 +157,10 @@ class PushRegistry:
         return self._checkpoint.tied if self._checkpoint is not None else {}
 
     def _make_room(self, size_bytes: int, *, partial: bool) -> None:
+        self.check_free()
         for push in list(self._pushes.values()):
             if push.is_held:
-                raise _in_progress(push)
+                raise push.in_progress()
             if push.session.state is not PushState.STAGED:
                 self._drop(push, PushTruncatedError("another push took its place"))
         staged_bytes = sum(push.size_bytes for push in self._pushes.values())
@@ -185,12 +188,12 @@ class PushRegistry:
         elif push.session.is_complete and push.round.num_ended > 0:
             other = next((p for p in self._pushes.values() if p.applying is not None), None)
             if other is not None:
-                push.round.result.set_exception(_in_progress(other))
+                push.round.result.set_exception(other.in_progress())
             else:
                 # A task of its own: clients come and go, applying is carried through.
                 push.applying = asyncio.create_task(self._carry_out(push), name=f"push {push.session.push_id}")
         elif push.round.is_over:
-            push.round.result.set_exception(_truncated(push.session))
+            push.round.result.set_exception(push.session.truncation())
         self._tell_change()
 
     async def _carry_out(self, push: LivePush) -> None:
@@ -232,6 +235,29 @@ class PushRegistry:
             # garbage collector.
             del push, session, result
 
+    async def reserve(self, update_id: str) -> None:
+        """Keeps pushes away until `release`; staged ones stay so. Raises ApplyInProgressError, and as `open`."""
+        async with self._opening:
+            check_control(self._board.phase)
+            self.check_free()
+            for push in self._pushes.values():
+                if push.is_held:
+                    raise push.in_progress()
+            self._reserved_for = update_id
+
+    def release(self) -> None:
+        """Lets pushes in again."""
+        self._reserved_for = ""
+
+    def check_free(self) -> None:
+        """Raises ApplyInProgressError while an update keeps pushes away."""
+        if self._reserved_for:
+            raise ApplyInProgressError(
+                f"weight update {self._reserved_for!r} is under way",
+                metadata={"update_id": self._reserved_for},
+                retry_after_s=1.0,
+            )
+
     def report(self, push_id: str) -> PushOutcome:
         """How far a push has come. Raises PushNotFoundError for one that was never opened or has timed out."""
         applied = self._applied.get(push_id)
@@ -246,7 +272,7 @@ class PushRegistry:
         push = self._find(push_id)
         check_control(self._board.phase)
         if push.applying is None and push.session.num_attached > 0 and not push.round.result.done():
-            raise _in_progress(push)  # to join it would end the round of those who are sending
+            raise push.in_progress()  # to join it would end the round of those who are sending
         header = replace(push.session.header, action=PushAction.APPLY, apply=apply, num_streams=1)
         if expected_version is not None:
             header = replace(header, expected_version=expected_version)
@@ -260,7 +286,7 @@ class PushRegistry:
         """Frees what a push has staged. Raises PushNotFoundError, and ApplyInProgressError while somebody is at it."""
         push = self._find(push_id)
         if push.is_held:
-            raise _in_progress(push)
+            raise push.in_progress()
         self._drop(push, _not_found(push_id))
         return PushOutcome(push.session.report())
 
@@ -276,7 +302,7 @@ class PushRegistry:
             except TimeoutError:
                 for push in idle:
                     if push.applying is None and self._clock() >= push.session.idle_until_s:
-                        self._drop(push, _truncated(push.session))
+                        self._drop(push, push.session.truncation())
 
     async def close(self) -> None:
         """Refuses further pushes, waits for one that is being applied, and frees the bytes of all others."""
@@ -315,28 +341,10 @@ def _free(session: PushSession) -> None:
     asyncio.get_running_loop().run_in_executor(None, session.close)
 
 
-def _answered(outcome: PushOutcome) -> PushStream:
-    return PushStream(outcome.push.push_id, None, outcome, lambda: None)
-
-
 def _valid(header: PushHeader, digest: str) -> PushReport:
     total_bytes = header.manifest.total_bytes if header.manifest is not None else 0
     return PushReport(header.push_id, PushState.VALID, header.weight_version, 0, total_bytes, manifest_digest=digest)
 
 
-def _in_progress(push: LivePush) -> ApplyInProgressError:
-    push_id = push.session.push_id
-    return ApplyInProgressError(
-        f"push {push_id!r} is under way ({push.session.state.value})", metadata={"push_id": push_id}, retry_after_s=1.0
-    )
-
-
 def _not_found(push_id: str) -> PushNotFoundError:
     return PushNotFoundError(f"there is no push {push_id!r}; it may have timed out", metadata={"push_id": push_id})
-
-
-def _truncated(session: PushSession) -> PushTruncatedError:
-    return PushTruncatedError(
-        f"push {session.push_id!r} lacks {session.missing_bytes} of {session.manifest.total_bytes} bytes",
-        metadata={"push_id": session.push_id, "missing_bytes": str(session.missing_bytes)},
-    )

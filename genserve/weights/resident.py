@@ -18,6 +18,8 @@ from genserve.weights.arena import Arena, allocate_arena
 from genserve.weights.checkpoint import CheckpointIndex
 from genserve.weights.manifest import Manifest, TensorSpec
 
+_GAVE_WAY = "had to give way to a push"
+
 
 class ByteSource(Protocol):
     """Where the bytes of a manifest's byte space lie. `held_bytes`: memory that is taken for them alone."""
@@ -139,6 +141,7 @@ class ResidentStore:
         """`first`: the checkpoint, if its files are here. Unless `enabled` nothing is ever kept."""
         self._enabled = enabled
         self._served = first if enabled else None
+        self._absence = _GAVE_WAY if enabled else "are not kept (--no-resident-weights)"
         self._replaced: list[ResidentVersion] = []
 
     @property
@@ -155,8 +158,7 @@ class ResidentStore:
     def require(self) -> ResidentVersion:
         """The served version. Raises NotResidentError."""
         if self._served is None:
-            why = "had to give way to a push" if self._enabled else "are not kept (--no-resident-weights)"
-            raise NotResidentError(f"the bytes of the served version {why}: push a complete version")
+            raise NotResidentError(f"the bytes of the served version {self._absence}: push a complete version")
         return self._served
 
     def replace(self, version: ResidentVersion) -> None:
@@ -164,6 +166,12 @@ class ResidentStore:
         self._retire(version if self._enabled else None)
         if not self._enabled:
             version.free()
+
+    def forget(self, absence: str) -> None:
+        """Something else is served from now on, whose bytes are not here; errors say "the bytes ... {absence}"."""
+        self._retire(None)
+        if self._enabled:
+            self._absence = absence
 
     def give_up_replaced(self) -> None:
         """Frees versions that are read but no longer served."""
@@ -173,7 +181,7 @@ class ResidentStore:
 
     def give_up(self) -> None:
         """Frees everything."""
-        self._retire(None)
+        self.forget(_GAVE_WAY)
         self.give_up_replaced()
 
     @contextmanager

@@ -5,7 +5,13 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 
-from genserve.errors import ChecksumMismatchError, ChunkOutOfRangeError, PushConflictError, StagingFullError
+from genserve.errors import (
+    ChecksumMismatchError,
+    ChunkOutOfRangeError,
+    PushConflictError,
+    PushTruncatedError,
+    StagingFullError,
+)
 from genserve.weights.arena import Arena
 from genserve.weights.checksum import crc32c_of
 from genserve.weights.claims import Claim, Claims
@@ -148,6 +154,13 @@ class PushSession:
     def missing_bytes(self) -> int:
         """How many bytes are not there."""
         return self.manifest.total_bytes - self._ranges.total
+
+    def truncation(self) -> PushTruncatedError:
+        """What a trainer is told that left bytes out."""
+        return PushTruncatedError(
+            f"push {self.push_id!r} lacks {self.missing_bytes} of {self.manifest.total_bytes} bytes",
+            metadata={"push_id": self.push_id, "missing_bytes": str(self.missing_bytes)},
+        )
 
     @property
     def receive_s(self) -> float:

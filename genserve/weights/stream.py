@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from genserve.errors import DeadlineError, InvalidFieldError, PushNotFoundError
+from genserve.errors import ApplyInProgressError, DeadlineError, InvalidFieldError, PushNotFoundError
 from genserve.weights.claims import Claim
 from genserve.weights.push import PushOutcome, PushState
 from genserve.weights.session import PushSession
@@ -71,6 +71,15 @@ class LivePush:
         """Whether somebody is at it: it may not be discarded."""
         return self.applying is not None or self.session.num_attached > 0
 
+    def in_progress(self) -> ApplyInProgressError:
+        """What others are told, who would change the weights as well."""
+        push_id = self.session.push_id
+        return ApplyInProgressError(
+            f"push {push_id!r} is under way ({self.session.state.value})",
+            metadata={"push_id": push_id},
+            retry_after_s=1.0,
+        )
+
 
 class PushStream:
     """One stream of a push, made by `PushRegistry.open`. Call everything on the event loop's thread, and `detach`
@@ -91,6 +100,11 @@ class PushStream:
             self._round.num_opened += 1
             self._round.num_sending += 1
             push.session.num_attached += 1
+
+    @classmethod
+    def of_outcome(cls, outcome: PushOutcome) -> "PushStream":
+        """A stream that needs no bytes: what it answers is known."""
+        return cls(outcome.push.push_id, None, outcome, lambda: None)
 
     @property
     def push_id(self) -> str:

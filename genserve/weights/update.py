@@ -139,11 +139,12 @@ class WeightUpdater:
             # The engine promises to tell what it left behind. An error that it does not know tells nothing.
             cause = EngineTaintedError(f"the commit failed in an unknown way: {error!r}")
         log.error("%s; version %d is applied anew", cause, self._engine.weight_version)
-        await self._heal(cause)
+        await self.restore(cause)
         return cause
 
-    async def _heal(self, cause: EngineTaintedError) -> None:
-        """Applies the resident version over weights that are unknown. Raises EngineTaintedError if it cannot."""
+    async def restore(self, cause: EngineTaintedError) -> None:
+        """Applies the resident version over weights that are unknown because of `cause`; only while nothing is
+        scheduled. Raises EngineTaintedError if it cannot."""
         nonce = uuid.uuid4().hex
         try:
             version = self._resident.require()

@@ -66,6 +66,16 @@ class Step(_Message):
 
 
 @dataclass(frozen=True, slots=True)
+class Transfer(_Message):
+    """A call of vLLM's own weight transfer. `call`: init, start, update, finish, or abandon, which undoes what an
+    update that was not finished has done to the layers; `info`: JSON text of what vLLM's init and update take."""
+
+    call: str
+    info: str = ""
+    nonce: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Ack(_Message):
     """A worker's answer. `rank` is "dp0:pp0:pcp0:tp0"; `error` is empty when it worked."""
 
@@ -100,6 +110,9 @@ class WeightWorker(Protocol):
 
     def genserve_discard(self, wire: dict[str, Any]) -> dict[str, Any]:
         """Step -> Ack. Frees what is prepared, or what a commit replaced."""
+
+    def genserve_transfer(self, wire: dict[str, Any]) -> dict[str, Any]:
+        """Transfer -> Ack. All but init only while nothing is scheduled."""
 
     def genserve_digests(self, wire: dict[str, Any]) -> dict[str, Any]:
         """Nothing -> Digests. Reads every live byte: takes seconds, and nothing is scheduled meanwhile."""

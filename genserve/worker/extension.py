@@ -18,10 +18,11 @@ from torch import nn
 
 from genserve.worker.arena_tensors import ArenaTensors
 from genserve.worker.beside import MARGIN_BYTES, BesideUpdate
-from genserve.worker.contract import DAEMON_PID_VARIABLE, Ack, Attach, Attached, Digests, Prepare, Step
+from genserve.worker.contract import DAEMON_PID_VARIABLE, Ack, Attach, Attached, Digests, Prepare, Step, Transfer
 from genserve.worker.digests import weight_digests
 from genserve.worker.inplace import InPlaceUpdate
 from genserve.worker.shadow import PrepareCancelledError
+from genserve.worker.transfer import transfer
 
 # bf16 attention on the CPU uses AMX tiles, and dies with SIGILL in a process that has not asked the kernel for them.
 if torch.cpu._is_amx_tile_supported():
@@ -66,6 +67,11 @@ class WeightExchangeExtension:
         """Step -> Ack."""
         desk, step = self._genserve, Step.from_wire(wire)
         return _acknowledge(desk.rank, step.nonce, lambda: desk.discard(step.nonce))
+
+    def genserve_transfer(self, wire: dict[str, Any]) -> dict[str, Any]:
+        """Transfer -> Ack."""
+        request = Transfer.from_wire(wire)
+        return _acknowledge(self._genserve.rank, request.nonce, lambda: transfer(self, request))
 
     def genserve_digests(self, wire: dict[str, Any]) -> dict[str, Any]:
         """Nothing -> Digests."""

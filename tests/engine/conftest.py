@@ -13,6 +13,7 @@ import pytest
 from genserve.client import AsyncClient
 from tests import models
 from tests.daemon_process import SMALL_ENGINE, DaemonProcess
+from tests.engine.transfer_subject import FLAGS, TransferSubject
 
 PROMPTS = [[5, 6, 7, 8], [100, 200, 300], list(range(10, 60))]
 
@@ -27,19 +28,24 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {"a": a, "b": models.perturbed(a, directory / "b", seed=1, scale=0.5)}
 
 
+def plain_vllm(checkpoint: Path, tensor_parallel_size: int = 1) -> Reference:
+    """What plain vLLM says about a checkpoint, in an engine of its own."""
+    program = [sys.executable, "-m", "tests.engine.reference", str(checkpoint), json.dumps(PROMPTS)]
+    program.append(str(tensor_parallel_size))
+    done = subprocess.run(program, capture_output=True, text=True, timeout=240, check=False)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("REFERENCE ")]
+    assert lines, done.stderr[-4000:]
+    result: Reference = json.loads(lines[0].removeprefix("REFERENCE "))
+    return result
+
+
 @pytest.fixture(scope="session")
 def reference(checkpoints: dict[str, Path]) -> Callable[..., Reference]:
     """What plain vLLM says about checkpoint `name`."""
 
     @lru_cache
     def of(name: str, tensor_parallel_size: int = 1) -> Reference:
-        program = [sys.executable, "-m", "tests.engine.reference", str(checkpoints[name]), json.dumps(PROMPTS)]
-        program.append(str(tensor_parallel_size))
-        done = subprocess.run(program, capture_output=True, text=True, timeout=240, check=False)
-        lines = [line for line in done.stdout.splitlines() if line.startswith("REFERENCE ")]
-        assert lines, done.stderr[-4000:]
-        result: Reference = json.loads(lines[0].removeprefix("REFERENCE "))
-        return result
+        return plain_vllm(checkpoints[name], tensor_parallel_size)
 
     return of
 
@@ -68,3 +74,31 @@ async def restored(client: AsyncClient, checkpoints: dict[str, Path]) -> AsyncIt
     yield
     served = await client.get_weights()
     await client.push_weights(checkpoints["a"], version=served.weight_version + 1)
+
+
+@pytest.fixture(scope="session")
+async def transfer_subject(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TransferSubject]:
+    """A daemon with a transfer backend of vLLM's, started on checkpoint a of its own."""
+    directory = tmp_path_factory.mktemp("transfer")
+    a = models.tiny_qwen3(directory / "a", seed=0, tie=False)
+    b = models.perturbed(a, directory / "b", seed=1, scale=0.5)
+    process = DaemonProcess(["--model", str(a), *SMALL_ENGINE, *FLAGS], directory / "stderr")
+    try:
+        async with AsyncClient(process.wait_serving().address) as connected:
+            yield TransferSubject(process, connected, {"a": a, "b": b}, directory)
+    finally:
+        process.stop()
+
+
+@pytest.fixture
+async def subject(transfer_subject: TransferSubject) -> TransferSubject:
+    """The same with its workers connected, on checkpoint a, whose bytes are resident."""
+    await transfer_subject.init()
+    await transfer_subject.push("a")
+    return transfer_subject
+
+
+@pytest.fixture(scope="session")
+def untied_b(transfer_subject: TransferSubject) -> Reference:
+    """What plain vLLM says about its checkpoint b."""
+    return plain_vllm(transfer_subject.checkpoints["b"])

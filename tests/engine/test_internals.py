@@ -3,7 +3,10 @@
 import inspect
 
 from vllm.config import CompilationConfig
+from vllm.distributed.weight_transfer import VLLMWeightSyncClient, WeightTransferEngine, WeightTransferTrainerFactory
 from vllm.lora.request import LoRARequest
+from vllm.model_executor.model_loader.reload import layerwise
+from vllm.model_executor.model_loader.reload.types import LayerReloadingInfo
 from vllm.outputs import CompletionOutput
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.v1.engine import core
@@ -12,6 +15,7 @@ from vllm.v1.engine.core_client import AsyncMPClient, DPLBAsyncMPClient
 from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector, RequestState
 from vllm.v1.worker.gpu_worker import Worker
 
+from genserve.client.vllm_sync import GenserveWeightSyncClient
 from genserve.engine.generation import ConstraintKind, Sampling
 from genserve.engine.spans import INITIAL_LABEL
 from genserve.worker.contract import WeightWorker
@@ -98,3 +102,33 @@ def test_the_extension_offers_every_call_of_the_contract_and_hides_none_of_vllms
     assert not ours & set(dir(Worker))
     for name in calls:
         assert parameters(getattr(WeightExchangeExtension, name)) == parameters(getattr(WeightWorker, name))
+
+
+def test_an_update_that_is_open_is_still_known_by_these_names() -> None:
+    """worker.transfer ends one that was not finished: vLLM has no call for it."""
+    assert "self._weight_update_active = False" in inspect.getsource(Worker.finish_weight_update)
+    assert "finally" not in inspect.getsource(Worker.finish_weight_update), "it may clean up after a failure now"
+    assert {"kernel_tensors", "load_numel_total"} <= set(LayerReloadingInfo.__dataclass_fields__)
+    assert parameters(layerwise._place_kernel_tensors) == {"layer", "info"}
+    assert parameters(layerwise.get_layerwise_info) == {"layer"}
+    assert "LOADING_LAYERS.clear()" in inspect.getsource(layerwise.finalize_layerwise_processing)
+    assert "_original_do_torchao_reload" in inspect.getsource(layerwise.initialize_layerwise_reload)
+    assert {"drain_pending", "reset_weight_update_target"} <= set(dir(WeightTransferEngine))
+
+
+def test_vllms_transfer_still_needs_an_accelerator() -> None:
+    """docs/vllm_transfer.md says that none of its backends runs on a CPU; tests/engine/file_transfer.py avoids it."""
+    assert "torch.accelerator.synchronize()" in inspect.getsource(WeightTransferEngine.update_weights)
+
+
+def test_the_trainers_half_of_vllm_is_still_what_client_vllm_trainer_looks_like() -> None:
+    """Its classes are structural: vLLM asks for these names alone."""
+    with GenserveWeightSyncClient("127.0.0.1:1") as client:
+        assert isinstance(client, VLLMWeightSyncClient)
+    for name in ("init_weight_transfer_engine", "start_weight_update", "update_weights", "finish_weight_update"):
+        ours, vllms = getattr(GenserveWeightSyncClient, name), getattr(VLLMWeightSyncClient, name)
+        assert parameters(ours) == parameters(vllms)
+    source = inspect.getsource(WeightTransferTrainerFactory.trainer_init)
+    assert "backend = init_info.backend" in source
+    assert "engine_cls.trainer_init(" in source
+    assert parameters(WeightTransferTrainerFactory.trainer_init) == {"init_info", "client", "source"}

@@ -32,6 +32,7 @@ from genserve.v1.weights_pb2_grpc import WeightServiceStub
 from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor
 from genserve.weights.registry import PushRegistry
 from genserve.weights.resident import ResidentStore
+from genserve.weights.transfer import TransferUpdates
 from genserve.weights.update import WeightUpdater
 from tests.scripted_engine import ScriptedEngine
 
@@ -188,9 +189,10 @@ async def serving(config: ServeConfig, ingest: IngestProcesses | None = None) ->
     resident = ResidentStore(None, enabled=True)
     updater = WeightUpdater(engine, pauses, board, resident)
     pushes = PushRegistry(CHECKPOINT, engine, updater, board, resident, MAX_STAGING_BYTES)
-    background = [asyncio.create_task(pauses.run()), asyncio.create_task(pushes.run())]
+    transfers = TransferUpdates(engine, pauses, board, pushes, updater, resident)
+    background = [asyncio.create_task(each.run()) for each in (pauses, pushes, transfers)]
     server = await start_server(
-        ServerParts(config, engine, board, pauses, pushes, resident, CHECKPOINT, MAX_STAGING_BYTES, ingest)
+        ServerParts(config, engine, board, pauses, pushes, resident, transfers, CHECKPOINT, MAX_STAGING_BYTES, ingest)
     )
     try:
         async with grpc.aio.insecure_channel(server.address) as channel:

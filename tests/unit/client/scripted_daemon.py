@@ -64,6 +64,8 @@ class ScriptedDaemon(
         self.loses_answer = False
         self.checksums: list[bool] = []
         self.applied = asyncio.Event()
+        # vLLM's own weight transfer
+        self.transfers: list[Message] = []
         # Pause
         self.leases: dict[str, types_pb2.PauseLease] = {}
         self.renewals_hang = False
@@ -174,6 +176,28 @@ class ScriptedDaemon(
         return weights_pb2.GetWeightsResponse(
             weight_version=self.weight_version, manifest=self.header.manifest, digests=digests, state=self.state()
         )
+
+    async def InitWeightTransfer(self, request: Any, context: Any) -> weights_pb2.InitWeightTransferResponse:
+        await self._begin(context)
+        self.transfers.append(request)
+        return weights_pb2.InitWeightTransferResponse(backend="nccl", state=self.state())
+
+    async def StartWeightUpdate(self, request: Any, context: Any) -> weights_pb2.StartWeightUpdateResponse:
+        await self._begin(context)
+        self.transfers.append(request)
+        return weights_pb2.StartWeightUpdateResponse(update_id="u1", requests_kept=3, state=self.state())
+
+    async def UpdateWeights(self, request: Any, context: Any) -> weights_pb2.UpdateWeightsResponse:
+        await self._begin(context)
+        self.transfers.append(request)
+        return weights_pb2.UpdateWeightsResponse(state=self.state())
+
+    async def FinishWeightUpdate(self, request: Any, context: Any) -> weights_pb2.FinishWeightUpdateResponse:
+        await self._begin(context)
+        self.transfers.append(request)
+        self.weight_version = request.weight_version
+        applied = weights_pb2.Applied(active_version=request.weight_version)
+        return weights_pb2.FinishWeightUpdateResponse(applied=applied, state=self.state())
 
     def pushed_bytes(self) -> bytes:
         """The byte space as it was received."""

@@ -22,6 +22,7 @@ from genserve.weights.push import PushHeader, PushOutcome
 from genserve.weights.registry import PushRegistry
 from genserve.weights.resident import CheckpointBytes, ResidentStore, ResidentVersion
 from genserve.weights.stream import PushStream
+from genserve.weights.transfer import TransferUpdates
 from genserve.weights.update import WeightUpdater
 from tests.scripted_engine import ScriptedEngine
 
@@ -56,6 +57,7 @@ class Rig:
     pauses: PauseController
     resident: ResidentStore
     registry: PushRegistry
+    transfers: TransferUpdates
     background: "list[asyncio.Task[None]]" = field(default_factory=list)
 
     async def push(self, opened: PushHeader, data: bytes | None = None) -> PushOutcome:
@@ -105,8 +107,9 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
     resident = ResidentStore(first, enabled=True)
     updater = WeightUpdater(engine, pauses, board, resident)
     pushes = PushRegistry(CHECKPOINT, engine, updater, board, resident, MAX_STAGING_BYTES)
-    background = [asyncio.create_task(pauses.run()), asyncio.create_task(pushes.run())]
-    rig = Rig(engine, leases, board, pauses, resident, pushes, list(background))
+    transfers = TransferUpdates(engine, pauses, board, pushes, updater, resident)
+    background = [asyncio.create_task(each.run()) for each in (pauses, pushes, transfers)]
+    rig = Rig(engine, leases, board, pauses, resident, pushes, transfers, list(background))
     yield rig
     ended = [task for task in rig.background if task.done()]
     for task in background:

@@ -1,0 +1,46 @@
+"""vLLM's own weight transfer in a worker: its calls, and the way out of an update that was not finished.
+
+vLLM has no such way: from the start of an update to its end the live layers are on the meta device, and a failed end
+leaves the worker refusing every further update. `_abandon` gives the layers the tensors back that they had, of which
+some may have new contents already: what is live is not a version then, until one is prepared and committed over it.
+"""
+
+import json
+from typing import Any
+
+from vllm.model_executor.model_loader.reload import layerwise
+
+from genserve.worker.contract import Transfer
+
+
+def transfer(worker: Any, request: Transfer) -> None:
+    """Does what is asked for; raises what vLLM raises."""
+    match request.call:
+        case "init":
+            worker.init_weight_transfer_engine(json.loads(request.info))
+        case "start":
+            worker.start_weight_update()
+        case "update":
+            worker.update_weights(json.loads(request.info))
+        case "finish":
+            worker.finish_weight_update()
+        case "abandon":
+            _abandon(worker)
+        case unknown:
+            raise ValueError(f"there is no call {unknown!r}")
+
+
+def _abandon(worker: Any) -> None:
+    """internal: vLLM's flag of an open update, and what it keeps of layers that are being loaded."""
+    worker.weight_transfer_engine.drain_pending()
+    worker._weight_update_active = False
+    worker.weight_transfer_engine.reset_weight_update_target()
+    model = worker.model_runner.get_model()
+    if hasattr(model, "_original_do_torchao_reload"):
+        model._do_torchao_reload = model._original_do_torchao_reload
+    for layer in model.modules():
+        info = layerwise.get_layerwise_info(layer)
+        if info.kernel_tensors is not None:
+            layerwise._place_kernel_tensors(layer, info)
+        info.reset()
+    layerwise.LOADING_LAYERS.clear()
