@@ -36,8 +36,19 @@ class Layout:
         return specs
 
 
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Bytes [start, end) of the byte space are those of `source.read()` from `source_start` on."""
+
+    start: int
+    end: int
+    source: TensorSource
+    source_start: int
+
+
 class ByteSpace:
-    """Lays tensors out without gaps; with a `layout` that has more tensors they are a part of its.
+    """Lays tensors out without gaps; with a `layout` that has more tensors they are a part of its. Of a tensor that
+    several ranks have together a part is here.
 
     Raises ValueError for a name that occurs twice, for no tensor at all, and for one that is not in the layout.
     """
@@ -61,34 +72,48 @@ class ByteSpace:
                     f"{source.name} is {source.dtype}{list(source.shape)}, "
                     f"the layout has {spec.dtype}{list(spec.shape)}"
                 )
-        self._sources = sorted(sources, key=lambda source: source.name)
-        self._starts = [places[source.name].offset for source in self._sources]
-        self._ends = [places[source.name].offset + places[source.name].length for source in self._sources]
+        self._pieces: list[_Piece] = []
+        for source in sorted(sources, key=lambda source: source.name):
+            tensor_start, source_start = places[source.name].offset, 0
+            for start, end in source.ranges:
+                self._pieces.append(_Piece(tensor_start + start, tensor_start + end, source, source_start))
+                source_start += end - start
+        self._ends = [piece.end for piece in self._pieces]
         self.total_bytes = sum(spec.length for spec in self._specs)
-        self.ranges = merged(zip(self._starts, self._ends, strict=True))
+        self.ranges = merged((piece.start, piece.end) for piece in self._pieces)
         """Where the bytes that are here lie: everything, or the part."""
 
     def manifest(self, *, partial: bool) -> weights_pb2.Manifest:
         """All tensors with their places; `partial`: others of the checkpoint keep their present values."""
         return weights_pb2.Manifest(tensors=self._specs, total_bytes=self.total_bytes, partial=partial)
 
+    def names(self, ranges: Sequence[Range]) -> list[str]:
+        """The tensors that have bytes in `ranges`, which are in order and without overlaps."""
+        ends = [end for _, end in ranges]
+        found = []
+        for spec in self._specs:
+            index = bisect_right(ends, spec.offset)
+            if index < len(ranges) and max(ranges[index][0], spec.offset) < spec.offset + spec.length:
+                found.append(spec.name)
+        return found
+
     async def chunks(self, ranges: Sequence[Range], chunk_bytes: int) -> AsyncIterator[tuple[int, list[memoryview]]]:
         """Cuts ranges, which have to lie within `self.ranges`, into (offset, pieces) of at most `chunk_bytes`; a chunk
         may span tensors."""
-        index, data = -1, memoryview(b"")
+        source, data = None, memoryview(b"")
         for start, end in ranges:
             for chunk_start in range(start, end, chunk_bytes):
                 position, chunk_end = chunk_start, min(chunk_start + chunk_bytes, end)
                 pieces: list[memoryview] = []
                 while position < chunk_end:
-                    needed = bisect_right(self._ends, position)
-                    if needed != index:
+                    piece = self._pieces[bisect_right(self._ends, position)]
+                    if piece.source is not source:
                         data = memoryview(b"")  # lets go of the copy before the next one is made
-                        index, data = needed, await asyncio.to_thread(self._sources[needed].read)
-                    tensor_start = self._starts[index]
-                    piece_end = min(chunk_end, self._ends[index])
-                    pieces.append(data[position - tensor_start : piece_end - tensor_start])
-                    position = piece_end
+                        source, data = piece.source, await asyncio.to_thread(piece.source.read)
+                    first = piece.source_start + position - piece.start
+                    num_bytes = min(chunk_end, piece.end) - position
+                    pieces.append(data[first : first + num_bytes])
+                    position += num_bytes
                 yield chunk_start, pieces
 
 
@@ -105,7 +130,16 @@ def merged(ranges: Iterable[Range]) -> list[Range]:
 
 def common(one: Sequence[Range], other: Sequence[Range]) -> list[Range]:
     """The bytes that are in both; each is in order and without overlaps."""
-    return merged((max(a, c), min(b, d)) for a, b in one for c, d in other if max(a, c) < min(b, d))
+    shared, i, j = [], 0, 0
+    while i < len(one) and j < len(other):
+        (a, b), (c, d) = one[i], other[j]
+        if max(a, c) < min(b, d):
+            shared.append((max(a, c), min(b, d)))
+        if b < d:
+            i += 1
+        else:
+            j += 1
+    return merged(shared)
 
 
 def split(ranges: Sequence[Range], num_parts: int) -> list[list[Range]]:

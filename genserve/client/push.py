@@ -23,6 +23,8 @@ from genserve.v1 import weights_pb2
 
 MAX_RESUMES: Final = 5
 RECONNECT_TIMEOUT_S: Final = 30.0
+_EXPLAIN_TIMEOUT_S: Final = 5.0
+_NUM_NAMED: Final = 3
 _PUSH_WEIGHTS: Final = "/genserve.v1.WeightService/PushWeights"
 
 
@@ -171,10 +173,34 @@ class Upload:
                     raise
                 self._num_resumes += 1
                 known = await self._look_up(error)
+            except DeadlineError as error:
+                raise await self._explained(error) from error
             if known is not None and known.push.state in ("applied", "valid"):
                 return known  # only the answer was lost
             if known is not None:
                 missing = common(known.push.missing, self._space.ranges)
+
+    async def _explained(self, error: DeadlineError) -> DeadlineError:
+        """Says what other callers have not sent, if that is what the deadline passed for."""
+        if self._num_callers == 1:
+            return error
+        request = weights_pb2.GetPushRequest(push_id=self._header.push_id)
+        try:
+            response = await self._connection.unary(self._connection.weights.GetPush, request, _EXPLAIN_TIMEOUT_S)
+        except GenserveError as failure:
+            error.add_note(f"what was missing is not known: {failure}")
+            return error
+        push = Push.of(response.push)
+        names = self._space.names(push.missing)
+        if push.state != "receiving" or not names or common(push.missing, self._space.ranges):
+            return error
+        others = f" and {len(names) - _NUM_NAMED} more" if len(names) > _NUM_NAMED else ""
+        num_bytes = sum(end - start for start, end in push.missing)
+        return DeadlineError(
+            f"nothing was applied: of the {self._num_callers} callers of push {push.push_id!r} some have not sent "
+            f"{num_bytes} bytes of {', '.join(names[:_NUM_NAMED])}{others}",
+            metadata={"push_id": push.push_id},
+        )
 
     def without_segment(self) -> None:
         """From here on bytes are sent; those that the daemon copied already are sent again, and found to be equal."""

@@ -8,13 +8,14 @@ import ctypes
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from genserve.client.safetensors_file import DTYPE_BYTES, StoredTensor, read_checkpoint
+from genserve.client.shares import MAX_PIECES, Share, shared_out
 
 # The types' names in torch, numpy and ml_dtypes, which agree.
 _SAFETENSORS_DTYPE: Final = {
@@ -42,8 +43,8 @@ _SAFETENSORS_DTYPE: Final = {
 class TensorSource:
     """A tensor that can be sent.
 
-    `read` gives its bytes, row-major and little-endian. It may copy (from a GPU, or to make them contiguous) and is
-    called in a worker thread, one tensor at a time, so that at most one copy exists.
+    `read` gives the bytes that are here, row-major and little-endian. It may copy (from a GPU, or to make them
+    contiguous) and is called in a worker thread, one tensor at a time, so that at most one copy exists.
     """
 
     name: str
@@ -51,11 +52,18 @@ class TensorSource:
     """safetensors' name of the type."""
     shape: tuple[int, ...]
     read: Callable[[], memoryview]
+    share: Share | None = None
+    """What of it is sent from here, when several ranks have it together; None = all."""
 
     @property
     def size_bytes(self) -> int:
-        """Number of its bytes."""
+        """Number of its bytes, on all ranks together."""
         return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
+
+    @property
+    def ranges(self) -> tuple[tuple[int, int], ...]:
+        """Its bytes [start, end) that are sent from here, in order."""
+        return ((0, self.size_bytes),) if self.share is None else self.share.ranges
 
 
 def tensor_sources(weights: Any) -> list[TensorSource]:
@@ -63,11 +71,13 @@ def tensor_sources(weights: Any) -> list[TensorSource]:
 
     `weights` is a mapping of names to torch tensors or numpy arrays, a torch module (its state_dict), the path of a
     .safetensors file or of a checkpoint directory, or what was pulled (`PulledWeights.tensors`). Of torch tensors that
-    are the same memory (tied weights) the first is taken, as in checkpoints. The bytes are read while they are sent: do
-    not train on them meanwhile.
+    are the same memory (tied weights) the first is taken, as in checkpoints. Of a DTensor each rank has its share; of
+    whatever lies beside DTensors and is none, every rank has the same, and the first one sends it. The bytes are read
+    while they are sent: do not train on them meanwhile.
 
     Raises TypeError for anything else and for types that safetensors has no name for; CheckpointFileError or OSError
-    for files.
+    for files; ValueError for a DTensor whose share cannot be sent as it lies (`shares.shared_out`), or only in too many
+    pieces.
     """
     if isinstance(weights, str | os.PathLike):
         stored = read_checkpoint(Path(weights))
@@ -94,7 +104,31 @@ def tensor_sources(weights: Any) -> list[TensorSource]:
             sources.append(TensorSource(name, dtype, tuple(tensor.shape), partial(_read_numpy, tensor)))
         else:
             raise TypeError(f"{name}: {type(tensor).__name__} is neither a torch tensor nor a numpy array")
-    return sources
+    return _shared_out(sources)
+
+
+def num_ranks(sources: Sequence[TensorSource]) -> int:
+    """How many ranks have the tensors together; 1 without DTensors. Raises ValueError when some have other ranks than
+    others: only the caller knows how many push then."""
+    ranks = {source.share.ranks for source in sources if source.share is not None}
+    if len(ranks) > 1:
+        raise ValueError("the DTensors lie on several device meshes of different ranks: say how many `callers` push")
+    return len(ranks.pop()) if ranks else 1
+
+
+def _shared_out(sources: list[TensorSource]) -> list[TensorSource]:
+    """With a share for each, if any has one."""
+    first = next((source.share for source in sources if source.share is not None), None)
+    if first is None:
+        return sources
+    most = max(sources, key=lambda source: len(source.ranges))
+    if sum(len(source.ranges) for source in sources) - len(sources) > MAX_PIECES:
+        num_pieces, (start, end) = len(most.ranges), most.ranges[0]
+        raise ValueError(
+            f"{most.name}: what this rank has of it lies in {num_pieces} pieces of {end - start} bytes, all tensors "
+            f"together in more than {MAX_PIECES}; redistribute it to Shard(0) on every rank first"
+        )
+    return [each if each.share else replace(each, share=first.of_plain(each.size_bytes)) for each in sources]
 
 
 def to_torch(stored: StoredTensor) -> Any:
@@ -123,18 +157,25 @@ def _dtype_of(name: str, dtype: str) -> str:
 
 def _torch_identity(tensor: Any) -> tuple[object, ...] | None:
     """Equal for tensors that are the same bytes in the same order; None for those without any."""
-    if tensor.is_meta or tensor.is_sparse or tensor.numel() == 0 or hasattr(tensor, "full_tensor"):
+    if tensor.is_meta or tensor.is_sparse or tensor.numel() == 0 or hasattr(tensor, "local_shards"):
         return None
+    if hasattr(tensor, "full_tensor"):
+        # By the storage, not by an address: all ranks have to agree, and one that has no rows has no address.
+        local = tensor.detach().to_local()
+        storage = local.untyped_storage()._cdata
+        return (storage, local.storage_offset(), local.stride(), tensor.dtype, tuple(tensor.shape), tensor.placements)
     return (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
 
 
 def _torch_source(name: str, tensor: Any) -> TensorSource:
-    if hasattr(tensor, "full_tensor"):
-        raise TypeError(f"{name}: a DTensor is one rank's shard; call full_tensor() on every rank first")
-    if tensor.is_meta or tensor.layout != sys.modules["torch"].strided:
-        raise TypeError(f"{name}: a {'meta' if tensor.is_meta else tensor.layout} tensor has no bytes to send")
+    if hasattr(tensor, "local_shards"):
+        raise TypeError(f"{name}: a ShardedTensor; give FSDP a device_mesh, or use fully_shard, to have DTensors")
+    is_shard = hasattr(tensor, "full_tensor")
+    local, share = shared_out(name, tensor) if is_shard else (tensor.detach(), None)
+    if local.is_meta or local.layout != sys.modules["torch"].strided:
+        raise TypeError(f"{name}: a {'meta' if local.is_meta else local.layout} tensor has no bytes to send")
     dtype = _dtype_of(name, str(tensor.dtype).removeprefix("torch."))
-    return TensorSource(name, dtype, tuple(tensor.shape), partial(_read_torch, tensor.detach()))
+    return TensorSource(name, dtype, tuple(tensor.shape), partial(_read_torch, local), share)
 
 
 def _read_torch(tensor: Any) -> memoryview:

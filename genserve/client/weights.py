@@ -17,7 +17,7 @@ from genserve.client.push import Push, PushProgress, PushResult, Upload
 from genserve.client.requests import duration
 from genserve.client.shared_memory import MIN_BYTES, SharedSegment, SpareSegment, can_share, is_local
 from genserve.client.state import EngineState
-from genserve.client.tensors import tensor_sources
+from genserve.client.tensors import num_ranks, tensor_sources
 from genserve.errors import InvalidFieldError, UnsupportedError
 from genserve.v1 import types_pb2, weights_pb2
 from genserve.v1.control_pb2 import GetServerInfoRequest, GetServerInfoResponse
@@ -71,7 +71,7 @@ class WeightCalls(ServiceCalls):
         apply_timeout_s: float | None = None,
         staging_ttl_s: float | None = None,
         layout: ServedWeights | None = None,
-        callers: int = 1,
+        callers: int | None = None,
         streams: int = 1,
         shared_memory: bool | None = None,
         chunk_bytes: int = MIB,
@@ -87,9 +87,14 @@ class WeightCalls(ServiceCalls):
 
         `version` must be above the served one unless `force`; `expected_version` refuses unless that one is served;
         `partial` lets tensors be missing; `pause_lease_id` applies under a lease and leaves the engine paused.
-        Several ranks of a trainer make one push together: each brings some of the tensors, with the same `push_id`,
-        the same `layout` (what `get_weights` told one of them) and their number as `callers`; all get the outcome.
-        `streams`: how many of them each caller sends at once.
+
+        Several ranks of a trainer make one push together, under the same `push_id`, and all get the outcome. Nothing
+        is applied before every byte has come. With DTensors (FSDP's fully_shard, tensor parallelism) every rank calls
+        this with what it has: it sends its own rows, and no collective operation is called. Otherwise each
+        brings some of the tensors, with the same `layout` (what `get_weights` told one of them) and their number as
+        `callers`, whose default is the number of ranks that the DTensors are spread over, else 1. A rank that does not
+        come within `timeout_s` is a DeadlineError, which names what it has not sent; ranks that bring other tensors
+        or versions are a PushConflictError. `streams`: how many of them each caller sends at once.
 
         `shared_memory`: whether the bytes are written to memory from which a daemon on this host copies them, which is
         faster than a socket, and takes the weights' size of memory until the client is closed. None does it where it
@@ -104,11 +109,16 @@ class WeightCalls(ServiceCalls):
         """
         if chunk_bytes <= 0:
             raise ValueError("chunk_bytes must be above 0")
+        sources = tensor_sources(weights)
+        if callers is None:
+            callers = num_ranks(sources)
         if streams < 1 or callers < 1:
             raise ValueError("streams and callers must be at least 1")
-        if callers > 1 and not (push_id and layout):
-            raise ValueError("several callers need the same push_id and the same layout")
-        space = ByteSpace(tensor_sources(weights), None if layout is None else layout.layout())
+        if callers > 1 and not push_id:
+            raise ValueError("several callers need the same push_id")
+        if callers > 1 and layout is None and all(source.share is None for source in sources):
+            raise ValueError("several callers need the same layout, as each knows its own tensors only")
+        space = ByteSpace(sources, None if layout is None else layout.layout())
         header = weights_pb2.PushHeader(
             push_id=push_id or str(uuid.uuid4()),
             weight_version=version,

@@ -180,7 +180,12 @@ class Daemon:
 
 
 @asynccontextmanager
-async def serving(config: ServeConfig, ingest: IngestProcesses | None = None) -> AsyncIterator[Daemon]:
+async def serving(
+    config: ServeConfig,
+    ingest: IngestProcesses | None = None,
+    checkpoint: CheckpointIndex | None = CHECKPOINT,
+    max_staging_bytes: int = MAX_STAGING_BYTES,
+) -> AsyncIterator[Daemon]:
     """Everything but the engine is real."""
     engine, leases = GeneratingEngine(), LeaseTable()
     board = StateBoard(engine, lambda: leases.active, "test")
@@ -188,11 +193,11 @@ async def serving(config: ServeConfig, ingest: IngestProcesses | None = None) ->
     pauses = PauseController(engine, leases, board)
     resident = ResidentStore(None, enabled=True)
     updater = WeightUpdater(engine, pauses, board, resident)
-    pushes = PushRegistry(CHECKPOINT, engine, updater, board, resident, MAX_STAGING_BYTES)
+    pushes = PushRegistry(checkpoint, engine, updater, board, resident, max_staging_bytes)
     transfers = TransferUpdates(engine, pauses, board, pushes, updater, resident)
     background = [asyncio.create_task(each.run()) for each in (pauses, pushes, transfers)]
     server = await start_server(
-        ServerParts(config, engine, board, pauses, pushes, resident, transfers, CHECKPOINT, MAX_STAGING_BYTES, ingest)
+        ServerParts(config, engine, board, pauses, pushes, resident, transfers, checkpoint, max_staging_bytes, ingest)
     )
     try:
         async with grpc.aio.insecure_channel(server.address) as channel:
