@@ -14,6 +14,7 @@ from genserve.client import AsyncClient
 from tests import models
 from tests.daemon_process import SMALL_ENGINE, DaemonProcess
 from tests.engine.transfer_subject import FLAGS, TransferSubject
+from tests.trainer_programs import tiny_model
 
 PROMPTS = [[5, 6, 7, 8], [100, 200, 300], list(range(10, 60))]
 
@@ -102,3 +103,29 @@ async def subject(transfer_subject: TransferSubject) -> TransferSubject:
 def untied_b(transfer_subject: TransferSubject) -> Reference:
     """What plain vLLM says about its checkpoint b."""
     return plain_vllm(transfer_subject.checkpoints["b"])
+
+
+@pytest.fixture(scope="session")
+def learner(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoint that the GRPO example trains: random weights, letters for words."""
+    directory = tmp_path_factory.mktemp("learner")
+    tiny_model.make_tiny_model(directory, seed=0)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def learner_daemon(learner: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
+    """A daemon on it, in float32 as its trainer. Who uses it pushes what they need first."""
+    flags = ["--model", str(learner), *SMALL_ENGINE, "--max-model-len", "512", "--dtype", "float32"]
+    process = DaemonProcess(flags, tmp_path_factory.mktemp("learner_daemon") / "stderr")
+    try:
+        yield process.wait_serving()
+    finally:
+        process.stop()
+
+
+@pytest.fixture
+async def learner_client(learner_daemon: DaemonProcess) -> AsyncIterator[AsyncClient]:
+    """A client of it."""
+    async with AsyncClient(learner_daemon.address) as connected:
+        yield connected
