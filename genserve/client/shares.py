@@ -11,8 +11,8 @@ from operator import mul
 from typing import Any, Final
 
 MAX_PIECES: Final = 8192
-"""Most pieces that one rank sends of a push. A piece is a frame of its own, and until its neighbours have come a hole in
-what the daemon has, which holds some ten thousands of them."""
+"""Most pieces that one rank sends of a push. A piece is a frame of its own, and until its neighbours have come a hole
+in what the daemon has, which holds some ten thousands of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +57,8 @@ def shared_out(name: str, tensor: Any) -> tuple[Any, Share]:
 def block_ranges(
     shape: Sequence[int], offsets: Sequence[int], sizes: Sequence[int], item_bytes: int
 ) -> Iterator[tuple[int, int]]:
-    """Where the block of `sizes` at `offsets` lies in a row-major tensor of `shape`: ranges of bytes of equal length, in
-    order, as few as can be. No size is 0."""
+    """Where the block of `sizes` at `offsets` lies in a row-major tensor of `shape`: ranges of bytes of equal length,
+    in order, as few as can be. No size is 0."""
     cut = max((dim for dim, size in enumerate(sizes) if size != shape[dim]), default=None)
     if cut is None:
         yield 0, item_bytes * math.prod(shape)

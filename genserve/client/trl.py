@@ -6,7 +6,7 @@ After `VLLMClient` in trl/generation/vllm_client.py of TRL's main branch in 2026
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, Final, Unpack
+from typing import Any, Final, Unpack, cast
 from urllib.parse import urlsplit
 
 from genserve.client.channel import ConnectionSettings, Timeouts
@@ -162,7 +162,8 @@ class VLLMClient:
 
     def _complete(self, prompts: Sequence[PromptLike], given: Mapping[str, Any]) -> Completions:
         options = _options(given)
-        generations = self._client.generate_many(prompts, prompt_token_ids=True, text=False, **options)
+        options["prompt_token_ids"], options["text"] = True, False
+        generations = self._client.generate_many(prompts, **options)
         return completions(generations, with_logprobs=options.get("logprobs") is not None)
 
     def get_sequence_logprobs(
@@ -234,7 +235,7 @@ class VLLMClient:
             self._client.reset_cache()
 
     def close_communicator(self) -> None:
-        """Forgets what was copied and never applied, and gives the memory back. Generating and updating go on to work."""
+        """Forgets what was copied and never applied, and gives the memory back. All other calls go on to work."""
         self._copies = HostCopies()
 
     def close(self) -> None:
@@ -262,4 +263,4 @@ def _options(given: Mapping[str, Any]) -> GenerateOptions:
     options: dict[str, Any] = {name: named.pop(name) for name in GenerateOptions.__annotations__ if name in named}
     if named:
         options["engine_params"] = {**options.get("engine_params", {}), **named}
-    return GenerateOptions(**options)  # type: ignore[typeddict-item]
+    return cast(GenerateOptions, options)

@@ -1,4 +1,4 @@
-"""The GRPO example against real vLLM: the reward rises, because of the pushes, and the ratios are what they should be."""
+"""The GRPO example against real vLLM: the reward rises, because of the pushes, and the ratios are as they should be."""
 
 import copy
 import csv
@@ -61,8 +61,8 @@ async def test_one_step_ahead_the_ratios_are_over_the_version_that_sampled(
 ) -> None:
     """Rollouts overlap the training and the push: their tokens are of the version before, and of the trained one.
 
-    For each token the daemon's figure is that of the version it is labelled with, computed by the trainer's own model of
-    that time; the version that is trained gives other figures, which is the control.
+    For each token the daemon's figure is that of the version it is labelled with, computed by the trainer's own model
+    of that time; the version that is trained gives other figures, which is the control.
     """
     history: list[Any] = []
     batches: list[Any] = []

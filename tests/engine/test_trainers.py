@@ -1,4 +1,4 @@
-"""Trainers that are not ours, against a real engine: FSDP's ranks, and TRL's calls. The examples of docs/trainers.md."""
+"""Trainers that are not ours, on a real engine: FSDP's ranks, and TRL's calls. The examples of docs/trainers.md."""
 
 import asyncio
 import os
