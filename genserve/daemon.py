@@ -22,16 +22,17 @@ from genserve.config import ServeConfig
 from genserve.control.leases import LeaseTable
 from genserve.control.pause import PauseController
 from genserve.control.state import Phase, StateBoard
-from genserve.engine import vllm_config
+from genserve.engine import leftovers, vllm_config
 from genserve.engine.demo_model import DemoModelError, demo_model_path
-from genserve.engine.leftovers import sweep
 from genserve.engine.vllm import EngineOptions, VllmEngine
 from genserve.engine.vllm_config import AsyncEngineArgs
 from genserve.rpc.ingest.process import IngestSettings
 from genserve.rpc.ingest.processes import IngestProcesses
 from genserve.rpc.server import SERVER_OPTIONS, ServerParts, start_server
 from genserve.signals import children_ignore_interrupts, stop_on_signals
+from genserve.weights import lora_files
 from genserve.weights.checkpoint import CheckpointError, CheckpointIndex
+from genserve.weights.lora import LoraLoader
 from genserve.weights.registry import PushRegistry
 from genserve.weights.resident import CheckpointBytes, ResidentStore, ResidentVersion
 from genserve.weights.transfer import TransferUpdates
@@ -73,7 +74,8 @@ async def serve(config: ServeConfig, args: AsyncEngineArgs) -> int:
     """Serves until a signal (0) or a failure (1)."""
     _require_free(config.host, config.port)
     async with AsyncExitStack() as stack:
-        if swept := sweep():
+        lora_files.sweep()
+        if swept := leftovers.sweep():
             _say(f"removed shared memory of killed engines: {', '.join(swept)}")
         _say(f"starting the engine for {args.model}")
         started_at = time.monotonic()
@@ -95,13 +97,14 @@ async def serve(config: ServeConfig, args: AsyncEngineArgs) -> int:
         max_staging_bytes = _max_staging_bytes(config, checkpoint)
         resident = _resident(config, checkpoint)
         updater = WeightUpdater(engine, pauses, board, resident)
-        pushes = PushRegistry(checkpoint, engine, updater, board, resident, max_staging_bytes)
+        loras = LoraLoader(engine, board, checkpoint)
+        pushes = PushRegistry(checkpoint, engine, updater, loras, board, resident, max_staging_bytes)
         transfers = TransferUpdates(engine, pauses, board, pushes, updater, resident)
         stack.push_async_callback(pushes.close)
         ingest = await _ingest(config, stack)
         server = await start_server(
             ServerParts(
-                config, engine, board, pauses, pushes, resident, transfers, checkpoint, max_staging_bytes, ingest
+                config, engine, board, pauses, pushes, resident, transfers, loras, checkpoint, max_staging_bytes, ingest
             )
         )
         stack.push_async_callback(server.stop, _CLOSE_GRACE_S)

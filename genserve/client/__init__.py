@@ -7,6 +7,7 @@ from genserve.client.async_client import AsyncClient
 from genserve.client.channel import ConnectionSettings, Timeouts
 from genserve.client.enums import KvPolicy, PauseMode, PushAction
 from genserve.client.generation import AbortResult
+from genserve.client.lora import Lora
 from genserve.client.many import ManyItem, ManyStream
 from genserve.client.pull import PulledWeights
 from genserve.client.push import Applied, Push, PushProgress, PushResult
@@ -48,6 +49,7 @@ __all__ = [
     "Limits",
     "Load",
     "Logprobs",
+    "Lora",
     "ManyItem",
     "ManyStream",
     "PauseLease",

@@ -6,11 +6,11 @@ from typing import Self, Unpack
 from genserve.client.channel import DEFAULT_TARGET, Connection, ConnectionSettings
 from genserve.client.control import ControlCalls
 from genserve.client.generation import GenerationCalls
+from genserve.client.lora import LoraCalls
 from genserve.client.transfer import TransferCalls
-from genserve.client.weights import WeightCalls
 
 
-class AsyncClient(GenerationCalls, WeightCalls, TransferCalls, ControlCalls):
+class AsyncClient(GenerationCalls, LoraCalls, TransferCalls, ControlCalls):
     """Talks to the daemon at `target`: "host:port", "dns:///name:port" or "unix:/path".
 
     Use it with `async with`, or call `close`. It connects with the first call and belongs to the event loop of that

@@ -2,7 +2,7 @@
 
 import os
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
@@ -17,7 +17,7 @@ from genserve.client.push import Push, PushProgress, PushResult, Upload
 from genserve.client.requests import duration
 from genserve.client.shared_memory import MIN_BYTES, SharedSegment, SpareSegment, can_share, is_local
 from genserve.client.state import EngineState
-from genserve.client.tensors import num_ranks, tensor_sources
+from genserve.client.tensors import TensorSource, num_ranks, tensor_sources
 from genserve.errors import InvalidFieldError, UnsupportedError
 from genserve.v1 import types_pb2, weights_pb2
 from genserve.v1.control_pb2 import GetServerInfoRequest, GetServerInfoResponse
@@ -107,41 +107,71 @@ class WeightCalls(ServiceCalls):
         Raises a `GenserveError` (ManifestMismatchError names the tensors), TypeError or ValueError for weights that
         cannot be sent.
         """
-        if chunk_bytes <= 0:
-            raise ValueError("chunk_bytes must be above 0")
-        sources = tensor_sources(weights)
-        if callers is None:
-            callers = num_ranks(sources)
-        if streams < 1 or callers < 1:
-            raise ValueError("streams and callers must be at least 1")
-        if callers > 1 and not push_id:
-            raise ValueError("several callers need the same push_id")
-        if callers > 1 and layout is None and all(source.share is None for source in sources):
-            raise ValueError("several callers need the same layout, as each knows its own tensors only")
-        space = ByteSpace(sources, None if layout is None else layout.layout())
         header = weights_pb2.PushHeader(
-            push_id=push_id or str(uuid.uuid4()),
+            push_id=push_id,
             weight_version=version,
             expected_version=expected_version,
-            manifest=space.manifest(partial=partial),
+            manifest=weights_pb2.Manifest(partial=partial),
             action=wire_value(weights_pb2.PushAction, action, "header.action"),
             apply=apply_options(pause_mode, kv_policy, pause_lease_id, apply_timeout_s, field="header.apply"),
             staging_ttl=None if staging_ttl_s is None else duration(staging_ttl_s),
             force=force,
         )
+        return await self._send(
+            tensor_sources(weights),
+            header,
+            None if layout is None else layout.layout(),
+            callers=callers,
+            streams=streams,
+            shared_memory=shared_memory,
+            chunk_bytes=chunk_bytes,
+            checksum=checksum,
+            progress=progress,
+            timeout_s=timeout_s,
+        )
+
+    async def _send(
+        self,
+        sources: Sequence[TensorSource],
+        header: weights_pb2.PushHeader,
+        layout: Layout | None = None,
+        *,
+        callers: int | None = None,
+        streams: int = 1,
+        shared_memory: bool | None = None,
+        chunk_bytes: int = MIB,
+        checksum: bool = True,
+        progress: Callable[[PushProgress], None] | None = None,
+        timeout_s: Timeout = UNSET,
+    ) -> PushResult:
+        """Sends tensors under a header whose manifest, and id if it has none, are added here."""
+        if chunk_bytes <= 0:
+            raise ValueError("chunk_bytes must be above 0")
+        if callers is None:
+            callers = num_ranks(sources)
+        if streams < 1 or callers < 1:
+            raise ValueError("streams and callers must be at least 1")
+        if callers > 1 and not header.push_id:
+            raise ValueError("several callers need the same push_id")
+        if callers > 1 and layout is None and all(source.share is None for source in sources):
+            raise ValueError("several callers need the same layout, as each knows its own tensors only")
+        space = ByteSpace(sources, layout)
+        header.push_id = header.push_id or str(uuid.uuid4())
+        header.manifest.CopyFrom(space.manifest(partial=header.manifest.partial))
         header.manifest_digest = manifest_digest(header.manifest)
+        sends = header.action != weights_pb2.PUSH_ACTION_VALIDATE
         timeout_s = self._connection.timeouts.push_s if timeout_s is UNSET else timeout_s
-        own_bytes = 0 if action == "validate" else sum(end - start for start, end in space.ranges)
+        own_bytes = sum(end - start for start, end in space.ranges) if sends else 0
         info = await self._info(own_bytes, shared_memory)
         segment = None
-        if shared_memory is not False and info is not None and action != "validate":
+        if shared_memory is not False and info is not None and sends:
             segment = self._segment(space, info.host_id, required=shared_memory is True)
         upload = Upload(
             self._connection,
             header,
             space,
-            num_streams=1 if action == "validate" else streams,
-            num_callers=1 if action == "validate" else callers,
+            num_streams=streams if sends else 1,
+            num_callers=callers if sends else 1,
             segment=segment,
             ingest_ports=info.ingest_ports if info is not None and segment is None else (),
             chunk_bytes=chunk_bytes,

@@ -56,7 +56,8 @@ class GenerationStream(Protocol):
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
     """What the engine serves. `tensor_parallel_size` and so on are numbers of ranks; `device` is cpu or cuda;
-    `weight_update`: beside or inplace; `weight_transfer`: backend of vLLM's own transfer, "" without one."""
+    `weight_update`: beside or inplace; `max_loras`: adapters that workers can hold, 0 = none;
+    `weight_transfer`: backend of vLLM's own transfer, "" without one."""
 
     model: str
     architecture: str
@@ -71,6 +72,8 @@ class EngineInfo:
     data_parallel_size: int
     versions: Mapping[str, str]
     weight_update: str = ""
+    max_loras: int = 0
+    max_lora_rank: int = 0
     weight_transfer: str = ""
 
 
@@ -147,6 +150,46 @@ class WeightTransfer(Protocol):
         """Ends an update that was not finished."""
 
 
+class LoraFiles(Protocol):
+    """A LoRA adapter in a directory, as PEFT saves one; `size_bytes` of its tensors, `source` is for people."""
+
+    directory: str
+    rank: int
+    size_bytes: int
+    source: str
+
+    def close(self) -> None:
+        """Takes the directory away."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedLora:
+    """An adapter that requests can use; `loaded_at_s` in seconds of the epoch."""
+
+    name: str
+    rank: int
+    size_bytes: int
+    source: str
+    loaded_at_s: float
+    num_requests: int
+
+
+class Loras(Protocol):
+    """The LoRA adapters of an engine. Those that were replaced or unloaded are held until their requests have ended."""
+
+    async def load(self, name: str, files: LoraFiles, timeout_s: float) -> None:
+        """Loads one on every rank, beside generation; requests that come later and name it use it. Closes `files` when
+        they are not needed any more. Raises StagingFullError when workers hold as many as they can, and
+        PushRolledBackError for what vLLM finds wrong: what was there before is there still. So it is after
+        DeadlineError."""
+
+    def unload(self, name: str) -> LoadedLora:
+        """Later requests cannot use it. Raises LoraNotFoundError."""
+
+    def loaded(self) -> list[LoadedLora]:
+        """What later requests can use, in order of the names."""
+
+
 class Engine(Protocol):
     """A generation engine with weights that can be exchanged.
 
@@ -213,6 +256,10 @@ class Engine(Protocol):
     @property
     def transfer(self) -> WeightTransfer:
         """vLLM's own weight transfer, where `info.weight_transfer` names a backend."""
+
+    @property
+    def loras(self) -> Loras:
+        """Its LoRA adapters, where `info.max_loras` is not 0."""
 
     async def weight_digests(self, timeout_s: float) -> list[WeightDigest]:
         """Digests of every live tensor on every rank."""

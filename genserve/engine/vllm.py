@@ -33,15 +33,16 @@ from genserve.engine.base import (
 from genserve.engine.generation import ChatPrompt, FinishReason, GenerationRequest, TextPrompt
 from genserve.engine.liveness import Liveness
 from genserve.engine.load import LoadMeter
+from genserve.engine.loras import LiveLoras
 from genserve.engine.prompts import PromptCodec
 from genserve.engine.sampling import request_field, sampling_fields
 from genserve.engine.stream import VllmStream
 from genserve.engine.weights import LiveTransfer, LiveWeights
+from genserve.engine.workers import Workers
 from genserve.errors import (
     EngineDeadError,
     GenserveError,
     InvalidFieldError,
-    LoraNotFoundError,
     PromptTooLongError,
     QueueFullError,
     RequestIdInUseError,
@@ -79,9 +80,11 @@ class VllmEngine:
         self._streams: dict[str, VllmStream | None] = {}
         self._idle = asyncio.Event()
         self._idle.set()
-        self._weights = LiveWeights(llm, self._liveness, parallel.world_size * parallel.data_parallel_size)
-        self.transfer = LiveTransfer(self._weights)
         self._info = vllm_config.info(config)
+        workers = Workers(llm.engine_core, self._liveness, parallel.world_size * parallel.data_parallel_size)
+        self._weights = LiveWeights(llm, self._liveness, workers)
+        self.transfer = LiveTransfer(self._weights)
+        self.loras = LiveLoras(workers, self._info.max_loras)
 
     @classmethod
     async def start(cls, args: AsyncEngineArgs, options: EngineOptions) -> "VllmEngine":
@@ -104,6 +107,7 @@ class VllmEngine:
     async def stop(self) -> None:
         """Ends the engine processes."""
         self._weights.close()
+        self.loras.close()
         self._prompts.close()
         await asyncio.to_thread(self._llm.shutdown, _SHUTDOWN_TIMEOUT_S)
 
@@ -168,7 +172,7 @@ class VllmEngine:
                 request.request_id,
                 tokens_input(ids, cache_salt=request.cache_salt or None),
                 params,
-                lora_request=self._lora(request.lora_name),
+                lora_request=self._lora(request),
                 priority=request.priority,
                 data_parallel_rank=request.data_parallel_rank,
             )
@@ -200,10 +204,11 @@ class VllmEngine:
         kind = RequestOutputKind.FINAL_ONLY if interval == 0 else RequestOutputKind.DELTA
         return SamplingParams(output_kind=kind, skip_clone=True, **fields)
 
-    def _lora(self, name: str) -> LoRARequest | None:
-        if name:
-            raise LoraNotFoundError(f"no adapter {name!r} is loaded", metadata={"lora_name": name})
-        return None
+    def _lora(self, request: GenerationRequest) -> LoRARequest | None:
+        if not request.lora_name:
+            return None
+        lora = self.loras.use(request.lora_name, request.request_id)
+        return LoRARequest(lora.unique_name, lora.lora_id, lora.files.directory)
 
     async def _abort_stream(self, stream: VllmStream) -> None:
         if not self._liveness.dead:
@@ -211,6 +216,7 @@ class VllmEngine:
 
     def _forget(self, request_id: str) -> None:
         self._streams.pop(request_id, None)
+        self.loras.release(request_id)
         if not self._streams:
             self._idle.set()
 

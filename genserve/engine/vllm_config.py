@@ -16,6 +16,7 @@ from genserve.engine.base import EngineInfo
 from genserve.worker.contract import DAEMON_PID_VARIABLE, EXTENSION
 
 _CPU_KV_CACHE_BYTES = 4 << 30
+_MAX_CPU_LORAS = 8
 
 
 def parser(prog: str, description: str) -> argparse.ArgumentParser:
@@ -41,6 +42,9 @@ def adapted(args: AsyncEngineArgs) -> AsyncEngineArgs:
     args.worker_extension_cls = _extension(args.worker_extension_cls)
     os.environ[DAEMON_PID_VARIABLE] = str(os.getpid())
     args.use_tqdm_on_load = False
+    if args.enable_lora and args.max_cpu_loras is None:
+        # vLLM's default is the number that runs at a time. An adapter is held beside the one that it replaces.
+        args.max_cpu_loras = max(_MAX_CPU_LORAS, args.max_loras)
     args.disable_log_stats = True  # vLLM's default loggers; ours is added to the engine
     if current_platform.is_cpu():
         # Packed linears are closures on the CPU: compiled code would keep the ones it has seen.
@@ -80,6 +84,8 @@ def info(config: VllmConfig) -> EngineInfo:
         tensor_parallel_size=parallel.tensor_parallel_size,
         pipeline_parallel_size=parallel.pipeline_parallel_size,
         data_parallel_size=parallel.data_parallel_size,
+        max_loras=(config.lora_config.max_cpu_loras or 0) if config.lora_config is not None else 0,
+        max_lora_rank=config.lora_config.max_lora_rank if config.lora_config is not None else 0,
         versions={"vllm": vllm.__version__, "torch": installed_version("torch")},
         weight_transfer=config.weight_transfer_config.backend if config.weight_transfer_config is not None else "",
     )

@@ -22,10 +22,10 @@ _GRACE_S = 10.0
 class LiveWeights:
     """Prepares, commits and discards versions on every rank, as `Engine` has it."""
 
-    def __init__(self, llm: AsyncLLM, liveness: Liveness, num_ranks: int) -> None:
+    def __init__(self, llm: AsyncLLM, liveness: Liveness, workers: Workers) -> None:
         self._llm = llm
         self._liveness = liveness
-        self._workers = Workers(llm.engine_core, liveness, num_ranks)
+        self._workers = workers
         self.version = 0
 
     async def attach(self, weight_update: str, timeout_s: float) -> str:

@@ -9,16 +9,19 @@ from genserve.engine.base import Engine
 from genserve.rpc.convert import to_lease, to_state
 from genserve.rpc.convert_control import (
     ServerFacts,
+    load_timeout_s,
     pause_arguments,
     renewed_ttl_s,
     sleep_arguments,
     to_load,
+    to_lora,
     to_pause_response,
     to_server_info,
     watch_interval_s,
 )
 from genserve.v1 import control_pb2
 from genserve.v1.control_pb2_grpc import ControlServiceServicer
+from genserve.weights.lora import LoraLoader
 
 if TYPE_CHECKING:
     from grpc.aio import ServicerContext
@@ -29,8 +32,11 @@ RESET_TIMEOUT_S = 60.0
 class ControlServicer(ControlServiceServicer):
     """Operates the engine."""
 
-    def __init__(self, engine: Engine, pauses: PauseController, board: StateBoard, facts: ServerFacts) -> None:
+    def __init__(
+        self, engine: Engine, pauses: PauseController, board: StateBoard, loras: LoraLoader, facts: ServerFacts
+    ) -> None:
         self._engine = engine
+        self._loras = loras
         self._pauses = pauses
         self._board = board
         self._facts = facts
@@ -110,6 +116,30 @@ class ControlServicer(ControlServiceServicer):
         """Ends a sleep."""
         await self._pauses.wake_up()
         return control_pb2.WakeUpResponse(state=to_state(self._board.state()))
+
+    async def LoadLora(
+        self, request: control_pb2.LoadLoraRequest, context: "ServicerContext[Any, Any]"
+    ) -> control_pb2.LoadLoraResponse:
+        """Loads an adapter from a directory."""
+        lora = await self._loras.load_directory(request.lora_name, request.path, load_timeout_s(request))
+        return control_pb2.LoadLoraResponse(lora=to_lora(lora), state=to_state(self._board.state()))
+
+    async def UnloadLora(
+        self, request: control_pb2.UnloadLoraRequest, context: "ServicerContext[Any, Any]"
+    ) -> control_pb2.UnloadLoraResponse:
+        """Takes an adapter away."""
+        lora = self._loras.unload(request.lora_name)
+        return control_pb2.UnloadLoraResponse(lora=to_lora(lora), state=to_state(self._board.state()))
+
+    async def ListLoras(
+        self, request: control_pb2.ListLorasRequest, context: "ServicerContext[Any, Any]"
+    ) -> control_pb2.ListLorasResponse:
+        """The adapters."""
+        return control_pb2.ListLorasResponse(
+            loras=[to_lora(lora) for lora in self._engine.loras.loaded()],
+            max_loras=self._engine.info.max_loras,
+            state=to_state(self._board.state()),
+        )
 
     async def ResetCache(
         self, request: control_pb2.ResetCacheRequest, context: "ServicerContext[Any, Any]"

@@ -9,13 +9,14 @@ import grpc
 import genserve
 from genserve.control.pause import PauseGrant
 from genserve.control.state import EngineState
-from genserve.engine.base import EngineInfo, KvPolicy, Load, PauseMode
+from genserve.engine.base import EngineInfo, KvPolicy, Load, LoadedLora, PauseMode
 from genserve.errors import InvalidFieldError
-from genserve.rpc.convert import kv_policy, pause_mode, seconds, to_lease, to_state
+from genserve.rpc.convert import kv_policy, pause_mode, seconds, to_lease, to_state, to_timestamp
 from genserve.v1 import control_pb2
 
 DEFAULT_PAUSE_TTL_S = 60.0
 DEFAULT_PAUSE_TIMEOUT_S = 60.0
+DEFAULT_LOAD_TIMEOUT_S = 60.0
 DEFAULT_WATCH_INTERVAL_S = 1.0
 MIN_WATCH_INTERVAL_S = 0.1
 
@@ -67,6 +68,11 @@ def sleep_arguments(message: control_pb2.SleepRequest) -> tuple[PauseMode, float
     return pause_mode(message.mode, "mode"), timeout_s
 
 
+def load_timeout_s(message: control_pb2.LoadLoraRequest) -> float:
+    """Seconds that loading may take."""
+    return seconds(message.timeout, "timeout") if message.HasField("timeout") else DEFAULT_LOAD_TIMEOUT_S
+
+
 def renewed_ttl_s(message: control_pb2.RenewPauseRequest) -> float | None:
     """Seconds from now; None = as the Pause said."""
     return seconds(message.ttl, "ttl") if message.HasField("ttl") else None
@@ -97,6 +103,18 @@ def to_load(load: Load) -> control_pb2.Load:
         kv_usage=load.kv_usage,
         tokens_per_second=load.tokens_per_second,
         prefix_cache_hit_rate=load.prefix_cache_hit_rate,
+    )
+
+
+def to_lora(lora: LoadedLora) -> control_pb2.Lora:
+    """An adapter."""
+    return control_pb2.Lora(
+        lora_name=lora.name,
+        rank=lora.rank,
+        size_bytes=lora.size_bytes,
+        source=lora.source,
+        load_time=to_timestamp(lora.loaded_at_s),
+        running_requests=lora.num_requests,
     )
 
 

@@ -11,6 +11,7 @@ from genserve.weights.manifest import Manifest, TensorSpec
 from genserve.weights.push import (
     Applied,
     ApplyOptions,
+    LoraAdapter,
     PushAction,
     PushHeader,
     PushOutcome,
@@ -49,6 +50,7 @@ def push_header(message: weights_pb2.PushHeader) -> PushHeader:
         # No presence in the message: 0 is what a client sends that knows nothing of several streams.
         num_streams=1 if message.num_streams == 0 else message.num_streams,
         force=message.force,
+        lora=LoraAdapter(message.lora.lora_name, message.lora.config) if message.HasField("lora") else None,
     )
 
 
@@ -136,6 +138,7 @@ def _to_push(push: PushReport) -> weights_pb2.Push:
         missing=_to_ranges(push.missing),
         issues=[weights_pb2.PushIssue(tensor=i.tensor, description=i.description) for i in push.issues],
         manifest_digest=push.manifest_digest,
+        lora_name=push.lora_name,
     )
 
 

@@ -10,7 +10,7 @@ from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 from genserve.config import ServeConfig
 from genserve.control.pause import PauseController
 from genserve.control.state import StateBoard
-from genserve.engine.base import Engine
+from genserve.engine.base import Engine, EngineInfo
 from genserve.rpc import health
 from genserve.rpc.control import ControlServicer
 from genserve.rpc.convert_control import ServerFacts
@@ -27,6 +27,7 @@ from genserve.v1.control_pb2_grpc import add_ControlServiceServicer_to_server
 from genserve.v1.generation_pb2_grpc import add_GenerationServiceServicer_to_server
 from genserve.v1.weights_pb2_grpc import add_WeightServiceServicer_to_server
 from genserve.weights.checkpoint import CheckpointIndex
+from genserve.weights.lora import LoraLoader
 from genserve.weights.registry import PushRegistry
 from genserve.weights.resident import ResidentStore
 from genserve.weights.segment import host_id
@@ -66,6 +67,7 @@ class ServerParts:
     registry: PushRegistry
     resident: ResidentStore
     transfers: TransferUpdates
+    loras: LoraLoader
     checkpoint: CheckpointIndex | None
     max_staging_bytes: int
     ingest: IngestProcesses | None = None
@@ -109,7 +111,7 @@ def build_server(parts: ServerParts) -> grpc.aio.Server:
         parts.engine.info.model,
         max_message_bytes,
         parts.max_staging_bytes,
-        (*FEATURES, "weight_transfer") if parts.engine.info.weight_transfer else FEATURES,
+        _features(parts.engine.info),
         host_id() if parts.takes_segments else "",
         parts.ingest.ports if parts.ingest is not None else (),
     )
@@ -127,10 +129,17 @@ def build_server(parts: ServerParts) -> grpc.aio.Server:
             takes_segments=parts.takes_segments,
         ),
     )
-    add_ControlServiceServicer_to_server(ControlServicer(parts.engine, parts.pauses, parts.board, facts), server)
+    add_ControlServiceServicer_to_server(
+        ControlServicer(parts.engine, parts.pauses, parts.board, parts.loras, facts), server
+    )
     add_HealthServicer_to_server(HealthServicer(parts.board, SERVICE_NAMES), server)
     add_reflection(server, [*SERVICE_NAMES, health.SERVICE_NAME])
     return server
+
+
+def _features(info: EngineInfo) -> tuple[str, ...]:
+    optional = {"weight_transfer": bool(info.weight_transfer), "lora": info.max_loras > 0}
+    return (*FEATURES, *(name for name, there in optional.items() if there))
 
 
 def _add_weights(server: grpc.aio.Server, servicer: WeightServicer) -> None:

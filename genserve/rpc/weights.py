@@ -79,8 +79,9 @@ class WeightServicer(WeightServiceServicer):
         """Size above which the header of a push cannot be right; None where the checkpoint is not known."""
         if self._manifest is None:
             return None
-        # Twice: names of tied tensors, other layouts, an unknown tensor or two that deserve a proper answer.
-        return _MIN_HEADER_BYTES + 2 * to_manifest(self._manifest).ByteSize()
+        # Four times: an adapter has two tensors for each, with longer names; then there are names of tied tensors,
+        # other layouts, an unknown tensor or two that deserve a proper answer.
+        return _MIN_HEADER_BYTES + 4 * to_manifest(self._manifest).ByteSize()
 
     async def PushWeights(
         self, request_iterator: Frames, context: "ServicerContext[Any, Any]"
@@ -110,7 +111,7 @@ class WeightServicer(WeightServiceServicer):
     async def _push(self, frames: Frames, segments: SegmentReader | None) -> weights_pb2.PushWeightsResponse:
         header = await read_header(frames)
         if header.HasField("manifest"):
-            self._pushes.check_num_tensors(len(header.manifest.tensors))
+            self._pushes.check_num_tensors(len(header.manifest.tensors), header.lora.lora_name)
         # A manifest of a large model takes long to convert: token streams shall not wait for it.
         stream = await self._pushes.open(await asyncio.to_thread(push_header, header))
         try:

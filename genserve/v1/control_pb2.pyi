@@ -8,6 +8,7 @@ from genserve.v1 import types_pb2 as _types_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 import builtins as _builtins
 import sys
@@ -707,3 +708,218 @@ class WakeUpResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WakeUpResponse: _TypeAlias = WakeUpResponse  # noqa: Y015
+
+@_typing.final
+class Lora(_message.Message):
+    """A LoRA adapter that requests can use."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LORA_NAME_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    LOAD_TIME_FIELD_NUMBER: _builtins.int
+    RUNNING_REQUESTS_FIELD_NUMBER: _builtins.int
+    lora_name: _builtins.str
+    """What requests call it."""
+    rank: _builtins.int
+    """Its rank, the largest one if modules have ranks of their own."""
+    size_bytes: _builtins.int
+    """Memory that its tensors take on the host."""
+    source: _builtins.str
+    """Where it came from: the path that was loaded, or the id of the push."""
+    running_requests: _builtins.int
+    """Requests that use it."""
+    @_builtins.property
+    def load_time(self) -> _timestamp_pb2.Timestamp:
+        """When it was loaded."""
+
+    def __init__(
+        self,
+        *,
+        lora_name: _builtins.str = ...,
+        rank: _builtins.int = ...,
+        size_bytes: _builtins.int = ...,
+        source: _builtins.str = ...,
+        load_time: _timestamp_pb2.Timestamp | None = ...,
+        running_requests: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["load_time", b"load_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["load_time", b"load_time", "lora_name", b"lora_name", "rank", b"rank", "running_requests", b"running_requests", "size_bytes", b"size_bytes", "source", b"source"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Lora: _TypeAlias = Lora  # noqa: Y015
+
+@_typing.final
+class LoadLoraRequest(_message.Message):
+    """What to load."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LORA_NAME_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
+    TIMEOUT_FIELD_NUMBER: _builtins.int
+    lora_name: _builtins.str
+    """What requests will call it. One that is loaded under this name is replaced: its requests go on with the one they
+    began with.
+    """
+    path: _builtins.str
+    """A directory of the daemon's host with adapter_config.json and adapter_model.safetensors, as PEFT saves them. They are
+    read once.
+    """
+    @_builtins.property
+    def timeout(self) -> _duration_pb2.Duration:
+        """Longest time that it may take; default 60 s."""
+
+    def __init__(
+        self,
+        *,
+        lora_name: _builtins.str = ...,
+        path: _builtins.str = ...,
+        timeout: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["timeout", b"timeout"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lora_name", b"lora_name", "path", b"path", "timeout", b"timeout"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoadLoraRequest: _TypeAlias = LoadLoraRequest  # noqa: Y015
+
+@_typing.final
+class LoadLoraResponse(_message.Message):
+    """It can be used."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LORA_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def lora(self) -> Global___Lora:
+        """The adapter."""
+
+    @_builtins.property
+    def state(self) -> _types_pb2.EngineState:
+        """State of the engine."""
+
+    def __init__(
+        self,
+        *,
+        lora: Global___Lora | None = ...,
+        state: _types_pb2.EngineState | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lora", b"lora", "state", b"state"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lora", b"lora", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoadLoraResponse: _TypeAlias = LoadLoraResponse  # noqa: Y015
+
+@_typing.final
+class UnloadLoraRequest(_message.Message):
+    """What to take away."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LORA_NAME_FIELD_NUMBER: _builtins.int
+    lora_name: _builtins.str
+    """What requests call it."""
+    def __init__(
+        self,
+        *,
+        lora_name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lora_name", b"lora_name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnloadLoraRequest: _TypeAlias = UnloadLoraRequest  # noqa: Y015
+
+@_typing.final
+class UnloadLoraResponse(_message.Message):
+    """It cannot be used any more."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LORA_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def lora(self) -> Global___Lora:
+        """The adapter, with the requests that go on with it."""
+
+    @_builtins.property
+    def state(self) -> _types_pb2.EngineState:
+        """State of the engine."""
+
+    def __init__(
+        self,
+        *,
+        lora: Global___Lora | None = ...,
+        state: _types_pb2.EngineState | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lora", b"lora", "state", b"state"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lora", b"lora", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnloadLoraResponse: _TypeAlias = UnloadLoraResponse  # noqa: Y015
+
+@_typing.final
+class ListLorasRequest(_message.Message):
+    """Which adapters there are."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListLorasRequest: _TypeAlias = ListLorasRequest  # noqa: Y015
+
+@_typing.final
+class ListLorasResponse(_message.Message):
+    """The adapters."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LORAS_FIELD_NUMBER: _builtins.int
+    MAX_LORAS_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    max_loras: _builtins.int
+    """How many workers can hold at a time (--max-cpu-loras), those included that were replaced or unloaded and are still
+    used.
+    """
+    @_builtins.property
+    def loras(self) -> _containers.RepeatedCompositeFieldContainer[Global___Lora]:
+        """In order of their names."""
+
+    @_builtins.property
+    def state(self) -> _types_pb2.EngineState:
+        """State of the engine."""
+
+    def __init__(
+        self,
+        *,
+        loras: _abc.Iterable[Global___Lora] | None = ...,
+        max_loras: _builtins.int = ...,
+        state: _types_pb2.EngineState | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["state", b"state"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["loras", b"loras", "max_loras", b"max_loras", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListLorasResponse: _TypeAlias = ListLorasResponse  # noqa: Y015

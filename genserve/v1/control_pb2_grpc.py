@@ -80,6 +80,21 @@ class ControlServiceStub:
                 request_serializer=genserve_dot_v1_dot_control__pb2.WakeUpRequest.SerializeToString,
                 response_deserializer=genserve_dot_v1_dot_control__pb2.WakeUpResponse.FromString,
                 _registered_method=True)
+        self.LoadLora = channel.unary_unary(
+                '/genserve.v1.ControlService/LoadLora',
+                request_serializer=genserve_dot_v1_dot_control__pb2.LoadLoraRequest.SerializeToString,
+                response_deserializer=genserve_dot_v1_dot_control__pb2.LoadLoraResponse.FromString,
+                _registered_method=True)
+        self.UnloadLora = channel.unary_unary(
+                '/genserve.v1.ControlService/UnloadLora',
+                request_serializer=genserve_dot_v1_dot_control__pb2.UnloadLoraRequest.SerializeToString,
+                response_deserializer=genserve_dot_v1_dot_control__pb2.UnloadLoraResponse.FromString,
+                _registered_method=True)
+        self.ListLoras = channel.unary_unary(
+                '/genserve.v1.ControlService/ListLoras',
+                request_serializer=genserve_dot_v1_dot_control__pb2.ListLorasRequest.SerializeToString,
+                response_deserializer=genserve_dot_v1_dot_control__pb2.ListLorasResponse.FromString,
+                _registered_method=True)
 
 
 class ControlServiceServicer:
@@ -149,6 +164,27 @@ class ControlServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LoadLora(self, request, context):
+        """Loads a LoRA adapter from a directory of the daemon's host; PushWeights brings one from elsewhere.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnloadLora(self, request, context):
+        """Takes a LoRA adapter away. Requests that use it go on with it until they end.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListLoras(self, request, context):
+        """The LoRA adapters that requests can use.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -196,6 +232,21 @@ def add_ControlServiceServicer_to_server(servicer, server):
                     servicer.WakeUp,
                     request_deserializer=genserve_dot_v1_dot_control__pb2.WakeUpRequest.FromString,
                     response_serializer=genserve_dot_v1_dot_control__pb2.WakeUpResponse.SerializeToString,
+            ),
+            'LoadLora': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadLora,
+                    request_deserializer=genserve_dot_v1_dot_control__pb2.LoadLoraRequest.FromString,
+                    response_serializer=genserve_dot_v1_dot_control__pb2.LoadLoraResponse.SerializeToString,
+            ),
+            'UnloadLora': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnloadLora,
+                    request_deserializer=genserve_dot_v1_dot_control__pb2.UnloadLoraRequest.FromString,
+                    response_serializer=genserve_dot_v1_dot_control__pb2.UnloadLoraResponse.SerializeToString,
+            ),
+            'ListLoras': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListLoras,
+                    request_deserializer=genserve_dot_v1_dot_control__pb2.ListLorasRequest.FromString,
+                    response_serializer=genserve_dot_v1_dot_control__pb2.ListLorasResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -442,6 +493,87 @@ class ControlService:
             '/genserve.v1.ControlService/WakeUp',
             genserve_dot_v1_dot_control__pb2.WakeUpRequest.SerializeToString,
             genserve_dot_v1_dot_control__pb2.WakeUpResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadLora(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/genserve.v1.ControlService/LoadLora',
+            genserve_dot_v1_dot_control__pb2.LoadLoraRequest.SerializeToString,
+            genserve_dot_v1_dot_control__pb2.LoadLoraResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnloadLora(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/genserve.v1.ControlService/UnloadLora',
+            genserve_dot_v1_dot_control__pb2.UnloadLoraRequest.SerializeToString,
+            genserve_dot_v1_dot_control__pb2.UnloadLoraResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListLoras(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/genserve.v1.ControlService/ListLoras',
+            genserve_dot_v1_dot_control__pb2.ListLorasRequest.SerializeToString,
+            genserve_dot_v1_dot_control__pb2.ListLorasResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -51,6 +51,12 @@ class ControlServiceStub:
     """Gives the device's memory back until WakeUp. Nothing is generated, pushed or paused meanwhile."""
     WakeUp: _grpc.UnaryUnaryMultiCallable[_control_pb2.WakeUpRequest, _control_pb2.WakeUpResponse]
     """Ends a sleep."""
+    LoadLora: _grpc.UnaryUnaryMultiCallable[_control_pb2.LoadLoraRequest, _control_pb2.LoadLoraResponse]
+    """Loads a LoRA adapter from a directory of the daemon's host; PushWeights brings one from elsewhere."""
+    UnloadLora: _grpc.UnaryUnaryMultiCallable[_control_pb2.UnloadLoraRequest, _control_pb2.UnloadLoraResponse]
+    """Takes a LoRA adapter away. Requests that use it go on with it until they end."""
+    ListLoras: _grpc.UnaryUnaryMultiCallable[_control_pb2.ListLorasRequest, _control_pb2.ListLorasResponse]
+    """The LoRA adapters that requests can use."""
 
 @_typing.type_check_only
 class ControlServiceAsyncStub(ControlServiceStub):
@@ -75,6 +81,12 @@ class ControlServiceAsyncStub(ControlServiceStub):
     """Gives the device's memory back until WakeUp. Nothing is generated, pushed or paused meanwhile."""
     WakeUp: _aio.UnaryUnaryMultiCallable[_control_pb2.WakeUpRequest, _control_pb2.WakeUpResponse]  # type: ignore[assignment]
     """Ends a sleep."""
+    LoadLora: _aio.UnaryUnaryMultiCallable[_control_pb2.LoadLoraRequest, _control_pb2.LoadLoraResponse]  # type: ignore[assignment]
+    """Loads a LoRA adapter from a directory of the daemon's host; PushWeights brings one from elsewhere."""
+    UnloadLora: _aio.UnaryUnaryMultiCallable[_control_pb2.UnloadLoraRequest, _control_pb2.UnloadLoraResponse]  # type: ignore[assignment]
+    """Takes a LoRA adapter away. Requests that use it go on with it until they end."""
+    ListLoras: _aio.UnaryUnaryMultiCallable[_control_pb2.ListLorasRequest, _control_pb2.ListLorasResponse]  # type: ignore[assignment]
+    """The LoRA adapters that requests can use."""
 
 class ControlServiceServicer(metaclass=_abc_1.ABCMeta):
     """Operates the engine."""
@@ -150,5 +162,29 @@ class ControlServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.WakeUpResponse, _abc.Awaitable[_control_pb2.WakeUpResponse]]:
         """Ends a sleep."""
+
+    @_abc_1.abstractmethod
+    def LoadLora(
+        self,
+        request: _control_pb2.LoadLoraRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.LoadLoraResponse, _abc.Awaitable[_control_pb2.LoadLoraResponse]]:
+        """Loads a LoRA adapter from a directory of the daemon's host; PushWeights brings one from elsewhere."""
+
+    @_abc_1.abstractmethod
+    def UnloadLora(
+        self,
+        request: _control_pb2.UnloadLoraRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.UnloadLoraResponse, _abc.Awaitable[_control_pb2.UnloadLoraResponse]]:
+        """Takes a LoRA adapter away. Requests that use it go on with it until they end."""
+
+    @_abc_1.abstractmethod
+    def ListLoras(
+        self,
+        request: _control_pb2.ListLorasRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.ListLorasResponse, _abc.Awaitable[_control_pb2.ListLorasResponse]]:
+        """The LoRA adapters that requests can use."""
 
 def add_ControlServiceServicer_to_server(servicer: ControlServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -217,10 +217,11 @@ class PushHeader(_message.Message):
     STAGING_TTL_FIELD_NUMBER: _builtins.int
     NUM_STREAMS_FIELD_NUMBER: _builtins.int
     FORCE_FIELD_NUMBER: _builtins.int
+    LORA_FIELD_NUMBER: _builtins.int
     push_id: _builtins.str
     """Idempotency key: the same id is the same push, a repeat of an applied one answers what it answered; minted when empty."""
     weight_version: _builtins.int
-    """Version of these weights; above the served one unless `force`."""
+    """Version of these weights; above the served one unless `force`. 0 for a LoRA adapter."""
     expected_version: _builtins.int
     """Refuse unless this version is served (compare and swap)."""
     manifest_digest: _builtins.str
@@ -245,6 +246,10 @@ class PushHeader(_message.Message):
     def staging_ttl(self) -> _duration_pb2.Duration:
         """How long incomplete or uncommitted bytes are kept after the last frame; default 300 s."""
 
+    @_builtins.property
+    def lora(self) -> Global___LoraAdapter:
+        """The tensors are those of a LoRA adapter: they are loaded under its name, and the weights and their version stay."""
+
     def __init__(
         self,
         *,
@@ -258,16 +263,43 @@ class PushHeader(_message.Message):
         staging_ttl: _duration_pb2.Duration | None = ...,
         num_streams: _builtins.int = ...,
         force: _builtins.bool = ...,
+        lora: Global___LoraAdapter | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_expected_version", b"_expected_version", "apply", b"apply", "expected_version", b"expected_version", "manifest", b"manifest", "staging_ttl", b"staging_ttl"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_expected_version", b"_expected_version", "apply", b"apply", "expected_version", b"expected_version", "lora", b"lora", "manifest", b"manifest", "staging_ttl", b"staging_ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected_version", b"_expected_version", "action", b"action", "apply", b"apply", "expected_version", b"expected_version", "force", b"force", "manifest", b"manifest", "manifest_digest", b"manifest_digest", "num_streams", b"num_streams", "push_id", b"push_id", "staging_ttl", b"staging_ttl", "weight_version", b"weight_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected_version", b"_expected_version", "action", b"action", "apply", b"apply", "expected_version", b"expected_version", "force", b"force", "lora", b"lora", "manifest", b"manifest", "manifest_digest", b"manifest_digest", "num_streams", b"num_streams", "push_id", b"push_id", "staging_ttl", b"staging_ttl", "weight_version", b"weight_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__expected_version: _TypeAlias = _typing.Literal["expected_version"]  # noqa: Y015
     _WhichOneofArgType__expected_version: _TypeAlias = _typing.Literal["_expected_version", b"_expected_version"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__expected_version) -> _WhichOneofReturnType__expected_version | None: ...
 
 Global___PushHeader: _TypeAlias = PushHeader  # noqa: Y015
+
+@_typing.final
+class LoraAdapter(_message.Message):
+    """A LoRA adapter whose tensors are pushed, under PEFT's names: base_model.model.(module).lora_A.weight and .lora_B.weight."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LORA_NAME_FIELD_NUMBER: _builtins.int
+    CONFIG_FIELD_NUMBER: _builtins.int
+    lora_name: _builtins.str
+    """What requests call it. One that is loaded under this name is replaced: its requests go on with the one they began with."""
+    config: _builtins.str
+    """PEFT's adapter_config.json, as JSON: r, lora_alpha, target_modules, ..."""
+    def __init__(
+        self,
+        *,
+        lora_name: _builtins.str = ...,
+        config: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "lora_name", b"lora_name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoraAdapter: _TypeAlias = LoraAdapter  # noqa: Y015
 
 @_typing.final
 class PushChunk(_message.Message):
@@ -472,6 +504,7 @@ class Push(_message.Message):
     MISSING_FIELD_NUMBER: _builtins.int
     ISSUES_FIELD_NUMBER: _builtins.int
     MANIFEST_DIGEST_FIELD_NUMBER: _builtins.int
+    LORA_NAME_FIELD_NUMBER: _builtins.int
     push_id: _builtins.str
     """Its id."""
     state: Global___PushState.ValueType
@@ -484,6 +517,8 @@ class Push(_message.Message):
     """Size of the byte space."""
     manifest_digest: _builtins.str
     """Digest of its manifest, for further streams."""
+    lora_name: _builtins.str
+    """The adapter that it brings, if it brings one."""
     @_builtins.property
     def missing(self) -> _containers.RepeatedCompositeFieldContainer[Global___ByteRange]:
         """What is still missing, in order."""
@@ -503,10 +538,11 @@ class Push(_message.Message):
         missing: _abc.Iterable[Global___ByteRange] | None = ...,
         issues: _abc.Iterable[Global___PushIssue] | None = ...,
         manifest_digest: _builtins.str = ...,
+        lora_name: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["issues", b"issues", "manifest_digest", b"manifest_digest", "missing", b"missing", "push_id", b"push_id", "received_bytes", b"received_bytes", "state", b"state", "total_bytes", b"total_bytes", "weight_version", b"weight_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["issues", b"issues", "lora_name", b"lora_name", "manifest_digest", b"manifest_digest", "missing", b"missing", "push_id", b"push_id", "received_bytes", b"received_bytes", "state", b"state", "total_bytes", b"total_bytes", "weight_version", b"weight_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -9,8 +9,9 @@ from genserve.errors import (
     WeightVersionMismatchError,
 )
 from genserve.weights.checkpoint import CheckpointIndex, checkpoint_issues
-from genserve.weights.manifest import Manifest, PushIssue, structural_issues, too_many_tensors
-from genserve.weights.push import ApplyOptions, PushHeader, PushReport
+from genserve.weights.lora_config import check_lora_name, lora_issues
+from genserve.weights.manifest import PushIssue, structural_issues, too_many_tensors
+from genserve.weights.push import ApplyOptions, LoraAdapter, PushHeader, PushReport
 
 MAX_STREAMS = 1024
 _MAX_ID_LENGTH = 256
@@ -21,7 +22,9 @@ def check_header(header: PushHeader) -> None:
     """Raises InvalidFieldError for a field that cannot be, by its path in PushWeightsRequest."""
     if len(header.push_id) > _MAX_ID_LENGTH or not header.push_id.isprintable():
         raise InvalidFieldError.of("header.push_id", f"must be printable and at most {_MAX_ID_LENGTH} characters long")
-    if not 1 <= header.weight_version < 1 << 32:
+    if header.lora is not None:
+        _check_lora(header, header.lora)
+    elif not 1 <= header.weight_version < 1 << 32:
         raise InvalidFieldError.of("header.weight_version", f"must lie in [1, 2^32), is {header.weight_version}")
     if not 0 < header.staging_ttl_s <= _MAX_STAGING_TTL_S:
         raise InvalidFieldError.of(
@@ -40,6 +43,15 @@ def check_header(header: PushHeader) -> None:
         raise InvalidFieldError.of("header.push_id", "is required on further streams")
 
 
+def _check_lora(header: PushHeader, lora: LoraAdapter) -> None:
+    check_lora_name(lora.lora_name, "header.lora.lora_name")
+    if header.weight_version or header.expected_version is not None:
+        field = "expected_version" if header.expected_version is not None else "weight_version"
+        raise InvalidFieldError.of(f"header.{field}", "an adapter has no version")
+    if header.manifest is not None and header.manifest.partial:
+        raise InvalidFieldError.of("header.manifest.partial", "an adapter is loaded whole")
+
+
 def check_apply(apply: ApplyOptions, field: str) -> None:
     """Raises InvalidFieldError for options that cannot be; `field` is their path in the request."""
     if not apply.timeout_s > 0:
@@ -48,6 +60,8 @@ def check_apply(apply: ApplyOptions, field: str) -> None:
 
 def check_version(header: PushHeader, served_version: int) -> None:
     """Raises VersionNotNewerError or WeightVersionMismatchError when the version may not follow the one served."""
+    if header.lora is not None:
+        return
     metadata = {"weight_version": str(served_version)}
     if header.weight_version <= served_version and not header.force:
         raise VersionNotNewerError(
@@ -63,34 +77,41 @@ def check_version(header: PushHeader, served_version: int) -> None:
 
 def check_same(header: PushHeader, digest: str, known: PushReport) -> None:
     """Raises PushConflictError unless the header is of the push that its id is known for."""
-    if (digest, header.weight_version) != (known.manifest_digest, known.weight_version):
+    given = (digest, header.weight_version, header.lora_name)
+    if given != (known.manifest_digest, known.weight_version, known.lora_name):
         raise PushConflictError(
-            f"push {header.push_id!r} is known with another manifest or version",
+            f"push {header.push_id!r} is known with another manifest, version or adapter",
             metadata={"push_id": header.push_id, "weight_version": str(known.weight_version)},
         )
 
 
-def examine(
-    manifest: Manifest | None, claimed_digest: str, checkpoint: CheckpointIndex | None
-) -> tuple[str, list[PushIssue]]:
-    """Digest of a manifest and what is wrong with it. Takes time in proportion to the checkpoint, not to the manifest:
-    one that is too large is refused unread. Raises InvalidFieldError when the manifest is not the one claimed."""
+def examine(header: PushHeader, checkpoint: CheckpointIndex | None) -> tuple[str, list[PushIssue]]:
+    """Digest of a header's manifest and what is wrong with it. Takes time in proportion to the checkpoint, not to the
+    manifest: one that is too large is refused unread. Raises InvalidFieldError when it is not the one claimed."""
+    manifest, claimed_digest = header.manifest, header.manifest_digest
     if manifest is None:
         return claimed_digest, []
-    if checkpoint is not None and len(manifest.tensors) > checkpoint.max_tensors:
+    if checkpoint is not None and len(manifest.tensors) > max_tensors(checkpoint, header.lora_name):
         return "", checkpoint_issues(manifest, checkpoint)
     issues = structural_issues(manifest)
     if issues:
         return "", issues
     if claimed_digest and claimed_digest != manifest.digest:
         raise InvalidFieldError.of("header.manifest_digest", f"the manifest's is {manifest.digest}")
+    if header.lora is not None:
+        return manifest.digest, lora_issues(manifest, checkpoint)
     return manifest.digest, checkpoint_issues(manifest, checkpoint) if checkpoint is not None else []
 
 
-def check_num_tensors(num_tensors: int, checkpoint: CheckpointIndex | None) -> None:
-    """Raises ManifestMismatchError for more tensors than can be right."""
+def max_tensors(checkpoint: CheckpointIndex, lora_name: str) -> int:
+    """The most tensors that a manifest can have: an adapter has two for each of the checkpoint's at most."""
+    return checkpoint.max_tensors * (2 if lora_name else 1)
+
+
+def check_num_tensors(num_tensors: int, lora_name: str, checkpoint: CheckpointIndex | None) -> None:
+    """Raises ManifestMismatchError for more tensors than can be right, of weights or of an adapter."""
     if checkpoint is not None:
-        refuse_issues(too_many_tensors(num_tensors, checkpoint.max_tensors))
+        refuse_issues(too_many_tensors(num_tensors, max_tensors(checkpoint, lora_name)))
     refuse_issues(too_many_tensors(num_tensors))
 
 

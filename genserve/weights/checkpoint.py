@@ -55,6 +55,11 @@ class CheckpointIndex:
             raise CheckpointError(f"{directory}: the safetensors files hold no tensor")
         return cls(tensors, _tied(tensors, _read_config(directory)))
 
+    @classmethod
+    def read_file(cls, path: Path) -> "CheckpointIndex":
+        """Reads the header of one safetensors file, by itself. Raises CheckpointError."""
+        return cls(dict(_read_header(path)))
+
     @property
     def total_bytes(self) -> int:
         """Size of all tensors."""

@@ -9,6 +9,7 @@ from genserve.weights.manifest import Manifest, PushIssue
 __all__ = [
     "Applied",
     "ApplyOptions",
+    "LoraAdapter",
     "PushAction",
     "PushHeader",
     "PushIssue",
@@ -51,9 +52,17 @@ class ApplyOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class LoraAdapter:
+    """A LoRA adapter whose tensors are pushed; `config` is PEFT's adapter_config.json, as JSON."""
+
+    lora_name: str
+    config: str
+
+
+@dataclass(frozen=True, slots=True)
 class PushHeader:
     """Opens a push. An empty `push_id` is minted; further streams may bring `manifest_digest` instead of `manifest`;
-    `staging_ttl_s`: seconds that bytes are kept after the last frame."""
+    `staging_ttl_s`: seconds that bytes are kept after the last frame; `lora`: no weights, but an adapter."""
 
     push_id: str
     weight_version: int
@@ -65,6 +74,12 @@ class PushHeader:
     staging_ttl_s: float = 300.0
     num_streams: int = 1
     force: bool = False
+    lora: LoraAdapter | None = None
+
+    @property
+    def lora_name(self) -> str:
+        """The adapter that it brings; "" for weights."""
+        return "" if self.lora is None else self.lora.lora_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +94,7 @@ class PushReport:
     missing: tuple[tuple[int, int], ...] = ()
     issues: tuple[PushIssue, ...] = ()
     manifest_digest: str = ""
+    lora_name: str = ""
 
 
 @dataclass(frozen=True, slots=True)

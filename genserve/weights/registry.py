@@ -34,6 +34,7 @@ from genserve.weights.admission import (
 )
 from genserve.weights.arena import allocate_arena
 from genserve.weights.checkpoint import CheckpointIndex
+from genserve.weights.lora import LoraLoader
 from genserve.weights.manifest import PushIssue, completed
 from genserve.weights.push import ApplyOptions, PushAction, PushHeader, PushOutcome, PushReport, PushState
 from genserve.weights.resident import ResidentStore
@@ -57,6 +58,7 @@ class PushRegistry:
         checkpoint: CheckpointIndex | None,
         engine: Engine,
         updater: WeightUpdater,
+        loras: LoraLoader,
         board: StateBoard,
         resident: ResidentStore,
         max_staging_bytes: int,
@@ -65,6 +67,7 @@ class PushRegistry:
         self._checkpoint = checkpoint
         self._engine = engine
         self._updater = updater
+        self._loras = loras
         self._board = board
         self._resident = resident
         self._max_staging_bytes = max_staging_bytes
@@ -76,10 +79,10 @@ class PushRegistry:
         self._changed = asyncio.Event()
         self._closed = False
 
-    def check_num_tensors(self, num_tensors: int) -> None:
+    def check_num_tensors(self, num_tensors: int, lora_name: str) -> None:
         """Raises ManifestMismatchError for more tensors than can be right. Ask before converting a manifest: that alone
         would take seconds for a hostile one."""
-        check_num_tensors(num_tensors, self._checkpoint)
+        check_num_tensors(num_tensors, lora_name, self._checkpoint)
 
     async def open(self, header: PushHeader) -> PushStream:
         """Opens a push, or joins the one that its id names: after a break, or as one of several streams.
@@ -90,12 +93,14 @@ class PushRegistry:
         for a digest without a push.
         """
         check_header(header)
+        if header.lora is not None:
+            self._loras.check(header.lora)
         if header.manifest is not None:
-            self.check_num_tensors(len(header.manifest.tensors))
+            self.check_num_tensors(len(header.manifest.tensors), header.lora_name)
         else:
             await self._wait_for_first_stream(header)
         # In a thread: an honest manifest of a hundred thousand tensors would hold up every token stream.
-        digest, issues = await asyncio.to_thread(examine, header.manifest, header.manifest_digest, self._checkpoint)
+        digest, issues = await asyncio.to_thread(examine, header, self._checkpoint)
         # One at a time: the second of two equal headers has to find the push of the first.
         async with self._opening:
             return await self._open(replace(header, push_id=header.push_id or uuid.uuid4().hex), digest, issues)
@@ -212,7 +217,7 @@ class PushRegistry:
             with push.round.told_on_time(session.header.apply.timeout_s):
                 if session.manifest.partial:
                     await session.complete(self._resident.require(), self._tied)
-                applied = await self._updater.apply(session)
+                applied = await (self._updater if session.header.lora is None else self._loras).apply(session)
             session.state = PushState.APPLIED
             outcome = PushOutcome(session.report(), applied)
             self._remember(outcome)

@@ -214,6 +214,7 @@ class PushSession:
             missing=tuple(self._ranges.missing(self.manifest.total_bytes)),
             issues=self.issues,
             manifest_digest=self.digest,
+            lora_name=self.header.lora_name,
         )
 
     def close(self) -> None:

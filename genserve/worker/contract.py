@@ -76,6 +76,24 @@ class Transfer(_Message):
 
 
 @dataclass(frozen=True, slots=True)
+class AddLora(_Message):
+    """Loads an adapter from a directory. `lora_id` is its own, and never used again."""
+
+    nonce: str
+    lora_id: int
+    lora_name: str
+    directory: str
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveLora(_Message):
+    """Frees an adapter that no request uses."""
+
+    nonce: str
+    lora_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class Ack(_Message):
     """A worker's answer. `rank` is "dp0:pp0:pcp0:tp0"; `error` is empty when it worked."""
 
@@ -113,6 +131,12 @@ class WeightWorker(Protocol):
 
     def genserve_transfer(self, wire: dict[str, Any]) -> dict[str, Any]:
         """Transfer -> Ack. All but init only while nothing is scheduled."""
+
+    def genserve_add_lora(self, wire: dict[str, Any]) -> dict[str, Any]:
+        """AddLora -> Ack. Nothing is scheduled meanwhile."""
+
+    def genserve_remove_lora(self, wire: dict[str, Any]) -> dict[str, Any]:
+        """RemoveLora -> Ack. One that is not there is as good."""
 
     def genserve_digests(self, wire: dict[str, Any]) -> dict[str, Any]:
         """Nothing -> Digests. Reads every live byte: takes seconds, and nothing is scheduled meanwhile."""

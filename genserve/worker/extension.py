@@ -15,10 +15,22 @@ from typing import Any
 
 import torch
 from torch import nn
+from vllm.lora.request import LoRARequest
 
 from genserve.worker.arena_tensors import ArenaTensors
 from genserve.worker.beside import MARGIN_BYTES, BesideUpdate
-from genserve.worker.contract import DAEMON_PID_VARIABLE, Ack, Attach, Attached, Digests, Prepare, Step, Transfer
+from genserve.worker.contract import (
+    DAEMON_PID_VARIABLE,
+    Ack,
+    AddLora,
+    Attach,
+    Attached,
+    Digests,
+    Prepare,
+    RemoveLora,
+    Step,
+    Transfer,
+)
 from genserve.worker.digests import weight_digests
 from genserve.worker.inplace import InPlaceUpdate
 from genserve.worker.shadow import PrepareCancelledError
@@ -72,6 +84,19 @@ class WeightExchangeExtension:
         """Transfer -> Ack."""
         request = Transfer.from_wire(wire)
         return _acknowledge(self._genserve.rank, request.nonce, lambda: transfer(self, request))
+
+    def genserve_add_lora(self, wire: dict[str, Any]) -> dict[str, Any]:
+        """AddLora -> Ack."""
+        request = AddLora.from_wire(wire)
+        lora = LoRARequest(request.lora_name, request.lora_id, request.directory)
+        add = self.add_lora  # type: ignore[attr-defined]
+        return _acknowledge(self._genserve.rank, request.nonce, lambda: add(lora))
+
+    def genserve_remove_lora(self, wire: dict[str, Any]) -> dict[str, Any]:
+        """RemoveLora -> Ack."""
+        request = RemoveLora.from_wire(wire)
+        remove = self.remove_lora  # type: ignore[attr-defined]
+        return _acknowledge(self._genserve.rank, request.nonce, lambda: remove(request.lora_id))
 
     def genserve_digests(self, wire: dict[str, Any]) -> dict[str, Any]:
         """Nothing -> Digests."""

@@ -30,6 +30,7 @@ from genserve.v1.control_pb2_grpc import ControlServiceStub
 from genserve.v1.generation_pb2_grpc import GenerationServiceStub
 from genserve.v1.weights_pb2_grpc import WeightServiceStub
 from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor
+from genserve.weights.lora import LoraLoader
 from genserve.weights.registry import PushRegistry
 from genserve.weights.resident import ResidentStore
 from genserve.weights.transfer import TransferUpdates
@@ -193,11 +194,14 @@ async def serving(
     pauses = PauseController(engine, leases, board)
     resident = ResidentStore(None, enabled=True)
     updater = WeightUpdater(engine, pauses, board, resident)
-    pushes = PushRegistry(checkpoint, engine, updater, board, resident, max_staging_bytes)
+    loras = LoraLoader(engine, board, checkpoint)
+    pushes = PushRegistry(checkpoint, engine, updater, loras, board, resident, max_staging_bytes)
     transfers = TransferUpdates(engine, pauses, board, pushes, updater, resident)
     background = [asyncio.create_task(each.run()) for each in (pauses, pushes, transfers)]
     server = await start_server(
-        ServerParts(config, engine, board, pauses, pushes, resident, transfers, checkpoint, max_staging_bytes, ingest)
+        ServerParts(
+            config, engine, board, pauses, pushes, resident, transfers, loras, checkpoint, max_staging_bytes, ingest
+        )
     )
     try:
         async with grpc.aio.insecure_channel(server.address) as channel:

@@ -1,0 +1,76 @@
+"""LoRA adapters: from pushed tensors or a directory to something that requests can name."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from genserve.control.admission import check_control
+from genserve.control.pause import uninterrupted
+from genserve.control.state import StateBoard
+from genserve.engine.base import Engine, LoadedLora
+from genserve.errors import InvalidFieldError, UnsupportedError
+from genserve.weights.checkpoint import CheckpointIndex
+from genserve.weights.lora_config import LoraConfig, check_lora_name
+from genserve.weights.lora_files import LoraFiles
+from genserve.weights.push import Applied, LoraAdapter, PushState, StepTiming
+from genserve.weights.session import PushSession
+
+
+class LoraLoader:
+    """Loads adapters into the engine, beside whatever it does. One that is replaced or unloaded serves its requests to
+    their end: none sees two adapters. All raise UnsupportedError without --enable-lora, and what `Engine.loras` raises.
+    """
+
+    def __init__(self, engine: Engine, board: StateBoard, checkpoint: CheckpointIndex | None) -> None:
+        self._engine = engine
+        self._board = board
+        self._checkpoint = checkpoint
+
+    def check(self, lora: LoraAdapter) -> LoraConfig:
+        """The adapter's configuration. Raises InvalidFieldError as well."""
+        self._require_enabled()
+        return LoraConfig.parse(lora.config, self._engine.info.max_lora_rank, "header.lora.config")
+
+    async def apply(self, session: PushSession) -> Applied:
+        """Loads what a push has brought, within the header's `apply.timeout_s`."""
+        lora = session.header.lora
+        assert lora is not None  # as the registry knows
+        session.state = PushState.PREPARING
+        config = self.check(lora)
+        make = partial(LoraFiles.of_push, config, session.manifest, session.arena, session.push_id)
+        prepare_s, commit_s = await self._load(lora.lora_name, make, session.header.apply.timeout_s)
+        version = self._engine.weight_version
+        steps = {"receive": session.receive_s, "verify": session.verify_s, "prepare": prepare_s, "commit": commit_s}
+        timings = tuple(StepTiming(step, duration_s) for step, duration_s in steps.items())
+        return Applied(version, version, timings, paused_s=0.0, requests_kept=0, requests_aborted=0)
+
+    async def load_directory(self, name: str, path: str, timeout_s: float) -> LoadedLora:
+        """Loads an adapter that PEFT has saved on this host."""
+        self._require_enabled()
+        check_lora_name(name, "lora_name")
+        if not timeout_s > 0:
+            raise InvalidFieldError.of("timeout", f"must be above 0 s, is {timeout_s:g} s")
+        check_control(self._board.phase)
+        make = partial(LoraFiles.of_directory, Path(path), self._engine.info.max_lora_rank, self._checkpoint)
+        await uninterrupted(self._load(name, make, timeout_s))
+        return next(each for each in self._engine.loras.loaded() if each.name == name)
+
+    def unload(self, name: str) -> LoadedLora:
+        """Takes an adapter away; what it was. Raises LoraNotFoundError."""
+        self._require_enabled()
+        check_control(self._board.phase)
+        return self._engine.loras.unload(name)
+
+    async def _load(self, name: str, make: Callable[[], LoraFiles], timeout_s: float) -> tuple[float, float]:
+        """Seconds that it took to have the files, and to load them."""
+        began_s = time.perf_counter()
+        files = await asyncio.to_thread(make)
+        prepare_s = time.perf_counter() - began_s
+        await self._engine.loras.load(name, files, max(timeout_s - prepare_s, 0.0))
+        return prepare_s, time.perf_counter() - began_s - prepare_s
+
+    def _require_enabled(self) -> None:
+        if not self._engine.info.max_loras:
+            raise UnsupportedError("the daemon was started without --enable-lora")
