@@ -64,8 +64,8 @@ class LoraCalls(WeightCalls):
 
         `tensors`: a mapping of PEFT's names (base_model.model.(module).lora_A.weight, .lora_B.weight) to torch tensors
         or numpy arrays, as `peft.get_peft_model_state_dict` gives; `config`: PEFT's configuration, of which r,
-        lora_alpha and target_modules are needed. Or a directory that PEFT has saved, here and not on the daemon's host, whose
-        configuration is read from it. DTensors, `push_id`, a broken stream: as in `push_weights`.
+        lora_alpha and target_modules are needed. Or a directory that PEFT has saved, here and not on the daemon's host,
+        whose configuration is read from it. DTensors, `push_id`, a broken stream: as in `push_weights`.
 
         Raises ManifestMismatchError naming tensors that do not fit the model, InvalidFieldError for the configuration,
         StagingFullError when the daemon holds as many adapters as it can, PushRolledBackError with what vLLM says.

@@ -5,7 +5,6 @@ Owns the rules and the time to live. Whether a header is good is `admission`, wh
 """
 
 import asyncio
-import logging
 import time
 import uuid
 from collections import OrderedDict
@@ -21,7 +20,6 @@ from genserve.errors import (
     GenserveError,
     PushNotFoundError,
     PushTruncatedError,
-    StagingFullError,
 )
 from genserve.weights.admission import (
     check_apply,
@@ -38,11 +36,10 @@ from genserve.weights.lora import LoraLoader
 from genserve.weights.manifest import PushIssue, completed
 from genserve.weights.push import ApplyOptions, PushAction, PushHeader, PushOutcome, PushReport, PushState
 from genserve.weights.resident import ResidentStore
+from genserve.weights.room import make_room
 from genserve.weights.session import PushSession
 from genserve.weights.stream import LivePush, PushStream, Round
 from genserve.weights.update import WeightUpdater
-
-log = logging.getLogger(__name__)
 
 _NUM_REMEMBERED = 64
 # How long a stream that brings the digest alone waits for the one that brings the manifest, as they race.
@@ -169,22 +166,7 @@ class PushRegistry:
             if push.session.state is not PushState.STAGED:
                 self._drop(push, PushTruncatedError("another push took its place"))
         staged_bytes = sum(push.size_bytes for push in self._pushes.values())
-
-        def fits() -> bool:
-            return staged_bytes + self._resident.held_bytes + size_bytes <= self._max_staging_bytes
-
-        if not fits():
-            self._resident.give_up_replaced()  # whoever still pulls an old version has to begin again
-        if not fits() and staged_bytes == 0 and size_bytes <= self._max_staging_bytes and not partial:
-            # A push in a wider type than the checkpoint's is larger than what it replaces. It is worth more.
-            log.warning("the resident weights give way to a push of %d bytes", size_bytes)
-            self._resident.give_up()
-        if not fits():
-            taken_bytes = staged_bytes + self._resident.held_bytes
-            raise StagingFullError(
-                f"{size_bytes} bytes are to be staged; {taken_bytes} of {self._max_staging_bytes} are taken",
-                metadata={"staged_bytes": str(taken_bytes), "max_staging_bytes": str(self._max_staging_bytes)},
-            )
+        make_room(size_bytes, staged_bytes, self._max_staging_bytes, self._resident, partial=partial)
 
     def _advance(self, push: LivePush) -> None:
         """A stream of the push has ended or was cut off: carries the push out, or tells that bytes are missing."""
