@@ -76,7 +76,7 @@ class LoraCalls(WeightCalls):
             raise TypeError("config: PEFT's configuration is needed beside tensors (r, lora_alpha, target_modules)")
         adapter = weights_pb2.LoraAdapter(lora_name=lora_name, config=json.dumps(config, default=_plain))
         header = weights_pb2.PushHeader(push_id=push_id, lora=adapter)
-        sources = tensor_sources(tensors)
+        sources = tensor_sources(tensors, tied_once=False)
         return await self._send(sources, header, shared_memory=shared_memory, progress=progress, timeout_s=timeout_s)
 
     async def load_lora(self, lora_name: str, path: str | PathLike[str], *, timeout_s: float = 60.0) -> Lora:

@@ -66,12 +66,12 @@ class TensorSource:
         return ((0, self.size_bytes),) if self.share is None else self.share.ranges
 
 
-def tensor_sources(weights: Any) -> list[TensorSource]:
-    """The tensors of `weights`, each once.
+def tensor_sources(weights: Any, *, tied_once: bool = True) -> list[TensorSource]:
+    """The tensors of `weights`.
 
     `weights` is a mapping of names to torch tensors or numpy arrays, a torch module (its state_dict), the path of a
     .safetensors file or of a checkpoint directory, or what was pulled (`PulledWeights.tensors`). Of torch tensors that
-    are the same memory (tied weights) the first is taken, as in checkpoints. Of a DTensor each rank has its share; of
+    are the same memory (tied weights) the first is taken, as in checkpoints, unless `tied_once` is False. Of a DTensor each rank has its share; of
     whatever lies beside DTensors and is none, every rank has the same, and the first one sends it. The bytes are read
     while they are sent: do not train on them meanwhile.
 
@@ -95,7 +95,7 @@ def tensor_sources(weights: Any) -> list[TensorSource]:
             sources.append(TensorSource(name, tensor.dtype, tensor.shape, partial(_identity, tensor.data)))
         elif torch is not None and isinstance(tensor, torch.Tensor):
             identity = _torch_identity(tensor)
-            if identity is not None and identity in seen:
+            if tied_once and identity is not None and identity in seen:
                 continue
             seen.add(identity or (name,))
             sources.append(_torch_source(name, tensor))

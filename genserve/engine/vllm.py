@@ -196,6 +196,9 @@ class VllmEngine:
         if "seed" in fields and chunked and self._info.device == "cpu":
             # See vllm_config.adapted: it would kill the engine.
             raise InvalidFieldError.of("sampling.seed", "cannot be used on the CPU with --enable-chunked-prefill")
+        if request.output.prompt_logprobs is not None and self._info.max_loras and self._info.device == "cpu":
+            # vLLM 0.32 kills its engine: on the CPU its LoRA layers take the prompt's tokens for the batch's requests.
+            raise InvalidFieldError.of("output.prompt_logprobs", "cannot be had on the CPU with --enable-lora")
         if request.constraint is not None:
             fields["structured_outputs"] = StructuredOutputsParams(
                 **{request.constraint.kind.value: request.constraint.value}

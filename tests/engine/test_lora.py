@@ -1,0 +1,285 @@
+"""LoRA adapters on real vLLM, in float32, where an adapter and weights that it is merged into say the same."""
+
+import asyncio
+import itertools
+import json
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from genserve.client import AsyncClient
+from genserve.errors import (
+    DeadlineError,
+    InvalidFieldError,
+    LoraNotFoundError,
+    ManifestMismatchError,
+    PushConflictError,
+    PushRolledBackError,
+    StagingFullError,
+)
+from tests import models
+from tests.daemon_process import SMALL_ENGINE, DaemonProcess
+
+Tensors = dict[str, torch.Tensor]
+PROMPT = [5, 6, 7, 8, 9, 10]
+VOCABULARY = 512
+CONFIG: dict[str, Any] = {
+    "r": 4,
+    "lora_alpha": 8,
+    "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj"],
+}
+MAX_LORAS = 3
+
+
+def adapter(checkpoint: Path, seed: int, rank: int = 4) -> Tensors:
+    """One for the modules of CONFIG, under PEFT's names."""
+    generator, tensors = torch.Generator().manual_seed(seed), {}
+    for name, weight in models.load_tensors(checkpoint).items():
+        module = name.removesuffix(".weight")
+        if module.rpartition(".")[2] in CONFIG["target_modules"]:
+            rows, columns = weight.shape
+            a, b = torch.randn(rank, columns, generator=generator), torch.randn(rows, rank, generator=generator)
+            tensors[f"base_model.model.{module}.lora_A.weight"] = a / columns**0.5
+            tensors[f"base_model.model.{module}.lora_B.weight"] = b / rank**0.5 / 2
+    return tensors
+
+
+def merged(checkpoint: Path, tensors: Tensors) -> Tensors:
+    """The checkpoint with an adapter of CONFIG in it."""
+    weights = {name: tensor.float() for name, tensor in models.load_tensors(checkpoint).items()}
+    for name, a in tensors.items():
+        if ".lora_A." in name:
+            module = name.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
+            weights[f"{module}.weight"] += 8 / 4 * tensors[name.replace("lora_A", "lora_B")] @ a
+    return weights
+
+
+def saved(tensors: Tensors, directory: Path, **config: Any) -> Path:
+    """As PEFT saves an adapter."""
+    directory.mkdir()
+    save_file(tensors, directory / "adapter_model.safetensors")
+    (directory / "adapter_config.json").write_text(json.dumps(CONFIG | config))
+    return directory
+
+
+async def scores(client: AsyncClient, lora_name: str = "") -> list[float]:
+    """Log-probabilities of every possible next token."""
+    options: Any = {"max_tokens": 1, "temperature": 0.0, "logprobs": VOCABULARY - 1, "lora_name": lora_name or None}
+    (sequence,) = (await client.generate(PROMPT, **options)).sequences
+    assert sequence.logprobs is not None
+    known = dict(sequence.logprobs.alternatives(0))
+    return [known.get(token_id, 0.0) for token_id in range(VOCABULARY)]
+
+
+def directories(daemon: DaemonProcess) -> list[Path]:
+    """What the daemon has on disk: links alone."""
+    return list(Path(tempfile.gettempdir()).glob(f"genserve-lora-{daemon.process.pid}-*"))
+
+
+@pytest.fixture(scope="module")
+def lora_daemon(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
+    """A daemon in float32 that holds three adapters and runs two at a time."""
+    flags = ["--model", str(checkpoints["a"]), *SMALL_ENGINE, "--dtype", "float32", "--enable-lora"]
+    flags += [
+        "--max-logprobs",
+        str(VOCABULARY),
+        "--max-loras",
+        "2",
+        "--max-cpu-loras",
+        str(MAX_LORAS),
+        "--max-lora-rank",
+        "8",
+    ]
+    process = DaemonProcess(flags, tmp_path_factory.mktemp("lora_daemon") / "stderr")
+    try:
+        yield process.wait_serving()
+    finally:
+        process.stop()
+
+
+@pytest.fixture
+async def client(lora_daemon: DaemonProcess) -> AsyncIterator[AsyncClient]:
+    """A client of it. All adapters are gone afterwards."""
+    async with AsyncClient(lora_daemon.address) as connected:
+        yield connected
+        for lora in await connected.list_loras():
+            await connected.unload_lora(lora.name)
+        async with asyncio.timeout(20):
+            while directories(lora_daemon):
+                await asyncio.sleep(0.05)
+
+
+@pytest.fixture
+def version() -> Callable[[], int]:
+    """Versions that rise from test to test."""
+    return lambda: next(_VERSIONS)
+
+
+_VERSIONS = itertools.count(1)
+
+
+async def test_adapters_say_what_merged_weights_say(
+    client: AsyncClient, checkpoints: dict[str, Path], version: Callable[[], int]
+) -> None:
+    """Two at once, beside requests without any; then on other weights, pushed beneath them."""
+    one, two = adapter(checkpoints["a"], seed=1), adapter(checkpoints["a"], seed=2)
+    pushed = await client.push_lora("one", one, CONFIG)
+    assert pushed.applied is not None
+    assert pushed.applied.previous_version == pushed.applied.active_version == pushed.state.weight_version
+    await client.push_lora("two", two, CONFIG)
+    for name in ("a", "b"):
+        await client.push_weights(models.load_tensors(checkpoints[name]), version=version())
+        together = await asyncio.gather(*(scores(client, lora) for lora in ("", "one", "two")))
+        weights = [merged(checkpoints[name], tensors) for tensors in ({}, one, two)]
+        for found, tensors in zip(together, weights, strict=True):
+            await client.push_weights(tensors, version=version())
+            assert found == pytest.approx(await scores(client), abs=2e-3)
+        (base, first, second) = together
+        assert max(abs(x - y) for x, y in zip(base, first, strict=True)) > 0.5
+        assert max(abs(x - y) for x, y in zip(first, second, strict=True)) > 0.5
+
+
+async def test_an_adapter_is_replaced_between_requests(
+    client: AsyncClient, checkpoints: dict[str, Path], lora_daemon: DaemonProcess
+) -> None:
+    """A stream ends with the one that it began with; later requests never see keys and values of the old one; the old
+    one goes when nobody uses it."""
+    options: Any = {"temperature": 0.0, "max_tokens": 600, "ignore_eos": True, "lora_name": "policy"}
+    await client.push_lora("policy", adapter(checkpoints["a"], seed=1), CONFIG)
+    expected = (await client.generate(PROMPT, **options)).token_ids
+    old_scores = await scores(client, "policy")
+    found: list[int] = []
+    async for delta in client.stream(PROMPT, **options):
+        if not found:
+            await client.push_lora("policy", adapter(checkpoints["a"], seed=2), CONFIG)
+            assert [lora.running_requests for lora in await client.list_loras()] == [0]
+            assert len(directories(lora_daemon)) == 2
+            new_scores = await scores(client, "policy")
+        found += delta.outputs[0].token_ids
+    assert found == expected
+    assert max(abs(x - y) for x, y in zip(old_scores, new_scores, strict=True)) > 0.5
+    async with asyncio.timeout(20):
+        while len(directories(lora_daemon)) > 1:
+            await asyncio.sleep(0.05)
+    assert await scores(client, "policy") == pytest.approx(new_scores, abs=1e-4)
+
+
+async def test_unloaded_while_it_is_used(
+    client: AsyncClient, checkpoints: dict[str, Path], lora_daemon: DaemonProcess
+) -> None:
+    """Its requests go on, whether they end by themselves, by a stop string, or because the client went away."""
+    await client.push_lora("policy", adapter(checkpoints["a"], seed=1), CONFIG)
+    options: Any = {"max_tokens": 1500, "ignore_eos": True, "lora_name": "policy", "seed": 1}
+    streams = [
+        client.stream(PROMPT, **options),
+        client.stream(PROMPT, **(options | {"max_tokens": 300, "stop": ["e"]})),
+    ]
+    for stream in streams:
+        await anext(stream)
+    unloaded = await client.unload_lora("policy")
+    assert 1 <= unloaded.running_requests <= 2
+    assert await client.list_loras() == []
+    with pytest.raises(LoraNotFoundError, match="policy"):
+        await client.generate(PROMPT, **options)
+    with pytest.raises(LoraNotFoundError):
+        await client.unload_lora("policy")
+    async for _ in streams[1]:
+        pass
+    await streams[0].aclose()
+    async with asyncio.timeout(20):
+        while directories(lora_daemon):
+            await asyncio.sleep(0.05)
+    assert len((await client.generate(PROMPT, max_tokens=4, ignore_eos=True)).token_ids) == 4
+
+
+async def test_from_a_directory(client: AsyncClient, checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    """Of the daemon's host, or of the client's; the files are not needed afterwards, also when vLLM reads again."""
+    tensors = adapter(checkpoints["a"], seed=1)
+    directory = saved(tensors, tmp_path / "saved")
+    loaded = await client.load_lora("disk", directory)
+    assert (loaded.rank, loaded.source) == (4, str(directory))
+    await client.push_lora("memory", directory)
+    for path in [*directory.iterdir(), directory]:
+        path.unlink() if path.is_file() else path.rmdir()
+    await client.push_lora("tensors", tensors, CONFIG)
+    assert await scores(client, "disk") == await scores(client, "memory") == await scores(client, "tensors")
+    assert [lora.name for lora in await client.list_loras()] == ["disk", "memory", "tensors"]
+    with pytest.raises(InvalidFieldError, match="has no adapter_config"):
+        await client.load_lora("disk", directory)
+    with pytest.raises(InvalidFieldError, match="absolute"):
+        await client.load_lora("disk", "saved")
+
+
+async def test_what_does_not_fit_changes_nothing(
+    client: AsyncClient, checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    """The error names the tensor or the setting, whoever finds it, and the adapter that is loaded stays."""
+    good = adapter(checkpoints["a"], seed=1)
+    await client.push_lora("policy", good, CONFIG)
+    before, (name, tensor) = await scores(client, "policy"), next(iter(good.items()))
+    b = name.replace("lora_A", "lora_B")
+    bad_tensors: dict[str, Tensors] = {
+        "without its A": {key: value for key, value in good.items() if key != name},
+        "has rank 4, and its B 3": good | {b: good[b][:, :3]},
+        "columns": good | {name: torch.cat([tensor, tensor], 1)},
+        "does not have": good | {key.replace("layers.0", "layers.7"): value for key, value in good.items()},
+        "not a tensor of an adapter": good | {"model.norm.weight": torch.zeros(128)},
+    }
+    for words, tensors in bad_tensors.items():
+        with pytest.raises(ManifestMismatchError, match=words):
+            await client.push_lora("policy", tensors, CONFIG)
+    no_rank = {"lora_alpha": 8, "target_modules": []}
+    for config, words in (
+        (CONFIG | {"r": 64}, "--max-lora-rank 8"),
+        (CONFIG | {"r": 0}, "above 0"),
+        (no_rank, "lacks r"),
+    ):
+        with pytest.raises(InvalidFieldError, match=words) as caught:
+            await client.push_lora("policy", good, config)
+        assert caught.value.violations[0].field == "header.lora.config"
+    with pytest.raises(PushRolledBackError, match="DoRA"):
+        await client.push_lora("policy", good, CONFIG | {"use_dora": True})
+    with pytest.raises(InvalidFieldError, match=r"output\.prompt_logprobs"):
+        await client.generate(PROMPT, prompt_logprobs=0)
+    with pytest.raises(InvalidFieldError, match="lora_name"):
+        await client.push_lora("", good, CONFIG)
+    with pytest.raises(InvalidFieldError, match=r"layers\.7"):
+        await client.load_lora("policy", saved(bad_tensors["does not have"], tmp_path / "bad"))
+    (tmp_path / "bad" / "adapter_model.safetensors").write_bytes(b"no safetensors")
+    with pytest.raises(InvalidFieldError, match="is no safetensors file"):
+        await client.load_lora("policy", tmp_path / "bad")
+    with pytest.raises(DeadlineError):
+        await client.load_lora("policy", saved(good, tmp_path / "late"), timeout_s=0.0001)
+    assert await scores(client, "policy") == pytest.approx(before, abs=1e-4)
+
+
+async def test_no_more_than_workers_can_hold(client: AsyncClient, checkpoints: dict[str, Path]) -> None:
+    """vLLM would drop the one that was used least; a place that becomes free is waited for."""
+    for number in range(MAX_LORAS):
+        await client.push_lora(f"lora-{number}", adapter(checkpoints["a"], seed=number), CONFIG)
+    with pytest.raises(StagingFullError, match="lora-0, lora-1, lora-2"):
+        await client.push_lora("lora-3", adapter(checkpoints["a"], seed=3), CONFIG)
+    kept = [await scores(client, f"lora-{number}") for number in (0, 2)]
+    await client.unload_lora("lora-1")
+    await client.push_lora("lora-3", adapter(checkpoints["a"], seed=3), CONFIG)
+    assert [lora.name for lora in await client.list_loras()] == ["lora-0", "lora-2", "lora-3"]
+    assert [await scores(client, f"lora-{number}") for number in (0, 2)] == kept
+
+
+async def test_an_adapter_is_a_push(client: AsyncClient, checkpoints: dict[str, Path]) -> None:
+    """A repeat answers the same, other tensors or another name under its id do not."""
+    tensors = adapter(checkpoints["a"], seed=1)
+    first = await client.push_lora("policy", tensors, CONFIG, push_id="adapter-1")
+    assert (await client.push_lora("policy", tensors, CONFIG, push_id="adapter-1")).applied == first.applied
+    told = await client.get_push("adapter-1")
+    assert (told.push.state, told.push.weight_version) == ("applied", 0)
+    with pytest.raises(PushConflictError):
+        await client.push_lora("other", tensors, CONFIG, push_id="adapter-1")
+    with pytest.raises(PushConflictError):
+        await client.push_lora("policy", adapter(checkpoints["a"], seed=1, rank=2), CONFIG, push_id="adapter-1")
+    assert len(await client.list_loras()) == 1
