@@ -15,13 +15,15 @@ from genserve.engine.base import (
     GenerationStream,
     KvPolicy,
     Load,
+    LoadedLora,
+    LoraFiles,
     PauseCounts,
     PauseMode,
     StagedTensor,
     WeightDigest,
 )
 from genserve.engine.generation import ChatPrompt, GenerationRequest, TextPrompt
-from genserve.errors import DeadlineError
+from genserve.errors import DeadlineError, LoraNotFoundError
 from genserve.weights.arena import map_arena
 
 
@@ -68,6 +70,38 @@ class ScriptedTransfer:
         await self._engine.step(f"transfer_{step}", f"transfer_{step}", timeout_s)
 
 
+class ScriptedLoras:
+    """What is loaded under a name is what lies in its directory."""
+
+    def __init__(self, engine: "ScriptedEngine") -> None:
+        self._engine = engine
+        self.files: dict[str, LoraFiles] = {}
+
+    async def load(self, name: str, files: LoraFiles, timeout_s: float) -> None:
+        try:
+            await self._engine.step("load_lora", f"load_lora {name}", timeout_s)
+        except BaseException:
+            files.close()
+            raise
+        if name in self.files:
+            self.files[name].close()
+        self.files[name] = files
+
+    def unload(self, name: str) -> LoadedLora:
+        if name not in self.files:
+            raise LoraNotFoundError(f"no adapter {name!r} is loaded")
+        loaded = self._told(name)
+        self.files.pop(name).close()
+        return loaded
+
+    def loaded(self) -> list[LoadedLora]:
+        return [self._told(name) for name in sorted(self.files)]
+
+    def _told(self, name: str) -> LoadedLora:
+        files = self.files[name]
+        return LoadedLora(name, files.rank, files.size_bytes, files.source, 1.5, num_requests=2)
+
+
 class ScriptedEngine:
     """`fails[step]` raises there once, `hangs` has steps that last until their timeout, `gates[step]` holds one up.
     Steps are named as the methods: pause, resume, reset_prefix_cache, prepare_weights, commit_weights, ..."""
@@ -75,6 +109,8 @@ class ScriptedEngine:
     def __init__(self) -> None:
         self.transfer = ScriptedTransfer(self)
         self.backend = ""
+        self.loras = ScriptedLoras(self)
+        self.max_loras = 0
         self.calls: list[str] = []
         self.misuses: list[str] = []
         self.running = True
@@ -88,8 +124,15 @@ class ScriptedEngine:
 
     @property
     def info(self) -> EngineInfo:
-        backend = self.backend
-        return EngineInfo("scripted", "Scripted", "bfloat16", 8, "cpu", 64, 4, 4, 1, 1, 1, {}, weight_transfer=backend)
+        return EngineInfo(
+            "scripted",
+            "Scripted",
+            "bfloat16",
+            *(8, "cpu", 64, 4, 4, 1, 1, 1, {}),
+            weight_transfer=self.backend,
+            max_loras=self.max_loras,
+            max_lora_rank=8,
+        )
 
     def load(self) -> Load:
         return Load(running=3, waiting=2, kv_usage=0.0, tokens_per_second=0.0, prefix_cache_hit_rate=0.0)

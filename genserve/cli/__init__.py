@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from genserve import __version__
-from genserve.cli import bench, commit, discard, generate, pause, pull, push, resume, serve, status
+from genserve.cli import bench, commit, discard, generate, lora, pause, pull, push, resume, serve, status
 from genserve.errors import GenserveError
 
 _INTERRUPTED: Final = 130
@@ -49,7 +49,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--version", action="version", version=f"genserve {__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (serve, generate, push, commit, discard, pull, pause, resume, status, bench):
+    for command in (serve, generate, push, commit, discard, pull, lora, pause, resume, status, bench):
         command.add_parser(subparsers)
         subparsers.choices[command.__name__.rpartition(".")[2]].set_defaults(run=command.run)
     return parser.parse_args(arguments)

@@ -71,9 +71,9 @@ def tensor_sources(weights: Any, *, tied_once: bool = True) -> list[TensorSource
 
     `weights` is a mapping of names to torch tensors or numpy arrays, a torch module (its state_dict), the path of a
     .safetensors file or of a checkpoint directory, or what was pulled (`PulledWeights.tensors`). Of torch tensors that
-    are the same memory (tied weights) the first is taken, as in checkpoints, unless `tied_once` is False. Of a DTensor each rank has its share; of
-    whatever lies beside DTensors and is none, every rank has the same, and the first one sends it. The bytes are read
-    while they are sent: do not train on them meanwhile.
+    are the same memory (tied weights) the first is taken, as in checkpoints, unless `tied_once` is False. Of a DTensor
+    each rank has its share; of whatever lies beside DTensors and is none, every rank has the same, and the first one
+    sends it. The bytes are read while they are sent: do not train on them meanwhile.
 
     Raises TypeError for anything else and for types that safetensors has no name for; CheckpointFileError or OSError
     for files; ValueError for a DTensor whose share cannot be sent as it lies (`shares.shared_out`), or only in too many

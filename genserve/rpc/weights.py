@@ -111,7 +111,7 @@ class WeightServicer(WeightServiceServicer):
     async def _push(self, frames: Frames, segments: SegmentReader | None) -> weights_pb2.PushWeightsResponse:
         header = await read_header(frames)
         if header.HasField("manifest"):
-            self._pushes.check_num_tensors(len(header.manifest.tensors), header.lora.lora_name)
+            self._pushes.check_num_tensors(len(header.manifest.tensors), lora=header.HasField("lora"))
         # A manifest of a large model takes long to convert: token streams shall not wait for it.
         stream = await self._pushes.open(await asyncio.to_thread(push_header, header))
         try:

@@ -10,7 +10,7 @@ from genserve.errors import (
 )
 from genserve.weights.checkpoint import CheckpointIndex, checkpoint_issues
 from genserve.weights.lora_config import check_lora_name, lora_issues
-from genserve.weights.manifest import PushIssue, structural_issues, too_many_tensors
+from genserve.weights.manifest import Manifest, PushIssue, structural_issues, too_many_tensors
 from genserve.weights.push import ApplyOptions, LoraAdapter, PushHeader, PushReport
 
 MAX_STREAMS = 1024
@@ -85,33 +85,30 @@ def check_same(header: PushHeader, digest: str, known: PushReport) -> None:
         )
 
 
-def examine(header: PushHeader, checkpoint: CheckpointIndex | None) -> tuple[str, list[PushIssue]]:
-    """Digest of a header's manifest and what is wrong with it. Takes time in proportion to the checkpoint, not to the
-    manifest: one that is too large is refused unread. Raises InvalidFieldError when it is not the one claimed."""
-    manifest, claimed_digest = header.manifest, header.manifest_digest
+def examine(
+    manifest: Manifest | None, claimed_digest: str, checkpoint: CheckpointIndex | None, *, lora: bool = False
+) -> tuple[str, list[PushIssue]]:
+    """Digest of a manifest, of weights or of an adapter, and what is wrong with it. Takes time in proportion to the
+    checkpoint, not to the manifest: one that is too large is refused unread. Raises InvalidFieldError when the manifest
+    is not the one claimed."""
     if manifest is None:
         return claimed_digest, []
-    if checkpoint is not None and len(manifest.tensors) > max_tensors(checkpoint, header.lora_name):
+    if checkpoint is not None and len(manifest.tensors) > _max_tensors(checkpoint, lora=lora):
         return "", checkpoint_issues(manifest, checkpoint)
     issues = structural_issues(manifest)
     if issues:
         return "", issues
     if claimed_digest and claimed_digest != manifest.digest:
         raise InvalidFieldError.of("header.manifest_digest", f"the manifest's is {manifest.digest}")
-    if header.lora is not None:
+    if lora:
         return manifest.digest, lora_issues(manifest, checkpoint)
     return manifest.digest, checkpoint_issues(manifest, checkpoint) if checkpoint is not None else []
 
 
-def max_tensors(checkpoint: CheckpointIndex, lora_name: str) -> int:
-    """The most tensors that a manifest can have: an adapter has two for each of the checkpoint's at most."""
-    return checkpoint.max_tensors * (2 if lora_name else 1)
-
-
-def check_num_tensors(num_tensors: int, lora_name: str, checkpoint: CheckpointIndex | None) -> None:
+def check_num_tensors(num_tensors: int, checkpoint: CheckpointIndex | None, *, lora: bool = False) -> None:
     """Raises ManifestMismatchError for more tensors than can be right, of weights or of an adapter."""
     if checkpoint is not None:
-        refuse_issues(too_many_tensors(num_tensors, max_tensors(checkpoint, lora_name)))
+        refuse_issues(too_many_tensors(num_tensors, _max_tensors(checkpoint, lora=lora)))
     refuse_issues(too_many_tensors(num_tensors))
 
 
@@ -130,3 +127,8 @@ def refuse_issues(issues: list[PushIssue]) -> None:
 
 def _field(tensor: str) -> str:
     return f'header.manifest.tensors["{tensor[:256]}"]' if tensor else "header.manifest"
+
+
+def _max_tensors(checkpoint: CheckpointIndex, *, lora: bool) -> int:
+    """An adapter has two for each tensor of the checkpoint at most."""
+    return checkpoint.max_tensors * (2 if lora else 1)

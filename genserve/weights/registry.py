@@ -76,10 +76,10 @@ class PushRegistry:
         self._changed = asyncio.Event()
         self._closed = False
 
-    def check_num_tensors(self, num_tensors: int, lora_name: str) -> None:
+    def check_num_tensors(self, num_tensors: int, *, lora: bool = False) -> None:
         """Raises ManifestMismatchError for more tensors than can be right. Ask before converting a manifest: that alone
         would take seconds for a hostile one."""
-        check_num_tensors(num_tensors, lora_name, self._checkpoint)
+        check_num_tensors(num_tensors, self._checkpoint, lora=lora)
 
     async def open(self, header: PushHeader) -> PushStream:
         """Opens a push, or joins the one that its id names: after a break, or as one of several streams.
@@ -93,11 +93,13 @@ class PushRegistry:
         if header.lora is not None:
             self._loras.check(header.lora)
         if header.manifest is not None:
-            self.check_num_tensors(len(header.manifest.tensors), header.lora_name)
+            self.check_num_tensors(len(header.manifest.tensors), lora=header.lora is not None)
         else:
             await self._wait_for_first_stream(header)
         # In a thread: an honest manifest of a hundred thousand tensors would hold up every token stream.
-        digest, issues = await asyncio.to_thread(examine, header, self._checkpoint)
+        digest, issues = await asyncio.to_thread(
+            examine, header.manifest, header.manifest_digest, self._checkpoint, lora=header.lora is not None
+        )
         # One at a time: the second of two equal headers has to find the push of the first.
         async with self._opening:
             return await self._open(replace(header, push_id=header.push_id or uuid.uuid4().hex), digest, issues)

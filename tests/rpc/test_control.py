@@ -13,6 +13,7 @@ from genserve.control.state import Phase
 from genserve.rpc.control import ControlServicer
 from genserve.rpc.convert_control import ServerFacts
 from genserve.v1 import control_pb2, types_pb2
+from genserve.weights.lora import LoraLoader
 from tests.rpc.conftest import MAX_MESSAGE_BYTES, MAX_STAGING_BYTES, Daemon, busier, field_of, reason_of
 
 
@@ -102,7 +103,8 @@ async def test_what_changes_while_a_status_is_written_is_told_next(daemon: Daemo
     """Nobody announces it a second time: a watcher that only waited would tell it a whole interval late."""
     reader = SlowReader(lambda: daemon.board.enter(Phase.APPLYING))
     facts = ServerFacts("m", 1, 1, [])
-    servicer = ControlServicer(daemon.engine, daemon.pauses, daemon.board, facts)
+    loras = LoraLoader(daemon.engine, daemon.board, None)
+    servicer = ControlServicer(daemon.engine, daemon.pauses, daemon.board, loras, facts)
     request = control_pb2.WatchStatusRequest(interval=Duration(seconds=60))
     watching = asyncio.create_task(servicer.WatchStatus(request, reader))  # type: ignore[arg-type]
     try:

@@ -80,11 +80,10 @@ async def test_a_loop_that_broke_off_is_not_applied(daemon: Daemon, client: VLLM
     assert daemon.engine.live == live(3.0)
 
 
-async def test_a_part_is_applied_where_it_is_asked_for(daemon: Daemon) -> None:
+async def test_a_part_is_applied_where_it_is_asked_for(daemon: Daemon, client: VLLMClient) -> None:
     """The other tensors keep their values."""
+    await asyncio.to_thread(client.update_model_params, Model(1.0))
     client = await asyncio.to_thread(VLLMClient, daemon.address, partial=True)
-    await asyncio.to_thread(loop, client, 1.0)
-    await asyncio.to_thread(client.reset_prefix_cache)
     await asyncio.to_thread(loop, client, 2.0, "b")
     await asyncio.to_thread(client.reset_prefix_cache)
     assert daemon.engine.live == {"a": live(1.0)["a"], "b": live(2.0)["b"]}

@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from genserve.client.shares import MAX_PIECES, block_ranges
@@ -65,14 +65,16 @@ def test_shares_make_the_whole(play: Play, mesh_shape: tuple[int, ...]) -> None:
 
 
 def test_fsdp_over_tensor_parallel(play: Play) -> None:
-    """Rows that were shared out by tensor parallelism first."""
+    """Rows that were shared out by tensor parallelism first, as fully_shard has them then. It keeps the mesh of the
+    first rank that a process plays, so the tensor is made here."""
     whole = torch.arange(24.0).reshape(8, 3)
 
     def of_rank(rank: int) -> object:
-        mesh = play(rank, (2, 2))
-        module = torch.nn.Linear(3, 8, bias=False)
-        module.weight = torch.nn.Parameter(distribute_tensor(whole, mesh["tp"], [Shard(0)], src_data_rank=None))
-        return fully_shard(module, mesh=mesh["dp"]).state_dict()["weight"]
+        dp, tp = divmod(rank, 2)
+        start, placements = 4 * tp + 2 * dp, [_StridedShard(0, split_factor=2), Shard(0)]
+        return DTensor.from_local(
+            whole[start : start + 2], play(rank, (2, 2)), placements, shape=whole.shape, stride=whole.stride()
+        )
 
     data = whole.numpy().tobytes()
     assert assembled(len(data), of_rank, 4) == data

@@ -17,6 +17,7 @@ from genserve.control.leases import LeaseTable
 from genserve.control.pause import PauseController
 from genserve.control.state import StateBoard
 from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor
+from genserve.weights.lora import LoraLoader
 from genserve.weights.manifest import Manifest
 from genserve.weights.push import PushHeader, PushOutcome
 from genserve.weights.registry import PushRegistry
@@ -58,6 +59,7 @@ class Rig:
     resident: ResidentStore
     registry: PushRegistry
     transfers: TransferUpdates
+    loras: LoraLoader
     background: "list[asyncio.Task[None]]" = field(default_factory=list)
 
     async def push(self, opened: PushHeader, data: bytes | None = None) -> PushOutcome:
@@ -106,10 +108,11 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
     first = ResidentVersion(0, MANIFEST, CheckpointBytes(CheckpointIndex(placed)))
     resident = ResidentStore(first, enabled=True)
     updater = WeightUpdater(engine, pauses, board, resident)
-    pushes = PushRegistry(CHECKPOINT, engine, updater, board, resident, MAX_STAGING_BYTES)
+    loras = LoraLoader(engine, board, CHECKPOINT)
+    pushes = PushRegistry(CHECKPOINT, engine, updater, loras, board, resident, MAX_STAGING_BYTES)
     transfers = TransferUpdates(engine, pauses, board, pushes, updater, resident)
     background = [asyncio.create_task(each.run()) for each in (pauses, pushes, transfers)]
-    rig = Rig(engine, leases, board, pauses, resident, pushes, transfers, list(background))
+    rig = Rig(engine, leases, board, pauses, resident, pushes, transfers, loras, list(background))
     yield rig
     ended = [task for task in rig.background if task.done()]
     for task in background:

@@ -1,0 +1,55 @@
+"""`genserve lora`: the LoRA adapters of a daemon."""
+
+import argparse
+from typing import TYPE_CHECKING
+
+from genserve.cli.options import Subparsers, add_connection_options, open_client
+
+if TYPE_CHECKING:
+    from genserve.client import Lora
+
+
+def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
+    """Adds the command."""
+    parser = subparsers.add_parser(
+        "lora", help="push, load, list or unload LoRA adapters", description="The LoRA adapters of a daemon."
+    )
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    for action, described in {
+        "list": "show the adapters that requests can use",
+        "push": "send an adapter that PEFT has saved on this host",
+        "load": "load an adapter that PEFT has saved on the daemon's host",
+        "unload": "take an adapter away; requests that run go on with it",
+    }.items():
+        one = actions.add_parser(action, help=described, description=f"{described[0].upper()}{described[1:]}.")
+        if action != "list":
+            one.add_argument("name", metavar="NAME", help="what requests call it (--lora-name)")
+        if action in ("push", "load"):
+            one.add_argument("path", metavar="DIRECTORY", help="with adapter_config.json and adapter_model.safetensors")
+        add_connection_options(one)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Does it, and prints the adapters that there are then."""
+    with open_client(args) as client:
+        match args.action:
+            case "push":
+                client.push_lora(args.name, args.path)
+            case "load":
+                client.load_lora(args.name, args.path)
+            case "unload":
+                client.unload_lora(args.name)
+        loras = client.list_loras()
+    print(lora_table(loras))
+    return 0
+
+
+def lora_table(loras: "list[Lora]") -> str:
+    """A line for each."""
+    rows = [("NAME", "RANK", "SIZE", "REQUESTS", "FROM")]
+    for each in loras:
+        size = f"{each.size_bytes / 1e6:.1f} MB"
+        rows.append((each.name, str(each.rank), size, str(each.running_requests), each.source))
+    widths = [max(len(row[column]) for row in rows) for column in range(5)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join(lines) if loras else "no adapter is loaded"
