@@ -24,6 +24,7 @@ from genserve.errors import (
 )
 from tests import models
 from tests.daemon_process import SMALL_ENGINE, DaemonProcess
+from tests.engine.test_readme import WRITTEN_ADDRESS, block
 
 Tensors = dict[str, torch.Tensor]
 PROMPT = [5, 6, 7, 8, 9, 10]
@@ -256,6 +257,16 @@ async def test_what_does_not_fit_changes_nothing(
     with pytest.raises(DeadlineError):
         await client.load_lora("policy", saved(good, tmp_path / "late"), timeout_s=0.0001)
     assert await scores(client, "policy") == pytest.approx(before, abs=1e-4)
+
+
+async def test_the_example_of_the_guide_runs(
+    client: AsyncClient, lora_daemon: DaemonProcess, checkpoints: dict[str, Path]
+) -> None:
+    """With an adapter in the place of `tensors`."""
+    example = block("python", "push_lora", Path(__file__).parents[2] / "docs" / "lora.md")
+    names = {"tensors": adapter(checkpoints["a"], seed=1)}
+    await asyncio.to_thread(exec, example.replace(WRITTEN_ADDRESS, lora_daemon.address), names)
+    assert await client.list_loras() == []
 
 
 async def test_no_more_than_workers_can_hold(client: AsyncClient, checkpoints: dict[str, Path]) -> None:

@@ -1,0 +1,103 @@
+"""The calls for LoRA adapters, over a real connection; what vLLM makes of adapters is tests/engine/test_lora.py."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from genserve.cli import main
+from genserve.client import AsyncClient, Lora
+from genserve.errors import InvalidFieldError, LoraNotFoundError, UnsupportedError
+from tests.rpc.conftest import Daemon
+
+CONFIG = {"r": 2, "lora_alpha": 4, "target_modules": {"q"}}
+TENSORS = {
+    "base_model.model.q.lora_A.weight": torch.ones(2, 4),
+    "base_model.model.q.lora_B.weight": torch.ones(6, 2),
+}
+
+
+@pytest.fixture
+async def client(daemon: Daemon) -> AsyncIterator[AsyncClient]:
+    """One of the server."""
+    async with AsyncClient(daemon.address) as connected:
+        yield connected
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """A directory as PEFT writes it."""
+    save_file(TENSORS, tmp_path / "adapter_model.safetensors")
+    (tmp_path / "adapter_config.json").write_text(json.dumps(CONFIG | {"target_modules": ["q"]}))
+    return tmp_path
+
+
+async def test_push_load_list_and_unload(daemon: Daemon, client: AsyncClient, saved: Path) -> None:
+    """What each answers; PEFT's configuration may have sets."""
+    daemon.engine.max_loras = 4
+    pushed = await client.push_lora("pushed", TENSORS, CONFIG, push_id="p")
+    assert (pushed.push.state, pushed.state.weight_version) == ("applied", 0)
+    config = Path(daemon.engine.loras.files["pushed"].directory) / "adapter_config.json"
+    assert json.loads(config.read_text()) == CONFIG | {"target_modules": ["q"]}
+    loaded = await client.load_lora("loaded", saved)
+    size_bytes = (saved / "adapter_model.safetensors").stat().st_size
+    expected = Lora("loaded", 2, size_bytes, str(saved), datetime.fromtimestamp(1.5, UTC), 2)
+    assert loaded == expected
+    assert [(lora.name, lora.source) for lora in await client.list_loras()] == [
+        ("loaded", str(saved)),
+        ("pushed", "push p"),
+    ]
+    assert await client.unload_lora("loaded") == expected
+    await client.unload_lora("pushed")
+    with pytest.raises(LoraNotFoundError, match="pushed"):
+        await client.unload_lora("pushed")
+
+
+async def test_without_the_flag(client: AsyncClient, saved: Path) -> None:
+    """Every call says which one is missing."""
+    for call in (client.push_lora("x", saved), client.load_lora("x", saved), client.unload_lora("x")):
+        with pytest.raises(UnsupportedError, match="--enable-lora"):
+            await call
+    assert await client.list_loras() == []
+    assert "lora" not in (await client.server_info()).features
+
+
+async def test_what_cannot_be_sent(daemon: Daemon, client: AsyncClient, saved: Path) -> None:
+    """Here, or there by the path of the field."""
+    daemon.engine.max_loras = 1
+    with pytest.raises(TypeError, match="config"):
+        await client.push_lora("x", TENSORS)
+    (saved / "adapter_config.json").write_text("[]")
+    with pytest.raises(ValueError, match="is no JSON object"):
+        await client.push_lora("x", saved)
+    with pytest.raises(InvalidFieldError) as caught:
+        await client.load_lora("x", saved)
+    assert caught.value.violations[0].field == "path: adapter_config.json"
+    with pytest.raises(InvalidFieldError) as caught:
+        await client.load_lora("x", saved, timeout_s=-1)
+    assert caught.value.violations[0].field == "timeout"
+
+
+async def test_the_command_line(daemon: Daemon, saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each shows what there is then."""
+    daemon.engine.max_loras = 4
+
+    async def run(*arguments: str) -> tuple[int, str, str]:
+        status = await asyncio.to_thread(main, ["lora", *arguments, "--target", daemon.address])
+        return status, *capsys.readouterr()
+
+    assert await run("list") == (0, "no adapter is loaded\n", "")
+    assert (await run("push", "one", str(saved)))[0] == 0
+    status, shown, _ = await run("load", "second", str(saved))
+    rows = [line.split() for line in shown.splitlines()]
+    assert (status, rows[0]) == (0, ["NAME", "RANK", "SIZE", "REQUESTS", "FROM"])
+    assert [row[:2] for row in rows[1:]] == [["one", "2"], ["second", "2"]]
+    assert (await run("unload", "one"))[1].count("\n") == 2
+    status, _, said = await run("unload", "one")
+    assert (status, said) == (1, "genserve: LORA_NOT_FOUND: no adapter 'one' is loaded\n")
+    await run("unload", "second")
