@@ -228,7 +228,7 @@ async def test_what_does_not_fit_changes_nothing(
         "without its A": {key: value for key, value in good.items() if key != name},
         "has rank 4, and its B 3": good | {b: good[b][:, :3]},
         "columns": good | {name: torch.cat([tensor, tensor], 1)},
-        "does not have": good | {key.replace("layers.0", "layers.7"): value for key, value in good.items()},
+        "does not have": good | {key.replace("layers.0", "layers.7"): value.clone() for key, value in good.items()},
         "not a tensor of an adapter": good | {"model.norm.weight": torch.zeros(128)},
     }
     for words, tensors in bad_tensors.items():

@@ -27,7 +27,7 @@ from plot import draw
 from tiny_model import LETTERS, make_tiny_model
 from torch import Tensor
 from tqdm import tqdm
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from genserve.client import AsyncClient, Generation, PromptLike, PushResult
 
@@ -212,7 +212,7 @@ def update(
 
 
 def chat(letter: str) -> PromptLike:
-    """What a model is asked that knows words."""
+    """What a model is asked that has learnt to chat. Any other gets the letter alone."""
     return [{"role": "user", "content": f"Write a sentence in which every word begins with the letter {letter}."}]
 
 
@@ -238,13 +238,14 @@ async def main() -> None:
     steps: list[Step] = []
 
     async with AsyncExitStack() as stack:
-        prompts: dict[str, PromptLike] = {each: chat(each) for each in LETTERS}
         if args.model is None:
-            args.model, prompts = stack.enter_context(TemporaryDirectory()), {each: each for each in LETTERS}
+            args.model = stack.enter_context(TemporaryDirectory())
             make_tiny_model(Path(args.model), recipe.seed)
         if args.address is None:
             args.address, _ = await stack.enter_async_context(local_daemon(args.model, args.dtype))
         model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
+        chats = AutoTokenizer.from_pretrained(args.model).chat_template is not None
+        prompts: dict[str, PromptLike] = {each: chat(each) if chats else each for each in LETTERS}
         client = await stack.enter_async_context(AsyncClient(args.address))
         lines = csv.writer(stack.enter_context((args.out / f"{recipe.mode}.csv").open("w", newline="", buffering=1)))
         lines.writerow(Step._fields)
