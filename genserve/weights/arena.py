@@ -74,6 +74,11 @@ class Arena:
         """Whether it has been closed."""
         return self._fd == -1
 
+    @property
+    def viewed(self) -> bool:
+        """Whether somebody still has a view of it."""
+        return self._mapped() is not None
+
     def duplicate(self) -> int:
         """Another descriptor of the memory, to be closed by whoever asked: for those that write in threads, who must
         not find that the number has become that of another file."""

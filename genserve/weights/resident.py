@@ -2,7 +2,8 @@
 
 Partial pushes are completed from them, PullWeights sends them to peers, and a commit that could not be undone is healed
 with them. Before the first push they are the checkpoint's files, mapped; afterwards the arena that the push came in:
-that one and the one that arrives next make two.
+that one and the one that arrives next make two, which take turns. To have the kernel clear the pages of another one
+takes about as long as it takes to write them.
 """
 
 import asyncio
@@ -143,6 +144,17 @@ class ResidentStore:
         self._served = first if enabled else None
         self._absence = _GAVE_WAY if enabled else "are not kept (--no-resident-weights)"
         self._replaced: list[ResidentVersion] = []
+        self._spare_arena: Arena | None = None
+
+    async def room(self, size_bytes: int) -> Arena:
+        """An arena for a push, which belongs to the caller: that of the version before the served one if it is as
+        large. It still has the bytes of that version. Raises StagingFullError."""
+        spare, self._spare_arena = self._spare_arena, None
+        if spare is not None:
+            if spare.size_bytes == size_bytes:
+                return spare
+            await asyncio.to_thread(spare.close)
+        return await allocate_arena(size_bytes)
 
     @property
     def served(self) -> ResidentVersion | None:
@@ -183,6 +195,9 @@ class ResidentStore:
         """Frees everything."""
         self.forget(_GAVE_WAY)
         self.give_up_replaced()
+        spare, self._spare_arena = self._spare_arena, None
+        if spare is not None:
+            asyncio.get_running_loop().run_in_executor(None, spare.close)
 
     @contextmanager
     def reading(self) -> Iterator[ResidentVersion]:
@@ -203,5 +218,14 @@ class ResidentStore:
             return
         if before.num_readers > 0:
             self._replaced.append(before)
-        else:
+        elif successor is None or not self._spare(before):
             before.free()
+
+    def _spare(self, version: ResidentVersion) -> bool:
+        """Whether the arena of a version nobody reads could be kept for the next push."""
+        source = version.source
+        # Who still had a view of it would see the next version's bytes.
+        if self._spare_arena is not None or not isinstance(source, ArenaBytes) or source.arena.viewed:
+            return False
+        self._spare_arena = source.arena
+        return True

@@ -59,10 +59,47 @@ async def test_replaced_version_is_freed_at_once_or_with_its_last_reader() -> No
         assert b"".join(read.pieces(0, 32)) == weights(1)
         assert store.held_bytes == 64
     assert store.held_bytes == 32
-    store.replace(version(3))
     assert num_arenas() == before + 1
     store.give_up()
     assert num_arenas() == before
+
+
+async def test_two_arenas_take_turns() -> None:
+    """The one of the version before the served one is taken by the next push that is as large."""
+    before = num_arenas()
+    store = ResidentStore(version(1), enabled=True)
+    store.replace(version(2))
+    first = await store.room(32)
+    assert bytes(first.view(0, 32)) == weights(1), "nothing was cleared"
+    second = await store.room(32)
+    assert num_arenas() == before + 3
+    for arena in (first, second):
+        arena.close()
+    store.give_up()
+    assert num_arenas() == before
+
+
+async def test_an_arena_of_another_size_is_given_back_before_one_is_taken() -> None:
+    """Never three of them."""
+    before = num_arenas()
+    store = ResidentStore(version(1), enabled=True)
+    store.replace(version(2))
+    arena = await store.room(33)
+    assert (arena.size_bytes, num_arenas()) == (33, before + 2)
+    arena.close()
+    store.give_up()
+
+
+async def test_an_arena_that_somebody_still_sees_is_not_used_again() -> None:
+    """A view would show the bytes of another version."""
+    store = ResidentStore(version(1), enabled=True)
+    view = store.require().pieces(0, 32)
+    store.replace(version(2))
+    arena = await store.room(32)
+    arena.write(0, weights(3))
+    assert b"".join(view) == weights(1)
+    arena.close()
+    store.give_up()
 
 
 async def test_reader_is_told_when_the_room_of_its_version_is_needed() -> None:
@@ -173,10 +210,11 @@ async def test_readers_of_old_versions_make_room_for_a_push(rig: Rig) -> None:
 
 
 async def test_memory_is_flat_over_many_pushes(rig: Rig) -> None:
-    """One arena, the resident one, whatever became of the pushes before."""
+    """Two arenas that take turns, whatever became of the pushes before."""
     await rig.push(header("p0", 1))
+    await rig.push(header("p1", 2))
     before = num_arenas()
-    for number in range(2, 102):
+    for number in range(3, 102):
         if number % 3 == 0:
             rig.engine.fails["prepare_weights"] = PushRolledBackError("no")
             with pytest.raises(PushRolledBackError):
@@ -184,6 +222,8 @@ async def test_memory_is_flat_over_many_pushes(rig: Rig) -> None:
             rig.registry.discard(f"p{number}")
         else:
             await rig.push(header(f"p{number}", number))
+        assert num_arenas() <= before
+    await rig.push(header("p102", 102))
     assert num_arenas() == before
 
 
