@@ -19,6 +19,7 @@ from tests.bench import engines, machine
 from tests.bench.options import Options
 from tests.bench.peers import GenerationServer
 from tests.bench.peers.genserve_generation import Genserve
+from tests.bench.peers.grpc_floor import GrpcFloor
 from tests.bench.peers.in_process import InProcess
 from tests.bench.peers.vllm_grpc import VllmGrpc
 from tests.bench.peers.vllm_http import VllmHttp
@@ -26,7 +27,7 @@ from tests.bench.processes import PeerError
 from tests.bench.report import Result, medians
 from tests.bench.traces import Figures, Trace, Work
 
-SERVERS: tuple[type[GenerationServer], ...] = (InProcess, VllmGrpc, VllmHttp, Genserve)
+SERVERS: tuple[type[GenerationServer], ...] = (InProcess, GrpcFloor, VllmGrpc, VllmHttp, Genserve)
 PEERS = tuple(peer for server in SERVERS for peer in server.peers)
 CEILING = "in_process"
 PROMPT_TOKENS, MAX_TOKENS = 5, 64

@@ -1,7 +1,7 @@
 """`push`: how fast weights arrive, by the size of the model, from nothing but a memcpy up to the whole update.
 
-The first peers move bytes into another process (memcpy: within one). `update_*` go on until the new version is served,
-with no stream running; `pause` tells what streams feel of it.
+The first peers move bytes into another process (memcpy: within one; grpc_bytes: to nowhere). `update_*` go on until the
+new version is served, with no stream running; `pause` tells what streams feel of it.
 """
 
 import tempfile
@@ -19,6 +19,7 @@ from tests.bench.options import Options
 from tests.bench.peers import Mover, naive_update
 from tests.bench.peers.genserve_daemon import start_daemon
 from tests.bench.peers.genserve_push import GenservePush, GenserveUpdate
+from tests.bench.peers.grpc_bytes import GrpcBytes
 from tests.bench.peers.memcpy import Memcpy
 from tests.bench.peers.naive_stub import NaiveStub
 from tests.bench.peers.raw_tcp import RawTcp
@@ -28,6 +29,7 @@ from tests.bench.report import Result, medians
 PEERS = (
     "memcpy",
     "raw_tcp",
+    "grpc_bytes",
     "naive_stub",
     "genserve",
     "genserve_2_streams",
@@ -120,6 +122,8 @@ async def _movers(
                 movers[peer] = Memcpy(source)
             case ["raw", "tcp"]:
                 movers[peer] = await RawTcp.start(source, directory)
+            case ["grpc", "bytes"]:
+                movers[peer] = await GrpcBytes.start(source.nbytes, directory)
             case ["naive", "stub"]:
                 movers[peer] = await NaiveStub.start(source, directory)
             case ["genserve", *rest] if client is not None:

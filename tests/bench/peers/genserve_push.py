@@ -1,4 +1,4 @@
-"""genserve's push: the bytes alone (staged and discarded), checksums and all."""
+"""genserve's push: the bytes alone, checksums and all; they are applied when the time is taken."""
 
 import time
 from typing import Any
@@ -15,12 +15,13 @@ class GenservePush:
         self._options: dict[str, Any] = {"shared_memory": True} if shared_memory else {"streams": num_streams}
 
     async def move(self) -> float:
-        """Stages, until the daemon says that it has them; then discards."""
+        """Stages, until the daemon says that it has them; then commits, as a trainer does, whose next push takes the turn
+        of the version before."""
         version = (await self._client.get_weights()).weight_version + 1
         began_at = time.monotonic()
         staged = await self._client.push_weights(self._tensors, version=version, action="stage", **self._options)
         elapsed_s = time.monotonic() - began_at
-        await self._client.discard_push(staged.push.push_id)
+        await self._client.commit_push(staged.push.push_id)
         return elapsed_s
 
     async def stop(self) -> None:
