@@ -15,7 +15,7 @@ class GenservePush:
         self._options: dict[str, Any] = {"shared_memory": True} if shared_memory else {"streams": num_streams}
 
     async def move(self) -> float:
-        """Stages, until the daemon says that it has them; then commits, as a trainer does, whose next push takes the turn
+        """Stages, until the daemon says that it has them; then commits, as trainers do, whose next push takes the turn
         of the version before."""
         version = (await self._client.get_weights()).weight_version + 1
         began_at = time.monotonic()
