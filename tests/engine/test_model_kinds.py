@@ -1,8 +1,5 @@
 """Pushes into models whose weights vLLM packs in other ways than those of a dense one: each equals a cold start."""
 
-import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +9,7 @@ import pytest
 from genserve.client import AsyncClient
 from tests import models
 from tests.daemon_process import SMALL_ENGINE, DaemonProcess
-from tests.engine.conftest import PROMPTS, Reference
+from tests.engine.conftest import Reference, plain_vllm
 from tests.engine.test_push import greedy_outputs, next_version, outputs_of
 
 
@@ -30,16 +27,6 @@ def quantised(directory: Path) -> tuple[Path, Path]:
     return models.quantised(a, directory / "a", 0.02), models.quantised(b, directory / "b", 0.005)
 
 
-def cold_start(checkpoint: Path) -> Reference:
-    """What plain vLLM says about a checkpoint."""
-    program = [sys.executable, "-m", "tests.engine.reference", str(checkpoint), json.dumps(PROMPTS)]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=240, check=False)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("REFERENCE ")]
-    assert lines, done.stderr[-4000:]
-    result: Reference = json.loads(lines[0].removeprefix("REFERENCE "))
-    return result
-
-
 async def state_of(client: AsyncClient) -> tuple[list[list[int]], dict[str, Any]]:
     """Greedy outputs, and the digest of every live weight."""
     served = await client.get_weights(include_digests=True)
@@ -52,7 +39,7 @@ async def test_a_push_equals_a_cold_start(kind: Callable[[Path], tuple[Path, Pat
     a, b = kind(tmp_path)
     process = DaemonProcess(["--model", str(a), *SMALL_ENGINE], tmp_path / "stderr")
     try:
-        cold = cold_start(b)  # while the daemon starts
+        cold = plain_vllm(b)  # while the daemon starts
         process.wait_serving()
         async with AsyncClient(process.address) as client:
             first = await state_of(client)
