@@ -2,8 +2,10 @@
 
 import argparse
 import os
+import re
 import sys
 import warnings
+from collections.abc import Sequence
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -15,6 +17,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(args: argparse.Namespace) -> int:
     """Runs the daemon until a signal or a failure; the exit status."""
+    _check_own(args.flags)
     # vLLM tells a lot while it starts; what matters comes from us. VLLM_LOGGING_LEVEL=INFO brings it back.
     if "VLLM_LOGGING_LEVEL" not in os.environ:
         os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
@@ -31,3 +34,20 @@ def run(args: argparse.Namespace) -> int:
         print(f"genserve: the engine is not installed ({error}): {extras}", file=sys.stderr)
         return 1
     return daemon.main(args.flags)
+
+
+def _check_own(flags: Sequence[str]) -> None:
+    """Refuses what cannot be among our own flags, before vLLM is imported to understand the others: that takes seconds.
+    Exits as argparse does."""
+    from genserve.config import ServeConfig
+
+    # As vLLM's parser has it: underscores are as good, and a file may have more flags.
+    dashed = [re.sub("^--[^=]+", lambda flag: flag[0].replace("_", "-"), flag) for flag in flags]
+    if any(flag.partition("=")[0] == "--config" for flag in dashed):
+        return
+    parser = argparse.ArgumentParser(prog="genserve serve", add_help=False, allow_abbrev=False)
+    ServeConfig.add_flags(parser)
+    try:
+        ServeConfig.from_flags(vars(parser.parse_known_args(dashed)[0]))
+    except ValueError as error:
+        parser.error(str(error))

@@ -108,7 +108,6 @@ async def test_a_taken_port_is_named(client: AsyncClient, daemon: DaemonProcess,
 
 WRONG_FLAGS = {
     "/nowhere/at/all": ["--model", "/nowhere/at/all"],
-    "--allow-insecure": ["--host", "0.0.0.0"],
     "no-such-flag": ["--max-model-length", "7", "--no-such-flag"],
 }
 

@@ -48,7 +48,7 @@ async def test_a_pushed_checkpoint_equals_a_cold_start_on_two_ranks(
 
 
 async def test_an_adapter_is_loaded_on_both_ranks(sharded: AsyncClient, checkpoints: dict[str, Path]) -> None:
-    """It says what weights say that it is merged into, but for the rounding of bfloat16; one that fails is on neither."""
+    """It says what weights say that it is merged into, but for bfloat16's rounding; one that fails is on neither."""
 
     async def likely(lora_name: str | None = None) -> dict[int, float]:
         generation = await sharded.generate(PROMPT, max_tokens=1, temperature=0.0, logprobs=20, lora_name=lora_name)

@@ -7,6 +7,7 @@ import asyncio
 import io
 import json
 import signal
+import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -276,3 +277,26 @@ async def test_target_and_token_come_from_the_environment(
     with pytest.raises(SystemExit):
         main(["generate", "--help"])
     assert "secret" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--host", "0.0.0.0"], "--allow-insecure"),
+        (["--port=abc"], "invalid int value: 'abc'"),
+        (["--max_model_len", "7", "--weight_update", "sideways"], "invalid choice: 'sideways'"),
+    ],
+)
+def test_what_is_wrong_with_our_own_flags_is_told_before_vllm_is_imported(flags: list[str], says: str) -> None:
+    """That takes seconds."""
+    program = "import sys; from genserve.cli import main\ntry: main()\nfinally: print('vllm' in sys.modules)"
+    command = [sys.executable, "-c", program, "serve", *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (2, "False\n")
+    assert says in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("flags", [["--allow_insecure", "--host=0.0.0.0"], ["--config", "x.yaml", "--host=0.0.0.0"]])
+def test_flags_may_be_written_as_vllm_takes_them(flags: list[str]) -> None:
+    """With underscores, or in a file that only vLLM reads."""
+    serve._check_own(flags)
