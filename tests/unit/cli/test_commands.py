@@ -47,13 +47,18 @@ def checkpoint(tmp_path: Path) -> str:
 
 
 async def start(daemon: ScriptedDaemon, *arguments: str, stdout: int = asyncio.subprocess.PIPE) -> Any:
-    """Starts a command as a process of its own."""
-    program = "import sys; from genserve.cli import main; sys.exit(main())"
+    """Starts a command as a process of its own.
+
+    A test run in the background of a shell ignores SIGINT, and the command would do so too. It is told there and not
+    between fork and exec: what gRPC does in a forked process may close the command's pipes.
+    """
+    program = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "from genserve.cli import main; sys.exit(main())"
+    )
     return await asyncio.create_subprocess_exec(
         sys.executable, "-c", program, *arguments, "--target", daemon.target,
         stdout=stdout, stderr=asyncio.subprocess.PIPE,
-        # A test run in the background of a shell ignores SIGINT, and the command would do so too.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
 
 
