@@ -2,7 +2,7 @@
 
 import argparse
 import contextlib
-import threading
+import time
 from typing import TYPE_CHECKING
 
 from genserve.cli.options import (
@@ -41,7 +41,8 @@ def run(args: argparse.Namespace) -> int:
             ) as lease:
                 print(f"paused: lease {lease.lease_id}; Ctrl-C resumes", flush=True)
                 with contextlib.suppress(KeyboardInterrupt):
-                    threading.Event().wait()
+                    while True:  # a signal that comes just before a wait does not wake it
+                        time.sleep(1.0)
             print("resumed")
             return 0
         paused = client.pause(

@@ -69,11 +69,13 @@ async def test_generate_says_when_nothing_was_generated(
 async def test_an_interrupt_ends_the_requests_without_a_traceback(daemon: ScriptedDaemon) -> None:
     """Exit 130."""
     daemon.hangs_after = 2
-    program = "import sys; from genserve.cli import main; sys.exit(main())"
+    program = (  # see test_commands.start
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "from genserve.cli import main; sys.exit(main())"
+    )
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", program, "bench", "generate", "--target", daemon.target,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     await asyncio.wait_for(daemon.asked.wait(), 20)
     process.send_signal(signal.SIGINT)
