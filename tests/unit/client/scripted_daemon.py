@@ -52,7 +52,7 @@ class ScriptedDaemon(
         self.requests: list[generation_pb2.GenerateRequest] = []
         self.words: Sequence[str] = ("Once", " upon", " a", " time")
         self.hangs_after: int | None = None
-        self.asked = asyncio.Event()
+        self.hanging = asyncio.Event()
         self.cancelled = asyncio.Event()
         self.fail: Callable[[Any], Any] | None = None
         # PushWeights
@@ -89,12 +89,12 @@ class ScriptedDaemon(
 
     async def Generate(self, request: Any, context: Any) -> AsyncIterator[generation_pb2.GenerateResponse]:
         self.requests.append(request)
-        self.asked.set()
         await self._begin(context)
         spans = [types_pb2.WeightSpan(version=0, start=0, end=2), types_pb2.WeightSpan(version=1, start=2, end=4)]
         try:
             for position, word in enumerate(self.words):
                 if self.hangs_after == position:
+                    self.hanging.set()  # before that, a cancellation may find nobody to tell
                     await asyncio.Event().wait()
                 last = position == len(self.words) - 1
                 version = int(position >= 2)
