@@ -67,7 +67,7 @@ async def test_cancelling_a_task_cancels_the_request_and_stays_a_cancellation(
     """asyncio's cancellation is not turned into another error."""
     daemon.hangs_after = 0
     task = asyncio.create_task(client.generate("x"))
-    await asyncio.wait_for(daemon.asked.wait(), 10)
+    await asyncio.wait_for(daemon.hanging.wait(), 10)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
