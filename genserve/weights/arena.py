@@ -86,13 +86,17 @@ class Arena:
         return os.dup(self._fd)
 
     def write(self, offset: int, data: bytes | memoryview) -> None:
-        """Copies `data` to `offset`; releases the GIL meanwhile. Raises ValueError outside of the arena."""
+        """Copies `data` to `offset`; releases the GIL meanwhile. Raises ValueError outside of the arena, and
+        StagingFullError when the kernel refuses."""
         self._check(offset, len(data))
         # The kernel writes into pages that it has at hand. Through a map each page would be looked up in a fault
         # first, which takes longer than copying it.
         rest = memoryview(data)
         while rest:
-            num_written = os.pwrite(self._fd, rest, offset)
+            try:
+                num_written = os.pwrite(self._fd, rest, offset)
+            except OSError as error:  # a limit that came after the memory was reserved
+                raise StagingFullError(f"{len(rest)} bytes could not be written: {error.strerror}") from error
             offset, rest = offset + num_written, rest[num_written:]
 
     def equals(self, offset: int, data: bytes | memoryview) -> bool:

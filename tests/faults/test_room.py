@@ -1,8 +1,8 @@
 """Pushes for which there is no room: refused at the header, before a byte, and never by a signal."""
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import psutil
@@ -45,12 +45,22 @@ def first_free(pid: int) -> int:
     return next(number for number in range(len(taken) + 1) if number not in taken)
 
 
+@asynccontextmanager
+async def spare_taken(subject: Subject) -> AsyncIterator[None]:
+    """The arena that awaits the next push is that of one that is staged."""
+    await subject.push("b", action="stage", push_id="takes the spare one")
+    try:
+        yield
+    finally:
+        await subject.client.discard_push("takes the spare one")
+
+
 async def test_memory_that_the_kernel_refuses_is_told_and_kills_nobody(
     subject: Subject, checkpoints: dict[str, Path]
 ) -> None:
     """The arena cannot have its size: RESOURCE_EXHAUSTED, not a SIGBUS at the first chunk."""
     raw = await subject.raw_push()
-    async with subject.refuses(StagingFullError):
+    async with subject.refuses(StagingFullError), spare_taken(subject):
         with limited(subject.pid, psutil.RLIMIT_FSIZE, len(raw.data) // 2):
             await raw.send(raw.frames((0, len(raw.data))))
 
@@ -59,6 +69,6 @@ async def test_a_descriptor_that_the_kernel_refuses_is_told_and_kills_nobody(sub
     """The arena cannot have a descriptor. The connection is there already, as its own would be refused."""
     version = await subject.oracle.served_version()
     subject.oracle.committed[version + 1] = "b"
-    async with subject.refuses(StagingFullError):
+    async with subject.refuses(StagingFullError), spare_taken(subject):
         with limited(subject.pid, psutil.RLIMIT_NOFILE, first_free(subject.pid)):
             await subject.push("b", version=version + 1)
