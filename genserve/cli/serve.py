@@ -22,6 +22,7 @@ def run(args: argparse.Namespace) -> int:
     if "VLLM_LOGGING_LEVEL" not in os.environ:
         os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        os.environ.setdefault("TORCH_LOGS", "-all")  # errors alone
         os.environ.setdefault(
             "PYTHONWARNINGS", "ignore::FutureWarning,ignore::UserWarning"
         )  # in the engine's processes
