@@ -56,7 +56,9 @@ class Trainer:
         began_at = time.monotonic()
         num_bytes = 0
         while time.monotonic() < began_at + seconds:
-            staged = await self._client.push_weights(tensors, version=version, action="stage", streams=streams)
+            staged = await self._client.push_weights(
+                tensors, version=version, action="stage", streams=streams, shared_memory=False
+            )
             await self._client.discard_push(staged.push.push_id)
             num_bytes += staged.push.total_bytes
         ended_at = time.monotonic()

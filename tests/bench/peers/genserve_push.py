@@ -12,7 +12,8 @@ class GenservePush:
     def __init__(self, client: AsyncClient, tensors: Any, num_streams: int, *, shared_memory: bool = False) -> None:
         self._client = client
         self._tensors = tensors
-        self._options: dict[str, Any] = {"shared_memory": True} if shared_memory else {"streams": num_streams}
+        # Left to itself the client hands memory over wherever it can.
+        self._options: dict[str, Any] = {"shared_memory": shared_memory, "streams": num_streams}
 
     async def move(self) -> float:
         """Stages, until the daemon says that it has them; then commits, as trainers do, whose next push takes the turn
