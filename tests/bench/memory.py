@@ -1,11 +1,14 @@
 """`memory`: host memory of the daemon and its workers before, during and after pushes, by the size of the model.
 
-Every page is counted once, however many processes map it (Pss). `shared` is what a push stages and what stays resident
-for partial pushes and pulls; `anonymous` is the rest, of which the prepared version is a part: on the CPU, the device's
-memory is the host's. Pages of files (the checkpoint, libraries) are the page cache's and are not counted.
+`shared` is what a push stages and what stays for partial pushes, pulls and the next push: the daemon's arenas, counted by
+their descriptors, as most of their pages are in no process's map. `anonymous` is what all processes have for themselves,
+of which the prepared version is a part: on the CPU, the device's memory is the host's. Pages of files (the checkpoint,
+libraries) are the page cache's and are not counted, nor is what vLLM's processes share, which does not change.
 """
 
 import asyncio
+import contextlib
+import os
 import tempfile
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
@@ -102,15 +105,25 @@ async def _measure(size: str, checkpoint: Path, directory: Path, options: Option
 def sample(pid: int) -> Sample:
     """The daemon and all it has started."""
     daemon = psutil.Process(pid)
-    anonymous = shared = 0
+    anonymous = 0
     for process in (daemon, *daemon.children(recursive=True)):
         for line in Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines():
             key, _, value = line.partition(":")
             if key == "Pss_Anon":
                 anonymous += int(value.split()[0]) << 10
-            elif key == "Pss_Shmem":
-                shared += int(value.split()[0]) << 10
+    shared = _arena_bytes(pid)
     return Sample(anonymous, shared, anonymous + shared)
+
+
+def _arena_bytes(pid: int) -> int:
+    """Memory behind the arenas that a daemon has open; each once, whatever descriptors it has."""
+    found: dict[int, int] = {}
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            if "genserve-arena" in os.readlink(descriptor):
+                status = os.stat(descriptor)
+                found[status.st_ino] = 512 * status.st_blocks
+    return sum(found.values())
 
 
 def _figures(measured: dict[str, Any]) -> dict[str, float]:
