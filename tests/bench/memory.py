@@ -1,9 +1,9 @@
 """`memory`: host memory of the daemon and its workers before, during and after pushes, by the size of the model.
 
-`shared` is what a push stages and what stays for partial pushes, pulls and the next push: the daemon's arenas, counted by
-their descriptors, as most of their pages are in no process's map. `anonymous` is what all processes have for themselves,
-of which the prepared version is a part: on the CPU, the device's memory is the host's. Pages of files (the checkpoint,
-libraries) are the page cache's and are not counted, nor is what vLLM's processes share, which does not change.
+`shared` is what a push stages and what stays for partial pushes, pulls and the next push: the daemon's arenas, counted
+by their descriptors, as most of their pages are in no process's map. `anonymous` is what all processes have for
+themselves, of which the prepared version is a part: on the CPU, the device's memory is the host's. Pages of files (the
+checkpoint, libraries) are the page cache's and are not counted, nor is what vLLM's processes share: it does not change.
 """
 
 import asyncio
