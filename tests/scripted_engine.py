@@ -77,7 +77,7 @@ class ScriptedLoras:
         self._engine = engine
         self.files: dict[str, LoraFiles] = {}
 
-    async def load(self, name: str, files: LoraFiles, timeout_s: float) -> None:
+    async def load(self, name: str, files: LoraFiles, timeout_s: float) -> LoadedLora:
         try:
             await self._engine.step("load_lora", f"load_lora {name}", timeout_s)
         except BaseException:
@@ -86,6 +86,7 @@ class ScriptedLoras:
         if name in self.files:
             self.files[name].close()
         self.files[name] = files
+        return self._told(name)
 
     def unload(self, name: str) -> LoadedLora:
         if name not in self.files:

@@ -1,12 +1,15 @@
 """`genserve lora`: the LoRA adapters of a daemon."""
 
 import argparse
+import sys
 from typing import TYPE_CHECKING
 
 from genserve.cli.options import Subparsers, add_connection_options, open_client
+from genserve.cli.push import ProgressDisplay
+from genserve.errors import InvalidFieldError
 
 if TYPE_CHECKING:
-    from genserve.client import Lora
+    from genserve.client import Client, Lora
 
 
 def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
@@ -34,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     with open_client(args) as client:
         match args.action:
             case "push":
-                client.push_lora(args.name, args.path)
+                _push(client, args.name, args.path)
             case "load":
                 client.load_lora(args.name, args.path)
             case "unload":
@@ -42,6 +45,16 @@ def run(args: argparse.Namespace) -> int:
         loras = client.list_loras()
     print(lora_table(loras))
     return 0
+
+
+def _push(client: "Client", name: str, path: str) -> None:
+    progress = ProgressDisplay(sys.stderr)
+    try:
+        client.push_lora(name, path, progress=progress.show)
+    except ValueError as error:  # a file is not what it claims to be
+        raise InvalidFieldError(str(error)) from error
+    finally:
+        progress.end()
 
 
 def lora_table(loras: "list[Lora]") -> str:

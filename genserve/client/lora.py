@@ -46,7 +46,8 @@ class Lora:
 
 
 class LoraCalls(WeightCalls):
-    """LoRA adapters, where the daemon was started with --enable-lora; else all raise UnsupportedError."""
+    """LoRA adapters, where the daemon was started with --enable-lora; else there are none, and all that would change
+    that raise UnsupportedError."""
 
     async def push_lora(
         self,

@@ -177,7 +177,7 @@ class LoadedLora:
 class Loras(Protocol):
     """The LoRA adapters of an engine. Those that were replaced or unloaded are held until their requests have ended."""
 
-    async def load(self, name: str, files: LoraFiles, timeout_s: float) -> None:
+    async def load(self, name: str, files: LoraFiles, timeout_s: float) -> LoadedLora:
         """Loads one on every rank, beside generation; requests that come later and name it use it. Closes `files` when
         they are not needed any more. Raises StagingFullError when workers hold as many as they can, and
         PushRolledBackError for what vLLM finds wrong: what was there before is there still. So it is after

@@ -60,7 +60,7 @@ class LiveLoras:
         self._by_request: dict[str, HeldLora] = {}
         self._removals: set[asyncio.Task[None]] = set()
 
-    async def load(self, name: str, files: LoraFiles, timeout_s: float) -> None:
+    async def load(self, name: str, files: LoraFiles, timeout_s: float) -> LoadedLora:
         """Loads one on every rank."""
         lora = HeldLora(next(self._ids), name, files)
         deadline_s = time.monotonic() + timeout_s
@@ -88,6 +88,7 @@ class LiveLoras:
         self._current[name] = lora
         if previous is not None:
             self._retire(previous)
+        return lora.told()
 
     def unload(self, name: str) -> LoadedLora:
         """Takes one away from later requests."""

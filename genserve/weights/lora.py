@@ -40,7 +40,9 @@ class LoraLoader:
         session.state = PushState.PREPARING
         config = self.check(lora)
         make = partial(LoraFiles.of_push, config, session.manifest, session.arena, session.push_id)
-        prepare_s, commit_s = await self._load(lora.lora_name, make, session.header.apply.timeout_s)
+        began_s = time.perf_counter()
+        _, prepare_s = await self._load(lora.lora_name, make, session.header.apply.timeout_s)
+        commit_s = time.perf_counter() - began_s - prepare_s
         version = self._engine.weight_version
         steps = {"receive": session.receive_s, "verify": session.verify_s, "prepare": prepare_s, "commit": commit_s}
         timings = tuple(StepTiming(step, duration_s) for step, duration_s in steps.items())
@@ -54,8 +56,8 @@ class LoraLoader:
             raise InvalidFieldError.of("timeout", f"must be above 0 s, is {timeout_s:g} s")
         check_control(self._board.phase)
         make = partial(LoraFiles.of_directory, Path(path), self._engine.info.max_lora_rank, self._checkpoint)
-        await uninterrupted(self._load(name, make, timeout_s))
-        return next(each for each in self._engine.loras.loaded() if each.name == name)
+        loaded, _ = await uninterrupted(self._load(name, make, timeout_s))
+        return loaded
 
     def unload(self, name: str) -> LoadedLora:
         """Takes an adapter away; what it was. Raises LoraNotFoundError."""
@@ -63,13 +65,12 @@ class LoraLoader:
         check_control(self._board.phase)
         return self._engine.loras.unload(name)
 
-    async def _load(self, name: str, make: Callable[[], LoraFiles], timeout_s: float) -> tuple[float, float]:
-        """Seconds that it took to have the files, and to load them."""
+    async def _load(self, name: str, make: Callable[[], LoraFiles], timeout_s: float) -> tuple[LoadedLora, float]:
+        """The adapter, and the seconds that it took to have its files."""
         began_s = time.perf_counter()
         files = await asyncio.to_thread(make)
         prepare_s = time.perf_counter() - began_s
-        await self._engine.loras.load(name, files, max(timeout_s - prepare_s, 0.0))
-        return prepare_s, time.perf_counter() - began_s - prepare_s
+        return await self._engine.loras.load(name, files, max(timeout_s - prepare_s, 0.0)), prepare_s
 
     def _require_enabled(self) -> None:
         if not self._engine.info.max_loras:

@@ -31,6 +31,7 @@ class LoraFiles:
         self.rank = config.rank
         self.size_bytes = tensors.size_bytes
         self.source = source
+        self.directory = ""
         self._arenas = [tensors]
         try:
             text = config.text.encode()
@@ -87,8 +88,8 @@ class LoraFiles:
         """Gives the memory back, when no worker maps it any more. Safe to call more than once."""
         for arena in self._arenas:
             arena.close()
-        if directory := getattr(self, "directory", None):
-            shutil.rmtree(directory, ignore_errors=True)
+        if self.directory:
+            shutil.rmtree(self.directory, ignore_errors=True)
 
 
 def sweep(temporary: Path | None = None, proc: Path = Path("/proc")) -> None:

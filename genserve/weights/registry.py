@@ -30,6 +30,7 @@ from genserve.weights.admission import (
     examine,
     refuse_issues,
 )
+from genserve.weights.arena import allocate_arena
 from genserve.weights.checkpoint import CheckpointIndex
 from genserve.weights.lora import LoraLoader
 from genserve.weights.manifest import PushIssue, completed
@@ -126,7 +127,9 @@ class PushRegistry:
         if header.action is PushAction.VALIDATE:
             return PushStream.of_outcome(PushOutcome(_valid(header, digest)))
         self._make_room(size_bytes, partial=header.manifest.partial)
-        arena = await self._resident.room(header.manifest.total_bytes)
+        # An adapter leaves the room that awaits the next version alone.
+        room = allocate_arena if header.lora is not None else self._resident.room
+        arena = await room(header.manifest.total_bytes)
         session = PushSession(header.push_id, header, header.manifest, digest, arena, self._clock)
         push = LivePush(session, Round.begin(header.num_streams), size_bytes)
         self._pushes[header.push_id] = push

@@ -15,6 +15,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import grpc.aio
+
 PACKAGES = Path(sys.prefix) / "bench"
 """Where scripts/bench puts what is measured against. On nobody's path but of those that need it: vLLM's gRPC server
 brings a plugin that every vLLM on the path would load."""
@@ -131,6 +133,17 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
     return port
+
+
+async def serving_port(server: grpc.aio.Server) -> int:
+    """Starts a server on a free port, for as long as the process lives; the port."""
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    _servers.append(server)
+    return port
+
+
+_servers: list[grpc.aio.Server] = []  # one that nobody holds is stopped
 
 
 def with_packages() -> dict[str, str]:

@@ -101,3 +101,7 @@ async def test_the_command_line(daemon: Daemon, saved: Path, capsys: pytest.Capt
     status, _, said = await run("unload", "one")
     assert (status, said) == (1, "genserve: LORA_NOT_FOUND: no adapter 'one' is loaded\n")
     await run("unload", "second")
+    (saved / "adapter_model.safetensors").write_bytes(b"none")
+    status, _, said = await run("push", "one", str(saved))
+    assert (status, said.count("\n")) == (1, 1)
+    assert "adapter_model.safetensors" in said

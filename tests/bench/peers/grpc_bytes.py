@@ -9,7 +9,7 @@ from typing import Any
 import grpc.aio
 
 from genserve.rpc.server import SERVER_OPTIONS
-from tests.bench.processes import Program, obey
+from tests.bench.processes import Program, obey, serving_port
 
 CHUNK_BYTES = 1 << 20
 _METHOD = "/floor.Bytes/Push"
@@ -65,13 +65,7 @@ async def listen() -> int:
     server = grpc.aio.server(options=[*SERVER_OPTIONS, *_OPTIONS])
     handler: Any = grpc.stream_unary_rpc_method_handler(push)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("floor.Bytes", {"Push": handler}),))
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    _servers.append(server)
-    return port
-
-
-_servers: list[grpc.aio.Server] = []  # a server that nobody holds is stopped
+    return await serving_port(server)
 
 
 if __name__ == "__main__":

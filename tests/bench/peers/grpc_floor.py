@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import grpc.aio
 
 from tests.bench import engines
-from tests.bench.processes import Program, obey
+from tests.bench.processes import Program, obey, serving_port
 from tests.bench.traces import Trace, Work, closed_loop
 
 _SERVICE = "floor.Floor"
@@ -156,8 +156,7 @@ async def main(checkpoint: str) -> None:
         "Many": grpc.stream_stream_rpc_method_handler(many),
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, handlers),))
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
+    port = await serving_port(server)
     gc.collect()
     gc.freeze()  # as vLLM's servers and genserve's daemon do once they have started
 

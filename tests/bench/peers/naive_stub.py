@@ -12,7 +12,7 @@ import grpc.aio
 import numpy as np
 
 from genserve.v1 import weights_pb2, weights_pb2_grpc
-from tests.bench.processes import Program, obey
+from tests.bench.processes import Program, obey, serving_port
 
 CHUNK_BYTES = 1 << 20
 _OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
@@ -74,13 +74,7 @@ async def listen(num_bytes: int) -> int:
     """Listens; the port."""
     server = grpc.aio.server(options=_OPTIONS)
     weights_pb2_grpc.add_WeightServiceServicer_to_server(Receiver(num_bytes), server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    _servers.append(server)
-    return port
-
-
-_servers: list[grpc.aio.Server] = []  # a server that nobody holds is stopped
+    return await serving_port(server)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from genserve.weights.lora_files import LoraFiles, sweep
 from genserve.weights.manifest import Manifest
 from genserve.weights.push import LoraAdapter, PushAction, PushHeader, PushState
 from tests.unit.weights.conftest import Rig, num_arenas, send
+from tests.unit.weights.conftest import header as weights_header
 
 A, B = "base_model.model.layers.0.q.lora_A.weight", "base_model.model.layers.0.q.lora_B.weight"
 TENSORS = {A: torch.arange(8.0).reshape(2, 4), B: torch.arange(12.0).reshape(6, 2).to(torch.bfloat16)}
@@ -137,6 +138,17 @@ async def test_a_pushed_adapter_is_loaded(rig: Rig) -> None:
     assert all(torch.equal(loaded[name], TENSORS[name]) for name in TENSORS)
     assert rig.engine.calls == ["load_lora policy"]
     rig.engine.loras.unload("policy")
+
+
+async def test_an_adapter_leaves_the_room_of_the_next_version_alone(rig: Rig) -> None:
+    """The two arenas of versions take turns; an adapter has memory of its own."""
+    for version in (1, 2):
+        await rig.push(weights_header(f"p{version}", version))
+    rig.engine.max_loras, before = 1, num_arenas()
+    await rig.push(header(), space(TENSORS)[1])
+    assert num_arenas() == before + 2  # the files of the adapter
+    rig.engine.loras.unload("policy")
+    assert num_arenas() == before
 
 
 async def test_an_adapter_that_cannot_be_loaded_stays_staged(rig: Rig) -> None:
