@@ -109,7 +109,8 @@ class ByteSpace:
                     piece = self._pieces[bisect_right(self._ends, position)]
                     if piece.source is not source:
                         data = memoryview(b"")  # lets go of the copy before the next one is made
-                        source, data = piece.source, await asyncio.to_thread(piece.source.read)
+                        source = piece.source
+                        data = await asyncio.to_thread(source.read) if source.copies else source.read()
                     first = piece.source_start + position - piece.start
                     num_bytes = min(chunk_end, piece.end) - position
                     pieces.append(data[first : first + num_bytes])

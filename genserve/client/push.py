@@ -16,7 +16,7 @@ from genserve.client.errors import error_of
 from genserve.client.final_status import FinalStatus
 from genserve.client.frames import END_FRAME, chunk_frame, header_frame
 from genserve.client.push_channels import PushChannels
-from genserve.client.shared_memory import CHUNK_BYTES, SharedSegment
+from genserve.client.shared_memory import PIECE_BYTES, SharedRing, SpareRings
 from genserve.client.state import EngineState
 from genserve.errors import DeadlineError, GenserveError, PushNotFoundError, PushTruncatedError, UnavailableError
 from genserve.v1 import weights_pb2
@@ -123,8 +123,8 @@ class PushResult:
 class Upload:
     """Sends one push, or a caller's part of it, until it is done, cannot go on, or its deadline has passed.
 
-    With a `segment` the bytes are written there, and the daemon copies them; it raises InvalidFieldError naming the
-    segment when the daemon cannot have it. `without_segment` goes on then.
+    With `rings` the bytes are written to shared memory, and the daemon copies them; it raises InvalidFieldError naming
+    the segment when the daemon cannot have it. `without_rings` goes on then.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class Upload:
         *,
         num_streams: int,
         num_callers: int,
-        segment: SharedSegment | None,
+        rings: SpareRings | None,
         ingest_ports: Sequence[int] = (),
         chunk_bytes: int,
         checksum: bool,
@@ -147,7 +147,7 @@ class Upload:
         self._space = space
         self._num_streams = num_streams
         self._num_callers = num_callers
-        self._segment = segment
+        self._rings = rings
         self._channels = PushChannels(connection, ingest_ports)
         self._chunk_bytes = chunk_bytes
         self._checksum = checksum
@@ -202,9 +202,9 @@ class Upload:
             metadata={"push_id": push.push_id},
         )
 
-    def without_segment(self) -> None:
+    def without_rings(self) -> None:
         """From here on bytes are sent; those that the daemon copied already are sent again, and found to be equal."""
-        self._segment = None
+        self._rings = None
 
     async def _send_all(self, ranges: Sequence[Range]) -> PushResult:
         """All streams at once. Every one of them gets the outcome of the push; the first that fails ends the others."""
@@ -241,39 +241,55 @@ class Upload:
         )
         call = method(timeout=self._remaining_s(), metadata=self._connection.metadata)
         status = FinalStatus(call)
+        ring = None if self._rings is None else self._rings.take()
+        writing = asyncio.create_task(self._write_frames(call, header, ranges, ring))
+        # The answer says why the daemon did not want more: nobody takes what is in the ring then.
+        call.add_done_callback(lambda _: writing.cancel())
         try:
-            await self._write_frames(call, header, ranges)
-            return PushResult.of(await call)
+            await asyncio.wait([writing])
+            if not writing.cancelled():
+                writing.result()
+            result = PushResult.of(await call)
+            if ring is not None and self._rings is not None:
+                self._rings.give_back(ring)
+                ring = None
+            return result
         except grpc.aio.AioRpcError as error:
             raise error_of(status.cause_of(error), self._connection.target) from error
         finally:
             call.cancel()
+            writing.cancel()
+            await asyncio.wait([writing])
+            if ring is not None:
+                ring.close()
 
     async def _write_frames(
-        self, call: "grpc.aio.StreamUnaryCall[bytes, Any]", header: weights_pb2.PushHeader, ranges: Sequence[Range]
+        self,
+        call: "grpc.aio.StreamUnaryCall[bytes, Any]",
+        header: weights_pb2.PushHeader,
+        ranges: Sequence[Range],
+        ring: SharedRing | None,
     ) -> None:
         """Writes until the end or until the daemon has answered; its answer says why it did not want more."""
         try:
             await call.write(header_frame(header))
             self._reached_daemon = True
-            async with aclosing(self._frames(ranges)) as frames:
+            async with aclosing(self._frames(ranges, ring)) as frames:
                 await self._write_ahead(call, frames)
             await call.write(END_FRAME)
             await call.done_writing()
         except (asyncio.InvalidStateError, grpc.RpcError):
             return
 
-    async def _frames(self, ranges: Sequence[Range]) -> AsyncGenerator[tuple[bytes, int], None]:
+    async def _frames(
+        self, ranges: Sequence[Range], ring: SharedRing | None
+    ) -> AsyncGenerator[tuple[bytes, int], None]:
         """Chunks of `ranges` as frames, each with the number of bytes of the weights in it."""
-        segment = self._segment
-        chunk_bytes = self._chunk_bytes if segment is None else max(CHUNK_BYTES, self._chunk_bytes)
-        async for offset, pieces in self._space.chunks(ranges, chunk_bytes):
-            num_bytes = sum(map(len, pieces))
-            if segment is None:
-                yield chunk_frame(offset, pieces, checksum=self._checksum), num_bytes
-            else:
-                await asyncio.to_thread(segment.write, offset, pieces)
-                yield segment.frame(offset, num_bytes), num_bytes
+        async for offset, parts in self._space.chunks(ranges, self._chunk_bytes if ring is None else PIECE_BYTES):
+            frame = (
+                chunk_frame(offset, parts, checksum=self._checksum) if ring is None else await ring.frame(offset, parts)
+            )
+            yield frame, sum(map(len, parts))
 
     async def _write_ahead(
         self, call: "grpc.aio.StreamUnaryCall[bytes, Any]", frames: AsyncGenerator[tuple[bytes, int], None]

@@ -1,5 +1,8 @@
-"""Weights handed to a daemon on the same host as shared memory: its kernel copies them, no byte goes over a socket."""
+"""Weights handed to a daemon on the same host as shared memory: no byte of them goes over a socket."""
 
+import asyncio
+import fcntl
+import mmap
 import os
 import weakref
 from collections.abc import Sequence
@@ -10,67 +13,95 @@ from genserve.v1 import weights_pb2
 
 # Below this a push is over before it has been asked whether memory can be handed over.
 MIN_BYTES: Final = 8 << 20
-CHUNK_BYTES: Final = 4 << 20
+PIECE_BYTES: Final = 4 << 20
+NUM_PIECES: Final = 4  # all of them stay in a processor's cache, so that the daemon reads what was written from there
 _NAME: Final = "genserve-push"  # the daemon opens no memory of another name
 
 
-class SharedSegment:
-    """Memory without a name, as large as the byte space of a push; only what is written takes room."""
+class SharedRing:
+    """A little memory without a name that is written round and round, and a pipe on which the daemon tells that it has
+    copied a piece. For one stream at a time."""
 
-    def __init__(self, size_bytes: int) -> None:
-        self.size_bytes = size_bytes
-        self._fd = os.memfd_create(_NAME, os.MFD_CLOEXEC)
-        self._close = weakref.finalize(self, os.close, self._fd)  # also when a client is dropped and never closed
-        os.fchmod(self._fd, 0o600)
-        os.ftruncate(self._fd, size_bytes)
-        self._path = f"/proc/{os.getpid()}/fd/{self._fd}"
+    def __init__(self) -> None:
+        """Raises OSError where the kernel refuses."""
+        fd = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self._fds = [fd]
+        self._close = weakref.finalize(self, _close_all, self._fds)  # also when a client is dropped and never closed
+        os.fchmod(fd, 0o600)
+        os.ftruncate(fd, NUM_PIECES * PIECE_BYTES)
+        # What cannot be shortened the daemon reads in place.
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+        self._memory = memoryview(mmap.mmap(fd, NUM_PIECES * PIECE_BYTES))
+        self._taken, taken_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._fds += [self._taken, taken_end]
+        self._path, self._taken_path = (f"/proc/{os.getpid()}/fd/{each}" for each in (fd, taken_end))
+        self._num_put = self._num_taken = 0
 
-    def write(self, offset: int, pieces: Sequence[bytes | memoryview]) -> None:
-        """Copies `pieces` to `offset`; releases the GIL."""
-        for piece in pieces:
-            # Not through a map: the pages would be cleared before they are written.
-            rest = memoryview(piece)
-            while rest:
-                num_written = os.pwrite(self._fd, rest, offset)
-                offset, rest = offset + num_written, rest[num_written:]
-
-    def frame(self, offset: int, length: int) -> bytes:
-        """The frame that hands bytes over that have been written."""
-        segment = weights_pb2.PushSegment(path=self._path, segment_offset=offset, offset=offset, length=length)
+    async def frame(self, offset: int, parts: Sequence[bytes | memoryview]) -> bytes:
+        """Writes `parts`, PIECE_BYTES at most, to the oldest place once the daemon has copied what was there, and makes
+        the frame that hands them over."""
+        while self._num_put - self._num_taken == NUM_PIECES:
+            await self._see_taken()
+        start = position = self._num_put % NUM_PIECES * PIECE_BYTES
+        for part in parts:
+            self._memory[position : position + len(part)] = part
+            position += len(part)
+        self._num_put += 1
+        segment = weights_pb2.PushSegment(
+            path=self._path,
+            segment_offset=start,
+            offset=offset,
+            length=position - start,
+            taken_path=self._taken_path,
+        )
         return weights_pb2.PushWeightsRequest(segment=segment).SerializeToString()
 
+    async def _see_taken(self) -> None:
+        try:
+            self._num_taken += len(os.read(self._taken, NUM_PIECES))
+        except BlockingIOError:
+            await _readable(self._taken)
+
     def close(self) -> None:
-        """Gives the memory back."""
-        self._fd = -1
+        """Gives the memory back. Safe to call more than once."""
+        self._memory.release()
         self._close()
 
 
-class SpareSegment:
-    """The memory of the last push, kept for the next one: to have its pages cleared again would take longer than to
-    write them."""
+class SpareRings:
+    """Rings between two pushes."""
 
     def __init__(self) -> None:
-        self._spare: SharedSegment | None = None
+        self._spare: list[SharedRing] = []
 
-    def take(self, size_bytes: int) -> SharedSegment:
-        """Memory of this size, for the caller alone."""
-        spare, self._spare = self._spare, None
-        if spare is not None and spare.size_bytes == size_bytes:
-            return spare
-        if spare is not None:
-            spare.close()
-        return SharedSegment(size_bytes)
+    def take(self) -> SharedRing:
+        """One for the caller alone. Raises OSError where the kernel refuses."""
+        return self._spare.pop() if self._spare else SharedRing()
 
-    def give_back(self, segment: SharedSegment) -> None:
+    def give_back(self, ring: SharedRing) -> None:
         """Only what no daemon reads any more: the push that it was taken for has been answered with success."""
-        self.close()
-        self._spare = segment
+        self._spare.append(ring)
 
     def close(self) -> None:
         """Gives the memory back."""
-        if self._spare is not None:
-            self._spare.close()
-            self._spare = None
+        while self._spare:
+            self._spare.pop().close()
+
+
+async def _readable(fd: int) -> None:
+    """Returns when there is something to read."""
+    loop = asyncio.get_running_loop()
+    seen = asyncio.Event()
+    loop.add_reader(fd, seen.set)
+    try:
+        await seen.wait()
+    finally:
+        loop.remove_reader(fd)
+
+
+def _close_all(fds: list[int]) -> None:
+    while fds:
+        os.close(fds.pop())
 
 
 def can_share(target: str, host_id: str) -> bool:

@@ -54,6 +54,8 @@ class TensorSource:
     read: Callable[[], memoryview]
     share: Share | None = None
     """What of it is sent from here, when several ranks have it together; None = all."""
+    copies: bool = True
+    """Whether `read` may have to copy. Otherwise it takes no time, and needs no thread."""
 
     @property
     def size_bytes(self) -> int:
@@ -81,7 +83,10 @@ def tensor_sources(weights: Any, *, tied_once: bool = True) -> list[TensorSource
     """
     if isinstance(weights, str | os.PathLike):
         stored = read_checkpoint(Path(weights))
-        return [TensorSource(each.name, each.dtype, each.shape, partial(_identity, each.data)) for each in stored]
+        return [
+            TensorSource(each.name, each.dtype, each.shape, partial(_identity, each.data), copies=False)
+            for each in stored
+        ]
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     if torch is not None and isinstance(weights, torch.nn.Module):
         weights = weights.state_dict()
@@ -92,7 +97,9 @@ def tensor_sources(weights: Any, *, tied_once: bool = True) -> list[TensorSource
     seen: set[tuple[object, ...]] = set()
     for name, tensor in weights.items():
         if isinstance(tensor, StoredTensor):
-            sources.append(TensorSource(name, tensor.dtype, tensor.shape, partial(_identity, tensor.data)))
+            sources.append(
+                TensorSource(name, tensor.dtype, tensor.shape, partial(_identity, tensor.data), copies=False)
+            )
         elif torch is not None and isinstance(tensor, torch.Tensor):
             identity = _torch_identity(tensor)
             if tied_once and identity is not None and identity in seen:
@@ -101,7 +108,8 @@ def tensor_sources(weights: Any, *, tied_once: bool = True) -> list[TensorSource
             sources.append(_torch_source(name, tensor))
         elif numpy is not None and isinstance(tensor, numpy.ndarray):
             dtype = _dtype_of(name, tensor.dtype.name)
-            sources.append(TensorSource(name, dtype, tuple(tensor.shape), partial(_read_numpy, tensor)))
+            copies = not tensor.flags.c_contiguous or not tensor.dtype.isnative
+            sources.append(TensorSource(name, dtype, tuple(tensor.shape), partial(_read_numpy, tensor), copies=copies))
         else:
             raise TypeError(f"{name}: {type(tensor).__name__} is neither a torch tensor nor a numpy array")
     return _shared_out(sources)
@@ -175,7 +183,8 @@ def _torch_source(name: str, tensor: Any) -> TensorSource:
     if local.is_meta or local.layout != sys.modules["torch"].strided:
         raise TypeError(f"{name}: a {'meta' if local.is_meta else local.layout} tensor has no bytes to send")
     dtype = _dtype_of(name, str(tensor.dtype).removeprefix("torch."))
-    return TensorSource(name, dtype, tuple(tensor.shape), partial(_read_torch, local), share)
+    copies = local.device.type != "cpu" or not local.is_contiguous() or local.is_conj() or local.is_neg()
+    return TensorSource(name, dtype, tuple(tensor.shape), partial(_read_torch, local), share, copies)
 
 
 def _read_torch(tensor: Any) -> memoryview:

@@ -101,7 +101,9 @@ def is_local(peer: str) -> bool:
 
 def _segment_chunk(message: weights_pb2.PushSegment) -> SegmentChunk:
     crc32c = message.crc32c if message.HasField("crc32c") else None
-    return SegmentChunk(message.path, message.segment_offset, message.offset, message.length, crc32c)
+    return SegmentChunk(
+        message.path, message.segment_offset, message.offset, message.length, crc32c, message.taken_path
+    )
 
 
 @asynccontextmanager

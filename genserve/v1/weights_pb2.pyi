@@ -336,7 +336,8 @@ Global___PushChunk: _TypeAlias = PushChunk  # noqa: Y015
 @_typing.final
 class PushSegment(_message.Message):
     """A piece of the byte space that lies in shared memory of the daemon's host. The memory has to stay as it is until the
-    push has been answered. Only peers on the loopback interface or on a Unix socket may hand memory over.
+    push has been answered, or with a `taken_path` until the daemon has said so. Only peers on the loopback interface or
+    on a Unix socket may hand memory over.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -346,6 +347,7 @@ class PushSegment(_message.Message):
     OFFSET_FIELD_NUMBER: _builtins.int
     LENGTH_FIELD_NUMBER: _builtins.int
     CRC32C_FIELD_NUMBER: _builtins.int
+    TAKEN_PATH_FIELD_NUMBER: _builtins.int
     path: _builtins.str
     """The memory: /proc/PID/fd/FD of a memfd, or /dev/shm/NAME. Its name (memfd_create's, or NAME) begins with
     "genserve-push", and it belongs to the user that the daemon runs as: it is memory that was meant for this.
@@ -358,6 +360,11 @@ class PushSegment(_message.Message):
     """Number of its bytes; at most 64 MiB."""
     crc32c: _builtins.int
     """CRC32C (Castagnoli) of the bytes; checked when set."""
+    taken_path: _builtins.str
+    """The end of a pipe, /proc/PID/fd/FD, of the user that the daemon runs as: the daemon writes a byte to it when it has
+    copied the piece. Pieces of a stream are copied in their order. Their memory may be written anew then, so that a
+    little of it does for a push of any size.
+    """
     def __init__(
         self,
         *,
@@ -366,10 +373,11 @@ class PushSegment(_message.Message):
         offset: _builtins.int = ...,
         length: _builtins.int = ...,
         crc32c: _builtins.int | None = ...,
+        taken_path: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c", "crc32c", b"crc32c"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c", "crc32c", b"crc32c", "length", b"length", "offset", b"offset", "path", b"path", "segment_offset", b"segment_offset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c", "crc32c", b"crc32c", "length", b"length", "offset", b"offset", "path", b"path", "segment_offset", b"segment_offset", "taken_path", b"taken_path"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__crc32c: _TypeAlias = _typing.Literal["crc32c"]  # noqa: Y015
     _WhichOneofArgType__crc32c: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c"]  # noqa: Y015

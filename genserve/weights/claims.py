@@ -1,17 +1,16 @@
 """Places that somebody else than the event loop writes to. Not a byte of them counts as there before it is settled."""
 
 import asyncio
-import os
 from dataclasses import dataclass
 
 
 @dataclass(eq=False, slots=True)
 class Claim:
-    """The right to write [start, end) of an arena through `fd`, which is closed when it is settled."""
+    """The right to write [start, end) of an arena through `target`, which keeps the memory alive."""
 
     start: int
     end: int
-    fd: int
+    target: memoryview
 
 
 class Claims:
@@ -21,11 +20,11 @@ class Claims:
         self._claims: set[Claim] = set()
         self._settled = asyncio.Event()
 
-    def add(self, start: int, end: int, fd: int) -> Claim:
-        """A new one; `fd` belongs to it. Raises ValueError where there is one already."""
+    def add(self, start: int, end: int, target: memoryview) -> Claim:
+        """A new one. Raises ValueError where there is one already."""
         if self.overlap(start, end):
             raise ValueError(f"[{start}, {end}) is claimed already")
-        claim = Claim(start, end, fd)
+        claim = Claim(start, end, target)
         self._claims.add(claim)
         return claim
 
@@ -36,7 +35,6 @@ class Claims:
     def settle(self, claim: Claim) -> None:
         """Nobody writes there any more."""
         self._claims.remove(claim)
-        os.close(claim.fd)
         self._settled.set()
         self._settled = asyncio.Event()
 

@@ -1,10 +1,11 @@
 """Shared memory of a trainer on the same host, from which its bytes are copied.
 
 A peer names a path, so most of this is about which paths: nothing but memory that was made to be handed over is read.
-It is never mapped, because its owner may shorten it at any time, and a page that is gone would be a SIGBUS.
+It is mapped, which makes it twice as fast to read, if its size is sealed: a page that is gone would be a SIGBUS.
 """
 
-import errno
+import fcntl
+import mmap
 import os
 import re
 import stat
@@ -12,6 +13,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from genserve.errors import ChecksumMismatchError, InvalidFieldError
 from genserve.weights.checksum import crc32c_of
@@ -19,8 +23,8 @@ from genserve.weights.checksum import crc32c_of
 NAME_PREFIX = "genserve-push"
 MAX_CHUNK_BYTES = 64 << 20
 _PATH = re.compile(rf"/dev/shm/{NAME_PREFIX}[^/]*|/proc/[1-9][0-9]*/fd/[0-9]+")
-_READ_AT_ONCE_BYTES = 256 << 10  # stays in a core's cache between reading, checking and writing
-_NO_DIRECT_COPY = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
+_SIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+_CHECKED_AT_ONCE_BYTES = 256 << 10  # stays in a core's cache between reading and checking
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,8 @@ class SegmentChunk:
     offset: int
     length: int
     crc32c: int | None
+    taken_path: str = ""
+    """The end of a pipe that is told when the piece has been copied; "" = nobody wants to know."""
 
 
 def host_id() -> str:
@@ -46,6 +52,7 @@ class Segment:
     def __init__(self, path: str, fd: int) -> None:
         self.path = path
         self._fd = fd
+        self._mapped = _map(fd)
 
     @classmethod
     def open(cls, path: str) -> "Segment":
@@ -83,62 +90,50 @@ class Segment:
                 f"{size_bytes} bytes of {self.path}",
             )
 
-    def copy(self, chunk: SegmentChunk, fd: int) -> None:
-        """Copies a piece to its offset in another file; releases the GIL. Raises ChecksumMismatchError after it has
+    def copy(self, chunk: SegmentChunk, target: memoryview) -> None:
+        """Copies a piece; releases the GIL. `target` is as long as the piece. Raises ChecksumMismatchError after it has
         been copied, and InvalidFieldError when the memory was shortened meanwhile."""
-        if chunk.crc32c is not None or not self._copy_directly(chunk, fd):
-            self._copy_checked(chunk, fd)
+        step = len(target) if chunk.crc32c is None else _CHECKED_AT_ONCE_BYTES
+        computed = 0
+        for start in range(0, len(target), max(step, 1)):
+            piece = target[start : start + step]
+            self._read_into(piece, chunk.segment_offset + start)
+            if chunk.crc32c is not None:
+                computed = crc32c_of(piece, computed)
+        _verify(chunk, computed)
 
     def read(self, chunk: SegmentChunk) -> bytearray:
         """The bytes of a piece. Raises as `copy`."""
         data = bytearray(chunk.length)
-        self._read_into(memoryview(data), chunk.segment_offset)
-        _verify(chunk, crc32c_of(memoryview(data)))
+        self.copy(chunk, memoryview(data))
         return data
 
     def close(self) -> None:
         """Lets go of the memory. Safe to call more than once."""
+        self._mapped = None
         if self._fd != -1:
             fd, self._fd = self._fd, -1
             os.close(fd)
 
-    def _copy_directly(self, chunk: SegmentChunk, fd: int) -> bool:
-        """From page to page, inside the kernel; false where it cannot."""
-        done = 0
-        while done < chunk.length:
-            try:
-                num_copied = os.copy_file_range(
-                    self._fd, fd, chunk.length - done, chunk.segment_offset + done, chunk.offset + done
-                )
-            except OSError as error:
-                if error.errno in _NO_DIRECT_COPY:
-                    return False
-                raise
-            if num_copied == 0:
-                raise _shortened(self.path)
-            done += num_copied
-        return True
-
-    def _copy_checked(self, chunk: SegmentChunk, fd: int) -> None:
-        buffer = memoryview(bytearray(min(_READ_AT_ONCE_BYTES, chunk.length)))
-        done = computed = 0
-        while done < chunk.length:
-            piece = buffer[: min(len(buffer), chunk.length - done)]
-            self._read_into(piece, chunk.segment_offset + done)
-            if chunk.crc32c is not None:
-                computed = crc32c_of(piece, computed)
-            written = 0
-            while written < len(piece):
-                written += os.pwrite(fd, piece[written:], chunk.offset + done + written)
-            done += len(piece)
-        _verify(chunk, computed)
-
     def _read_into(self, piece: memoryview, position: int) -> None:
+        if self._mapped is not None and piece:
+            np.copyto(np.frombuffer(piece, np.uint8), self._mapped[position : position + len(piece)])
+            return
         while piece:
             num_read = os.preadv(self._fd, [piece], position)
             if num_read == 0:
                 raise _shortened(self.path)
             piece, position = piece[num_read:], position + num_read
+
+
+def _map(fd: int) -> "np.ndarray[Any, np.dtype[np.uint8]] | None":
+    """The memory, if it stays as long as it is; None = it has to be read."""
+    try:
+        if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SIZE_SEALS == _SIZE_SEALS:
+            return np.frombuffer(mmap.mmap(fd, 0, prot=mmap.PROT_READ), np.uint8)
+        return None
+    except (OSError, ValueError):  # of a file system without seals, or empty
+        return None
 
 
 @cache

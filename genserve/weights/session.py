@@ -92,7 +92,7 @@ class PushSession:
             return None
         self._check_holes(1)
         self._begin()
-        return self.claims.add(offset, end, self.arena.duplicate())
+        return self.claims.add(offset, end, self.arena.target(offset, length))
 
     def settle(self, claim: Claim, *, written: bool) -> None:
         """The bytes of a claim are there, or will not come."""

@@ -1,6 +1,8 @@
 """Shared memory that chunks lie in until the daemon has copied them."""
 
 import asyncio
+import fcntl
+import mmap
 import os
 from collections import deque
 
@@ -13,8 +15,11 @@ class ChunkRing:
 
     def __init__(self, size_bytes: int) -> None:
         self.size_bytes = size_bytes
-        self._fd = os.memfd_create(f"{NAME_PREFIX}-ingest", os.MFD_CLOEXEC)
+        self._fd = os.memfd_create(f"{NAME_PREFIX}-ingest", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self._fd, size_bytes)
+        # What cannot be shortened the daemon reads in place.
+        fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+        self._memory = memoryview(mmap.mmap(self._fd, size_bytes))
         self.path = f"/proc/{os.getpid()}/fd/{self._fd}"
         self._places: deque[tuple[int, int]] = deque()  # of what has not been copied, oldest first; (0, 0) = elsewhere
         self._freed = asyncio.Event()
@@ -25,10 +30,7 @@ class ChunkRing:
             self._freed.clear()
             await self._freed.wait()
         self._places.append((start, start + len(data)))
-        position, rest = start, memoryview(data)
-        while rest:
-            num_written = os.pwrite(self._fd, rest, position)
-            position, rest = position + num_written, rest[num_written:]
+        self._memory[start : start + len(data)] = data
         segment = weights_pb2.PushSegment(path=self.path, segment_offset=start, offset=offset, length=len(data))
         return weights_pb2.PushWeightsRequest(segment=segment).SerializeToString()
 
@@ -53,4 +55,5 @@ class ChunkRing:
 
     def close(self) -> None:
         """Gives the memory back, once the daemon has closed it too."""
+        self._memory.release()
         os.close(self._fd)
