@@ -1,6 +1,7 @@
 """Shared memory instead of bytes: taken from trainers on this host, and only what was meant for it."""
 
 import asyncio
+import fcntl
 import gc
 import os
 from collections.abc import AsyncIterator, Iterator
@@ -157,6 +158,60 @@ def has_bytes(daemon: Daemon, num_bytes: int) -> bool:
         return False
 
 
+@contextmanager
+def pipe() -> Iterator[tuple[str, int]]:
+    """The path of its writing end, and the descriptor of the other."""
+    reading, writing = os.pipe()
+    try:
+        yield f"/proc/{os.getpid()}/fd/{writing}", reading
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+async def test_a_trainer_is_told_what_has_been_copied(daemon: Daemon) -> None:
+    """Piece by piece, also of bytes that are there already; it writes others to the same memory then."""
+    first = await header(daemon)
+    with memory(DATA[:8]) as (path, fd), pipe() as (taken_path, reading):
+
+        async def frames() -> AsyncIterator[Frame]:
+            yield first
+            for start in (0, 8, 16, 24, 24):
+                os.pwrite(fd, DATA[start : start + 8], 0)
+                yield segment(path, start, start + 8, segment_offset=0, taken_path=taken_path)
+                assert await asyncio.wait_for(asyncio.to_thread(os.read, reading, 2), 5) == b"\0"
+            yield END
+
+        response = await daemon.weights.PushWeights(frames(), timeout=30)
+    assert response.applied.active_version == 1
+    assert daemon.engine.live == {"a": DATA[:16], "b": DATA[16:]}
+
+
+async def test_nothing_but_a_pipe_is_told(daemon: Daemon, paths: dict[str, str], tmp_path: Path) -> None:
+    """INVALID_FIELD "segment.taken_path", for a file of this user as well: nothing is written to it."""
+    kept = os.open(tmp_path / "kept", os.O_CREAT | os.O_RDWR)
+    paths |= {"a file that may be written": f"/proc/{os.getpid()}/fd/{kept}"}
+    first = await header(daemon)
+    with memory() as (path, fd):
+        paths |= {"the memory itself": f"/proc/{os.getpid()}/fd/{fd}"}
+        for name, taken_path in paths.items():
+            if name not in ("no path", "a pipe"):  # none is asked for; and a pipe is a pipe, whichever end is named
+                error = await refused(daemon, [first, segment(path, taken_path=taken_path), END])
+                assert (error.code(), field_of(error)) == (grpc.StatusCode.INVALID_ARGUMENT, "segment.taken_path"), name
+    assert os.fstat(kept).st_size == 0
+    os.close(kept)
+
+
+async def test_a_pipe_that_nobody_reads_ends_the_stream(daemon: Daemon) -> None:
+    """Once it is full: the daemon waits for nobody."""
+    with memory() as (path, _), pipe() as (taken_path, reading):
+        os.set_blocking(reading, False)
+        fcntl.fcntl(reading, fcntl.F_SETPIPE_SZ, 4096)
+        told = [segment(path, taken_path=taken_path)] * 5000
+        error = await refused(daemon, [await header(daemon), *told, END])
+    assert (error.code(), field_of(error)) == (grpc.StatusCode.INVALID_ARGUMENT, "segment.taken_path")
+
+
 async def test_memory_that_is_shortened_meanwhile_is_an_error(daemon: Daemon) -> None:
     """No SIGBUS: the stream has it open, and the second piece is gone."""
     first = await header(daemon)
@@ -210,9 +265,9 @@ async def test_peers_elsewhere_hand_nothing_over(daemon: Daemon, monkeypatch: py
 
 
 def num_segments() -> int:
-    """Descriptors of memory that is handed over in this process, where the daemon runs too."""
-    links = (os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd"))
-    return sum("genserve-push" in link for link in links)
+    """Memories that are handed over in this process, where the daemon runs too."""
+    paths = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+    return len({os.stat(path).st_ino for path in paths if "genserve-push" in os.path.realpath(path)})
 
 
 async def test_the_client_hands_memory_over_where_it_can(daemon: Daemon) -> None:

@@ -1,10 +1,11 @@
 """When memory is handed over instead of bytes."""
 
+import asyncio
 import os
 
 import pytest
 
-from genserve.client.shared_memory import SharedSegment, SpareSegment, can_share, is_local, own_host_id
+from genserve.client.shared_memory import NUM_PIECES, SharedRing, SpareRings, can_share, is_local, own_host_id
 from genserve.v1 import weights_pb2
 
 
@@ -29,29 +30,74 @@ def test_targets_on_this_host(target: str, local: bool) -> None:
     assert not can_share(target, "another host")
 
 
-def test_a_frame_names_what_was_written() -> None:
+def segment_of(frame: bytes) -> weights_pb2.PushSegment:
+    """What a frame hands over."""
+    return weights_pb2.PushWeightsRequest.FromString(frame).segment
+
+
+def read(segment: weights_pb2.PushSegment) -> bytes:
+    """As a daemon does."""
+    with open(segment.path, "rb") as memory:
+        memory.seek(segment.segment_offset)
+        return memory.read(segment.length)
+
+
+def tell(segment: weights_pb2.PushSegment, num_pieces: int) -> None:
+    """As a daemon does that has copied so many."""
+    with open(segment.taken_path, "wb") as taken:
+        taken.write(bytes(num_pieces))
+
+
+def is_there(path: str) -> bool:
+    """Whether it can be opened."""
+    return os.path.exists(path)
+
+
+async def test_a_frame_names_what_was_written() -> None:
     """Any process of this user can read it there."""
-    segment = SharedSegment(100)
-    segment.write(10, [b"abc", memoryview(b"defg")])
-    frame = weights_pb2.PushWeightsRequest.FromString(segment.frame(10, 7)).segment
-    with open(frame.path, "rb") as memory:
-        memory.seek(frame.segment_offset)
-        assert memory.read(frame.length) == b"abcdefg"
-    segment.close()
-    segment.close()
-    assert not os.path.exists(frame.path)
+    ring = SharedRing()
+    segment = segment_of(await ring.frame(10, [b"abc", memoryview(b"defg")]))
+    assert (segment.offset, read(segment)) == (10, b"abcdefg")
+    ring.close()
+    ring.close()
+    assert not is_there(segment.path)
+    assert not is_there(segment.taken_path)
 
 
-def test_memory_is_kept_for_a_push_of_the_same_size() -> None:
-    """For one at a time."""
-    spare = SpareSegment()
-    first = spare.take(10)
+async def test_memory_is_written_anew_when_it_has_been_taken() -> None:
+    """Round and round, and not a byte before."""
+    ring = SharedRing()
+    segments = [segment_of(await ring.frame(number, [b"%d" % number])) for number in range(NUM_PIECES)]
+    further = asyncio.create_task(ring.frame(NUM_PIECES, [b"x"]))
+    await asyncio.sleep(0.01)
+    assert not further.done()
+    assert [read(segment) for segment in segments] == [b"%d" % number for number in range(NUM_PIECES)]
+    tell(segments[0], 1)
+    segment = segment_of(await asyncio.wait_for(further, 1))
+    assert segment.segment_offset == segments[0].segment_offset
+    assert read(segment) == b"x"
+    ring.close()
+
+
+async def test_whoever_waits_for_memory_can_be_cancelled() -> None:
+    """And the ring goes on where it was."""
+    ring = SharedRing()
+    segments = [segment_of(await ring.frame(0, [b"y"])) for _ in range(NUM_PIECES)]
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(ring.frame(0, [b"x"]), 0.01)
+    tell(segments[0], NUM_PIECES)
+    assert read(segment_of(await ring.frame(0, [b"z"]))) == b"z"
+    ring.close()
+
+
+def test_memory_is_kept_for_the_next_push() -> None:
+    """For one stream at a time."""
+    spare = SpareRings()
+    first, second = spare.take(), spare.take()
+    assert first is not second
     spare.give_back(first)
-    assert spare.take(10) is first
-    second = spare.take(10)
-    assert second is not first
+    assert spare.take() is first
     spare.give_back(second)
-    larger = spare.take(11)
-    assert larger is not second
-    for segment in (first, second, larger):
-        segment.close()
+    spare.close()
+    assert spare.take() is not second
+    first.close()

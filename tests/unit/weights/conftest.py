@@ -128,11 +128,12 @@ def num_arenas() -> int:
     """Arenas that this process holds, when the threads that free some are done."""
     gc.collect()
     time.sleep(0.02)
-    return sum("genserve-arena" in each for each in map(_target, Path("/proc/self/fd").iterdir()))
+    return len({_inode(each) for each in Path("/proc/self/fd").iterdir()} - {None})
 
 
-def _target(descriptor: Path) -> str:
+def _inode(descriptor: Path) -> int | None:
+    """The arena's: each of its maps has a descriptor too."""
     try:
-        return os.readlink(descriptor)
+        return os.stat(descriptor).st_ino if "genserve-arena" in os.readlink(descriptor) else None
     except FileNotFoundError:  # the directory's own
-        return ""
+        return None
