@@ -1,8 +1,9 @@
 """`interference`: what live streams feel of a push, before it pauses them: while its bytes arrive, and while the new
 version is prepared.
 
-The control is a process that does nothing but compute: where cores are few, a part of what streams feel is merely a
-core that somebody takes. Undisturbed, control and push take turns in every round.
+The controls are one and two processes that do nothing but compute: where cores are few, a part of what streams feel is
+merely a core that somebody takes, and a push has two at work, the trainer's and the daemon's. Undisturbed, controls and
+push take turns in every round.
 """
 
 import asyncio
@@ -21,7 +22,15 @@ from tests.bench.peers.genserve_daemon import start_daemon
 from tests.bench.processes import Program
 from tests.bench.report import Result, medians
 
-PEERS = ("undisturbed", "cpu_hog", "receiving", "receiving_4_streams", "preparing")
+PEERS = (
+    "undisturbed",
+    "cpu_hog",
+    "cpu_hog_2",
+    "receiving",
+    "receiving_4_streams",
+    "receiving_shared_memory",
+    "preparing",
+)
 SIZES = "64,smollm2"
 BASELINE = "undisturbed"
 WATCH_S = 4.0
@@ -90,15 +99,18 @@ async def _phase(phase: str, streams: LiveStreams, pusher: Program, checkpoint: 
         began_at = monotonic()
         await asyncio.sleep(WATCH_S)
         return streams.figures((began_at, monotonic()))
-    if phase == "cpu_hog":
-        hog = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    if phase in ("cpu_hog", "cpu_hog_2"):
+        hogs = [
+            subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 if phase == "cpu_hog_2" else 1)
+        ]
         try:
             began_at = monotonic()
             await asyncio.sleep(WATCH_S)
             return streams.figures((began_at, monotonic()))
         finally:
-            hog.kill()
-            hog.wait()
+            for hog in hogs:
+                hog.kill()
+                hog.wait()
     if phase == "preparing":
         spans: list[tuple[float, float]] = []
         while sum(ended_at - began_at for began_at, ended_at in spans) < WATCH_S / 2:
@@ -107,5 +119,11 @@ async def _phase(phase: str, streams: LiveStreams, pusher: Program, checkpoint: 
             spans.append((done["began_at"], done["began_at"] + done["verify_s"] + done["prepare_s"]))
         return streams.figures(*spans)
     num_streams = 4 if phase == "receiving_4_streams" else 1
-    done = await pusher.order(do="stage", weights=str(checkpoint), streams=num_streams, seconds=WATCH_S)
+    done = await pusher.order(
+        do="stage",
+        weights=str(checkpoint),
+        streams=num_streams,
+        shared_memory=phase == "receiving_shared_memory",
+        seconds=WATCH_S,
+    )
     return {**streams.figures((done["began_at"], done["ended_at"])), "gb_per_s": done["gb_per_s"]}

@@ -51,13 +51,15 @@ class Trainer:
         result = await self._client.commit_push(staged.push.push_id)
         return {"began_at": began_at, **_steps(result)}
 
-    async def stage(self, tensors: Any, version: int, streams: int, seconds: float) -> dict[str, float]:
+    async def stage(
+        self, tensors: Any, version: int, streams: int, shared_memory: bool, seconds: float
+    ) -> dict[str, float]:
         """Stages and discards, again and again, for so long."""
         began_at = time.monotonic()
         num_bytes = 0
         while time.monotonic() < began_at + seconds:
             staged = await self._client.push_weights(
-                tensors, version=version, action="stage", streams=streams, shared_memory=False
+                tensors, version=version, action="stage", streams=streams, shared_memory=shared_memory
             )
             await self._client.discard_push(staged.push.push_id)
             num_bytes += staged.push.total_bytes
