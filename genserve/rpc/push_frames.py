@@ -68,6 +68,7 @@ async def read_header(frames: Frames) -> weights_pb2.PushHeader:
 async def read_chunks(frames: Frames, stream: PushStream, segments: SegmentReader | None) -> None:
     """Writes chunks until the end frame. On the event loop: checksum and copy of 1 MiB take as long as handing them to
     a thread would, and less than a token's message. `segments` copies shared memory; None refuses it."""
+    ended = False
     try:
         async for frame in frames:
             if isinstance(frame, Chunk):
@@ -85,10 +86,14 @@ async def read_chunks(frames: Frames, stream: PushStream, segments: SegmentReade
                 raise InvalidFieldError.of("frame", f"{kind or 'an unknown one'} cannot come here")
             async for _ in frames:
                 raise InvalidFieldError.of("frame", "nothing may follow the end")
-            return
+            ended = True
+        if segments is not None:
+            await segments.finish()
     finally:
         if segments is not None:
-            segments.close()
+            await segments.close()
+    if ended:
+        return
     raise PushTruncatedError(
         "the stream was closed without an end frame; what arrived stays staged", metadata={"push_id": stream.push_id}
     )

@@ -96,6 +96,8 @@ class WeightServicer(WeightServiceServicer):
         async def acknowledged() -> AsyncGenerator[Frame, None]:
             async for frame in request_iterator:
                 yield frame
+                if segments is not None:
+                    await segments.finish()
                 await context.write(wire.TAKEN)
 
         metadata = dict(context.invocation_metadata() or ())

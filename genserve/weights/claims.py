@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(eq=False, slots=True)
 class Claim:
-    """The right to write [start, end) of an arena through `target`, which keeps the memory alive."""
+    """The right to write [start, end) of an arena through `target`, which keeps the memory until it is settled."""
 
     start: int
     end: int
@@ -35,6 +35,7 @@ class Claims:
     def settle(self, claim: Claim) -> None:
         """Nobody writes there any more."""
         self._claims.remove(claim)
+        claim.target.release()
         self._settled.set()
         self._settled = asyncio.Event()
 

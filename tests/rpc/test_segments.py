@@ -1,11 +1,10 @@
 """Shared memory instead of bytes: taken from trainers on this host, and only what was meant for it."""
 
 import asyncio
-import fcntl
 import gc
 import os
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -202,14 +201,37 @@ async def test_nothing_but_a_pipe_is_told(daemon: Daemon, paths: dict[str, str],
     os.close(kept)
 
 
-async def test_a_pipe_that_nobody_reads_ends_the_stream(daemon: Daemon) -> None:
-    """Once it is full: the daemon waits for nobody."""
+async def test_a_pipe_that_is_full_ends_the_stream(daemon: Daemon) -> None:
+    """The daemon waits for nobody, whose piece it copies or compares."""
+    first = await header(daemon)
+    with memory() as (path, _), pipe() as (taken_path, _):
+        writing = int(taken_path.rpartition("/")[2])
+        os.set_blocking(writing, False)
+        with suppress(BlockingIOError):
+            while True:
+                os.write(writing, bytes(4096))
+        for _ in range(2):
+            error = await refused(daemon, [first, segment(path, taken_path=taken_path), END])
+            assert (error.code(), field_of(error)) == (grpc.StatusCode.INVALID_ARGUMENT, "segment.taken_path")
+    assert (await push(daemon, [first, chunk(0, 32), END])).applied.active_version == 1, "it can be sent otherwise"
+
+
+async def test_a_failure_is_told_to_those_who_wait_for_memory(daemon: Daemon) -> None:
+    """One piece is wrong: the rest is told to be taken, so that its owner sends on, and gets the error."""
+    first = await header(daemon)
     with memory() as (path, _), pipe() as (taken_path, reading):
-        os.set_blocking(reading, False)
-        fcntl.fcntl(reading, fcntl.F_SETPIPE_SZ, 4096)
-        told = [segment(path, taken_path=taken_path)] * 5000
-        error = await refused(daemon, [await header(daemon), *told, END])
-    assert (error.code(), field_of(error)) == (grpc.StatusCode.INVALID_ARGUMENT, "segment.taken_path")
+
+        async def frames() -> AsyncIterator[Frame]:
+            yield first
+            for start in range(0, 32, 8):
+                yield segment(path, start, start + 8, taken_path=taken_path, **({"crc32c": 1} if start == 8 else {}))
+                await asyncio.to_thread(os.read, reading, 1)
+
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await daemon.weights.PushWeights(frames(), timeout=30)
+    assert reason_of(caught.value) == "CHECKSUM_MISMATCH"
+    asked = await daemon.weights.GetPush(weights_pb2.GetPushRequest(push_id="p1"))
+    assert asked.push.received_bytes < 32
 
 
 async def test_memory_that_is_shortened_meanwhile_is_an_error(daemon: Daemon) -> None:
