@@ -361,7 +361,7 @@ class PushSegment(_message.Message):
     crc32c: _builtins.int
     """CRC32C (Castagnoli) of the bytes; checked when set."""
     taken_path: _builtins.str
-    """The end of a pipe, /proc/PID/fd/FD, of the user that the daemon runs as: the daemon writes a byte to it when it has
+    """The end of a pipe, /proc/PID/fd/FD, of the process that has the memory: the daemon writes a byte to it when it has
     copied the piece. Pieces of a stream are copied in their order. Their memory may be written anew then, so that a
     little of it does for a push of any size.
     """

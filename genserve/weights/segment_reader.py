@@ -46,7 +46,7 @@ class SegmentReader:
         """Stages a piece of shared memory, soon. Raises InvalidFieldError for memory or a pipe that may not be used,
         and as `PushStream.write`, for this piece or one before; none of them changes anything."""
         await self._wait(_MAX_AHEAD - 1)
-        segment, pipe = await self._open(chunk.path), await self._open_pipe(chunk.taken_path)
+        segment, pipe = await self._open(chunk.path), await self._open_pipe(chunk)
         segment.check(chunk)
         while stream.is_claimed(chunk.offset, chunk.length):
             await stream.wait_settled()
@@ -141,13 +141,13 @@ class SegmentReader:
             self._segment = Segment.open(path)
         return self._segment
 
-    async def _open_pipe(self, path: str) -> TakenPipe | None:
-        if not path:
+    async def _open_pipe(self, chunk: SegmentChunk) -> TakenPipe | None:
+        if not chunk.taken_path:
             return None
-        if self._pipe is None or self._pipe.path != path:
+        if self._pipe is None or self._pipe.path != chunk.taken_path:
             await self.finish()
             self._close_pipe()
-            self._pipe = TakenPipe.open(path)
+            self._pipe = TakenPipe.open(chunk.taken_path, chunk.path)
         return self._pipe
 
     def _close_segment(self) -> None:

@@ -17,10 +17,13 @@ class TakenPipe:
         self._fd = fd
 
     @classmethod
-    def open(cls, path: str) -> "TakenPipe":
-        """Raises InvalidFieldError for "segment.taken_path" when it is anything else, or nobody reads it."""
+    def open(cls, path: str, memory_path: str) -> "TakenPipe":
+        """Raises InvalidFieldError for "segment.taken_path" when it is anything else, nobody reads it, or another
+        process has it than the one that hands the memory over: a pipe does not say what it is for."""
         if _PATH.fullmatch(path) is None:
             raise _refused("must be /proc/PID/fd/FD")
+        if path.rpartition("/")[0] != memory_path.rpartition("/")[0]:
+            raise _refused(f"must be of the process that has the memory, which is {memory_path}")
         try:
             _check(os.stat(path))  # before opening: a device might act on that
             fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)

@@ -101,7 +101,8 @@ async def _phase(phase: str, streams: LiveStreams, pusher: Program, checkpoint: 
         return streams.figures((began_at, monotonic()))
     if phase in ("cpu_hog", "cpu_hog_2"):
         hogs = [
-            subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 if phase == "cpu_hog_2" else 1)
+            subprocess.Popen([sys.executable, "-c", "while True: pass"])
+            for _ in range(2 if phase == "cpu_hog_2" else 1)
         ]
         try:
             began_at = monotonic()

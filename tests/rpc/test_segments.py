@@ -201,6 +201,16 @@ async def test_nothing_but_a_pipe_is_told(daemon: Daemon, paths: dict[str, str],
     os.close(kept)
 
 
+async def test_a_pipe_of_another_process_is_not_told(daemon: Daemon, named: Path) -> None:
+    """Whoever hands memory over names pipes of his own: memory in /dev/shm is no process's."""
+    with pipe() as (taken_path, reading):
+        error = await refused(daemon, [await header(daemon), segment(str(named), taken_path=taken_path), END])
+        os.set_blocking(reading, False)
+        with pytest.raises(BlockingIOError):
+            os.read(reading, 1)
+    assert field_of(error) == "segment.taken_path"
+
+
 async def test_a_pipe_that_is_full_ends_the_stream(daemon: Daemon) -> None:
     """The daemon waits for nobody, whose piece it copies or compares."""
     first = await header(daemon)
