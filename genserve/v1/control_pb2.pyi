@@ -493,6 +493,7 @@ class GetServerInfoResponse(_message.Message):
     HOST_ID_FIELD_NUMBER: _builtins.int
     INGEST_PORTS_FIELD_NUMBER: _builtins.int
     WEIGHT_TRANSFER_FIELD_NUMBER: _builtins.int
+    LOGPROBS_MODE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The model, as given to --model."""
     architecture: _builtins.str
@@ -514,6 +515,10 @@ class GetServerInfoResponse(_message.Message):
     """
     weight_transfer: _builtins.str
     """Backend of vLLM's own weight transfer, as in --weight-transfer-config: nccl, ipc, ...; empty without that flag."""
+    logprobs_mode: _builtins.str
+    """What log-probabilities are of, as in --logprobs-mode: "raw_logprobs", before temperature and penalties, or
+    "processed_logprobs", after them; the same with _logits in place of _logprobs.
+    """
     @_builtins.property
     def limits(self) -> Global___Limits:
         """Limits that requests run into."""
@@ -557,10 +562,11 @@ class GetServerInfoResponse(_message.Message):
         host_id: _builtins.str = ...,
         ingest_ports: _abc.Iterable[_builtins.int] | None = ...,
         weight_transfer: _builtins.str = ...,
+        logprobs_mode: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "parallelism", b"parallelism", "state", b"state"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "device", b"device", "dtype", b"dtype", "features", b"features", "host_id", b"host_id", "ingest_ports", b"ingest_ports", "limits", b"limits", "model", b"model", "parallelism", b"parallelism", "state", b"state", "versions", b"versions", "vocab_size", b"vocab_size", "weight_transfer", b"weight_transfer", "weight_update", b"weight_update"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "device", b"device", "dtype", b"dtype", "features", b"features", "host_id", b"host_id", "ingest_ports", b"ingest_ports", "limits", b"limits", "logprobs_mode", b"logprobs_mode", "model", b"model", "parallelism", b"parallelism", "state", b"state", "versions", b"versions", "vocab_size", b"vocab_size", "weight_transfer", b"weight_transfer", "weight_update", b"weight_update"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -218,8 +218,11 @@ class PushHeader(_message.Message):
     NUM_STREAMS_FIELD_NUMBER: _builtins.int
     FORCE_FIELD_NUMBER: _builtins.int
     LORA_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
     push_id: _builtins.str
-    """Idempotency key: the same id is the same push, a repeat of an applied one answers what it answered; minted when empty."""
+    """Idempotency key: the same id is the same push. A repeat of an applied one answers what it answered; other bytes under
+    the id are PUSH_CONFLICT. Minted when empty.
+    """
     weight_version: _builtins.int
     """Version of these weights; above the served one unless `force`. 0 for a LoRA adapter."""
     expected_version: _builtins.int
@@ -231,9 +234,16 @@ class PushHeader(_message.Message):
     action: Global___PushAction.ValueType
     """What to do once every byte is there."""
     num_streams: _builtins.int
-    """Number of streams this push comes on; a push that is incomplete when all have ended is truncated. Default 1."""
+    """Number of streams this push comes on. It is applied when all of them have sent their end frame; a push that is
+    incomplete then, or of which a stream has gone without one, is truncated. Default 1.
+    """
     force: _builtins.bool
     """Allows a version that is not above the served one."""
+    attempt: _builtins.str
+    """Names one attempt at delivering the push; the same on all streams of the attempt, also after a break. Bytes of
+    another attempt do not count until they are sent again. Empty = an attempt ends when none of its streams is left, so
+    a push that breaks is sent again as a whole. At most 256 printable characters; a random UUID is good.
+    """
     @_builtins.property
     def manifest(self) -> Global___Manifest:
         """The tensors; needed on the first stream of a push."""
@@ -244,7 +254,7 @@ class PushHeader(_message.Message):
 
     @_builtins.property
     def staging_ttl(self) -> _duration_pb2.Duration:
-        """How long incomplete or uncommitted bytes are kept after the last frame; default 300 s."""
+        """How long incomplete or uncommitted bytes are kept after the last frame that brought something new; default 300 s."""
 
     @_builtins.property
     def lora(self) -> Global___LoraAdapter:
@@ -264,10 +274,11 @@ class PushHeader(_message.Message):
         num_streams: _builtins.int = ...,
         force: _builtins.bool = ...,
         lora: Global___LoraAdapter | None = ...,
+        attempt: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_expected_version", b"_expected_version", "apply", b"apply", "expected_version", b"expected_version", "lora", b"lora", "manifest", b"manifest", "staging_ttl", b"staging_ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected_version", b"_expected_version", "action", b"action", "apply", b"apply", "expected_version", b"expected_version", "force", b"force", "lora", b"lora", "manifest", b"manifest", "manifest_digest", b"manifest_digest", "num_streams", b"num_streams", "push_id", b"push_id", "staging_ttl", b"staging_ttl", "weight_version", b"weight_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected_version", b"_expected_version", "action", b"action", "apply", b"apply", "attempt", b"attempt", "expected_version", b"expected_version", "force", b"force", "lora", b"lora", "manifest", b"manifest", "manifest_digest", b"manifest_digest", "num_streams", b"num_streams", "push_id", b"push_id", "staging_ttl", b"staging_ttl", "weight_version", b"weight_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__expected_version: _TypeAlias = _typing.Literal["expected_version"]  # noqa: Y015
     _WhichOneofArgType__expected_version: _TypeAlias = _typing.Literal["_expected_version", b"_expected_version"]  # noqa: Y015
@@ -513,6 +524,7 @@ class Push(_message.Message):
     ISSUES_FIELD_NUMBER: _builtins.int
     MANIFEST_DIGEST_FIELD_NUMBER: _builtins.int
     LORA_NAME_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
     push_id: _builtins.str
     """Its id."""
     state: Global___PushState.ValueType
@@ -520,16 +532,20 @@ class Push(_message.Message):
     weight_version: _builtins.int
     """Version of its weights."""
     received_bytes: _builtins.int
-    """Distinct bytes that are there."""
+    """Distinct bytes that count for the present attempt."""
     total_bytes: _builtins.int
     """Size of the byte space."""
     manifest_digest: _builtins.str
     """Digest of its manifest, for further streams."""
     lora_name: _builtins.str
     """The adapter that it brings, if it brings one."""
+    attempt: _builtins.str
+    """The attempt that `missing` is about; of an applied push the one whose bytes were applied. A client whose attempt has
+    another name sends everything, to be compared.
+    """
     @_builtins.property
     def missing(self) -> _containers.RepeatedCompositeFieldContainer[Global___ByteRange]:
-        """What is still missing, in order."""
+        """What the present attempt still lacks, in order. All of it once the last stream of an attempt without a name is gone."""
 
     @_builtins.property
     def issues(self) -> _containers.RepeatedCompositeFieldContainer[Global___PushIssue]:
@@ -547,10 +563,11 @@ class Push(_message.Message):
         issues: _abc.Iterable[Global___PushIssue] | None = ...,
         manifest_digest: _builtins.str = ...,
         lora_name: _builtins.str = ...,
+        attempt: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["issues", b"issues", "lora_name", b"lora_name", "manifest_digest", b"manifest_digest", "missing", b"missing", "push_id", b"push_id", "received_bytes", b"received_bytes", "state", b"state", "total_bytes", b"total_bytes", "weight_version", b"weight_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "issues", b"issues", "lora_name", b"lora_name", "manifest_digest", b"manifest_digest", "missing", b"missing", "push_id", b"push_id", "received_bytes", b"received_bytes", "state", b"state", "total_bytes", b"total_bytes", "weight_version", b"weight_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -801,16 +818,20 @@ class DiscardPushRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PUSH_ID_FIELD_NUMBER: _builtins.int
+    FORCE_FIELD_NUMBER: _builtins.int
     push_id: _builtins.str
     """Its id."""
+    force: _builtins.bool
+    """Discards it even while somebody is sending it; their streams end with PUSH_NOT_FOUND. Never while it is applied."""
     def __init__(
         self,
         *,
         push_id: _builtins.str = ...,
+        force: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["push_id", b"push_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["force", b"force", "push_id", b"push_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

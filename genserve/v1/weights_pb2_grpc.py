@@ -113,7 +113,7 @@ class WeightServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DiscardPush(self, request, context):
-        """Frees what a push has staged. One that somebody is sending or applying is not discarded.
+        """Frees what a push has staged. One that is being applied is not discarded, one that is being sent only by `force`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -40,7 +40,7 @@ class WeightServiceStub:
     CommitPush: _grpc.UnaryUnaryMultiCallable[_weights_pb2.CommitPushRequest, _weights_pb2.CommitPushResponse]
     """Applies a push whose bytes are all staged. A repeat for an applied push answers what the first one answered."""
     DiscardPush: _grpc.UnaryUnaryMultiCallable[_weights_pb2.DiscardPushRequest, _weights_pb2.DiscardPushResponse]
-    """Frees what a push has staged. One that somebody is sending or applying is not discarded."""
+    """Frees what a push has staged. One that is being applied is not discarded, one that is being sent only by `force`."""
     GetWeights: _grpc.UnaryUnaryMultiCallable[_weights_pb2.GetWeightsRequest, _weights_pb2.GetWeightsResponse]
     """The version that is served, its tensors and, on request, digests of the live weights."""
     PullWeights: _grpc.UnaryStreamMultiCallable[_weights_pb2.PullWeightsRequest, _weights_pb2.PullWeightsResponse]
@@ -72,7 +72,7 @@ class WeightServiceAsyncStub(WeightServiceStub):
     CommitPush: _aio.UnaryUnaryMultiCallable[_weights_pb2.CommitPushRequest, _weights_pb2.CommitPushResponse]  # type: ignore[assignment]
     """Applies a push whose bytes are all staged. A repeat for an applied push answers what the first one answered."""
     DiscardPush: _aio.UnaryUnaryMultiCallable[_weights_pb2.DiscardPushRequest, _weights_pb2.DiscardPushResponse]  # type: ignore[assignment]
-    """Frees what a push has staged. One that somebody is sending or applying is not discarded."""
+    """Frees what a push has staged. One that is being applied is not discarded, one that is being sent only by `force`."""
     GetWeights: _aio.UnaryUnaryMultiCallable[_weights_pb2.GetWeightsRequest, _weights_pb2.GetWeightsResponse]  # type: ignore[assignment]
     """The version that is served, its tensors and, on request, digests of the live weights."""
     PullWeights: _aio.UnaryStreamMultiCallable[_weights_pb2.PullWeightsRequest, _weights_pb2.PullWeightsResponse]  # type: ignore[assignment]
@@ -125,7 +125,7 @@ class WeightServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _weights_pb2.DiscardPushRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_weights_pb2.DiscardPushResponse, _abc.Awaitable[_weights_pb2.DiscardPushResponse]]:
-        """Frees what a push has staged. One that somebody is sending or applying is not discarded."""
+        """Frees what a push has staged. One that is being applied is not discarded, one that is being sent only by `force`."""
 
     @_abc_1.abstractmethod
     def GetWeights(
