@@ -4,24 +4,28 @@ from genserve.errors import (
     FieldViolation,
     InvalidFieldError,
     ManifestMismatchError,
-    PushConflictError,
     VersionNotNewerError,
     WeightVersionMismatchError,
 )
 from genserve.weights.checkpoint import CheckpointIndex, checkpoint_issues
 from genserve.weights.lora_config import check_lora_name, lora_issues
 from genserve.weights.manifest import Manifest, PushIssue, structural_issues, too_many_tensors
-from genserve.weights.push import ApplyOptions, LoraAdapter, PushHeader, PushReport
+from genserve.weights.push import ApplyOptions, LoraAdapter, PushHeader
 
 MAX_STREAMS = 1024
 _MAX_ID_LENGTH = 256
 _MAX_STAGING_TTL_S = 24 * 3600.0
+_MAX_SHOWN_ISSUES = 3
 
 
 def check_header(header: PushHeader) -> None:
     """Raises InvalidFieldError for a field that cannot be, by its path in PushWeightsRequest."""
-    if len(header.push_id) > _MAX_ID_LENGTH or not header.push_id.isprintable():
-        raise InvalidFieldError.of("header.push_id", f"must be printable and at most {_MAX_ID_LENGTH} characters long")
+    for field in ("push_id", "attempt"):
+        name = getattr(header, field)
+        if len(name) > _MAX_ID_LENGTH or not name.isprintable():
+            raise InvalidFieldError.of(
+                f"header.{field}", f"must be printable and at most {_MAX_ID_LENGTH} characters long"
+            )
     if header.lora is not None:
         _check_lora(header, header.lora)
     elif not 1 <= header.weight_version < 1 << 32:
@@ -75,16 +79,6 @@ def check_version(header: PushHeader, served_version: int) -> None:
         )
 
 
-def check_same(header: PushHeader, digest: str, known: PushReport) -> None:
-    """Raises PushConflictError unless the header is of the push that its id is known for."""
-    given = (digest, header.weight_version, header.lora_name)
-    if given != (known.manifest_digest, known.weight_version, known.lora_name):
-        raise PushConflictError(
-            f"push {header.push_id!r} is known with another manifest, version or adapter",
-            metadata={"push_id": header.push_id, "weight_version": str(known.weight_version)},
-        )
-
-
 def examine(
     manifest: Manifest | None, claimed_digest: str, checkpoint: CheckpointIndex | None, *, lora: bool = False
 ) -> tuple[str, list[PushIssue]]:
@@ -116,9 +110,11 @@ def refuse_issues(issues: list[PushIssue]) -> None:
     """Raises ManifestMismatchError naming the tensors, if there is any issue."""
     if not issues:
         return
-    first = issues[0]
-    about = f"{first.tensor!r} {first.description}" if first.tensor else f"it {first.description}"
-    others = f" (and {len(issues) - 1} more)" if len(issues) > 1 else ""
+    # The first of each kind: a name with a prefix too many is unknown, and missing without it.
+    kinds = {issue.description: issue for issue in reversed(issues) if issue.tensor or issue is issues[0]}
+    shown = list(reversed(kinds.values()))[:_MAX_SHOWN_ISSUES]
+    about = "; ".join(f"{i.tensor[:256]!r} {i.description}" if i.tensor else f"it {i.description}" for i in shown)
+    others = f"; {len(issues) - len(shown)} more in the error's details" if len(issues) > len(shown) else ""
     raise ManifestMismatchError(
         f"the manifest does not fit: {about}{others}",
         violations=[FieldViolation(_field(issue.tensor), issue.description) for issue in issues],

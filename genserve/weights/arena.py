@@ -16,7 +16,8 @@ from pathlib import Path
 
 from genserve.errors import StagingFullError
 
-_MARGIN_BYTES = 256 << 20  # left to everybody else on the machine
+MARGIN_BYTES = 256 << 20
+"""Memory that is left to everybody else on the machine."""
 _UNMAPPED_AT_ONCE_BYTES = 16 << 20
 _COMPARED_AT_ONCE_BYTES = 256 << 10
 
@@ -162,15 +163,21 @@ async def allocate_arena(size_bytes: int) -> Arena:
     try:
         return await asyncio.shield(allocating)
     except asyncio.CancelledError:
-        allocating.add_done_callback(lambda done: None if done.exception() else done.result().close())
+        allocating.add_done_callback(_close_result)
         raise
+
+
+def _close_result(done: "asyncio.Future[Arena]") -> None:
+    """In a thread: to give a GiB back takes long enough for token streams to notice."""
+    if not done.cancelled() and done.exception() is None:
+        asyncio.get_running_loop().run_in_executor(None, done.result().close)
 
 
 def _reserve(fd: int, offset: int, size_bytes: int) -> None:
     """Takes the memory now: otherwise pages would be found when they are first written, and a lack of memory would be a
     SIGBUS. Raises StagingFullError."""
     available_bytes = available_memory_bytes()
-    if size_bytes > max(0, available_bytes - _MARGIN_BYTES):
+    if size_bytes > max(0, available_bytes - MARGIN_BYTES):
         raise StagingFullError(
             f"{size_bytes} bytes are to be staged, {available_bytes} bytes of memory are available",
             metadata={"available_bytes": str(available_bytes)},

@@ -4,22 +4,21 @@ No tensor is read. The live module is not the source, for it fuses, shards and r
 """
 
 import json
-import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from genserve.weights.checkpoint_files import CheckpointError, CheckpointFile, CheckpointFiles, read_json
 from genserve.weights.manifest import Manifest, PushIssue, TensorSpec, bounded, too_many_tensors
 
 _MAX_HEADER_BYTES = 256 << 20
 _CASTABLE = frozenset({"F16", "BF16", "F32", "F64"})
 _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "tok_embeddings.weight")
 _HEAD = "lm_head.weight"
-
-
-class CheckpointError(ValueError):
-    """The checkpoint's index cannot be read; the message names the file."""
+# A trainer with a wrapper, a fused layout or buffers too many is told which; a hostile manifest costs little yet.
+_MAX_TIMES_TENSORS = 4
+_MAX_MORE_TENSORS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,22 +42,22 @@ class CheckpointIndex:
     tied: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, directory: Path) -> "CheckpointIndex":
-        """Reads the headers of the safetensors files in `directory`. Raises CheckpointError."""
+    def read(cls, files: CheckpointFiles) -> "CheckpointIndex":
+        """Reads the headers of the files, and the configuration beside them. Raises CheckpointError."""
         tensors: dict[str, CheckpointTensor] = {}
-        for path in _files(directory):
-            for name, tensor in _read_header(path):
+        for path, file in files.by_path.items():
+            for name, tensor in _read_header(file):
                 if name in tensors:
                     raise CheckpointError(f"{path}: {name!r} is in another file as well")
                 tensors[name] = tensor
         if not tensors:
-            raise CheckpointError(f"{directory}: the safetensors files hold no tensor")
-        return cls(tensors, _tied(tensors, _read_config(directory)))
+            raise CheckpointError(f"{files.directory}: the safetensors files hold no tensor")
+        return cls(tensors, _tied(tensors, _read_config(files.directory)))
 
     @classmethod
-    def read_file(cls, path: Path) -> "CheckpointIndex":
+    def read_file(cls, file: CheckpointFile) -> "CheckpointIndex":
         """Reads the header of one safetensors file, by itself. Raises CheckpointError."""
-        return cls(dict(_read_header(path)))
+        return cls(dict(_read_header(file)))
 
     @property
     def total_bytes(self) -> int:
@@ -67,8 +66,9 @@ class CheckpointIndex:
 
     @property
     def max_tensors(self) -> int:
-        """The most tensors that a manifest for this checkpoint can have."""
-        return len(self.tensors.keys() | self.tied.keys())
+        """The most tensors of a manifest that is read: far more than a good one has, so that it can be said which ones
+        of a mistaken one are wrong."""
+        return _MAX_TIMES_TENSORS * len(self.tensors) + _MAX_MORE_TENSORS
 
     def as_manifest(self) -> Manifest:
         """The tensors end to end in order of their names: what GetWeights tells."""
@@ -81,20 +81,20 @@ class CheckpointIndex:
 
 
 def checkpoint_issues(manifest: Manifest, checkpoint: CheckpointIndex) -> list[PushIssue]:
-    """What keeps a manifest from fitting a checkpoint; see `bounded` for how many issues are told.
+    """What keeps a manifest from fitting a checkpoint: tensors that do not belong there, then those that are missing;
+    see `bounded` for how many of either are told.
 
     The floating-point types of 16 bits and more may differ, as values are cast on load. FP8 values may not: they are
     scaled by other tensors of the checkpoint, and a cast would change what they mean.
     """
     too_many = too_many_tensors(len(manifest.tensors), checkpoint.max_tensors)
     if not too_many:
-        return bounded(_issues(manifest, checkpoint))
+        return bounded(_foreign_issues(manifest.tensors, checkpoint)) + bounded(_missing_issues(manifest, checkpoint))
     # Among this many some are unknown or occur twice; the first ones are enough to show it.
     return too_many + bounded(_foreign_issues(manifest.tensors[: checkpoint.max_tensors + 1], checkpoint))
 
 
-def _issues(manifest: Manifest, checkpoint: CheckpointIndex) -> Iterator[PushIssue]:
-    yield from _foreign_issues(manifest.tensors, checkpoint)
+def _missing_issues(manifest: Manifest, checkpoint: CheckpointIndex) -> Iterator[PushIssue]:
     names = {spec.name for spec in manifest.tensors}
     if not manifest.partial:
         for name in sorted(checkpoint.tensors.keys() - names - checkpoint.tied.keys()):
@@ -116,43 +116,24 @@ def _foreign_issues(specs: tuple[TensorSpec, ...], checkpoint: CheckpointIndex) 
             yield PushIssue(spec.name, f"is {spec.dtype}, which cannot be cast to the checkpoint's {expected.dtype}")
 
 
-def _files(directory: Path) -> list[Path]:
-    index = directory / "model.safetensors.index.json"
-    if index.is_file():
-        weight_map = _read_json(index).get("weight_map")
-        if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
-            raise CheckpointError(f"{index}: has no weight_map from tensors to files")
-        names = sorted(set(weight_map.values()))
-        if any(Path(name).name != name for name in names):
-            raise CheckpointError(f"{index}: names a file outside of its directory")
-        return [directory / name for name in names]
-    single = directory / "model.safetensors"
-    files = [single] if single.is_file() else sorted(directory.glob("*.safetensors"))
-    if not files:
-        raise CheckpointError(f"{directory}: there is no safetensors file")
-    return files
-
-
-def _read_header(path: Path) -> Iterator[tuple[str, CheckpointTensor]]:
+def _read_header(file: CheckpointFile) -> Iterator[tuple[str, CheckpointTensor]]:
+    path, begin = file.path, 8  # of the data
+    length = int.from_bytes(file.read(0, 8), "little") if file.size_bytes >= 8 else 0
+    # Bounded before it is read: a file that is no safetensors file would ask for any amount.
+    if not 2 <= length <= min(_MAX_HEADER_BYTES, file.size_bytes - 8):
+        raise CheckpointError(f"{path}: is no safetensors file, its header would be {length} bytes long")
     try:
-        with path.open("rb") as file:
-            prefix = file.read(8)
-            length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
-            # Bounded before it is read: a file that is no safetensors file would ask for any amount.
-            if not 2 <= length <= min(_MAX_HEADER_BYTES, path.stat().st_size - 8):
-                raise CheckpointError(f"{path}: is no safetensors file, its header would be {length} bytes long")
-            header = json.loads(file.read(length))
-            size_bytes = path.stat().st_size
+        header = json.loads(file.read(8, length))
     except CheckpointError:
         raise
-    except (OSError, ValueError) as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: {error}") from error
+    begin += length
     try:
         for name, entry in header.items():
             if name != "__metadata__":
                 start, end = map(int, entry["data_offsets"])
-                begin = 8 + length  # of the data
-                if not 0 <= start <= end <= size_bytes - begin:
+                if not 0 <= start <= end <= file.size_bytes - begin:
                     raise CheckpointError(f"{path}: {name!r} lies outside of the file, which may be truncated")
                 shape = tuple(map(int, entry["shape"]))
                 yield name, CheckpointTensor(str(entry["dtype"]), shape, end - start, path, begin + start)
@@ -162,19 +143,9 @@ def _read_header(path: Path) -> Iterator[tuple[str, CheckpointTensor]]:
         raise CheckpointError(f"{path}: the header is malformed ({error!r})") from error
 
 
-def _read_config(directory: Path) -> Mapping[str, Any]:
-    path = directory / "config.json"
-    return _read_json(path) if path.is_file() else {}
-
-
-def _read_json(path: Path) -> Mapping[str, Any]:
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: {error}") from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path}: is no JSON object")
-    return content
+def _read_config(directory: Path | None) -> Mapping[str, Any]:
+    path = None if directory is None else directory / "config.json"
+    return read_json(path) if path is not None and path.is_file() else {}
 
 
 def _tied(tensors: Mapping[str, CheckpointTensor], config: Mapping[str, Any]) -> dict[str, str]:

@@ -7,15 +7,18 @@ from functools import partial
 from pathlib import Path
 
 from genserve.control.admission import check_control
-from genserve.control.pause import uninterrupted
+from genserve.control.pause import PauseController
 from genserve.control.state import StateBoard
+from genserve.control.turn import uninterrupted
 from genserve.engine.base import Engine, LoadedLora
 from genserve.errors import InvalidFieldError, UnsupportedError
 from genserve.weights.checkpoint import CheckpointIndex
+from genserve.weights.live_push import LivePush
 from genserve.weights.lora_config import LoraConfig, check_lora_name
 from genserve.weights.lora_files import LoraFiles
-from genserve.weights.push import Applied, LoraAdapter, PushState, StepTiming
-from genserve.weights.session import PushSession
+from genserve.weights.push import Applied, LoraAdapter, StepTiming
+
+_MIN_TIMEOUT_S = 0.001
 
 
 class LoraLoader:
@@ -23,8 +26,11 @@ class LoraLoader:
     their end: none sees two adapters. All raise UnsupportedError without --enable-lora, and what `Engine.loras` raises.
     """
 
-    def __init__(self, engine: Engine, board: StateBoard, checkpoint: CheckpointIndex | None) -> None:
+    def __init__(
+        self, engine: Engine, board: StateBoard, pauses: PauseController, checkpoint: CheckpointIndex | None
+    ) -> None:
         self._engine = engine
+        self._pauses = pauses
         self._board = board
         self._checkpoint = checkpoint
 
@@ -33,18 +39,22 @@ class LoraLoader:
         self._require_enabled()
         return LoraConfig.parse(lora.config, self._engine.info.max_lora_rank, "header.lora.config")
 
-    async def apply(self, session: PushSession) -> Applied:
+    async def apply(self, push: LivePush) -> Applied:
         """Loads what a push has brought, within the header's `apply.timeout_s`."""
-        lora = session.header.lora
+        lora = push.header.lora
         assert lora is not None  # as the registry knows
-        session.state = PushState.PREPARING
         config = self.check(lora)
-        make = partial(LoraFiles.of_push, config, session.manifest, session.arena, session.push_id)
+        make = partial(LoraFiles.of_push, config, push.weights, push.arena, push.push_id)
         began_s = time.perf_counter()
-        _, prepare_s = await self._load(lora.lora_name, make, session.header.apply.timeout_s)
+        _, prepare_s = await self._load(lora.lora_name, make, push.header.apply.timeout_s)
         commit_s = time.perf_counter() - began_s - prepare_s
         version = self._engine.weight_version
-        steps = {"receive": session.receive_s, "verify": session.verify_s, "prepare": prepare_s, "commit": commit_s}
+        steps = {
+            "receive": push.staging.receive_s,
+            "verify": push.staging.verify_s,
+            "prepare": prepare_s,
+            "commit": commit_s,
+        }
         timings = tuple(StepTiming(step, duration_s) for step, duration_s in steps.items())
         return Applied(version, version, timings, paused_s=0.0, requests_kept=0, requests_aborted=0)
 
@@ -67,10 +77,21 @@ class LoraLoader:
 
     async def _load(self, name: str, make: Callable[[], LoraFiles], timeout_s: float) -> tuple[LoadedLora, float]:
         """The adapter, and the seconds that it took to have its files."""
+        deadline_s = time.monotonic() + timeout_s
         began_s = time.perf_counter()
         files = await asyncio.to_thread(make)
         prepare_s = time.perf_counter() - began_s
-        return await self._engine.loras.load(name, files, max(timeout_s - prepare_s, 0.0)), prepare_s
+        is_loading = False
+        try:
+            # The engine may have gone to sleep meanwhile, and shall not while an adapter is loaded.
+            async with self._pauses.undisturbed(max(deadline_s - time.monotonic(), _MIN_TIMEOUT_S)):
+                is_loading = True
+                remaining_s = max(deadline_s - time.monotonic(), 0.0)
+                return await self._engine.loras.load(name, files, remaining_s), prepare_s
+        except BaseException:
+            if not is_loading:
+                await asyncio.to_thread(files.close)
+            raise
 
     def _require_enabled(self) -> None:
         if not self._engine.info.max_loras:

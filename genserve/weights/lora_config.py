@@ -31,15 +31,15 @@ class LoraConfig:
         """Raises InvalidFieldError; `field` is the path of the text in the request."""
         try:
             config = json.loads(text)
-        except ValueError as error:
-            raise InvalidFieldError.of(field, f"is no JSON: {error}") from error
+        except (ValueError, RecursionError) as error:
+            raise InvalidFieldError.of(field, f"is not JSON: {error}") from None
         if not isinstance(config, dict):
-            raise InvalidFieldError.of(field, "is no JSON object")
+            raise InvalidFieldError.of(field, "is not a JSON object")
         lacking = [key for key in ("r", "lora_alpha", "target_modules") if key not in config]
         if lacking:
             raise InvalidFieldError.of(field, f"lacks {', '.join(lacking)}, which PEFT's adapter_config.json has")
         ranks = list(_ranks(config))
-        if not all(isinstance(rank, int) and rank > 0 for rank in ranks):
+        if not all(type(rank) is int and rank > 0 for rank in ranks):
             raise InvalidFieldError.of(field, "r and the ranks of rank_pattern must be whole numbers above 0")
         if max(ranks) > max_rank:
             raise InvalidFieldError.of(field, f"has rank {max(ranks)}, the daemon runs with --max-lora-rank {max_rank}")

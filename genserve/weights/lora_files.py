@@ -13,13 +13,13 @@ from pathlib import Path
 
 from genserve.errors import InvalidFieldError
 from genserve.weights.arena import Arena
-from genserve.weights.checkpoint import CheckpointError, CheckpointIndex
+from genserve.weights.checkpoint import CheckpointIndex
+from genserve.weights.checkpoint_files import CheckpointError, CheckpointFile
 from genserve.weights.lora_config import LoraConfig, lora_issues
 from genserve.weights.manifest import Manifest
 
 CONFIG = "adapter_config.json"
 TENSORS = "adapter_model.safetensors"
-_COPIED_AT_ONCE_BYTES = 16 << 20
 _DIRECTORY = re.compile(r"genserve-lora-(\d+)-\w+")
 
 
@@ -76,13 +76,14 @@ class LoraFiles:
             raise InvalidFieldError.of("path", f"{path} has no {' and no '.join(lacking)} on the daemon's host")
         config = LoraConfig.parse((path / CONFIG).read_text(), max_rank, f"path: {CONFIG}")
         try:
-            tensors = CheckpointIndex.read_file(path / TENSORS).as_manifest()
+            file = CheckpointFile(path / TENSORS)
+            issues = lora_issues(CheckpointIndex.read_file(file).as_manifest(), checkpoint)
+            if issues:
+                told = "; ".join(f"{each.tensor} {each.description}" for each in issues[:3])
+                raise InvalidFieldError.of("path", told)
+            return cls(config, _copied(file), str(path))
         except CheckpointError as error:
             raise InvalidFieldError.of("path", str(error)) from error
-        issues = lora_issues(tensors, checkpoint)
-        if issues:
-            raise InvalidFieldError.of("path", "; ".join(f"{each.tensor} {each.description}" for each in issues[:3]))
-        return cls(config, _read(path / TENSORS), str(path))
 
     def close(self) -> None:
         """Gives the memory back, when no worker maps it any more. Safe to call more than once."""
@@ -100,17 +101,11 @@ def sweep(temporary: Path | None = None, proc: Path = Path("/proc")) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _read(path: Path) -> Arena:
-    size_bytes = path.stat().st_size
-    arena = Arena.allocate(size_bytes)
+def _copied(file: CheckpointFile) -> Arena:
+    """The file that was checked, and no other one of its name. Raises CheckpointError and StagingFullError."""
+    arena = Arena.allocate(file.size_bytes)
     try:
-        with path.open("rb") as file:
-            position = 0
-            while data := file.read(min(_COPIED_AT_ONCE_BYTES, size_bytes - position)):
-                arena.write(position, data)
-                position += len(data)
-        if position < size_bytes:
-            raise InvalidFieldError.of("path", f"{path} became shorter while it was read")
+        file.read_into(0, arena.target(0, file.size_bytes))
     except BaseException:
         arena.close()
         raise

@@ -1,4 +1,4 @@
-"""What a push brings: names, types, shapes and places in one flat byte space. Pure, standard library only."""
+"""What a push brings: names, types, shapes and places in one flat byte space. Pure."""
 
 import hashlib
 import math
@@ -7,24 +7,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 
-DTYPE_SIZES: dict[str, int] = {
-    "BOOL": 1,
-    "U8": 1,
-    "I8": 1,
-    "U16": 2,
-    "I16": 2,
-    "U32": 4,
-    "I32": 4,
-    "U64": 8,
-    "I64": 8,
-    "F8_E4M3": 1,
-    "F8_E5M2": 1,
-    "F16": 2,
-    "BF16": 2,
-    "F32": 4,
-    "F64": 8,
-}
-"""Bytes an element takes, by safetensors' name of the type."""
+from genserve.errors import FieldViolation, ManifestMismatchError
+from genserve.tensors.dtypes import ITEM_BYTES, objection
 
 MAX_TENSORS = 1_000_000
 MAX_NAMED_ISSUES = 20
@@ -75,12 +59,17 @@ class Manifest:
 
 def completed(pushed: Manifest, base: Manifest, tied: Collection[str]) -> Manifest:
     """A partial manifest followed by the tensors of `base` that it lacks. Those in `tied` follow what they are tied to,
-    so an older value of one is left out."""
+    so an older value of one is left out. Raises ManifestMismatchError for a tensor of `base` of an unknown type."""
     names = {spec.name for spec in pushed.tensors}
     tensors, end = list(pushed.tensors), pushed.total_bytes
     for spec in base.tensors:
         if spec.name not in names and spec.name not in tied:
-            end += -end % DTYPE_SIZES[spec.dtype]  # as loaders like their elements aligned
+            if spec.dtype not in ITEM_BYTES:
+                raise ManifestMismatchError(
+                    f"{spec.name!r}, which the push leaves as it is, cannot be loaded again: {objection(spec.dtype)}",
+                    violations=[FieldViolation(f'header.manifest.tensors["{spec.name}"]', objection(spec.dtype))],
+                )
+            end += -end % ITEM_BYTES[spec.dtype]  # as loaders like their elements aligned
             tensors.append(replace(spec, offset=end))
             end += spec.length
     return Manifest(tuple(tensors), end)
@@ -90,7 +79,7 @@ def too_many_tensors(num_tensors: int, limit: int = MAX_TENSORS) -> list[PushIss
     """One issue if a manifest has more tensors than can be right: asked before anything reads them."""
     if num_tensors <= limit:
         return []
-    return [PushIssue("", f"has {num_tensors} tensors, at most {limit} can be right")]
+    return [PushIssue("", f"has {num_tensors} tensors; more than {limit} are not even read")]
 
 
 def structural_issues(manifest: Manifest) -> list[PushIssue]:
@@ -140,9 +129,9 @@ def _name_issue(name: str, seen: set[str]) -> str:
 
 
 def _size_issue(spec: TensorSpec, total_bytes: int) -> str:
-    item_bytes = DTYPE_SIZES.get(spec.dtype)
+    item_bytes = ITEM_BYTES.get(spec.dtype)
     if item_bytes is None:
-        return f"dtype {spec.dtype[:32]!r} is unknown; known are {', '.join(DTYPE_SIZES)}"
+        return objection(spec.dtype)
     if len(spec.shape) > _MAX_RANK:
         return f"has {len(spec.shape)} dimensions, at most {_MAX_RANK} are possible"
     if any(not 0 <= size < _MAX_BYTES for size in spec.shape):

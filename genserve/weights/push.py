@@ -62,7 +62,8 @@ class LoraAdapter:
 @dataclass(frozen=True, slots=True)
 class PushHeader:
     """Opens a push. An empty `push_id` is minted; further streams may bring `manifest_digest` instead of `manifest`;
-    `staging_ttl_s`: seconds that bytes are kept after the last frame; `lora`: no weights, but an adapter."""
+    `staging_ttl_s`: seconds that bytes are kept after the last frame that brought something; `lora`: no weights, but an
+    adapter; `attempt` names the streams whose bytes belong together, "" = those that are here at a time."""
 
     push_id: str
     weight_version: int
@@ -75,6 +76,7 @@ class PushHeader:
     num_streams: int = 1
     force: bool = False
     lora: LoraAdapter | None = None
+    attempt: str = ""
 
     @property
     def lora_name(self) -> str:
@@ -84,7 +86,7 @@ class PushHeader:
 
 @dataclass(frozen=True, slots=True)
 class PushReport:
-    """A push as far as it has come. `missing`: byte ranges [start, end) in order; a resume sends those."""
+    """A push as far as it has come. `missing`: byte ranges [start, end) in order, that `attempt` lacks."""
 
     push_id: str
     state: PushState
@@ -95,6 +97,13 @@ class PushReport:
     issues: tuple[PushIssue, ...] = ()
     manifest_digest: str = ""
     lora_name: str = ""
+    attempt: str = ""
+
+    @classmethod
+    def valid(cls, header: PushHeader, digest: str) -> "PushReport":
+        """Of a dry run whose manifest is good."""
+        total_bytes = header.manifest.total_bytes if header.manifest is not None else 0
+        return cls(header.push_id, PushState.VALID, header.weight_version, 0, total_bytes, manifest_digest=digest)
 
 
 @dataclass(frozen=True, slots=True)

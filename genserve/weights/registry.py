@@ -1,47 +1,46 @@
-"""The pushes that are under way or done: who may open one, and what came of each.
+"""The pushes that are here: who may open one, who carries it out, and when its bytes are freed.
 
-Owns the rules and the time to live. Whether a header is good is `admission`, what lies where is `session`, who sends is
-`stream`, and applying is `update`.
+Owns the rules between pushes and the time to live. Whether a header is good is `admission`, one push is `live_push`,
+what came of those that are gone is `outcomes`, and applying is `update`.
 """
 
 import asyncio
 import time
 import uuid
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 
 from genserve.control.admission import check_control
 from genserve.control.state import StateBoard
+from genserve.control.turn import uninterrupted
 from genserve.engine.base import Engine
-from genserve.errors import (
-    ApplyInProgressError,
-    DrainingError,
-    GenserveError,
-    PushNotFoundError,
-    PushTruncatedError,
-)
+from genserve.errors import ApplyInProgressError, DrainingError, GenserveError, PushConflictError, PushNotFoundError
 from genserve.weights.admission import (
     check_apply,
     check_header,
     check_num_tensors,
-    check_same,
     check_version,
     examine,
     refuse_issues,
 )
 from genserve.weights.arena import allocate_arena
 from genserve.weights.checkpoint import CheckpointIndex
+from genserve.weights.completion import Completion
+from genserve.weights.lifecycle import Stage
+from genserve.weights.live_push import LivePush, Round
 from genserve.weights.lora import LoraLoader
-from genserve.weights.manifest import PushIssue, completed
-from genserve.weights.push import ApplyOptions, PushAction, PushHeader, PushOutcome, PushReport, PushState
+from genserve.weights.manifest import Manifest, PushIssue, completed
+from genserve.weights.outcomes import AppliedPush, Outcomes
+from genserve.weights.push import ApplyOptions, PushAction, PushHeader, PushOutcome, PushReport
 from genserve.weights.resident import ResidentStore
-from genserve.weights.room import make_room
-from genserve.weights.session import PushSession
-from genserve.weights.stream import LivePush, PushStream, Round
+from genserve.weights.room import plan_room
+from genserve.weights.staging import Staging
+from genserve.weights.stream import AnsweredStream, LiveStream, PushStream
 from genserve.weights.update import WeightUpdater
 
-_NUM_REMEMBERED = 64
+# How long a new attempt waits for the streams of another one, whose client may have gone a moment ago.
+_LEAVE_TIMEOUT_S = 2.0
 # How long a stream that brings the digest alone waits for the one that brings the manifest, as they race.
 _FIRST_STREAM_TIMEOUT_S = 30.0
 
@@ -63,14 +62,15 @@ class PushRegistry:
     ) -> None:
         self._checkpoint = checkpoint
         self._engine = engine
-        self._updater = updater
         self._loras = loras
         self._board = board
         self._resident = resident
         self._max_staging_bytes = max_staging_bytes
         self._clock = clock
         self._pushes: dict[str, LivePush] = {}
-        self._applied: OrderedDict[str, PushOutcome] = OrderedDict()
+        self._tied: Mapping[str, str] = checkpoint.tied if checkpoint is not None else {}
+        self._outcomes = Outcomes(resident, clock)
+        self._completion = Completion(engine, board, updater, loras, resident, self._outcomes, self._tied)
         self._opening = asyncio.Lock()
         self._reserved_for = ""
         self._changed = asyncio.Event()
@@ -84,10 +84,10 @@ class PushRegistry:
     async def open(self, header: PushHeader) -> PushStream:
         """Opens a push, or joins the one that its id names: after a break, or as one of several streams.
 
-        Nothing is allocated unless everything is right. Raises InvalidFieldError, PushConflictError, DrainingError,
-        EngineDeadError, EngineSleepingError, VersionNotNewerError, WeightVersionMismatchError, ManifestMismatchError,
-        ApplyInProgressError (its metadata has the `push_id` that is under way), StagingFullError, and PushNotFoundError
-        for a digest without a push.
+        Nothing is allocated, and nothing else given up, unless everything is right. Raises InvalidFieldError,
+        PushConflictError, DrainingError, EngineDeadError, EngineSleepingError, VersionNotNewerError,
+        WeightVersionMismatchError, ManifestMismatchError, ApplyInProgressError (its metadata has the `push_id` that is
+        under way), StagingFullError, and PushNotFoundError for a digest without a push.
         """
         check_header(header)
         if header.lora is not None:
@@ -100,21 +100,57 @@ class PushRegistry:
         digest, issues = await asyncio.to_thread(
             examine, header.manifest, header.manifest_digest, self._checkpoint, lora=header.lora is not None
         )
-        # One at a time: the second of two equal headers has to find the push of the first.
-        async with self._opening:
-            return await self._open(replace(header, push_id=header.push_id or uuid.uuid4().hex), digest, issues)
+        header = replace(header, push_id=header.push_id or uuid.uuid4().hex)
+        leave_s = (loop := asyncio.get_running_loop()).time() + _LEAVE_TIMEOUT_S
+        while True:
+            # One at a time: the second of two equal headers has to find the push of the first.
+            async with self._opening:
+                waits = self._waits_for(header, can_leave=loop.time() < leave_s)
+                if not waits:
+                    return await self._open_whole(header, digest, issues)
+                changed = self._changed
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(None if waits == "check" else leave_s):
+                    await changed.wait()
+
+    def _waits_for(self, header: PushHeader, *, can_leave: bool) -> str:
+        """What has to be over before a header can be answered: the "check" of the bytes that are here, or another
+        "attempt" whose streams may be about to leave, as their client has just gone. "" = nothing."""
+        push = self._pushes.get(header.push_id)
+        if push is None or header.action is PushAction.VALIDATE:
+            return ""
+        if push.lifecycle.stage is Stage.CHECKING:
+            return "check"
+        return "attempt" if can_leave and push.meets_other(header) else ""
+
+    async def _open_whole(self, header: PushHeader, digest: str, issues: list[PushIssue]) -> PushStream:
+        """To its end, also when the client has gone: what is being allocated counts, and nobody allocates beside it."""
+        opened: list[PushStream] = []
+
+        async def open_one() -> None:
+            opened.append(await self._open(header, digest, issues))
+
+        try:
+            await uninterrupted(open_one())
+        except asyncio.CancelledError:
+            for stream in opened:
+                stream.detach()
+            raise
+        return opened[0]
 
     async def _open(self, header: PushHeader, digest: str, issues: list[PushIssue]) -> PushStream:
-        applied = self._applied.get(header.push_id)
+        applied = self._outcomes.applied(header.push_id)
         if applied is not None:
-            check_same(header, digest, applied.push)
-            return PushStream.of_outcome(applied)
+            applied.identity.check(header, digest)
+            if self._outcomes.repeated(header) is not None:
+                return self._repeat(applied, header.attempt)
         check_control(self._board.phase)
         if self._closed:
             raise DrainingError("the daemon is shutting down")
+        self._outcomes.check_refused(header)
         push = self._pushes.get(header.push_id)
         if push is not None:
-            check_same(header, digest, push.session.report())
+            push.identity.check(header, digest)
             if header.action is not PushAction.VALIDATE:
                 return self._join(push, header)
         check_version(header, self._engine.weight_version)
@@ -125,106 +161,75 @@ class PushRegistry:
         if header.manifest.partial:
             size_bytes = completed(header.manifest, self._resident.require().manifest, self._tied).total_bytes
         if header.action is PushAction.VALIDATE:
-            return PushStream.of_outcome(PushOutcome(_valid(header, digest)))
-        self._make_room(size_bytes, partial=header.manifest.partial)
+            return AnsweredStream(PushOutcome(PushReport.valid(header, digest)))
+        push = await self._begin(header, header.manifest, digest, size_bytes)
+        return self._stream(push, push.round)
+
+    async def _begin(self, header: PushHeader, manifest: Manifest, digest: str, size_bytes: int) -> LivePush:
+        self.check_free()
+        present = self._pushes.values()
+        room = plan_room(size_bytes, present, self._max_staging_bytes, self._resident, partial=manifest.partial)
+        await asyncio.gather(*(self._drop(push, push.truncation()) for push in room.leftovers))
+        room.clear(self._resident)
         # An adapter leaves the room that awaits the next version alone.
-        room = allocate_arena if header.lora is not None else self._resident.room
-        arena = await room(header.manifest.total_bytes)
-        session = PushSession(header.push_id, header, header.manifest, digest, arena, self._clock)
-        push = LivePush(session, Round.begin(header.num_streams), size_bytes)
-        self._pushes[header.push_id] = push
+        allocate = allocate_arena if header.lora is not None else self._resident.room
+        arena = await allocate(manifest.total_bytes)
+        if self._closed:
+            await asyncio.to_thread(arena.close)
+            raise DrainingError("the daemon is shutting down")
+        staging = Staging(header.push_id, manifest, arena)
+        push = self._pushes[header.push_id] = LivePush(header, digest, staging, size_bytes, self._clock)
         self._tell_change()
-        return self._stream(push)
+        return push
+
+    def _repeat(self, applied: AppliedPush, attempt: str) -> PushStream:
+        """A stream of a push that is applied already: its bytes are compared, for as long as they are served."""
+
+        def compare(offset: int, data: bytes | memoryview, crc32c: int | None) -> None:
+            applied.check(offset, data, crc32c)
+            self._outcomes.compare(applied, attempt, offset, data)
+
+        return AnsweredStream(applied.outcome, compare)
 
     def _join(self, push: LivePush, header: PushHeader) -> PushStream:
         self.check_free()
-        session = push.session
-        if push.applying is None and (session.num_attached == 0 or push.round.result.done()):
-            push.round = Round.begin(header.num_streams)
-            session.header = header  # how to apply is up to whoever takes it up again: a staged push is applied so
-            if session.state is PushState.FAILED:
-                session.state, session.issues = PushState.RECEIVING, ()
-        session.touch()
-        return self._stream(push)
+        try:
+            return self._stream(push, push.join(header))
+        except PushConflictError as error:
+            self._refuse(push, error)
+            raise
 
-    def _stream(self, push: LivePush) -> PushStream:
-        return PushStream(push.session.push_id, push, None, lambda: self._advance(push))
+    def _stream(self, push: LivePush, round: Round) -> PushStream:
+        return LiveStream(push, round, self._advance, self._refuse)
 
     async def _wait_for_first_stream(self, header: PushHeader) -> None:
         try:
             async with asyncio.timeout(min(_FIRST_STREAM_TIMEOUT_S, header.staging_ttl_s)):
-                while header.push_id not in self._pushes and header.push_id not in self._applied:
+                while header.push_id not in self._pushes and not self._outcomes.answers(header):
                     await self._changed.wait()
         except TimeoutError:
             raise _not_found(header.push_id) from None
 
-    @property
-    def _tied(self) -> Mapping[str, str]:
-        return self._checkpoint.tied if self._checkpoint is not None else {}
-
-    def _make_room(self, size_bytes: int, *, partial: bool) -> None:
-        self.check_free()
-        for push in list(self._pushes.values()):
-            if push.is_held:
-                raise push.in_progress()
-            if push.session.state is not PushState.STAGED:
-                self._drop(push, PushTruncatedError("another push took its place"))
-        staged_bytes = sum(push.size_bytes for push in self._pushes.values())
-        make_room(size_bytes, staged_bytes, self._max_staging_bytes, self._resident, partial=partial)
+    def _refuse(self, push: LivePush, error: PushConflictError) -> None:
+        """Two attempts at a push, or two of its streams, contradict each other: it is over for all of them."""
+        self._outcomes.add_refused(push, error)
+        self._drop(push, error)
 
     def _advance(self, push: LivePush) -> None:
         """A stream of the push has ended or was cut off: carries the push out, or tells that bytes are missing."""
-        if push.round.result.done() or push.applying is not None:
-            pass
-        elif push.session.is_complete and push.round.num_ended > 0:
-            other = next((p for p in self._pushes.values() if p.applying is not None), None)
-            if other is not None:
-                push.round.result.set_exception(other.in_progress())
-            else:
-                # A task of its own: clients come and go, applying is carried through.
-                push.applying = asyncio.create_task(self._carry_out(push), name=f"push {push.session.push_id}")
-        elif push.round.is_over:
-            push.round.result.set_exception(push.session.truncation())
+        if push.lifecycle.stage is Stage.RECEIVING and not push.round.result.done() and not self._closed:
+            if push.round.has_ended and push.staging.is_complete:
+                self._completion.start(push, self._ended)
+            elif push.round.is_over:
+                push.truncate()
         self._tell_change()
 
-    async def _carry_out(self, push: LivePush) -> None:
-        session, result = push.session, push.round.result
-        try:
-            session.state = PushState.STAGED
-            refuse_issues(await asyncio.to_thread(session.tied_issues, self._tied))
-            if session.header.action is PushAction.STAGE:
-                result.set_result(PushOutcome(session.report()))
-                return
-            try:
-                check_version(session.header, self._engine.weight_version)  # another may have been applied meanwhile
-            except GenserveError as error:  # nothing was tried: it stays staged
-                result.set_exception(error)
-                return
-            with push.round.told_on_time(session.header.apply.timeout_s):
-                if session.manifest.partial:
-                    await session.complete(self._resident.require(), self._tied)
-                applied = await (self._updater if session.header.lora is None else self._loras).apply(session)
-            session.state = PushState.APPLIED
-            outcome = PushOutcome(session.report(), applied)
-            self._remember(outcome)
-            del self._pushes[session.push_id]
-            _free(session)
-            if not result.done():
-                result.set_result(outcome)
-        except Exception as error:
-            session.state, session.issues = PushState.FAILED, (PushIssue("", str(error)),)
-            if not result.done():
-                result.set_exception(error)
-        finally:
-            if not result.done():
-                session.state = PushState.FAILED
-                result.cancel()
-            push.applying = None
-            session.touch()
-            self._tell_change()
-            # An error's traceback holds this frame, and this frame the error: memory of a push would wait for the
-            # garbage collector.
-            del push, session, result
+    def _ended(self, push: LivePush) -> None:
+        """The daemon is done with a push: it is applied, or waits for a commit, a retry or its end."""
+        if push.lifecycle.stage is Stage.APPLIED:
+            del self._pushes[push.push_id]
+            self._free(push)
+        self._tell_change()
 
     async def reserve(self, update_id: str) -> None:
         """Keeps pushes away until `release`; staged ones stay so. Raises ApplyInProgressError, and as `open`."""
@@ -251,90 +256,94 @@ class PushRegistry:
 
     def report(self, push_id: str) -> PushOutcome:
         """How far a push has come. Raises PushNotFoundError for one that was never opened or has timed out."""
-        applied = self._applied.get(push_id)
-        return applied if applied is not None else PushOutcome(self._find(push_id).session.report())
+        applied, refused = self._outcomes.applied(push_id), self._outcomes.refused(push_id)
+        if applied is not None:
+            return applied.outcome
+        if push_id not in self._pushes and refused is not None:
+            return refused.outcome
+        return PushOutcome(self._find(push_id).report())
 
     async def commit(self, push_id: str, apply: ApplyOptions, expected_version: int | None = None) -> PushOutcome:
         """Applies a push whose bytes are all there; `expected_version` None = as its header says. Raises
-        PushNotFoundError, ApplyInProgressError while it is being sent, and as `open` and `PushStream.finish`."""
+        PushNotFoundError, PushTruncatedError, ApplyInProgressError while it is being sent, and as `open` and
+        `PushStream.finish`."""
         check_apply(apply, "apply")
-        if push_id in self._applied:
-            return self._applied[push_id]
+        if push_id in self._pushes:
+            await self._pushes[push_id].checked.wait()
+        applied = self._outcomes.applied(push_id)
+        if applied is not None:
+            return applied.outcome
+        if push_id not in self._pushes and (refused := self._outcomes.refused(push_id)) is not None:
+            raise refused.error.again()
         push = self._find(push_id)
         check_control(self._board.phase)
-        if push.applying is None and push.session.num_attached > 0 and not push.round.result.done():
-            raise push.in_progress()  # to join it would end the round of those who are sending
-        header = replace(push.session.header, action=PushAction.APPLY, apply=apply, num_streams=1)
+        if push.lifecycle.is_busy:
+            return await asyncio.shield(push.round.result)
+        if not push.lifecycle.can_commit:
+            raise push.in_progress() if push.round.is_live else push.truncation()
+        self.check_free()
+        header = replace(push.header, action=PushAction.APPLY, apply=apply, num_streams=1)
         if expected_version is not None:
             header = replace(header, expected_version=expected_version)
-        stream = self._join(push, header)
-        try:
-            return await stream.finish()
-        finally:
-            stream.detach()
+        round = push.begin_commit(header)
+        self._completion.start(push, self._ended)
+        return await asyncio.shield(round.result)
 
-    def discard(self, push_id: str) -> PushOutcome:
-        """Frees what a push has staged. Raises PushNotFoundError, and ApplyInProgressError while somebody is at it."""
+    def discard(self, push_id: str, *, force: bool = False) -> PushOutcome:
+        """Frees what a push has staged; with `force` also while it is being sent. Raises PushNotFoundError, and
+        ApplyInProgressError while somebody is at it."""
+        refused = self._outcomes.forget_refused(push_id)
+        if refused is not None and push_id not in self._pushes:
+            return refused
         push = self._find(push_id)
-        if push.is_held:
+        if push.lifecycle.is_busy or (push.is_held and not force):
             raise push.in_progress()
-        self._drop(push, _not_found(push_id))
-        return PushOutcome(push.session.report())
+        outcome = PushOutcome(push.report())
+        self._drop(push, push.not_found())
+        return outcome
 
     async def run(self) -> None:
         """Frees staged bytes whose time to live is over. Never returns."""
         while True:
             changed = self._changed
-            idle = [push for push in self._pushes.values() if push.applying is None]
-            due_s = min((push.session.idle_until_s for push in idle), default=None)
+            idle = [push for push in self._pushes.values() if not push.lifecycle.is_busy]
+            due_s = min((push.idle_until_s for push in idle), default=None)
             try:
                 async with asyncio.timeout(None if due_s is None else max(0.0, due_s - self._clock())):
                     await changed.wait()
             except TimeoutError:
                 for push in idle:
-                    if push.applying is None and self._clock() >= push.session.idle_until_s:
-                        self._drop(push, push.session.truncation())
+                    if not push.gone.is_set() and not push.lifecycle.is_busy and self._clock() >= push.idle_until_s:
+                        self._drop(push, push.truncation())
 
     async def close(self) -> None:
         """Refuses further pushes, waits for one that is being applied, and frees the bytes of all others."""
         self._closed = True
-        applying = [push.applying for push in self._pushes.values() if push.applying is not None]
-        if applying:
-            await asyncio.wait(applying)
+        while busy := [p.task for p in self._pushes.values() if p.lifecycle.is_busy and p.task is not None]:
+            await asyncio.wait(busy)
         for push in list(self._pushes.values()):
             self._drop(push, DrainingError("the daemon is shutting down"))
 
     def _find(self, push_id: str) -> LivePush:
-        if push_id not in self._pushes:
+        push = self._pushes.get(push_id)
+        if push is None:
             raise _not_found(push_id)
-        return self._pushes[push_id]
+        return push
 
-    def _drop(self, push: LivePush, error: GenserveError) -> None:
-        self._pushes.pop(push.session.push_id, None)
-        _free(push.session)
-        push.gone.set()
-        if not push.round.result.done():
-            push.round.result.set_exception(error)
+    def _drop(self, push: LivePush, error: GenserveError) -> "asyncio.Future[None]":
+        """Its bytes are freed; done when they are."""
+        self._pushes.pop(push.push_id, None)
+        push.drop(error)
         self._tell_change()
+        return self._free(push)
 
-    def _remember(self, outcome: PushOutcome) -> None:
-        self._applied[outcome.push.push_id] = outcome
-        if len(self._applied) > _NUM_REMEMBERED:
-            self._applied.popitem(last=False)
+    def _free(self, push: LivePush) -> "asyncio.Future[None]":
+        """In a thread, as it takes long enough for token streams to notice."""
+        return asyncio.get_running_loop().run_in_executor(None, push.close)
 
     def _tell_change(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
-
-
-def _free(session: PushSession) -> None:
-    """In a thread, as it takes long enough for token streams to notice."""
-    asyncio.get_running_loop().run_in_executor(None, session.close)
-
-
-def _valid(header: PushHeader, digest: str) -> PushReport:
-    total_bytes = header.manifest.total_bytes if header.manifest is not None else 0
-    return PushReport(header.push_id, PushState.VALID, header.weight_version, 0, total_bytes, manifest_digest=digest)
 
 
 def _not_found(push_id: str) -> PushNotFoundError:

@@ -1,34 +1,43 @@
 """The bytes of the served version, kept after it was applied.
 
 Partial pushes are completed from them, PullWeights sends them to peers, and a commit that could not be undone is healed
-with them. Before the first push they are the checkpoint's files, mapped; afterwards the arena that the push came in:
-that one and the one that arrives next make two, which take turns. To have the kernel clear the pages of another one
-takes 0.3 s a GB.
+with them. Before the first push they are the checkpoint's files, for as long as those stay what the daemon found;
+afterwards the arena that the push came in: that one and the one that arrives next make two, which take turns. To have
+the kernel clear the pages of another one takes 0.3 s per GB.
 """
 
 import asyncio
-import mmap
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from pathlib import Path
 from typing import Protocol
+
+import numpy as np
 
 from genserve.errors import NotResidentError, WeightVersionMismatchError
 from genserve.weights.arena import Arena, allocate_arena
 from genserve.weights.checkpoint import CheckpointIndex
+from genserve.weights.checkpoint_files import CheckpointError, CheckpointFiles
 from genserve.weights.manifest import Manifest, TensorSpec
 
 _GAVE_WAY = "had to give way to a push"
+_CHANGED = "are not known any more, as the checkpoint's files have changed since the daemon started"
 
 
 class ByteSource(Protocol):
-    """Where the bytes of a manifest's byte space lie. `held_bytes`: memory that is taken for them alone."""
+    """Where the bytes of a manifest's byte space lie. `held_bytes`: memory that is taken for them alone. What reads
+    raises ValueError once it is closed, and NotResidentError when the bytes are not those of the version any more."""
 
     held_bytes: int
 
-    def pieces(self, start: int, end: int) -> Iterator[memoryview]:
-        """The bytes [start, end), in order, not copied. Raises ValueError once closed."""
+    def check(self) -> None:
+        """Raises NotResidentError as reading would."""
+
+    def view(self, start: int, end: int) -> memoryview:
+        """The bytes [start, end), not copied if they lie in memory."""
+
+    def read_into(self, start: int, target: memoryview) -> None:
+        """Copies the bytes from `start` on, until `target` is full."""
 
     def close(self) -> None:
         """Gives the memory back. Safe to call more than once."""
@@ -41,9 +50,17 @@ class ArenaBytes:
         self.arena = arena
         self.held_bytes = arena.size_bytes
 
-    def pieces(self, start: int, end: int) -> Iterator[memoryview]:
+    def check(self) -> None:
+        """Nobody else writes there."""
+
+    def view(self, start: int, end: int) -> memoryview:
         """The bytes [start, end), not copied."""
-        yield self.arena.view(start, end - start)
+        return self.arena.view(start, end - start)
+
+    def read_into(self, start: int, target: memoryview) -> None:
+        """A memcpy; releases the GIL."""
+        if target:
+            np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(self.view(start, start + len(target)), np.uint8))
 
     def close(self) -> None:
         """Gives the memory back."""
@@ -51,36 +68,55 @@ class ArenaBytes:
 
 
 class CheckpointBytes:
-    """The files of a checkpoint, mapped, in the byte space of `CheckpointIndex.as_manifest`."""
+    """The files of a checkpoint, in the byte space of `CheckpointIndex.as_manifest`."""
 
-    def __init__(self, checkpoint: CheckpointIndex) -> None:
-        self.held_bytes = 0  # pages of files: the kernel takes them back as it likes
+    def __init__(self, checkpoint: CheckpointIndex, files: CheckpointFiles) -> None:
+        self.held_bytes = 0  # the kernel keeps pages of files, and takes them back as it likes
         specs = checkpoint.as_manifest().tensors
         self._tensors = [checkpoint.tensors[spec.name] for spec in specs]
         self._offsets = [spec.offset for spec in specs]
-        self._files: dict[Path, memoryview] = {}
+        self._files: CheckpointFiles | None = files
 
-    def pieces(self, start: int, end: int) -> Iterator[memoryview]:
-        """The bytes [start, end), tensor by tensor."""
+    def check(self) -> None:
+        """Looks at every file."""
+        try:
+            self._open_files().check()
+        except CheckpointError as error:
+            raise _changed(error) from error
+
+    def view(self, start: int, end: int) -> memoryview:
+        """The bytes [start, end), read."""
+        data = memoryview(bytearray(end - start))
+        self.read_into(start, data)
+        return data
+
+    def read_into(self, start: int, target: memoryview) -> None:
+        """Tensor by tensor."""
+        files, end = self._open_files().by_path, start + len(target)
         index = max(0, bisect_right(self._offsets, start) - 1)
-        while start < end:
+        while target:
             tensor, offset = self._tensors[index], self._offsets[index]
-            stop = min(end, offset + tensor.length)
-            if start < stop:
-                begin = tensor.position - offset
-                yield self._file(tensor.path)[begin + start : begin + stop]
-                start = stop
+            num_bytes = max(0, min(end, offset + tensor.length) - start)
+            if num_bytes:
+                try:
+                    files[tensor.path].read_into(tensor.position + start - offset, target[:num_bytes])
+                except CheckpointError as error:
+                    raise _changed(error) from error
+                start, target = start + num_bytes, target[num_bytes:]
             index += 1
 
-    def _file(self, path: Path) -> memoryview:
-        if path not in self._files:
-            with path.open("rb") as file:
-                self._files[path] = memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
-        return self._files[path]
+    def _open_files(self) -> CheckpointFiles:
+        if self._files is None:
+            raise ValueError("closed")
+        return self._files
 
     def close(self) -> None:
-        """Lets go of the files; each is unmapped with the last piece of it."""
-        self._files.clear()
+        """Lets go of the files; each is closed when nobody reads it any more."""
+        self._files = None
+
+
+def _changed(error: CheckpointError) -> NotResidentError:
+    return NotResidentError(f"the bytes of the served version {_CHANGED} ({error}): push a complete version")
 
 
 class ResidentVersion:
@@ -93,27 +129,31 @@ class ResidentVersion:
         self.num_readers = 0
         self._gone = False
 
-    def pieces(self, start: int, end: int) -> list[memoryview]:
-        """The bytes [start, end), in order, not copied. Raises WeightVersionMismatchError if their room was needed
-        meanwhile."""
-        try:
-            if not self._gone:
-                return list(self.source.pieces(start, end))
-        except ValueError:
-            pass  # closed meanwhile
-        raise WeightVersionMismatchError(
-            f"version {self.weight_version} was replaced, and its memory is needed: pull the present version",
-            metadata={"weight_version": str(self.weight_version)},
-        )
+    def view(self, start: int, end: int) -> memoryview:
+        """The bytes [start, end), not copied if they lie in memory. Raises WeightVersionMismatchError if their room was
+        needed meanwhile, and NotResidentError."""
+        with self._while_here():
+            return self.source.view(start, end)
 
     def copy_into(self, arena: Arena, tensors: Iterable[TensorSpec]) -> None:
-        """Copies tensors, found by name, to their places in `arena`. A memcpy of their bytes: call it in a thread."""
+        """Copies tensors, found by name, to their places in `arena`: call it in a thread. Raises as `view`."""
         places = {spec.name: spec for spec in self.manifest.tensors}
         for spec in tensors:
-            source, position = places[spec.name], spec.offset
-            for piece in self.pieces(source.offset, source.offset + source.length):
-                arena.write(position, piece)
-                position += len(piece)
+            target = arena.target(spec.offset, spec.length)
+            with self._while_here():
+                self.source.read_into(places[spec.name].offset, target)
+
+    @contextmanager
+    def _while_here(self) -> Iterator[None]:
+        try:
+            if self._gone:
+                raise ValueError("closed")
+            yield
+        except ValueError as closed:
+            raise WeightVersionMismatchError(
+                f"version {self.weight_version} was replaced, and its memory is needed: pull the present version",
+                metadata={"weight_version": str(self.weight_version)},
+            ) from closed
 
     @asynccontextmanager
     async def as_arena(self) -> AsyncIterator[Arena]:
@@ -138,11 +178,12 @@ class ResidentVersion:
 class ResidentStore:
     """The served version, and replaced ones for as long as somebody reads them. Use it on the event loop's thread."""
 
-    def __init__(self, first: ResidentVersion | None, *, enabled: bool) -> None:
-        """`first`: the checkpoint, if its files are here. Unless `enabled` nothing is ever kept."""
+    def __init__(self, first: ResidentVersion | None, *, enabled: bool, absence: str = "are not on this host") -> None:
+        """`first`: the checkpoint, if its files are here; otherwise errors say "the bytes ... {absence}". Unless
+        `enabled` nothing is ever kept."""
         self._enabled = enabled
         self._served = first if enabled else None
-        self._absence = _GAVE_WAY if enabled else "are not kept (--no-resident-weights)"
+        self._absence = absence if enabled else "are not kept (--no-resident-weights)"
         self._replaced: list[ResidentVersion] = []
         self._spare_arena: Arena | None = None
 
@@ -159,6 +200,11 @@ class ResidentStore:
     @property
     def served(self) -> ResidentVersion | None:
         """The served version, if its bytes are here."""
+        if self._served is not None:
+            try:
+                self._served.source.check()
+            except NotResidentError:
+                self.forget(_CHANGED)
         return self._served
 
     @property
@@ -167,11 +213,22 @@ class ResidentStore:
         kept = self._replaced if self._served is None else [self._served, *self._replaced]
         return sum(version.source.held_bytes for version in kept)
 
+    @property
+    def served_bytes(self) -> int:
+        """Memory that the served version takes."""
+        return 0 if self._served is None else self._served.source.held_bytes
+
+    @property
+    def spare_bytes(self) -> int:
+        """Memory of the arena that awaits the next push."""
+        return 0 if self._spare_arena is None else self._spare_arena.size_bytes
+
     def require(self) -> ResidentVersion:
         """The served version. Raises NotResidentError."""
-        if self._served is None:
+        version = self.served
+        if version is None:
             raise NotResidentError(f"the bytes of the served version {self._absence}: push a complete version")
-        return self._served
+        return version
 
     def replace(self, version: ResidentVersion) -> None:
         """`version` is served from now on, and belongs to the store."""

@@ -1,6 +1,7 @@
 """Shared memory of a trainer on the same host, from which its bytes are copied.
 
-A peer names a path, so most of this is about which paths: nothing but memory that was made to be handed over is read.
+A peer names a path, so most of this is about which paths: nothing is read but memory that was made to be handed over,
+and is not open in the daemon because another peer has handed it over.
 It is mapped, which makes it twice as fast to read, if its size is sealed: a page that is gone would be a SIGBUS.
 """
 
@@ -19,10 +20,11 @@ import numpy as np
 
 from genserve.errors import ChecksumMismatchError, InvalidFieldError
 from genserve.weights.checksum import crc32c_of
+from genserve.weights.daemon_processes import DaemonProcesses, file_id
 
 NAME_PREFIX = "genserve-push"
 MAX_CHUNK_BYTES = 64 << 20
-_PATH = re.compile(rf"/dev/shm/{NAME_PREFIX}[^/]*|/proc/[1-9][0-9]*/fd/[0-9]+")
+_PATH = re.compile(rf"/dev/shm/{NAME_PREFIX}[^/]*|/proc/([1-9][0-9]{{0,9}})/fd/[0-9]{{1,9}}")
 _SIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 _CHECKED_AT_ONCE_BYTES = 256 << 10  # stays in a core's cache between reading and checking
 
@@ -52,20 +54,22 @@ class Segment:
     def __init__(self, path: str, fd: int) -> None:
         self.path = path
         self._fd = fd
+        self._file_id = file_id(os.fstat(fd))
         self._mapped = _map(fd)
 
     @classmethod
-    def open(cls, path: str) -> "Segment":
+    def open(cls, path: str, daemon: DaemonProcesses | None) -> "Segment":
         """Raises InvalidFieldError for "segment.path" when it is anything but memory of this user that was made for a
-        push."""
-        if _PATH.fullmatch(path) is None or "\0" in path:
+        push, or is named as a process of the `daemon` has it open; None = that is fine, the peer is one of them."""
+        matched = _PATH.fullmatch(path)
+        if matched is None or "\0" in path:
             raise _refused(f"must be /proc/PID/fd/FD, or /dev/shm/NAME where NAME begins with {NAME_PREFIX!r}")
-        # A link below /proc is a door to the file itself, everywhere else it may lead anywhere.
-        follows = path.startswith("/proc/")
         try:
-            _check(os.stat(path, follow_symlinks=follows))  # before opening: a device might act on that
+            if daemon is not None and matched[1] is not None and daemon.include(int(matched[1])):
+                raise _refused("is of the daemon's own processes")
+            _check(_stat(path))  # before opening: a device might act on that
             flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
-            fd = os.open(path, flags if follows else flags | os.O_NOFOLLOW)
+            fd = os.open(path, flags if _is_descriptor(path) else flags | os.O_NOFOLLOW)
         except OSError as error:
             raise _refused(f"cannot be opened by the daemon: {error.strerror}") from error
         try:
@@ -77,6 +81,14 @@ class Segment:
         except BaseException:
             os.close(fd)
             raise
+
+    def is_at(self, path: str) -> bool:
+        """Whether this is still what the path names: a peer that closes a descriptor gets its number again for the
+        next one that it opens."""
+        try:
+            return self.path == path and file_id(_stat(path)) == self._file_id
+        except OSError:
+            return False  # to open it says why
 
     def check(self, chunk: SegmentChunk) -> None:
         """Raises InvalidFieldError when the memory has no such piece, or it is too long."""
@@ -147,6 +159,15 @@ def _devices() -> frozenset[int]:
     with suppress(FileNotFoundError):  # memfds alone, then
         devices.add(os.stat("/dev/shm").st_dev)
     return frozenset(devices)
+
+
+def _is_descriptor(path: str) -> bool:
+    """A link below /proc is a door to the file itself; everywhere else a link may lead anywhere."""
+    return path.startswith("/proc/")
+
+
+def _stat(path: str) -> os.stat_result:
+    return os.stat(path, follow_symlinks=_is_descriptor(path))
 
 
 def _check(found: os.stat_result) -> None:

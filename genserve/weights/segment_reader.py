@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from genserve.errors import GenserveError, InvalidFieldError
 from genserve.weights.claims import Claim
+from genserve.weights.daemon_processes import DaemonProcesses
 from genserve.weights.segment import Segment, SegmentChunk
 from genserve.weights.stream import PushStream
 from genserve.weights.taken_pipe import TakenPipe
@@ -25,14 +26,15 @@ class _Copy:
 
 
 class SegmentReader:
-    """What one stream hands over: any memory that `Segment` opens, or that at `only_path` alone. Keeps what was named
-    last open.
+    """What one stream hands over: any memory that `Segment` opens, or that at `only_path` alone, which is of a process
+    of the daemon's. Keeps what was named last open.
 
     Pieces are copied in their order by a thread, which tells their owner too: while it is at one, the event loop
     takes the frame of the next. Use the rest on the event loop, and `close` at the end in any case.
     """
 
-    def __init__(self, only_path: str | None = None) -> None:
+    def __init__(self, daemon: DaemonProcesses, only_path: str | None = None) -> None:
+        self._daemon = daemon
         self._only_path = only_path
         self._segment: Segment | None = None
         self._pipe: TakenPipe | None = None
@@ -57,7 +59,11 @@ class SegmentReader:
             if pipe is not None:
                 pipe.tell()
             return
-        done = self._thread.submit(self._copy, segment, pipe, chunk, claim.target)
+        try:
+            done = self._thread.submit(self._copy, segment, pipe, chunk, claim.target)
+        except BaseException:  # no thread can be had: nobody writes there
+            stream.settle(claim, written=False)
+            raise
         self._copies.append(_Copy(stream, claim, done))
         loop = asyncio.get_running_loop()
         done.add_done_callback(lambda _: loop.call_soon_threadsafe(self._settle))
@@ -135,19 +141,19 @@ class SegmentReader:
     async def _open(self, path: str) -> Segment:
         if self._only_path is not None and path != self._only_path:
             raise InvalidFieldError.of("segment", "only a peer on the daemon's own host may hand memory over")
-        if self._segment is None or self._segment.path != path:
+        if self._segment is None or not self._segment.is_at(path):
             await self.finish()
             self._close_segment()
-            self._segment = Segment.open(path)
+            self._segment = Segment.open(path, self._daemon if self._only_path is None else None)
         return self._segment
 
     async def _open_pipe(self, chunk: SegmentChunk) -> TakenPipe | None:
         if not chunk.taken_path:
             return None
-        if self._pipe is None or self._pipe.path != chunk.taken_path:
+        if self._pipe is None or not self._pipe.is_at(chunk.taken_path):
             await self.finish()
             self._close_pipe()
-            self._pipe = TakenPipe.open(chunk.taken_path, chunk.path)
+            self._pipe = await TakenPipe.open(chunk.taken_path, chunk.path, self._daemon)
         return self._pipe
 
     def _close_segment(self) -> None:

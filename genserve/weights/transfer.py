@@ -14,10 +14,12 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from genserve.control.admission import check_control
-from genserve.control.leases import check_ttl
-from genserve.control.pause import Hold, PauseController, uninterrupted
-from genserve.control.state import Phase, StateBoard
+from genserve.control.admission import check_control, check_sound
+from genserve.control.conditions import EngineCondition
+from genserve.control.leases import check_text, check_ttl
+from genserve.control.pause import Hold, PauseController
+from genserve.control.state import StateBoard
+from genserve.control.turn import uninterrupted
 from genserve.engine.base import Engine, KvPolicy, PauseMode
 from genserve.errors import (
     DeadlineError,
@@ -57,7 +59,8 @@ class UpdateOptions:
 @dataclass(slots=True)
 class OpenUpdate:
     """An update that has begun. `due_s`: when its time to live ends, on the clock; `receive_s`: seconds that its
-    tensors took so far; `leaving` lets generation go on, and pushes in."""
+    tensors took so far; `is_untouched`: nothing can have been received yet; `leaving` lets generation go on, and pushes
+    in."""
 
     update_id: str
     ttl_s: float
@@ -65,6 +68,7 @@ class OpenUpdate:
     hold: Hold
     leaving: AsyncExitStack
     receive_s: float = 0.0
+    is_untouched: bool = True
 
 
 class TransferUpdates:
@@ -121,8 +125,9 @@ class TransferUpdates:
     async def start(self, options: UpdateOptions) -> OpenUpdate:
         """Pauses and begins; a repeat for the update that is open answers that one. Raises as `PauseController.hold`,
         ApplyInProgressError while a push or another update is under way, and EngineTaintedError: what vLLM transfers is
-        not verified, so it does not heal."""
+        not verified, so it does not heal. InvalidFieldError ("update_id", "ttl")."""
         self._require_backend()
+        check_text(options.update_id, "update_id")
         check_ttl(options.ttl_s)
         if self._open is None or self._open.update_id != options.update_id:
             self._pushes.check_free()
@@ -130,8 +135,7 @@ class TransferUpdates:
             if self._open is not None and self._open.update_id == options.update_id:
                 self._touch(self._open)
                 return self._open
-            if self._board.phase is Phase.TAINTED:
-                raise EngineTaintedError("the weights could not be proven consistent: push a full version or restart")
+            check_sound(self._board.engine_condition)
             return await uninterrupted(self._start(options))
 
     async def _start(self, options: UpdateOptions) -> OpenUpdate:
@@ -152,7 +156,7 @@ class TransferUpdates:
             if remaining_s <= 0:
                 raise DeadlineError("no time was left to begin; nothing changed")
             update = self._open = OpenUpdate(update_id, options.ttl_s, 0.0, hold, stack.pop_all())
-        self._board.enter(Phase.APPLYING)
+        self._board.enter(EngineCondition.APPLYING)
         await self._carry_out(update, self._engine.transfer.start(remaining_s))
         return update
 
@@ -163,12 +167,14 @@ class TransferUpdates:
         self._require_backend()
         async with self._calls:
             update = self._require(update_id)
+            update.is_untouched = False
             step = self._engine.transfer.update(info, timeout_s)
             update.receive_s += await uninterrupted(self._carry_out(update, step))
 
     async def finish(self, update_id: str, version: int | None, timeout_s: float, *, force: bool = False) -> Applied:
         """Makes what was received the version that is served; None = one above the one before. A repeat answers the
-        same. Raises as `update`; InvalidFieldError and VersionNotNewerError leave the update open."""
+        same. Raises as `update`, PushRolledBackError also when nothing was received; InvalidFieldError and
+        VersionNotNewerError leave the update open."""
         self._require_backend()
         async with self._calls:
             if self._open is None and self._finished is not None and self._finished[0] == update_id:
@@ -181,6 +187,12 @@ class TransferUpdates:
             return await uninterrupted(self._finish(update, version, previous_version, timeout_s))
 
     async def _finish(self, update: OpenUpdate, version: int, previous_version: int, timeout_s: float) -> Applied:
+        if update.is_untouched:
+            await self._undo(update, "nothing was received")
+            raise PushRolledBackError(
+                f"update {update.update_id!r} received nothing: call UpdateWeights before FinishWeightUpdate; it was "
+                f"undone, version {previous_version} is served"
+            )
         commit_s = await self._carry_out(update, self._engine.transfer.finish(version, timeout_s))
         self._resident.forget(_ABSENCE)
         await self._leave(update, None)
@@ -210,19 +222,12 @@ class TransferUpdates:
                         cause = f"nobody went on with update {update.update_id!r} for {update.ttl_s:g} s"
                         await uninterrupted(self._undo_and_log(update, cause))
 
-    async def close(self, timeout_s: float) -> bool:
-        """Undoes the update that is open, if any; False if a call of it does not end within `timeout_s`."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._calls.acquire()
-        except TimeoutError:
-            return False
-        try:
+    async def close(self) -> None:
+        """Undoes the update that is open, if any, when its call that is under way has ended. May be cancelled before
+        that."""
+        async with self._calls:
             if self._open is not None:
                 await self._undo_and_log(self._open, "the daemon is shutting down")
-        finally:
-            self._calls.release()
-        return True
 
     def _require_backend(self) -> str:
         backend = self._engine.info.weight_transfer
@@ -245,7 +250,7 @@ class TransferUpdates:
         try:
             await step
         except EngineDeadError:
-            await self._leave(update, Phase.DEAD)
+            await self._leave(update, EngineCondition.DEAD)
             raise
         except Exception as error:
             await self._undo(update, str(error))
@@ -256,13 +261,14 @@ class TransferUpdates:
 
     async def _undo(self, update: OpenUpdate, cause: str) -> None:
         """Serves the version before again. Raises EngineTaintedError if that cannot be."""
-        after: Phase | None = Phase.TAINTED
+        after: EngineCondition | None = EngineCondition.TAINTED
         try:
             await self._engine.transfer.abandon(_ABANDON_TIMEOUT_S)
-            await self._updater.restore(EngineTaintedError(f"a weight update failed ({cause})"))
+            if not update.is_untouched:
+                await self._updater.restore(EngineTaintedError(f"a weight update failed ({cause})"))
             after = None
         except EngineDeadError:
-            after = Phase.DEAD
+            after = EngineCondition.DEAD
             raise
         except EngineTaintedError:
             raise
@@ -279,11 +285,8 @@ class TransferUpdates:
         else:
             log.warning("%s: it was undone, version %d is served", cause, self._engine.weight_version)
 
-    async def _leave(self, update: OpenUpdate, after: Phase | None) -> None:
+    async def _leave(self, update: OpenUpdate, after: EngineCondition | None) -> None:
         self._open = None
-        if after is Phase.TAINTED and self._board.phase is Phase.DRAINING:
-            # The engine runs again for what is left to drain: nothing of that shall come from weights of no version.
-            await self._engine.abort(None)
         self._board.enter(after)
         await update.leaving.aclose()
 

@@ -9,15 +9,17 @@ import logging
 import time
 import uuid
 
-from genserve.control.pause import PauseController, uninterrupted
-from genserve.control.state import Phase, StateBoard
+from genserve.control.conditions import EngineCondition
+from genserve.control.pause import PauseController
+from genserve.control.state import StateBoard
+from genserve.control.turn import uninterrupted
 from genserve.engine.base import ArenaRef, Engine, StagedTensor
 from genserve.errors import DeadlineError, EngineDeadError, EngineTaintedError, GenserveError, PushRolledBackError
 from genserve.weights.arena import Arena
+from genserve.weights.live_push import LivePush
 from genserve.weights.manifest import Manifest
-from genserve.weights.push import Applied, PushState, StepTiming
+from genserve.weights.push import Applied, StepTiming
 from genserve.weights.resident import ArenaBytes, ResidentStore, ResidentVersion
-from genserve.weights.session import PushSession
 
 _DISCARD_TIMEOUT_S = 30.0
 _HEAL_TIMEOUT_S = 300.0
@@ -34,7 +36,7 @@ class WeightUpdater:
         self._board = board
         self._resident = resident
 
-    async def apply(self, session: PushSession) -> Applied:
+    async def apply(self, push: LivePush) -> Applied:
         """Prepares, pauses, commits, resumes, and frees what was replaced; all within the header's `apply.timeout_s`.
 
         On any error the previous version is served and the engine is as it was: PauseLeaseLostError, DeadlineError,
@@ -44,16 +46,15 @@ class WeightUpdater:
 
         `verify` is the time that checksums took while bytes were received, so it is part of `receive` as well.
         """
-        options = session.header.apply
+        options = push.header.apply
         deadline_s = time.monotonic() + options.timeout_s
         previous_version = self._engine.weight_version
         nonce = uuid.uuid4().hex
         if options.pause_lease_id:
             self._pauses.require(options.pause_lease_id)  # told now, not after a long preparation
-        session.state = PushState.PREPARING
         try:
             began_s = time.perf_counter()
-            await self._prepare(nonce, session.weights, session.arena, _remaining_s(deadline_s, "prepare"))
+            await self._prepare(nonce, push.weights, push.arena, _remaining_s(deadline_s, "prepare"))
             prepare_s = time.perf_counter() - began_s
             async with self._pauses.hold(
                 options.pause_mode,
@@ -61,26 +62,26 @@ class WeightUpdater:
                 timeout_s=_remaining_s(deadline_s, "pause"),
                 lease_id=options.pause_lease_id,
             ) as hold:
-                commit_s = await self._commit(session, nonce, deadline_s)
+                commit_s = await self._commit(push, nonce, deadline_s)
         except BaseException as error:
             # What hangs does not answer a discard either, but does it when it goes on; the trainer is told on time.
             await self._discard(nonce, 1.0 if isinstance(error, DeadlineError) else _DISCARD_TIMEOUT_S)
             if not isinstance(error, Exception):
                 raise
-            if session.is_served:
+            if push.is_served:
                 raise GenserveError(f"the new version is live, but the engine could not be resumed: {error}") from error
             if isinstance(error, GenserveError):
                 raise
             raise PushRolledBackError(f"the weights could not be applied, nothing changed: {error!r}") from error
         finally:
-            if session.is_served:
-                version = session.header.weight_version
-                self._resident.replace(ResidentVersion(version, session.weights, ArenaBytes(session.arena)))
+            if push.is_served:
+                version = push.header.weight_version
+                self._resident.replace(ResidentVersion(version, push.weights, ArenaBytes(push.arena)))
         # The pause is over: freeing memory is nothing that requests should wait for.
         await self._discard(nonce)
         steps = {
-            "receive": session.receive_s,
-            "verify": session.verify_s,
+            "receive": push.staging.receive_s,
+            "verify": push.staging.verify_s,
             "prepare": prepare_s,
             "pause": hold.pause_s,
             "commit": commit_s,
@@ -88,7 +89,7 @@ class WeightUpdater:
         }
         return Applied(
             previous_version=previous_version,
-            active_version=session.header.weight_version,
+            active_version=push.header.weight_version,
             timings=tuple(StepTiming(step, duration_s) for step, duration_s in steps.items()),
             paused_s=hold.paused_s,
             requests_kept=hold.kept,
@@ -99,14 +100,14 @@ class WeightUpdater:
         tensors = [StagedTensor(t.name, t.dtype, t.shape, t.offset, t.length) for t in weights.tensors]
         await self._engine.prepare_weights(nonce, ArenaRef(arena.path, arena.size_bytes), tensors, timeout_s)
 
-    async def _commit(self, session: PushSession, nonce: str, deadline_s: float) -> float:
+    async def _commit(self, push: LivePush, nonce: str, deadline_s: float) -> float:
         """Exchanges the weights; seconds it took. The board says APPLYING meanwhile, and never after."""
-        version = session.header.weight_version
+        version = push.header.weight_version
         timeout_s = _remaining_s(deadline_s, "commit")
         # A push that heals a tainted engine leaves it tainted when it fails.
-        after = Phase.TAINTED if self._board.phase is Phase.TAINTED else None
-        session.state = PushState.APPLYING
-        self._board.enter(Phase.APPLYING)
+        after = EngineCondition.TAINTED if self._board.engine_condition is EngineCondition.TAINTED else None
+        push.lifecycle.applying()
+        self._board.enter(EngineCondition.APPLYING)
         began_s = time.perf_counter()
         try:
             healed = await uninterrupted(self._commit_or_heal(nonce, version, timeout_s))
@@ -115,12 +116,12 @@ class WeightUpdater:
                 raise PushRolledBackError(
                     f"the commit failed, version {self._engine.weight_version} was applied anew: {healed}"
                 )
-            session.is_served = True
+            push.serve()
         except EngineDeadError:
-            after = Phase.DEAD
+            after = EngineCondition.DEAD
             raise
         except EngineTaintedError:
-            after = Phase.TAINTED
+            after = EngineCondition.TAINTED
             raise
         finally:
             self._board.enter(after)

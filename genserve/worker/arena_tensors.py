@@ -6,27 +6,9 @@ from collections.abc import Iterator
 
 import torch
 
+from genserve.tensors.dtypes import FRAMEWORK_NAMES, item_bytes
 from genserve.weights.arena import map_arena
 from genserve.worker.contract import Prepare
-
-TORCH_DTYPES: dict[str, torch.dtype] = {
-    "BOOL": torch.bool,
-    "U8": torch.uint8,
-    "I8": torch.int8,
-    "U16": torch.uint16,
-    "I16": torch.int16,
-    "U32": torch.uint32,
-    "I32": torch.int32,
-    "U64": torch.uint64,
-    "I64": torch.int64,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F32": torch.float32,
-    "F64": torch.float64,
-}
-"""safetensors' names of types."""
 
 
 class ArenaTensors:
@@ -34,6 +16,9 @@ class ArenaTensors:
     and do not block."""
 
     def __init__(self, request: Prepare, *, pin: bool) -> None:
+        """Raises DtypeError for a tensor of a type that is not known."""
+        for name, dtype, *_ in request.tensors:
+            item_bytes(name, dtype)
         self._tensors = request.tensors
         self._map: mmap.mmap = map_arena(request.arena_path, request.arena_size_bytes)
         self._pinned_at: int | None = None
@@ -42,7 +27,7 @@ class ArenaTensors:
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, dtype, shape, offset, _ in self._tensors:
-            yield name, self._view(TORCH_DTYPES[dtype], shape, offset)
+            yield name, self._view(getattr(torch, FRAMEWORK_NAMES[dtype]), shape, offset)
 
     def _view(self, dtype: torch.dtype, shape: object, offset: int) -> torch.Tensor:
         size = torch.Size(shape)

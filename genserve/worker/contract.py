@@ -117,6 +117,9 @@ class WeightWorker(Protocol):
     def genserve_attach(self, wire: dict[str, Any]) -> dict[str, Any]:
         """Attach -> Attached. Once, before anything is served."""
 
+    def genserve_ping(self, wire: dict[str, Any]) -> dict[str, Any]:
+        """Nothing -> Ack at once: this worker takes calls."""
+
     def genserve_prepare(self, wire: dict[str, Any]) -> dict[str, Any]:
         """Prepare -> Ack at once; a second Ack goes to the report socket when it is done."""
 

@@ -1,6 +1,8 @@
 """What genserve adds to vLLM's worker class; the methods are called by `collective_rpc`, by name."""
 
+import atexit
 import ctypes
+import gc
 import json
 import multiprocessing
 import os
@@ -59,6 +61,10 @@ class WeightExchangeExtension:
 
         ack = Ack.from_wire(_acknowledge(rank, "", attach))
         return Attached(rank, "" if ack.error else self._genserve.weight_update, ack.error).to_wire()
+
+    def genserve_ping(self, wire: dict[str, Any]) -> dict[str, Any]:
+        """Nothing -> Ack."""
+        return Ack(self._genserve.rank, "", "").to_wire()
 
     def genserve_prepare(self, wire: dict[str, Any]) -> dict[str, Any]:
         """Prepare -> Ack at once, and another one to the report socket when it is done."""
@@ -257,6 +263,9 @@ def _device_with_room(worker: Any, live: nn.Module) -> torch.device:
     return torch.device(worker.device if free_bytes > 1.1 * needed_bytes + MARGIN_BYTES else "cpu")
 
 
+# The interpreter collects garbage twice as it ends. With torch in it that takes more than a second, and a shutdown
+# waits for one process after the other.
+atexit.register(gc.freeze)
 # Not only from the attachment on: a daemon may be ended while its engine starts.
 if DAEMON_PID_VARIABLE in os.environ and multiprocessing.parent_process() is not None:
     _end_with(int(os.environ[DAEMON_PID_VARIABLE]))

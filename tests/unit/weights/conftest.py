@@ -5,7 +5,7 @@ import gc
 import hashlib
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from genserve.control.leases import LeaseTable
 from genserve.control.pause import PauseController
 from genserve.control.state import StateBoard
 from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor
+from genserve.weights.checkpoint_files import CheckpointFiles
 from genserve.weights.lora import LoraLoader
 from genserve.weights.manifest import Manifest
 from genserve.weights.push import PushHeader, PushOutcome
@@ -91,36 +92,44 @@ def further(opened: PushHeader) -> PushHeader:
     return replace(opened, manifest=None, manifest_digest=MANIFEST.digest)
 
 
-@pytest.fixture
-async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
-    """Serves version 0, whose bytes are a file."""
+def build_rig(
+    directory: Path, max_staging_bytes: int = MAX_STAGING_BYTES, clock: Callable[[], float] = time.monotonic
+) -> Rig:
+    """Serves version 0, whose bytes are a file in `directory`; on a running event loop."""
     engine, leases = ScriptedEngine(), LeaseTable()
     engine.live = tensors(0)
     board = StateBoard(engine, lambda: leases.active, "test")
-    board.enter(None)
     pauses = PauseController(engine, leases, board)
-    file = tmp_path / "weights"
+    file = directory / "weights"
     file.write_bytes(weights(0))
+    os.utime(file, (1, 1))  # an old file: kernels tell the time in steps of milliseconds
     placed = {
         "a": replace(CHECKPOINT.tensors["a"], path=file),
         "b": replace(CHECKPOINT.tensors["b"], path=file, position=16),
     }
-    first = ResidentVersion(0, MANIFEST, CheckpointBytes(CheckpointIndex(placed)))
+    first = ResidentVersion(0, MANIFEST, CheckpointBytes(CheckpointIndex(placed), CheckpointFiles([file])))
     resident = ResidentStore(first, enabled=True)
     updater = WeightUpdater(engine, pauses, board, resident)
-    loras = LoraLoader(engine, board, CHECKPOINT)
-    pushes = PushRegistry(CHECKPOINT, engine, updater, loras, board, resident, MAX_STAGING_BYTES)
+    loras = LoraLoader(engine, board, pauses, CHECKPOINT)
+    pushes = PushRegistry(CHECKPOINT, engine, updater, loras, board, resident, max_staging_bytes, clock)
     transfers = TransferUpdates(engine, pauses, board, pushes, updater, resident)
     background = [asyncio.create_task(each.run()) for each in (pauses, pushes, transfers)]
-    rig = Rig(engine, leases, board, pauses, resident, pushes, transfers, loras, list(background))
+    return Rig(engine, leases, board, pauses, resident, pushes, transfers, loras, background)
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+    """One that nobody may misuse."""
+    rig = build_rig(tmp_path)
+    background = list(rig.background)
     yield rig
     ended = [task for task in rig.background if task.done()]
     for task in background:
         task.cancel()
     await asyncio.wait(background)
-    await pushes.close()
-    resident.give_up()
-    assert engine.misuses == []
+    await rig.registry.close()
+    rig.resident.give_up()
+    assert rig.engine.misuses == []
     assert ended == []
 
 
@@ -128,6 +137,11 @@ def num_arenas() -> int:
     """Arenas that this process holds, when the threads that free some are done."""
     gc.collect()
     time.sleep(0.02)
+    return num_open_arenas()
+
+
+def num_open_arenas() -> int:
+    """The same at once: some may be about to be freed. To collect garbage takes long where torch is loaded."""
     return len({_inode(each) for each in Path("/proc/self/fd").iterdir()} - {None})
 
 

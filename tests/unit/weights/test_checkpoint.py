@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from genserve.weights.checkpoint import CheckpointError, CheckpointIndex, CheckpointTensor
+from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor
+from genserve.weights.checkpoint_files import CheckpointError, CheckpointFiles
 from genserve.weights.manifest import structural_issues
 
 EMBED = {"model.embed_tokens.weight": np.zeros((4, 2), np.float16)}
@@ -21,7 +22,7 @@ def test_single_file_is_read(tmp_path: Path) -> None:
     """Names, types, shapes and sizes as safetensors wrote them; the manifest is end to end in order of the names."""
     tensors = {"z": np.zeros((2, 3), np.float32), "a": np.zeros((), np.int64), **EMBED}
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    index = CheckpointIndex.read(tmp_path)
+    index = CheckpointIndex.read(CheckpointFiles.open(tmp_path))
     assert index.tensors["z"] == CheckpointTensor("F32", (2, 3), 24)
     assert index.tensors["a"] == CheckpointTensor("I64", (), 8)
     assert index.total_bytes == 24 + 8 + 16
@@ -38,7 +39,7 @@ def test_shards_are_read_by_their_index(tmp_path: Path) -> None:
     save_file({"c": np.zeros(2, np.float32)}, tmp_path / "adapter.safetensors")
     weight_map = {"a": "model-1.safetensors", "b": "model-2.safetensors"}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    assert set(CheckpointIndex.read(tmp_path).tensors) == {"a", "b"}
+    assert set(CheckpointIndex.read(CheckpointFiles.open(tmp_path)).tensors) == {"a", "b"}
 
 
 @pytest.mark.parametrize(
@@ -59,7 +60,7 @@ def test_tied_head_is_known(
     """As config.json says; where it is silent, a checkpoint without a head must be tied."""
     save_file(tensors, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert CheckpointIndex.read(tmp_path).tied == tied
+    assert CheckpointIndex.read(CheckpointFiles.open(tmp_path)).tied == tied
 
 
 @pytest.mark.parametrize(
@@ -77,14 +78,14 @@ def test_file_that_is_none_is_told_by_name(tmp_path: Path, content: bytes, says:
     path = tmp_path / "model.safetensors"
     path.write_bytes(content)
     with pytest.raises(CheckpointError, match=says) as error:
-        CheckpointIndex.read(tmp_path)
+        CheckpointIndex.read(CheckpointFiles.open(tmp_path))
     assert str(path) in str(error.value)
 
 
 def test_directory_without_weights_is_told(tmp_path: Path) -> None:
     """And so is an index that points out of its directory."""
     with pytest.raises(CheckpointError, match="no safetensors file"):
-        CheckpointIndex.read(tmp_path)
+        CheckpointIndex.read(CheckpointFiles.open(tmp_path))
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "../a.safetensors"}}))
     with pytest.raises(CheckpointError, match="outside"):
-        CheckpointIndex.read(tmp_path)
+        CheckpointIndex.read(CheckpointFiles.open(tmp_path))

@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,8 +76,8 @@ def test_modules_under_other_names_are_left_to_vllm() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("{", "is no JSON"),
-        ("[1]", "is no JSON object"),
+        ("{", "is not JSON"),
+        ("[1]", "is not a JSON object"),
         ('{"r": 2}', "lacks lora_alpha, target_modules"),
         (CONFIG.replace("2", '"2"'), "whole numbers"),
         (CONFIG.replace("2", "0"), "whole numbers"),
@@ -122,11 +123,12 @@ def test_files_of_killed_daemons_are_removed(tmp_path: Path) -> None:
 async def test_a_pushed_adapter_is_loaded(rig: Rig) -> None:
     """In pieces, resumed, staged and committed; a repeat answers the same, and no weight has changed."""
     rig.engine.max_loras, data = 1, space(TENSORS)[1]
-    stream = await rig.registry.open(header(action=PushAction.STAGE))
+    opened = replace(header(action=PushAction.STAGE), attempt="a")
+    stream = await rig.registry.open(opened)
     send(stream, data, 0, 10)
     stream.detach()
     assert rig.registry.report("lora").push.missing == ((10, len(data)),)
-    stream = await rig.registry.open(header(action=PushAction.STAGE))
+    stream = await rig.registry.open(opened)
     send(stream, data, 10)
     assert (await stream.finish()).push.state is PushState.STAGED
     stream.detach()

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from genserve.errors import InvalidFieldError, ManifestMismatchError
-from genserve.weights.admission import check_num_tensors, examine
+from genserve.weights.admission import check_num_tensors, examine, refuse_issues
 from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor
 from genserve.weights.manifest import MAX_TENSORS, Manifest, PushIssue, TensorSpec, structural_issues
 
@@ -133,6 +133,35 @@ def test_manifest_that_is_not_the_one_claimed_is_refused() -> None:
     """A digest next to a manifest has to be its own."""
     with pytest.raises(InvalidFieldError):
         examine(changed(), "0" * 64, CHECKPOINT)
+
+
+def test_one_tensor_too_many_is_named() -> None:
+    """The commonest mistake of all: a buffer, or a head that is tied."""
+    head = {"lm_head.weight": CheckpointTensor("BF16", (4, 2), 16)}  # may come, so there is one too many
+    manifest = changed(rotary=CheckpointTensor("F32", (4,), 16), **head)
+    check_num_tensors(len(manifest.tensors), CHECKPOINT)
+    issues = examine(manifest, "", CHECKPOINT)[1]
+    assert issues == [PushIssue("rotary", "is not in the checkpoint")]
+    with pytest.raises(ManifestMismatchError, match="'rotary' is not in the checkpoint") as raised:
+        refuse_issues(issues)
+    assert [each.field for each in raised.value.violations] == ['header.manifest.tensors["rotary"]']
+
+
+def test_unknown_and_missing_tensors_are_both_named() -> None:
+    """As when a wrapper has put a prefix before every name: the first twenty of either kind, and how many there are."""
+    names = [f"layers.{number:03}" for number in range(50)]
+    checkpoint = CheckpointIndex(dict.fromkeys(names, CheckpointTensor("F32", (1,), 4)))
+    prefixed = CheckpointIndex({f"module.{n}": t for n, t in checkpoint.tensors.items()}).as_manifest()
+    issues = examine(prefixed, "", checkpoint)[1]
+    told = [(issue.tensor, issue.description) for issue in issues]
+    assert told == [
+        *((f"module.{name}", "is not in the checkpoint") for name in names[:20]),
+        ("", "and 30 more issues"),
+        *((name, "is missing") for name in names[:20]),
+        ("", "and 30 more issues"),
+    ]
+    with pytest.raises(ManifestMismatchError, match=r"'module\.layers\.000' is not .*; 'layers\.000' is missing"):
+        refuse_issues(issues)
 
 
 @pytest.mark.parametrize("checkpoint", [CHECKPOINT, None])

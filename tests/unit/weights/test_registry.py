@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from genserve.control.state import Phase
+from genserve.control.conditions import Phase
 from genserve.errors import (
     ApplyInProgressError,
     DrainingError,
@@ -25,6 +25,7 @@ from genserve.errors import (
 from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor
 from genserve.weights.manifest import Manifest
 from genserve.weights.push import ApplyOptions, PushAction, PushState
+from tests.phases import enter_phase
 from tests.scripted_engine import Gate
 from tests.unit.weights.conftest import CHECKPOINT, MANIFEST, Rig, further, header, num_arenas, send, tensors, weights
 
@@ -74,7 +75,7 @@ async def test_manifest_that_does_not_fit_names_each_tensor(rig: Rig) -> None:
 )
 async def test_push_is_refused_by_phase(rig: Rig, phase: Phase, error: type[GenserveError]) -> None:
     """At the header, and without a call of the engine."""
-    rig.board.enter(phase)
+    enter_phase(rig.board, phase)
     with pytest.raises(error):
         await rig.registry.open(header())
     assert rig.engine.calls == []
@@ -123,7 +124,7 @@ async def test_retry_of_an_applied_push_answers_the_same_and_applies_nothing(rig
     """The answer was lost: the trainer pushes again with the same id, even while the daemon drains."""
     outcome = await rig.push(header())
     calls = list(rig.engine.calls)
-    rig.board.enter(Phase.DRAINING)
+    enter_phase(rig.board, Phase.DRAINING)
     assert await rig.push(header()) == outcome
     assert rig.registry.report("p1") == outcome
     assert rig.engine.calls == calls
@@ -216,16 +217,20 @@ async def test_staged_pushes_count_against_the_quota(rig: Rig) -> None:
 
 
 async def test_staged_push_is_applied_by_a_commit_or_by_pushing_it_again(rig: Rig) -> None:
-    """Its bytes are not sent twice."""
+    """Its attempt need not send its bytes twice; another one has to, and may not bring other ones."""
     await rig.push(header("p1", 1, action=PushAction.STAGE))
     assert rig.engine.calls == []
     assert (await rig.registry.commit("p1", ApplyOptions())).push.state is PushState.APPLIED
     assert rig.engine.live == tensors(1)
-    await rig.push(header("p2", 2, action=PushAction.STAGE))
-    stream = await rig.registry.open(header("p2", 2))
-    await stream.finish()
-    stream.detach()
+    await rig.push(header("p2", 2, action=PushAction.STAGE, attempt="a"))
+    with pytest.raises(PushTruncatedError):
+        await rig.push(header("p2", 2), b"")
+    assert rig.registry.report("p2").push.state is PushState.STAGED
+    await rig.push(header("p2", 2), weights(2))
     assert rig.engine.live == tensors(2)
+    await rig.push(header("p3", 3, action=PushAction.STAGE, attempt="a"))
+    await rig.push(header("p3", 3, attempt="a"), b"")
+    assert rig.engine.live == tensors(3)
 
 
 async def test_staged_push_that_was_overtaken_is_refused(rig: Rig) -> None:
@@ -239,19 +244,19 @@ async def test_staged_push_that_was_overtaken_is_refused(rig: Rig) -> None:
 
 async def test_commit_of_an_incomplete_push_is_a_truncation(rig: Rig) -> None:
     """And it stays staged for a resume."""
-    await rig.stage_part(header(), 0, 10)
+    await rig.stage_part(header(attempt="a"), 0, 10)
     with pytest.raises(PushTruncatedError):
         await rig.registry.commit("p1", ApplyOptions())
     assert rig.registry.report("p1").push.received_bytes == 10
 
 
 async def test_failed_push_can_be_retried_without_its_bytes(rig: Rig) -> None:
-    """The same id takes it up again: what was staged is still there."""
+    """The same attempt takes it up again: what was staged is still there."""
     rig.engine.fails["prepare_weights"] = PushRolledBackError("out of memory")
     with pytest.raises(PushRolledBackError):
-        await rig.push(header())
+        await rig.push(header(attempt="a"))
     assert rig.registry.report("p1").push.state is PushState.FAILED
-    stream = await rig.registry.open(header())
+    stream = await rig.registry.open(header(attempt="a"))
     assert rig.registry.report("p1").push.missing == ()
     assert (await stream.finish()).push.state is PushState.APPLIED
 
@@ -276,7 +281,7 @@ async def test_stream_that_sends_nothing_for_the_time_to_live_is_ended(rig: Rig)
     with pytest.raises(PushTruncatedError):
         await asyncio.wait_for(waiting.finish(), 1.0)
     await asyncio.wait_for(stalled.wait_expired(), 1.0)
-    with pytest.raises(PushNotFoundError):
+    with pytest.raises(PushTruncatedError):
         stalled.write(0, b"x", None)
     stalled.detach()
     waiting.detach()

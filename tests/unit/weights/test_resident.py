@@ -15,6 +15,7 @@ from genserve.errors import (
 )
 from genserve.weights.arena import Arena
 from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor
+from genserve.weights.checkpoint_files import CheckpointFiles
 from genserve.weights.manifest import Manifest, TensorSpec, completed
 from genserve.weights.push import PushAction, PushState
 from genserve.weights.resident import ArenaBytes, CheckpointBytes, ResidentStore, ResidentVersion
@@ -43,11 +44,11 @@ def test_checkpoint_bytes_are_those_of_its_files_in_order_of_the_names(tmp_path:
             "b0": CheckpointTensor("U8", (0,), 0, tmp_path / "two", 2),
         }
     )
-    source = CheckpointBytes(index)
+    source = CheckpointBytes(index, CheckpointFiles([tmp_path / "one", tmp_path / "two"]))
     whole = b"aaaabbcccc"
     for start in range(len(whole) + 1):
         for end in range(start, len(whole) + 1):
-            assert b"".join(source.pieces(start, end)) == whole[start:end]
+            assert source.view(start, end) == whole[start:end]
 
 
 async def test_replaced_version_is_freed_at_once_or_with_its_last_reader() -> None:
@@ -56,7 +57,7 @@ async def test_replaced_version_is_freed_at_once_or_with_its_last_reader() -> No
     store = ResidentStore(version(1), enabled=True)
     with store.reading() as read:
         store.replace(version(2))
-        assert b"".join(read.pieces(0, 32)) == weights(1)
+        assert read.view(0, 32) == weights(1)
         assert store.held_bytes == 64
     assert store.held_bytes == 32
     assert num_arenas() == before + 1
@@ -93,11 +94,11 @@ async def test_an_arena_of_another_size_is_given_back_before_one_is_taken() -> N
 async def test_an_arena_that_somebody_still_sees_is_not_used_again() -> None:
     """A view would show the bytes of another version."""
     store = ResidentStore(version(1), enabled=True)
-    view = store.require().pieces(0, 32)
+    view = store.require().view(0, 32)
     store.replace(version(2))
     arena = await store.room(32)
     arena.write(0, weights(3))
-    assert b"".join(view) == weights(1)
+    assert view == weights(1)
     arena.close()
     store.give_up()
 
@@ -109,7 +110,7 @@ async def test_reader_is_told_when_the_room_of_its_version_is_needed() -> None:
         store.replace(version(2))
         store.give_up_replaced()
         with pytest.raises(WeightVersionMismatchError):
-            next(read.pieces(0, 1))
+            read.view(0, 1)
         assert store.held_bytes == 32
     assert store.served is not None and store.served.weight_version == 2
     store.give_up()
@@ -148,7 +149,7 @@ async def test_partial_push_is_completed_from_what_is_served(rig: Rig, served: i
     assert rig.engine.live == expected
     kept = rig.resident.require()
     places = {spec.name: spec for spec in kept.manifest.tensors}
-    assert {n: b"".join(kept.pieces(s.offset, s.offset + s.length)) for n, s in places.items()} == expected
+    assert {n: bytes(kept.view(s.offset, s.offset + s.length)) for n, s in places.items()} == expected
     assert not kept.manifest.partial
     assert rig.resident.held_bytes == 32
 
@@ -206,7 +207,7 @@ async def test_readers_of_old_versions_make_room_for_a_push(rig: Rig) -> None:
         (await rig.registry.open(header("large", 3, manifest=large))).detach()
         assert rig.resident.require().weight_version == 2
         with pytest.raises(WeightVersionMismatchError):
-            next(read.pieces(0, 1))
+            read.view(0, 1)
 
 
 async def test_memory_is_flat_over_many_pushes(rig: Rig) -> None:
@@ -231,6 +232,7 @@ async def test_tied_tensors_with_different_bytes_are_refused(rig: Rig) -> None:
     """vLLM would use one of them and say nothing about the other."""
     tied = CheckpointIndex({"embed": CheckpointTensor("U8", (4,), 4)}, {"head": "embed"})
     rig.registry._checkpoint = tied
+    rig.registry._tied = rig.registry._completion._tied = tied.tied
     both = Manifest((TensorSpec("embed", "U8", (4,), 0, 4), TensorSpec("head", "U8", (4,), 4, 4)), 8)
     with pytest.raises(ManifestMismatchError, match="head"):
         await rig.push(header("p1", 1, manifest=both), b"aaaabbbb")

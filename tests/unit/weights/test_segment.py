@@ -28,7 +28,7 @@ def memory() -> Iterator[int]:
 @pytest.fixture
 def segment(memory: int) -> Iterator[Segment]:
     """The memory, as the daemon has it open."""
-    opened = Segment.open(f"/proc/{os.getpid()}/fd/{memory}")
+    opened = Segment.open(f"/proc/{os.getpid()}/fd/{memory}", None)
     yield opened
     opened.close()
 
@@ -45,7 +45,7 @@ def test_a_piece_is_copied(seals: int, checked: bool) -> None:
     fd = os.memfd_create("genserve-push-unit", os.MFD_ALLOW_SEALING)
     os.write(fd, DATA)
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
-    opened = Segment.open(f"/proc/{os.getpid()}/fd/{fd}")
+    opened = Segment.open(f"/proc/{os.getpid()}/fd/{fd}", None)
     if not seals & fcntl.F_SEAL_GROW:
         os.ftruncate(fd, len(DATA) + 10)
     start = len(DATA) - 300_000 + (0 if seals & fcntl.F_SEAL_GROW else 10)
@@ -78,7 +78,7 @@ def test_nothing_stays_open_after_a_refusal(tmp_path: Any) -> None:
     before = os.listdir("/proc/self/fd")
     fd = os.memfd_create("of another name")
     with pytest.raises(InvalidFieldError, match="does not begin"):
-        Segment.open(f"/proc/{os.getpid()}/fd/{fd}")
+        Segment.open(f"/proc/{os.getpid()}/fd/{fd}", None)
     os.close(fd)
     assert os.listdir("/proc/self/fd") == before
 

@@ -21,11 +21,11 @@ OTHER_MANIFEST = CheckpointIndex(
 
 async def test_cut_stream_is_resumed_where_it_broke(rig: Rig) -> None:
     """GetPush tells what is missing; sending that finishes the push."""
-    await rig.stage_part(header(), 0, 14)
+    await rig.stage_part(header(attempt="a"), 0, 14)
     report = rig.registry.report("p1").push
     assert (report.state, report.missing) == (PushState.RECEIVING, ((14, 32),))
     assert rig.engine.calls == []  # nothing changes before the end frame
-    stream = await rig.registry.open(header())
+    stream = await rig.registry.open(header(attempt="a"))
     send(stream, weights(1), 14)
     assert (await stream.finish()).push.state is PushState.APPLIED
     assert rig.engine.live == tensors(1)
@@ -33,23 +33,23 @@ async def test_cut_stream_is_resumed_where_it_broke(rig: Rig) -> None:
 
 async def test_stream_cut_after_its_last_byte_applies_nothing(rig: Rig) -> None:
     """Only the end frame says that the client wants it; a retry that sends it alone is enough."""
-    await rig.stage_part(header(), 0, 32)
+    await rig.stage_part(header(attempt="a"), 0, 32)
     await asyncio.sleep(0.01)
     assert rig.engine.calls == []
-    stream = await rig.registry.open(header())
+    stream = await rig.registry.open(header(attempt="a"))
     assert (await stream.finish()).push.state is PushState.APPLIED
 
 
 async def test_end_before_every_byte_is_a_truncation(rig: Rig) -> None:
     """It tells how many are missing, nothing is applied, and what came stays for a resume."""
-    stream = await rig.registry.open(header())
+    stream = await rig.registry.open(header(attempt="a"))
     send(stream, weights(1), 0, 20)
     with pytest.raises(PushTruncatedError) as error:
         await stream.finish()
     stream.detach()
     assert error.value.metadata["missing_bytes"] == "12"
     assert rig.registry.report("p1").push.missing == ((20, 32),)
-    stream = await rig.registry.open(header())
+    stream = await rig.registry.open(header(attempt="a"))
     send(stream, weights(1), 20)
     await stream.finish()
     assert rig.engine.live == tensors(1)
@@ -119,15 +119,22 @@ async def test_rank_that_waits_learns_that_another_was_cut_off(rig: Rig) -> None
         await asyncio.wait_for(waiting, 1.0)
 
 
-async def test_bytes_of_a_rank_that_was_cut_off_at_the_end_count(rig: Rig) -> None:
-    """Every byte is there and one stream has said that it wants it."""
-    opened = header(num_streams=2)
+async def test_a_rank_that_was_cut_off_before_its_end_frame_has_not_said_that_it_wants_it(rig: Rig) -> None:
+    """Every byte is there, and one stream has ended: nothing is applied, until the other has ended too."""
+    opened = header(num_streams=2, attempt="a")
     first, second = await rig.registry.open(opened), await rig.registry.open(further(opened))
     waiting = asyncio.create_task(first.finish())
     await asyncio.sleep(0)
     send(second, weights(1))
     second.detach()
-    assert (await asyncio.wait_for(waiting, 1.0)).push.state is PushState.APPLIED
+    with pytest.raises(PushTruncatedError, match="not ended by all"):
+        await asyncio.wait_for(waiting, 1.0)
+    first.detach()
+    assert rig.engine.calls == []
+    again = [await rig.registry.open(further(opened)) for _ in range(2)]
+    outcomes = await asyncio.gather(*(stream.finish() for stream in again))
+    assert outcomes[0].push.state is PushState.APPLIED
+    assert rig.engine.live == tensors(1)
 
 
 async def test_two_equal_headers_at_once_are_one_push(rig: Rig) -> None:

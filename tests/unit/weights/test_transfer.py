@@ -4,12 +4,11 @@ import asyncio
 
 import pytest
 
-from genserve.control.state import Phase
+from genserve.control.conditions import Phase
 from genserve.engine.base import KvPolicy, PauseMode
 from genserve.errors import (
     ApplyInProgressError,
     DeadlineError,
-    DrainingError,
     EngineDeadError,
     EngineSleepingError,
     EngineTaintedError,
@@ -54,7 +53,8 @@ async def update(rig: Rig) -> None:
 
 
 async def finish(rig: Rig, version: int | None = None, *, force: bool = False) -> int:
-    """Ends the update that is open; the version that is served."""
+    """Ends the update that is open, after it has received something; the version that is served."""
+    await rig.transfers.update("", HALF, 5.0)
     return (await rig.transfers.finish("", version, 5.0, force=force)).active_version
 
 
@@ -94,7 +94,17 @@ async def test_without_a_backend_nothing_is_paused(rig: Rig) -> None:
     assert rig.engine.calls == []
 
 
-@pytest.mark.parametrize("step", ["transfer_start", "transfer_update", "transfer_finish"])
+async def test_an_update_that_could_not_begin_has_received_nothing(updating: Rig) -> None:
+    """Nothing has to be applied anew, also where no bytes are resident: as after every update that was finished."""
+    updating.resident.forget("are not here")
+    updating.engine.fails["transfer_start"] = DeadlineError("late")
+    with pytest.raises(DeadlineError, match="version 0 is served"):
+        await updating.transfers.start(UpdateOptions())
+    assert updating.engine.calls[-2:] == ["transfer_abandon", "resume"]
+    assert (updating.board.phase, updating.engine.running) == (Phase.RUNNING, True)
+
+
+@pytest.mark.parametrize("step", ["transfer_update", "transfer_finish"])
 @pytest.mark.parametrize(
     ("failure", "raised"),
     [
@@ -175,7 +185,8 @@ async def test_an_update_that_nobody_goes_on_with_is_undone(updating: Rig) -> No
 async def test_an_update_that_timed_out_and_cannot_be_undone_is_tainted(updating: Rig) -> None:
     """And the daemon lives on: a push may heal it."""
     updating.engine.fails["prepare_weights"] = GenserveError("no")
-    await updating.transfers.start(UpdateOptions(ttl_s=0.01))
+    await updating.transfers.start(UpdateOptions(ttl_s=0.05))
+    await updating.transfers.update("", HALF, 5.0)
     await _until(updating, Phase.TAINTED)
     await updating.push(header())
     assert updating.board.phase is Phase.RUNNING
@@ -241,6 +252,7 @@ async def test_an_update_is_refused_while_a_push_is_applied(updating: Rig, step:
 async def test_a_finished_update_answers_a_repeat_and_leaves_no_bytes(updating: Rig) -> None:
     """The store says why; the next whole push fills it again."""
     begun = await updating.transfers.start(UpdateOptions())
+    await updating.transfers.update("", HALF, 5.0)
     applied = await updating.transfers.finish(begun.update_id, None, 5.0)
     assert await updating.transfers.finish(begun.update_id, None, 5.0) is applied
     with pytest.raises(NotResidentError, match="came through vLLM's own weight transfer"):
@@ -266,6 +278,7 @@ async def test_an_update_under_a_lease_leaves_the_engine_paused(updating: Rig) -
         await updating.transfers.start(UpdateOptions(pause_lease_id="never was"))
     grant = await updating.pauses.pause(PauseMode.KEEP, KvPolicy.REUSE, holder="t", ttl_s=60.0, timeout_s=5.0)
     await updating.transfers.start(UpdateOptions(pause_lease_id=grant.lease.lease_id))
+    await updating.transfers.update("", HALF, 5.0)
     applied = await updating.transfers.finish("", None, 5.0)
     assert (applied.paused_s, updating.board.phase) == (None, Phase.PAUSED)
     await updating.pauses.resume(grant.lease.lease_id)
@@ -306,35 +319,3 @@ async def test_a_sleeping_engine_is_not_updated(updating: Rig) -> None:
     with pytest.raises(EngineSleepingError):
         await updating.transfers.start(UpdateOptions())
     await updating.pauses.wake_up()
-
-
-async def test_a_daemon_that_shuts_down_undoes_an_update(updating: Rig) -> None:
-    """What is left to drain goes on under the version before; a new update is refused."""
-    await updating.transfers.start(UpdateOptions())
-    await updating.transfers.update("", HALF, 5.0)
-    updating.board.enter(Phase.DRAINING)
-    assert await updating.transfers.close(5.0)
-    assert (updating.engine.live, updating.engine.running) == (tensors(0), True)
-    with pytest.raises(DrainingError):
-        await updating.transfers.start(UpdateOptions())
-
-
-async def test_a_daemon_that_shuts_down_does_not_wait_for_a_call_that_hangs(updating: Rig) -> None:
-    """It says so."""
-    gate = updating.engine.gates["transfer_update"] = Gate()
-    await updating.transfers.start(UpdateOptions())
-    receiving = asyncio.create_task(updating.transfers.update("", HALF, 5.0))
-    await gate.reached.wait()
-    assert not await updating.transfers.close(0.05)
-    gate.open.set()
-    await receiving
-    await finish(updating)
-
-
-async def test_a_daemon_that_shuts_down_samples_nothing_from_weights_of_no_version(updating: Rig) -> None:
-    """What cannot be undone ends the requests before the engine runs again."""
-    updating.engine.fails["prepare_weights"] = GenserveError("no")
-    await updating.transfers.start(UpdateOptions())
-    updating.board.enter(Phase.DRAINING)
-    assert await updating.transfers.close(5.0)
-    assert updating.engine.calls[-2:] == ["abort", "resume"]

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from genserve.control.state import Phase
+from genserve.control.conditions import Phase
 from genserve.engine.base import KvPolicy, PauseMode
 from genserve.errors import (
     DeadlineError,
@@ -16,9 +16,11 @@ from genserve.errors import (
     PushRolledBackError,
 )
 from genserve.weights.arena import Arena
+from genserve.weights.live_push import LivePush
 from genserve.weights.push import ApplyOptions, PushState
-from genserve.weights.session import PushSession
+from genserve.weights.staging import Staging
 from genserve.weights.update import WeightUpdater
+from tests.phases import enter_phase
 from tests.scripted_engine import Gate
 from tests.unit.weights.conftest import MANIFEST, Rig, header, tensors, weights
 
@@ -272,7 +274,7 @@ async def test_draining_that_begins_during_the_preparation_ends_the_push_whole(r
     gate = rig.engine.gates["prepare_weights"] = Gate()
     pushing = asyncio.create_task(rig.push(header()))
     await gate.reached.wait()
-    rig.board.enter(Phase.DRAINING)
+    enter_phase(rig.board, Phase.DRAINING)
     gate.open.set()
     with pytest.raises(DrainingError):
         await pushing
@@ -283,10 +285,12 @@ async def test_draining_that_begins_during_the_preparation_ends_the_push_whole(r
 async def test_cancelled_commit_is_carried_through(rig: Rig) -> None:
     """Only a loop that is torn down cancels it: all new, and running, before the cancellation is raised."""
     gate = rig.engine.gates["commit_weights"] = Gate()
-    arena = Arena.allocate(MANIFEST.total_bytes)
-    session = PushSession("p1", header(), MANIFEST, MANIFEST.digest, arena)
-    session.write(0, weights(1), None)
-    applying = asyncio.create_task(WeightUpdater(rig.engine, rig.pauses, rig.board, rig.resident).apply(session))
+    staging = Staging("p1", MANIFEST, Arena.allocate(MANIFEST.total_bytes))
+    staging.write(0, weights(1), None)
+    push = LivePush(header(), MANIFEST.digest, staging, MANIFEST.total_bytes)
+    for event in (push.lifecycle.completed, push.lifecycle.staged, push.lifecycle.preparing):
+        event()
+    applying = asyncio.create_task(WeightUpdater(rig.engine, rig.pauses, rig.board, rig.resident).apply(push))
     await gate.reached.wait()
     applying.cancel()
     await asyncio.sleep(0.01)
@@ -294,7 +298,7 @@ async def test_cancelled_commit_is_carried_through(rig: Rig) -> None:
     gate.open.set()
     with pytest.raises(asyncio.CancelledError):
         await applying
-    session.close()
+    push.close()
     assert rig.engine.live == tensors(1)
     assert rig.engine.running
     assert rig.board.phase is Phase.RUNNING

@@ -1,0 +1,1 @@
+"""Tensors as named bytes: what the daemon, its workers and the client agree on. Standard library only at import."""

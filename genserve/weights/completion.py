@@ -1,0 +1,104 @@
+"""What happens once every byte of a push is there: it is checked, then staged or applied, and its outcome is told."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from genserve.control.admission import check_control
+from genserve.control.state import StateBoard
+from genserve.engine.base import Engine
+from genserve.errors import GenserveError
+from genserve.weights.admission import check_version, refuse_issues
+from genserve.weights.live_push import LivePush
+from genserve.weights.lora import LoraLoader
+from genserve.weights.outcomes import Outcomes
+from genserve.weights.push import Applied, PushAction, PushOutcome
+from genserve.weights.resident import ResidentStore
+from genserve.weights.update import WeightUpdater
+
+
+class Completion:
+    """Carries pushes out, one at a time, each in a task of its own: clients come and go meanwhile. `tied` names tensors
+    that are the same as another."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        board: StateBoard,
+        updater: WeightUpdater,
+        loras: LoraLoader,
+        resident: ResidentStore,
+        outcomes: Outcomes,
+        tied: Mapping[str, str],
+    ) -> None:
+        self._engine = engine
+        self._board = board
+        self._updater = updater
+        self._loras = loras
+        self._resident = resident
+        self._outcomes = outcomes
+        self._tied = tied
+        self._applying: LivePush | None = None
+
+    def start(self, push: LivePush, ended: Callable[[LivePush], None]) -> None:
+        """Begins; `ended` is called when the daemon is done with the push, whatever came of it."""
+        push.complete()
+        push.task = asyncio.create_task(self._carry_out(push, ended), name=f"push {push.push_id}")
+
+    async def _carry_out(self, push: LivePush, ended: Callable[[LivePush], None]) -> None:
+        round = push.round
+        try:
+            refuse_issues(await asyncio.to_thread(push.staging.tied_issues, self._tied))
+            push.stage()
+            if push.header.action is PushAction.STAGE:
+                round.answer(PushOutcome(push.report()))
+                return
+            try:
+                self._check_turn(push)
+            except GenserveError as error:  # nothing was tried: it stays staged
+                round.answer(error)
+                return
+            push.lifecycle.preparing()
+            self._applying = push
+            with round.told_on_time(push.header.apply.timeout_s):
+                applied = await self._apply(push)
+            self._conclude(push, applied)
+        except Exception as error:
+            if push.is_served:  # and the engine could not be resumed
+                self._conclude(push, None, error)
+            else:
+                push.fail(error)
+        finally:
+            if push.lifecycle.is_busy:  # this task was cancelled
+                push.lifecycle.failed()
+                push.checked.set()
+                round.result.cancel()
+            if self._applying is push:
+                self._applying = None
+            push.progress()
+            ended(push)
+            # An error's traceback holds this frame, and this frame the error: memory of a push would wait for the
+            # garbage collector.
+            del push, round, ended
+
+    def _check_turn(self, push: LivePush) -> None:
+        """What the header was checked for may have changed while the bytes came."""
+        if self._applying is not None:
+            raise self._applying.in_progress()
+        check_control(self._board.phase)
+        check_version(push.header, self._engine.weight_version)
+
+    async def _apply(self, push: LivePush) -> Applied:
+        if push.header.lora is not None:
+            return await self._loras.apply(push)
+        if push.staging.manifest.partial:
+            await push.staging.complete(self._resident.require(), self._tied)
+        return await self._updater.apply(push)
+
+    def _conclude(self, push: LivePush, applied: Applied | None, error: Exception | None = None) -> None:
+        """The version is served, and its bytes belong to the resident store."""
+        push.lifecycle.applied()
+        outcome = PushOutcome(push.report(), applied)
+        record = self._outcomes.add_applied(push, outcome, self._resident.served if push.is_served else None)
+        push.compare_served = partial(self._outcomes.compare, record)
+        push.round.answer(outcome if error is None else error)

@@ -1,0 +1,117 @@
+"""Opening a push: everything is decided before anything is given up, and it is carried to its end."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from genserve.errors import PushNotFoundError, StagingFullError
+from genserve.weights import arena as arena_module
+from genserve.weights import room
+from genserve.weights.arena import Arena
+from genserve.weights.push import PushAction, PushState
+from tests.unit.weights.conftest import Rig, header, num_arenas, weights
+
+
+class SlowAllocation:
+    """Reservations that last until they are let go; how many there are at a time."""
+
+    def __init__(self) -> None:
+        self.let_go = threading.Event()
+        self.num_at_once = self.most_at_once = self.num_begun = 0
+        self.closed_by: list[str] = []
+        self._lock = threading.Lock()
+        self._reserve = arena_module._reserve
+
+    def reserve(self, fd: int, offset: int, size_bytes: int) -> None:
+        with self._lock:
+            self.num_at_once += 1
+            self.num_begun += 1
+            self.most_at_once = max(self.most_at_once, self.num_at_once)
+        try:
+            self.let_go.wait(5)
+            self._reserve(fd, offset, size_bytes)
+        finally:
+            with self._lock:
+                self.num_at_once -= 1
+
+
+@pytest.fixture
+def allocation(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowAllocation]:
+    slow = SlowAllocation()
+    close = Arena.close
+
+    def note_close(arena: Arena) -> None:
+        if not arena.closed:
+            slow.closed_by.append(threading.current_thread().name)
+        close(arena)
+
+    monkeypatch.setattr(arena_module, "_reserve", slow.reserve)
+    monkeypatch.setattr(Arena, "close", note_close)
+    yield slow
+    slow.let_go.set()
+
+
+async def test_opens_that_are_cancelled_do_not_allocate_side_by_side(rig: Rig, allocation: SlowAllocation) -> None:
+    """A client that opens and cancels in a loop gets one reservation at a time, which counts until it is freed, and
+    never by the event loop."""
+    before = num_arenas()
+    for number in range(6):
+        opening = asyncio.create_task(rig.registry.open(header(f"p{number}", 1)))
+        await asyncio.sleep(0.02)
+        opening.cancel()
+    await asyncio.sleep(0.1)
+    assert allocation.most_at_once == 1
+    allocation.let_go.set()
+    async with asyncio.timeout(5):
+        while allocation.num_at_once or num_arenas() > before + 1:
+            await asyncio.sleep(0.02)
+    assert allocation.num_begun == 1, "whoever has gone before its turn needs no memory"
+    await rig.push(header("next", 1))
+    assert threading.main_thread().name not in allocation.closed_by
+
+
+async def test_a_refused_open_leaves_other_pushes_as_they_are(rig: Rig) -> None:
+    """One that does not fit does not first take the place of one that could be resumed."""
+    for version in (1, 2):
+        await rig.push(header(f"staged {version}", version, action=PushAction.STAGE))
+    await rig.stage_part(header("part", 3, attempt="a"), 0, 20)
+    with pytest.raises(StagingFullError):
+        await rig.registry.open(header("large", 4, manifest=large_manifest()))
+    assert rig.registry.report("part").push.received_bytes == 20
+    stream = await rig.registry.open(header("part", 3, attempt="a"))
+    stream.write(20, weights(3)[20:], None)
+    assert (await stream.finish()).push.state is PushState.APPLIED
+    stream.detach()
+
+
+async def test_an_open_for_which_the_machine_has_no_memory_leaves_other_pushes_as_they_are(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the quota would allow it."""
+    await rig.stage_part(header("part", 1, attempt="a"), 0, 20)
+    monkeypatch.setattr(room, "available_memory_bytes", lambda: 0)
+    with pytest.raises(StagingFullError, match="of memory are available"):
+        await rig.registry.open(header("next", 2))
+    assert rig.registry.report("part").push.received_bytes == 20
+
+
+async def test_a_push_that_was_opened_for_nobody_makes_room(rig: Rig, allocation: SlowAllocation) -> None:
+    """Its client went while the memory was reserved."""
+    opening = asyncio.create_task(rig.registry.open(header("gone", 1)))
+    await asyncio.sleep(0.02)
+    opening.cancel()
+    allocation.let_go.set()
+    await asyncio.wait({opening})
+    await rig.push(header("next", 1))
+    with pytest.raises(PushNotFoundError):
+        rig.registry.report("gone")
+
+
+def large_manifest():  # type: ignore[no-untyped-def]
+    """A good one that does not fit beside two staged pushes: F64 for F32, which is cast on load."""
+    from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor
+    from tests.unit.weights.conftest import CHECKPOINT
+
+    return CheckpointIndex(dict(CHECKPOINT.tensors) | {"a": CheckpointTensor("F64", (4,), 32)}).as_manifest()

@@ -1,0 +1,93 @@
+"""A staged push that another attempt took up and broke off is as it was, and a shutdown meets pushes in any state."""
+
+import asyncio
+
+import pytest
+
+from genserve.errors import DrainingError, PushConflictError, PushTruncatedError, VersionNotNewerError
+from genserve.weights.push import ApplyOptions, PushAction, PushState
+from genserve.weights.staging import Staging
+from tests.scripted_engine import Gate
+from tests.unit.weights.conftest import Rig, header, send, tensors, weights
+
+
+async def break_off(rig: Rig, **fields: object) -> None:
+    """An attempt that opens a stream and brings nothing."""
+    stream = await rig.registry.open(header(**fields))  # type: ignore[arg-type]
+    stream.detach()
+
+
+async def test_an_attempt_without_a_byte_is_not_the_one_that_is_applied(rig: Rig) -> None:
+    """Nobody has to prove himself who was there when the bytes came, and nobody else gets away with other ones."""
+    rig.resident._enabled = False
+    await rig.push(header(action=PushAction.STAGE, attempt="a1"))
+    await break_off(rig, attempt="a2")
+    await rig.registry.commit("p1", ApplyOptions())
+    with pytest.raises(PushConflictError):
+        await rig.push(header(attempt="a2"), weights(9))
+    assert rig.engine.live == tensors(1)
+
+
+async def test_an_attempt_without_a_byte_changes_nothing_about_what_is_staged(rig: Rig) -> None:
+    """Neither what its header allows nor how long it is kept."""
+    await rig.push(header("old", 5, action=PushAction.STAGE, attempt="a1"))
+    await rig.push(header("new", 7))
+    await break_off(rig, push_id="old", weight_version=5, attempt="a2", force=True, staging_ttl_s=0.05)
+    await asyncio.sleep(0.2)
+    with pytest.raises(VersionNotNewerError):
+        await rig.registry.commit("old", ApplyOptions())
+    assert rig.registry.report("old").push.state is PushState.STAGED
+
+
+async def test_the_attempt_that_staged_a_push_goes_on_with_it(rig: Rig) -> None:
+    """All of its bytes count, whatever another one has begun."""
+    await rig.push(header(action=PushAction.STAGE, attempt="a1"))
+    stream = await rig.registry.open(header(attempt="a2"))
+    send(stream, weights(1), 0, 10)
+    stream.detach()
+    report = rig.registry.report("p1").push
+    assert (report.state, report.attempt, report.missing) == (PushState.STAGED, "a1", ())
+    with pytest.raises(PushTruncatedError):
+        await rig.push(header(attempt="a2"), b"")
+    await rig.push(header(attempt="a1"), b"")
+    assert rig.engine.live == tensors(1)
+
+
+async def test_a_shutdown_waits_for_what_begins_while_it_waits(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A staged push is sent again beside one that is applied: its end comes when nothing may begin any more."""
+    await rig.push(header("b", 2, action=PushAction.STAGE, attempt="b"))
+    gate = rig.engine.gates["commit_weights"] = Gate()
+    applying = asyncio.create_task(rig.push(header("a", 1)))
+    await gate.reached.wait()
+    again = await rig.registry.open(header("b", 2, attempt="b"))
+    closing = asyncio.create_task(rig.registry.close())
+    await asyncio.sleep(0.01)
+    ending = asyncio.create_task(again.finish())
+    await asyncio.sleep(0.01)
+    gate.open.set()
+    await asyncio.wait_for(closing, 5)
+    assert (await applying).push.state is PushState.APPLIED
+    with pytest.raises(DrainingError):
+        await ending
+
+
+async def test_a_commit_waits_for_a_check_and_no_longer(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind the check of a push that is then applied it gets that one's outcome on that one's time."""
+    loop, checking, go_on = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+    check = Staging.tied_issues
+
+    def slow(staging: Staging, tied: object) -> object:
+        loop.call_soon_threadsafe(checking.set)
+        asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result(5)
+        return check(staging, tied)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Staging, "tied_issues", slow)
+    gate = rig.engine.gates["prepare_weights"] = Gate()
+    pushing = asyncio.create_task(rig.push(header(apply=ApplyOptions(timeout_s=0.2))))
+    await checking.wait()
+    committing = asyncio.create_task(rig.registry.commit("p1", ApplyOptions()))
+    await asyncio.sleep(0.01)
+    go_on.set()
+    results = await asyncio.wait_for(asyncio.gather(pushing, committing, return_exceptions=True), 2)
+    assert [type(result).__name__ for result in results] == ["DeadlineError", "DeadlineError"]
+    gate.open.set()

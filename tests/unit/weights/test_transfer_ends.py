@@ -1,0 +1,87 @@
+"""How an update through vLLM's own transfer ends: at a shutdown, without anything received, and under a hostile id."""
+
+import asyncio
+
+import pytest
+
+from genserve.control.conditions import EngineCondition, Phase
+from genserve.errors import DrainingError, GenserveError, InvalidFieldError, PushRolledBackError
+from genserve.weights.transfer import UpdateOptions
+from tests.phases import enter_phase
+from tests.scripted_engine import Gate
+from tests.unit.weights.conftest import Rig, tensors
+from tests.unit.weights.test_transfer import HALF, finish
+
+
+@pytest.fixture
+def updating(rig: Rig) -> Rig:
+    """With a backend."""
+    rig.engine.backend = "scripted"
+    return rig
+
+
+async def test_a_daemon_that_shuts_down_undoes_an_update(updating: Rig) -> None:
+    """What is left to drain goes on under the version before; a new update is refused."""
+    await updating.transfers.start(UpdateOptions())
+    await updating.transfers.update("", HALF, 5.0)
+    enter_phase(updating.board, Phase.DRAINING)
+    await updating.transfers.close()
+    assert (updating.engine.live, updating.engine.running) == (tensors(0), True)
+    with pytest.raises(DrainingError):
+        await updating.transfers.start(UpdateOptions())
+
+
+async def test_closing_waits_for_a_call_that_is_under_way_and_may_be_given_up(updating: Rig) -> None:
+    """The update goes on then."""
+    gate = updating.engine.gates["transfer_update"] = Gate()
+    await updating.transfers.start(UpdateOptions())
+    receiving = asyncio.create_task(updating.transfers.update("", HALF, 5.0))
+    await gate.reached.wait()
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(updating.transfers.close(), 0.05)
+    gate.open.set()
+    await receiving
+    await finish(updating)
+
+
+async def test_a_daemon_that_shuts_down_samples_nothing_from_weights_of_no_version(updating: Rig) -> None:
+    """What cannot be undone stands still; whoever drains ends the requests."""
+    updating.engine.fails["prepare_weights"] = GenserveError("no")
+    await updating.transfers.start(UpdateOptions())
+    await updating.transfers.update("", HALF, 5.0)
+    enter_phase(updating.board, Phase.DRAINING)
+    await updating.transfers.close()
+    await updating.pauses.resume("", force=True)
+    assert not updating.engine.running
+    assert updating.board.engine_condition is EngineCondition.TAINTED
+
+
+async def test_an_update_that_received_nothing_is_refused_and_undone(updating: Rig) -> None:
+    """It would be a new version without new weights. What was live is live, also where no bytes are resident: nothing
+    has to be restored."""
+    await updating.transfers.start(UpdateOptions())
+    await updating.transfers.update("", HALF, 5.0)
+    await finish(updating)
+    live = updating.engine.live
+    started = await updating.transfers.start(UpdateOptions())
+    with pytest.raises(PushRolledBackError, match="received nothing: call UpdateWeights"):
+        await updating.transfers.finish(started.update_id, None, 5.0)
+    assert (updating.board.phase, updating.engine.running, updating.engine.live) == (Phase.RUNNING, True, live)
+    assert updating.engine.weight_version == 1
+
+
+async def test_an_update_that_nobody_sent_anything_for_ends_without_bytes(updating: Rig) -> None:
+    """Its time to live ends it, and taints nothing."""
+    await updating.transfers.start(UpdateOptions())
+    await updating.transfers.update("", HALF, 5.0)
+    await finish(updating)
+    await updating.transfers.start(UpdateOptions(ttl_s=0.05))
+    async with asyncio.timeout(5):
+        while updating.board.phase is not Phase.RUNNING or not updating.engine.running:
+            await updating.board.wait_change()
+
+
+async def test_an_id_of_an_update_is_short(updating: Rig) -> None:
+    """Others are told it."""
+    with pytest.raises(InvalidFieldError, match="update_id"):
+        await updating.transfers.start(UpdateOptions(update_id="x" * 257))
