@@ -1,30 +1,21 @@
-"""What the engine's phase allows. Pure."""
+"""Raises what the rules of a phase refuse. Pure; the rules are `conditions`."""
 
-from genserve.control.state import Phase
-from genserve.errors import DrainingError, EngineDeadError, EngineSleepingError, EngineTaintedError
-
-
-def is_serving(phase: Phase) -> bool:
-    """Whether health says SERVING: requests are taken, though they may have to wait."""
-    return phase in (Phase.RUNNING, Phase.PAUSED, Phase.APPLYING)
+from genserve.control.conditions import RULES, EngineCondition, Phase
 
 
 def check_control(phase: Phase) -> None:
-    """Raises what stands against pauses and pushes in this phase. TAINTED does not: a full push ends it."""
-    match phase:
-        case Phase.DRAINING:
-            raise DrainingError("the daemon is shutting down")
-        case Phase.DEAD:
-            raise EngineDeadError("the engine has died")
-        case Phase.SLEEPING:
-            raise EngineSleepingError("the engine sleeps; wake it up first")
+    """Raises why pauses, pushes and adapters are refused in this phase. TAINTED does not: a full push ends it."""
+    if (refusal := RULES[phase].control) is not None:
+        raise refusal()
 
 
 def check_admission(phase: Phase) -> None:
     """Raises why a request for tokens is refused in this phase; returns when it is admitted, perhaps to wait."""
-    check_control(phase)
-    match phase:
-        case Phase.STARTING:
-            raise DrainingError("the engine is starting", retry_after_s=1.0)
-        case Phase.TAINTED:
-            raise EngineTaintedError("the weights could not be proven consistent: push a full version or restart")
+    if (refusal := RULES[phase].admission) is not None:
+        raise refusal()
+
+
+def check_sound(engine: EngineCondition) -> None:
+    """Raises EngineTaintedError while the live weights are of no version: for calls that only a sound engine takes."""
+    if engine is EngineCondition.TAINTED:
+        check_admission(Phase.TAINTED)

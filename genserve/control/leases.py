@@ -11,9 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from genserve.engine.base import PauseMode
-from genserve.errors import InvalidFieldError, PauseLeaseLostError
+from genserve.errors import InvalidFieldError, PauseLeaseLostError, QueueFullError
 
 MAX_TTL_S = 24 * 3600.0
+# Every lease rides in every answer of the control plane: all of them have to stay far below a client's limit of 4 MiB.
+MAX_LEASES = 256
+MAX_TEXT_CHARS = 256
 _NUM_REMEMBERED = 1024
 
 
@@ -42,6 +45,15 @@ def check_ttl(ttl_s: float | None) -> None:
         raise InvalidFieldError.of("ttl", f"must be above 0 s and at most {MAX_TTL_S:g} s, is {ttl_s:g} s")
 
 
+def check_text(text: str, field: str) -> None:
+    """Raises InvalidFieldError for an id or a name that others are shown, if it is longer than 256 characters or not
+    printable."""
+    if len(text) > MAX_TEXT_CHARS:
+        raise InvalidFieldError.of(field, f"must have at most {MAX_TEXT_CHARS} characters, has {len(text)}")
+    if not text.isprintable():
+        raise InvalidFieldError.of(field, "must be printable")
+
+
 class LeaseTable:
     """The leases that are held, and how those before them ended.
 
@@ -62,14 +74,21 @@ class LeaseTable:
         self._ended: OrderedDict[str, bool] = OrderedDict()  # lease_id -> whether it ended without its holder
 
     def grant(self, holder: str, mode: PauseMode, ttl_s: float | None, request_id: str = "") -> PauseLease:
-        """A new lease, or the live one that was granted for the same `request_id`. Raises InvalidFieldError."""
+        """A new lease, or the live one that was granted for the same `request_id`. Raises InvalidFieldError and
+        QueueFullError."""
         repeated = self.granted_for(request_id)
         if repeated is not None:
             return repeated
         check_ttl(ttl_s)
+        self.check_room()
         lease = PauseLease(self._mint(), holder, mode, ttl_s, self._expire_time_s(ttl_s))
         self._held[lease.lease_id] = _Held(lease, request_id, self._due_s(ttl_s))
         return lease
+
+    def check_room(self) -> None:
+        """Raises QueueFullError when no further lease can be granted."""
+        if len(self._held) >= MAX_LEASES:
+            raise QueueFullError(f"{len(self._held)} pause leases are held, which is the limit", retry_after_s=1.0)
 
     def granted_for(self, request_id: str) -> PauseLease | None:
         """The live lease that was granted for a request."""

@@ -6,19 +6,19 @@ end is `leases`; the phase that forbids a transition is the state board's.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
-from genserve.control.admission import check_control
-from genserve.control.leases import LeaseTable, PauseLease, check_ttl
-from genserve.control.state import Phase, StateBoard
+from genserve.control.admission import check_control, check_sound
+from genserve.control.conditions import EngineCondition, may_run
+from genserve.control.leases import LeaseTable, PauseLease, check_text, check_ttl
+from genserve.control.state import StateBoard
+from genserve.control.turn import EngineTurn, uninterrupted
 from genserve.engine.base import Engine, KvPolicy, PauseCounts, PauseMode
 from genserve.errors import (
     DeadlineError,
     EngineDeadError,
-    EngineTaintedError,
     GenserveError,
     InvalidFieldError,
     PauseLeaseLostError,
@@ -27,10 +27,6 @@ from genserve.errors import (
 
 _UNDO_TIMEOUT_S = 30.0
 _WAKE_UP_TIMEOUT_S = 120.0
-# In these the engine stays still although no lease is left.
-_PHASES_THAT_STAND_STILL = frozenset({Phase.TAINTED, Phase.SLEEPING, Phase.DEAD})
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,20 +50,6 @@ class Hold:
     paused_s: float | None = None
 
 
-async def uninterrupted(work: Coroutine[Any, Any, T]) -> T:
-    """Runs `work` to its end even if the caller is cancelled; the cancellation is raised then."""
-    task = asyncio.ensure_future(work)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait({task})
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        raise cancelled from (None if task.cancelled() else task.exception())
-    return task.result()
-
-
 class PauseController:
     """Pauses and resumes the engine for those who hold leases, and for pushes."""
 
@@ -75,9 +57,10 @@ class PauseController:
         self._engine = engine
         self._leases = leases
         self._board = board
-        self._turn = asyncio.Lock()
+        self._turn = EngineTurn(engine, board)
         self._paused = False
         self._counts: dict[str, PauseCounts] = {}  # by lease id, for repeated requests
+        self._pausing: asyncio.Task[PauseCounts] | None = None
         self._changed = asyncio.Event()
         self._failure: Exception | None = None
 
@@ -98,15 +81,19 @@ class PauseController:
         sequences that are there.
 
         When it fails, takes longer than `timeout_s` seconds or is cancelled, there is no lease and the engine is as it
-        was. Raises InvalidFieldError ("ttl", "timeout"), DeadlineError, DrainingError, EngineSleepingError and
+        was, at the latest when the next one gets a turn. Raises InvalidFieldError ("holder", "request_id", "ttl",
+        "timeout"), QueueFullError for too many leases, DeadlineError, DrainingError, EngineSleepingError and
         EngineDeadError.
         """
         check_ttl(ttl_s)
-        async with self._take_turn(timeout_s) as deadline_s:
+        check_text(holder, "holder")
+        check_text(request_id, "request_id")
+        async with self._turn.take(timeout_s) as deadline_s:
             repeated = self._leases.granted_for(request_id)
             if repeated is not None:
                 counts = self._counts[repeated.lease_id]
                 return PauseGrant(repeated, counts.kept, counts.aborted)
+            self._leases.check_room()
             counts = await self._stand_still(mode, kv_policy, deadline_s)
             lease = self._leases.grant(holder, mode, ttl_s, request_id)
             live = {active.lease_id for active in self._leases.active}
@@ -135,8 +122,8 @@ class PauseController:
         """
         if not lease_id and not force:
             raise InvalidFieldError.of("lease_id", "is required unless force is set")
-        async with self._turn:
-            if self._board.phase is Phase.DEAD:
+        async with self._turn.take():
+            if self._board.engine_condition is EngineCondition.DEAD:
                 raise EngineDeadError("the engine has died")
             lease_expired = False
             try:
@@ -153,44 +140,59 @@ class PauseController:
     async def sleep(self, mode: PauseMode, timeout_s: float) -> None:
         """Puts the engine to sleep, also under leases. Does nothing when it sleeps. Raises as `pause`, and
         UnsupportedError."""
-        if self._board.phase is Phase.SLEEPING:
+        if self._board.engine_condition is EngineCondition.ASLEEP:
             return
-        async with self._take_turn(timeout_s) as deadline_s:
-            if self._board.phase is Phase.TAINTED:
-                raise EngineTaintedError("the weights could not be proven consistent: push a full version or restart")
+        async with self._turn.take(timeout_s) as deadline_s:
+            check_sound(self._board.engine_condition)
+            if not self._engine.info.can_sleep:
+                raise UnsupportedError("the daemon was started without --enable-sleep-mode")
             joins = self._paused
+            await self._stand_still(mode, KvPolicy.REUSE, deadline_s)
             try:
-                await self._engine.sleep(mode, _remaining_s(deadline_s))
-            except (EngineDeadError, UnsupportedError):
+                await self._engine.sleep(_remaining_s(deadline_s))
+            except EngineDeadError:
                 raise
             except BaseException:
-                await uninterrupted(self._restore(joins))
+                await self._turn.undo(self._wake_to(joins))
                 raise
-            self._paused = True
-            self._board.enter(Phase.SLEEPING)
+            self._board.enter(EngineCondition.ASLEEP)
 
     async def wake_up(self) -> None:
         """Ends a sleep: the engine runs, or stays paused while a lease is left. Does nothing when it does not sleep.
         Raises DeadlineError and EngineDeadError; it sleeps on then."""
-        async with self._turn:
-            if self._board.phase is not Phase.SLEEPING:
+        async with self._turn.take():
+            if self._board.engine_condition is not EngineCondition.ASLEEP:
                 return
             await uninterrupted(self._wake_up())
 
     async def _wake_up(self) -> None:
         await self._engine.wake_up(_WAKE_UP_TIMEOUT_S)
+        # vLLM schedules as soon as it is awake.
+        self._paused = False
         if self._leases.active:
-            # vLLM schedules as soon as it is awake.
             await self._restore(paused=True)
-        else:
-            self._paused = False
         self._board.enter(None)
+
+    async def _wake_to(self, paused: bool) -> None:
+        try:
+            await self._engine.wake_up(_WAKE_UP_TIMEOUT_S)
+        except Exception as error:
+            self._fail(error)
+            raise
+        self._paused = False
+        if paused:
+            await self._restore(paused)
+
+    def give_up_pending(self) -> None:
+        """A pause that has not taken hold raises DrainingError: call when the daemon drains."""
+        if self._pausing is not None:
+            self._pausing.cancel()
 
     @asynccontextmanager
     async def undisturbed(self, timeout_s: float) -> AsyncIterator[None]:
         """Keeps pauses, resumes and commits away for a call that takes the engine long: a commit that waits behind it
         would look like one that hangs. Raises as `pause`."""
-        async with self._take_turn(timeout_s):
+        async with self._turn.take(timeout_s):
             yield
 
     @asynccontextmanager
@@ -202,7 +204,7 @@ class PauseController:
         With `lease_id` that lease has to be live (else PauseLeaseLostError), and the engine stays paused afterwards.
         Give the board's phase back, or enter TAINTED, before leaving. Raises as `pause`.
         """
-        async with self._take_turn(timeout_s) as deadline_s:
+        async with self._turn.take(timeout_s) as deadline_s:
             if lease_id:
                 self._leases.require(lease_id)
             began_s = time.perf_counter()
@@ -231,32 +233,16 @@ class PauseController:
                 async with asyncio.timeout(self._leases.next_expiry_s):
                     await self._changed.wait()
             except TimeoutError:
-                async with self._turn:
+                async with self._turn.take():
                     if self._leases.expire():
                         self._board.notify()
                         await self._run_if_free()
-
-    @asynccontextmanager
-    async def _take_turn(self, timeout_s: float) -> AsyncIterator[float]:
-        if not timeout_s > 0:
-            raise InvalidFieldError.of("timeout", f"must be above 0 s, is {timeout_s:g} s")
-        deadline_s = time.monotonic() + timeout_s
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._turn.acquire()
-        except TimeoutError:
-            raise DeadlineError(f"another pause, resume or push kept the engine for {timeout_s:g} s") from None
-        try:
-            check_control(self._board.phase)
-            yield deadline_s
-        finally:
-            self._turn.release()
 
     async def _stand_still(self, mode: PauseMode, kv_policy: KvPolicy, deadline_s: float) -> PauseCounts:
         joins = self._paused
         try:
             if not joins or mode is PauseMode.ABORT:
-                counts = await self._engine.pause(mode, kv_policy, _remaining_s(deadline_s))
+                counts = await self._pause_engine(mode, kv_policy, _remaining_s(deadline_s))
                 self._paused = True
                 return counts
             if kv_policy is KvPolicy.RECOMPUTE and not await self._engine.reset_prefix_cache(
@@ -266,10 +252,22 @@ class PauseController:
         except EngineDeadError:
             raise
         except BaseException:
-            await uninterrupted(self._restore(joins))
+            await self._turn.undo(self._restore(joins))
             raise
         load = self._engine.load()
         return PauseCounts(kept=load.running + load.waiting, aborted=0)
+
+    async def _pause_engine(self, mode: PauseMode, kv_policy: KvPolicy, timeout_s: float) -> PauseCounts:
+        """Raises DrainingError when a shutdown comes first."""
+        self._pausing = asyncio.create_task(self._engine.pause(mode, kv_policy, timeout_s), name="pause")
+        try:
+            await asyncio.wait({self._pausing})
+            if self._pausing.cancelled():
+                check_control(self._board.phase)
+            return self._pausing.result()
+        finally:
+            self._pausing.cancel()
+            self._pausing = None
 
     async def _restore(self, paused: bool) -> None:
         # An engine says nothing about whether it stands still after a pause that failed.
@@ -281,9 +279,10 @@ class PauseController:
         except Exception as error:
             self._fail(error)
             raise
+        self._paused = paused
 
     async def _run_if_free(self) -> None:
-        if self._paused and not self._leases.active and self._board.phase not in _PHASES_THAT_STAND_STILL:
+        if self._paused and not self._leases.active and may_run(self._board.engine_condition):
             await uninterrupted(self._run_engine())
 
     async def _run_engine(self) -> None:

@@ -1,29 +1,15 @@
 """The engine's state as the outside sees it, and the news that it changed.
 
-Owns the phase: which of the daemon's own conditions (draining, applying, tainted, dead) holds, above what the leases
-say.
+Owns the two conditions, of the engine and of the daemon. What follows from them is `conditions`.
 """
 
 import asyncio
-import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from genserve.control.conditions import RULES, DaemonCondition, EngineCondition, Phase, phase_of
 from genserve.control.leases import PauseLease
 from genserve.engine.base import Engine
-
-
-class Phase(enum.Enum):
-    """What the engine is doing; the values are the names of genserve.v1.Phase without their prefix."""
-
-    STARTING = "STARTING"
-    RUNNING = "RUNNING"
-    PAUSED = "PAUSED"
-    APPLYING = "APPLYING"
-    TAINTED = "TAINTED"
-    SLEEPING = "SLEEPING"
-    DRAINING = "DRAINING"
-    DEAD = "DEAD"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,19 +27,38 @@ class EngineState:
 class StateBoard:
     """Composes the state and wakes those who watch it."""
 
-    def __init__(self, engine: Engine, active_leases: Callable[[], Sequence[PauseLease]], instance_id: str) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        active_leases: Callable[[], Sequence[PauseLease]],
+        instance_id: str,
+        daemon: DaemonCondition = DaemonCondition.SERVING,
+    ) -> None:
         self._engine = engine
         self._active_leases = active_leases
         self._instance_id = instance_id
-        self._overriding: Phase | None = Phase.STARTING
+        self._daemon = daemon
+        self._entered: EngineCondition | None = None
+        self._answers = True
+        self._ended = False
         self._changed = asyncio.Event()
 
     @property
+    def engine_condition(self) -> EngineCondition:
+        """What the engine is doing, whatever the daemon is."""
+        if self._entered is not None:
+            return self._entered
+        return EngineCondition.PAUSED if self._active_leases() else EngineCondition.RUNNING
+
+    @property
     def phase(self) -> Phase:
-        """What the engine is doing."""
-        if self._overriding is not None:
-            return self._overriding
-        return Phase.PAUSED if self._active_leases() else Phase.RUNNING
+        """What clients are told."""
+        return phase_of(self.engine_condition, self._daemon)
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether health says SERVING: requests are taken, though they may have to wait, and the engine answers."""
+        return self._answers and RULES[self.phase].serves
 
     def state(self) -> EngineState:
         """The state now."""
@@ -67,12 +72,31 @@ class StateBoard:
             waiting_requests=load.waiting,
         )
 
-    def enter(self, phase: Phase | None) -> None:
-        """Sets a phase that overrides what the leases say; None gives it back to them. Dead is for ever, and draining
-        gives way to dead alone."""
-        if self._overriding is Phase.DEAD or (self._overriding is Phase.DRAINING and phase is not Phase.DEAD):
-            return
-        self._overriding = phase
+    def enter(self, condition: EngineCondition | None) -> None:
+        """Sets what the engine is doing; None = what the leases say. DEAD is for ever."""
+        if self._entered is not EngineCondition.DEAD:
+            self._entered = condition
+            self.notify()
+
+    def become(self, condition: DaemonCondition) -> None:
+        """Sets how far the daemon is. DRAINING is for ever."""
+        if self._daemon is not DaemonCondition.DRAINING:
+            self._daemon = condition
+            self.notify()
+
+    def tell_answers(self, answers: bool) -> None:
+        """Whether the engine answers its heartbeat: health says NOT_SERVING while it does not."""
+        self._answers = answers
+        self.notify()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing will change any more: watchers tell the last state and end."""
+        return self._ended or self.engine_condition is EngineCondition.DEAD
+
+    def end(self) -> None:
+        """The daemon has drained."""
+        self._ended = True
         self.notify()
 
     def notify(self) -> None:

@@ -33,7 +33,6 @@ class Rig:
 async def rig() -> AsyncIterator[Rig]:
     engine, leases = ScriptedEngine(), LeaseTable()
     board = StateBoard(engine, lambda: leases.active, "test")
-    board.enter(None)
     pauses = PauseController(engine, leases, board)
     background = asyncio.create_task(pauses.run())
     yield Rig(engine, leases, board, pauses, background)

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from genserve.control.pause import uninterrupted
-from genserve.control.state import Phase
+from genserve.control.conditions import Phase
+from genserve.control.pause import Hold
 from genserve.engine.base import KvPolicy, PauseMode
 from genserve.errors import (
     DeadlineError,
@@ -16,6 +16,7 @@ from genserve.errors import (
     InvalidFieldError,
     PauseLeaseLostError,
 )
+from tests.phases import enter_phase
 from tests.scripted_engine import Gate
 from tests.unit.control.conftest import Rig
 
@@ -209,7 +210,7 @@ async def test_force_ends_every_lease(rig: Rig) -> None:
 )
 async def test_pause_is_refused_by_phase(rig: Rig, phase: Phase, error: type[GenserveError]) -> None:
     """And the engine is not touched."""
-    rig.board.enter(phase)
+    enter_phase(rig.board, phase)
     with pytest.raises(error):
         await rig.pause()
     assert rig.engine.calls == []
@@ -218,7 +219,7 @@ async def test_pause_is_refused_by_phase(rig: Rig, phase: Phase, error: type[Gen
 async def test_tainted_engine_may_be_paused_but_never_resumed(rig: Rig) -> None:
     """No token is sampled from weights that are not known, whoever resumes and however."""
     grant = await rig.pause()
-    rig.board.enter(Phase.TAINTED)
+    enter_phase(rig.board, Phase.TAINTED)
     await rig.pauses.resume(grant.lease.lease_id)
     await rig.pauses.resume((await rig.pause()).lease.lease_id, force=True)
     assert not rig.engine.running
@@ -228,7 +229,7 @@ async def test_tainted_engine_may_be_paused_but_never_resumed(rig: Rig) -> None:
 async def test_draining_lets_paused_requests_finish(rig: Rig) -> None:
     """A resume is not refused at a shutdown: the requests that it drains may be frozen."""
     grant = await rig.pause()
-    rig.board.enter(Phase.DRAINING)
+    enter_phase(rig.board, Phase.DRAINING)
     await rig.pauses.resume(grant.lease.lease_id)
     assert rig.engine.running
 
@@ -304,21 +305,30 @@ async def test_pause_behind_a_push_times_out_without_a_lease(rig: Rig) -> None:
     assert rig.engine.running
 
 
-async def test_uninterrupted_work_is_done_before_the_cancellation_is_raised() -> None:
-    """Cancelling waits; it is not swallowed, and the work's own error is its cause."""
-    gate = Gate()
+async def test_resume_on_a_dead_engine_says_so(rig: Rig) -> None:
+    """OK would be a lie, forced or not: nothing runs any more."""
+    grant = await rig.pause()
+    enter_phase(rig.board, Phase.DEAD)
+    with pytest.raises(EngineDeadError):
+        await rig.pauses.resume(grant.lease.lease_id)
+    with pytest.raises(EngineDeadError):
+        await rig.pauses.resume("", force=True)
+    assert rig.engine.calls == ["pause keep reuse"]
 
-    async def work() -> None:
-        gate.reached.set()
-        await gate.open.wait()
-        raise RuntimeError("broken")
 
-    task = asyncio.create_task(uninterrupted(work()))
+@pytest.mark.parametrize("mode", PauseMode)
+async def test_time_that_requests_run_on_is_not_counted_as_paused(rig: Rig, mode: PauseMode) -> None:
+    """WAIT lets them run until they have ended; the other modes stop them as soon as they are called."""
+    gate = rig.engine.gates["pause"] = Gate()
+
+    async def push() -> Hold:
+        async with rig.pauses.hold(mode, KvPolicy.REUSE, timeout_s=5.0) as hold:
+            return hold
+
+    pushing = asyncio.create_task(push())
     await gate.reached.wait()
-    task.cancel()
-    await asyncio.sleep(0)
-    assert not task.done()
+    await asyncio.sleep(0.2)
     gate.open.set()
-    with pytest.raises(asyncio.CancelledError) as cancelled:
-        await task
-    assert isinstance(cancelled.value.__cause__, RuntimeError)
+    paused_s = (await pushing).paused_s
+    assert paused_s is not None
+    assert (paused_s < 0.2) == (mode is PauseMode.WAIT)

@@ -4,9 +4,11 @@ import asyncio
 
 import pytest
 
-from genserve.control.state import Phase
+from genserve.control.conditions import Phase
 from genserve.engine.base import KvPolicy, PauseMode
 from genserve.errors import DeadlineError, EngineSleepingError, EngineTaintedError, UnsupportedError
+from tests.phases import enter_phase
+from tests.scripted_engine import Gate
 from tests.unit.control.conftest import Rig
 
 
@@ -21,12 +23,29 @@ async def test_nothing_but_a_wake_up_reaches_a_sleeping_engine(rig: Rig) -> None
         async with rig.pauses.hold(PauseMode.KEEP, KvPolicy.REUSE, timeout_s=5.0):
             pass
     await rig.pauses.resume("", force=True)
-    assert rig.engine.calls == ["sleep keep"]
+    assert rig.engine.calls == ["pause keep reuse", "sleep"]
     await rig.pauses.wake_up()
     await rig.pauses.wake_up()
     assert rig.board.phase is Phase.RUNNING
     assert rig.engine.running
-    assert rig.engine.calls == ["sleep keep", "wake_up"]
+    assert rig.engine.calls == ["pause keep reuse", "sleep", "wake_up"]
+
+
+@pytest.mark.parametrize("mode", PauseMode)
+async def test_a_sleep_stops_requests_as_its_mode_says(rig: Rig, mode: PauseMode) -> None:
+    """By a pause of that mode: the sleep itself finds the engine still."""
+    await rig.pauses.sleep(mode, 5.0)
+    assert rig.engine.calls == [f"pause {mode.value} reuse", "sleep"]
+
+
+async def test_a_sleep_that_waits_in_vain_never_sleeps(rig: Rig) -> None:
+    """The engine runs on, and is not put to sleep when the last request ends later."""
+    rig.engine.hangs.add("pause")
+    with pytest.raises(DeadlineError):
+        await rig.pauses.sleep(PauseMode.WAIT, 0.05)
+    assert rig.engine.calls == ["pause wait reuse", "resume"]
+    assert rig.engine.running
+    assert rig.board.phase is Phase.RUNNING
 
 
 async def test_lease_outlives_a_sleep(rig: Rig) -> None:
@@ -53,7 +72,7 @@ async def test_lease_that_ends_during_a_sleep_does_not_wake_the_engine(rig: Rig)
 
 @pytest.mark.parametrize("paused", [False, True])
 async def test_sleep_that_fails_leaves_the_engine_as_it_was(rig: Rig, paused: bool) -> None:
-    """Running, or paused under its lease."""
+    """It may sleep by then, so it is woken up; then it runs, or is paused under its lease."""
     if paused:
         await rig.pause()
     rig.engine.fails["sleep"] = DeadlineError("late")
@@ -61,14 +80,30 @@ async def test_sleep_that_fails_leaves_the_engine_as_it_was(rig: Rig, paused: bo
         await rig.pauses.sleep(PauseMode.WAIT, 5.0)
     assert rig.engine.running is not paused
     assert rig.board.phase is (Phase.PAUSED if paused else Phase.RUNNING)
+    woken = rig.engine.calls.index("wake_up")
+    assert rig.engine.calls[woken - 1 :] == ["sleep", "wake_up", *(["pause keep reuse"] if paused else [])]
+
+
+async def test_cancelled_sleep_is_undone(rig: Rig) -> None:
+    """A client that goes away leaves the engine awake and running."""
+    gate = rig.engine.gates["sleep"] = Gate()
+    sleeping = asyncio.create_task(rig.pauses.sleep(PauseMode.KEEP, 5.0))
+    await gate.reached.wait()
+    sleeping.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await sleeping
+    assert rig.engine.calls[-1] == "wake_up"
+    assert rig.engine.running
+    assert rig.board.phase is Phase.RUNNING
+    await rig.pause()
 
 
 async def test_unsupported_sleep_touches_nothing(rig: Rig) -> None:
     """The daemon was started without it."""
-    rig.engine.fails["sleep"] = UnsupportedError("no")
-    with pytest.raises(UnsupportedError):
+    rig.engine.can_sleep = False
+    with pytest.raises(UnsupportedError, match="--enable-sleep-mode"):
         await rig.pauses.sleep(PauseMode.KEEP, 5.0)
-    assert rig.engine.calls == ["sleep keep"]
+    assert rig.engine.calls == []
 
 
 async def test_wake_up_that_fails_can_be_repeated(rig: Rig) -> None:
@@ -84,6 +119,6 @@ async def test_wake_up_that_fails_can_be_repeated(rig: Rig) -> None:
 
 async def test_tainted_engine_does_not_sleep(rig: Rig) -> None:
     """Its wake-up would run it."""
-    rig.board.enter(Phase.TAINTED)
+    enter_phase(rig.board, Phase.TAINTED)
     with pytest.raises(EngineTaintedError):
         await rig.pauses.sleep(PauseMode.KEEP, 5.0)

@@ -1,0 +1,75 @@
+"""The end of a daemon: what runs may finish, within one deadline for all of it.
+
+A tainted or sleeping engine is not run for that: its requests are ended instead.
+"""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from genserve.control.conditions import DaemonCondition, may_run
+from genserve.control.pause import PauseController
+from genserve.control.state import StateBoard
+from genserve.engine.base import Engine
+
+
+class Closes(Protocol):
+    """Changes of weights: pushes, or updates through vLLM's own transfer."""
+
+    async def close(self) -> None:
+        """Takes no more, and returns when the one that is under way has ended. May be cancelled."""
+
+
+@dataclass(slots=True)
+class Drained:
+    """How a drain ended. `in_order`: no call to the engine hangs; `cut`: what was cut off, in words."""
+
+    in_order: bool = True
+    cut: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Drain:
+    """Ends what runs: weight updates, then pauses, pushes and requests."""
+
+    engine: Engine
+    board: StateBoard
+    pauses: PauseController
+    updates: Closes
+    pushes: Closes
+    _doing: str = ""
+
+    async def run(self, timeout_s: float) -> Drained:
+        """Refuses what comes, and returns when nothing runs any more, or after `timeout_s`. Raises EngineDeadError."""
+        self.board.become(DaemonCondition.DRAINING)
+        drained = Drained()
+        ending = asyncio.create_task(self._end(drained), name="drain")
+        # Not asyncio.timeout: what hangs may not be cancelled in time either.
+        done, _ = await asyncio.wait({ending}, timeout=timeout_s)
+        if done:
+            ending.result()
+            return drained
+        ending.cancel()
+        drained.in_order = self._doing != "a weight update"
+        if self._doing != "requests":
+            drained.cut.append(f"gave up {self._doing} that did not end in time")
+        await self._abort(drained, "that did not finish in time")
+        return drained
+
+    async def _end(self, drained: Drained) -> None:
+        self.pauses.give_up_pending()
+        self._doing = "a weight update"  # first, as it keeps the engine still
+        await self.updates.close()
+        self._doing = "a pause"  # before pushes: requests run while those end
+        await self.pauses.resume("", force=True)
+        self._doing = "a push"
+        await self.pushes.close()
+        self._doing = "requests"
+        if not may_run(self.board.engine_condition):
+            await self._abort(drained, f"of an engine that is {self.board.engine_condition.value}")
+        await self.engine.wait_idle()
+
+    async def _abort(self, drained: Drained, which: str) -> None:
+        aborted, _ = await self.engine.abort(None)
+        if aborted:
+            drained.cut.append(f"aborted requests {which}: {len(aborted)}")

@@ -1,0 +1,87 @@
+"""Whose turn it is to drive the engine: one caller at a time, and the next when the engine has ended everything that
+the one before had asked for."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+from genserve.control.admission import check_control
+from genserve.control.state import StateBoard
+from genserve.engine.base import Engine
+from genserve.errors import DeadlineError, InvalidFieldError
+
+# How long a caller waits until what failed is undone. An engine may need longer, and nobody else gets a turn then.
+_UNDO_GRACE_S = 1.0
+
+T = TypeVar("T")
+
+
+async def uninterrupted(work: Coroutine[Any, Any, T]) -> T:
+    """Runs `work` to its end even if the caller is cancelled; the cancellation is raised then."""
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled from (None if task.cancelled() else task.exception())
+    return task.result()
+
+
+class EngineTurn:
+    """The turn. A caller who gives up (its client has gone, its time is over) leaves the engine at work: the turn goes
+    on until that has ended, as a pause behind it would time out, and so would the undoing of that pause."""
+
+    def __init__(self, engine: Engine, board: StateBoard) -> None:
+        self._engine = engine
+        self._board = board
+        self._lock = asyncio.Lock()
+        self._undoing: asyncio.Task[None] | None = None
+        self._ending: asyncio.Task[None] | None = None
+
+    @asynccontextmanager
+    async def take(self, timeout_s: float | None = None) -> AsyncIterator[float]:
+        """Takes the turn; the deadline on the monotonic clock. With `timeout_s` for a call that changes something:
+        raises InvalidFieldError ("timeout"), DeadlineError, and what stands against it. None waits as long as it takes,
+        and asks nobody."""
+        if timeout_s is not None and not timeout_s > 0:
+            raise InvalidFieldError.of("timeout", f"must be above 0 s, is {timeout_s:g} s")
+        deadline_s = time.monotonic() + timeout_s if timeout_s is not None else float("inf")
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._lock.acquire()
+        except TimeoutError:
+            raise DeadlineError(f"another pause, resume or push kept the engine for {timeout_s:g} s") from None
+        try:
+            if timeout_s is not None:
+                check_control(self._board.phase)
+            yield deadline_s
+        finally:
+            if self._undoing is None and self._engine.is_settled:
+                self._lock.release()
+            else:
+                self._ending = asyncio.create_task(self._end(), name="end of a turn")
+
+    async def undo(self, work: Coroutine[Any, Any, None]) -> None:
+        """Undoes what failed in this turn: returns when that is done, or after a moment, and then it goes on within the
+        turn. Is not cancelled with its caller."""
+        self._undoing = asyncio.create_task(work, name="undoing")
+        await uninterrupted(_wait(self._undoing))
+        if self._undoing.done():
+            done, self._undoing = self._undoing, None
+            done.result()
+
+    async def _end(self) -> None:
+        if self._undoing is not None:
+            await asyncio.wait({self._undoing})
+            self._undoing = None
+        await self._engine.settled()
+        self._lock.release()
+
+
+async def _wait(task: "asyncio.Task[None]") -> None:
+    await asyncio.wait({task}, timeout=_UNDO_GRACE_S)

@@ -1,0 +1,136 @@
+"""The end of a daemon: one deadline for all that runs, and nothing sampled from weights of no version."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+import pytest
+
+from genserve.control.conditions import EngineCondition, Phase
+from genserve.control.drain import Drain
+from genserve.engine.base import PauseMode
+from genserve.errors import DrainingError
+from tests.scripted_engine import Gate
+from tests.unit.control.conftest import Rig
+
+
+@dataclass
+class Weights:
+    """Changes of weights that end when told to."""
+
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def close(self) -> None:
+        await self.ended.wait()
+
+
+@pytest.fixture
+def updates() -> Weights:
+    weights = Weights()
+    weights.ended.set()
+    return weights
+
+
+@pytest.fixture
+def pushes() -> Weights:
+    weights = Weights()
+    weights.ended.set()
+    return weights
+
+
+@pytest.fixture
+def drain(rig: Rig, updates: Weights, pushes: Weights) -> Drain:
+    return Drain(rig.engine, rig.board, rig.pauses, updates, pushes)
+
+
+async def test_an_idle_daemon_drains_at_once(rig: Rig, drain: Drain) -> None:
+    """And tells so."""
+    drained = await drain.run(60.0)
+    assert (drained.in_order, drained.cut) == (True, [])
+    assert rig.board.phase is Phase.DRAINING
+
+
+async def test_frozen_requests_are_resumed_to_finish(rig: Rig, drain: Drain) -> None:
+    """Whoever holds leases: nobody else would resume them."""
+    await rig.pause(ttl_s=None)
+    rig.engine.idle.clear()
+    draining = asyncio.create_task(drain.run(60.0))
+    while not rig.engine.running:
+        await asyncio.sleep(0.001)
+    assert not draining.done()
+    rig.engine.idle.set()
+    assert (await draining).cut == []
+    assert rig.engine.calls == ["pause keep reuse", "resume"]
+
+
+async def test_requests_that_do_not_finish_in_time_are_ended(rig: Rig, drain: Drain) -> None:
+    """Their clients get what there is, with reason ABORTED."""
+    rig.engine.idle.clear()
+    drained = await drain.run(0.05)
+    assert drained.in_order
+    assert drained.cut == ["aborted requests that did not finish in time: 1"]
+    assert rig.engine.calls == ["abort"]
+
+
+@pytest.mark.parametrize("condition", [EngineCondition.TAINTED, EngineCondition.ASLEEP])
+async def test_an_engine_that_may_not_run_is_not_resumed(rig: Rig, drain: Drain, condition: EngineCondition) -> None:
+    """Its requests are ended at once: they could not finish."""
+    await rig.pause()
+    rig.engine.idle.clear()
+    rig.board.enter(condition)
+    drained = await drain.run(60.0)
+    assert drained.cut == [f"aborted requests of an engine that is {condition.value}: 1"]
+    assert not rig.engine.running
+    assert rig.engine.calls == ["pause keep reuse", "abort"]
+
+
+async def test_a_commit_that_taints_while_draining_ends_the_requests(rig: Rig, drain: Drain, pushes: Weights) -> None:
+    """They stand still by then, and stay so."""
+    await rig.pause()
+    rig.engine.idle.clear()
+    pushes.ended.clear()
+    draining = asyncio.create_task(drain.run(60.0))
+    while not rig.engine.running:
+        await asyncio.sleep(0.001)
+    assert not draining.done()
+    rig.board.enter(EngineCondition.TAINTED)
+    pushes.ended.set()
+    assert (await draining).cut == ["aborted requests of an engine that is TAINTED: 1"]
+
+
+async def test_a_pause_that_waits_for_requests_does_not_hold_the_drain_up(rig: Rig, drain: Drain) -> None:
+    """It is refused, and the requests finish."""
+    gate = rig.engine.gates["pause"] = Gate()
+    pausing = asyncio.create_task(rig.pause(PauseMode.WAIT, timeout_s=60.0))
+    await gate.reached.wait()
+    assert (await asyncio.wait_for(drain.run(60.0), 5)).cut == []
+    with pytest.raises(DrainingError):
+        await pausing
+
+
+async def test_a_push_that_does_not_end_is_given_up_at_the_deadline(rig: Rig, drain: Drain, pushes: Weights) -> None:
+    """With the requests that run: one deadline for both."""
+    pushes.ended.clear()
+    rig.engine.idle.clear()
+    drained = await asyncio.wait_for(drain.run(0.05), 5)
+    assert drained.in_order
+    assert drained.cut == [
+        "gave up a push that did not end in time",
+        "aborted requests that did not finish in time: 1",
+    ]
+
+
+async def test_an_update_that_hangs_is_no_end_in_order(rig: Rig, drain: Drain, updates: Weights) -> None:
+    """The live weights are half received, and nothing can undo that."""
+    updates.ended.clear()
+    drained = await asyncio.wait_for(drain.run(0.05), 5)
+    assert not drained.in_order
+    assert drained.cut == ["gave up a weight update that did not end in time"]
+
+
+async def test_an_engine_that_is_busy_for_long_does_not_hold_the_drain_up(rig: Rig, drain: Drain) -> None:
+    """The resume cannot be cancelled; it is left."""
+    await rig.pause()
+    gate = rig.engine.gates["resume"] = Gate()
+    drained = await asyncio.wait_for(drain.run(0.05), 5)
+    assert drained.cut == ["gave up a pause that did not end in time"]
+    gate.open.set()

@@ -1,0 +1,31 @@
+"""What a pause may leave behind for everybody to see."""
+
+import pytest
+
+from genserve.engine.base import PauseMode
+from genserve.errors import InvalidFieldError, QueueFullError
+from genserve.rpc.convert import to_state
+from tests.unit.control.conftest import Rig
+
+
+@pytest.mark.parametrize("field", ["holder", "request_id"])
+@pytest.mark.parametrize("text", ["x" * 257, "a\nb", "\x00"])
+async def test_what_everybody_is_shown_of_a_lease_is_short_and_printable(rig: Rig, field: str, text: str) -> None:
+    """It rides in every answer to everybody."""
+    with pytest.raises(InvalidFieldError, match=f"^{field}: must"):
+        await rig.pause(**{field: text})
+    assert rig.engine.calls == []
+    await rig.pause(**{field: "ä" * 256})
+
+
+async def test_leases_are_bounded(rig: Rig) -> None:
+    """One more is QUEUE_FULL before the engine is touched; a repeat is answered, and one given back makes room."""
+    grants = [await rig.pause(request_id=f"r{number}", holder="\N{SNOWMAN}" * 256) for number in range(256)]
+    calls = list(rig.engine.calls)
+    with pytest.raises(QueueFullError):
+        await rig.pause(PauseMode.ABORT)
+    assert rig.engine.calls == calls
+    assert (await rig.pause(request_id="r7")).lease == grants[7].lease
+    assert to_state(rig.board.state()).ByteSize() < 1 << 20
+    await rig.pauses.resume(grants[0].lease.lease_id)
+    await rig.pause()

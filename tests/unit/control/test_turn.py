@@ -1,0 +1,112 @@
+"""The turn: the next one drives the engine when it has ended what the one before asked for."""
+
+import asyncio
+
+import pytest
+
+from genserve.control.conditions import Phase
+from genserve.control.turn import uninterrupted
+from genserve.engine.base import KvPolicy, PauseMode
+from genserve.errors import DeadlineError, DrainingError
+from tests.phases import enter_phase
+from tests.scripted_engine import Gate
+from tests.unit.control.conftest import Rig
+
+
+async def test_a_turn_lasts_until_the_engine_has_ended_what_its_client_gave_up(rig: Rig) -> None:
+    """A client asks for digests and goes away, and EngineCore reads on: a pause waits for it, instead of timing out in
+    the engine and failing to be undone, which would end the daemon."""
+    reading = asyncio.Event()
+
+    async def digests() -> None:
+        async with rig.pauses.undisturbed(5.0):
+            rig.engine.free.clear()
+            reading.set()
+            await asyncio.Event().wait()
+
+    asking = asyncio.create_task(digests())
+    await reading.wait()
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    with pytest.raises(DeadlineError, match="kept the engine"):
+        await rig.pause(timeout_s=0.05)
+    pausing = asyncio.create_task(rig.pause())
+    await asyncio.sleep(0.02)
+    assert rig.engine.calls == []
+    rig.engine.free.set()
+    await pausing
+    assert rig.engine.calls == ["pause keep reuse"]
+    assert not rig.background.done()
+
+
+async def test_a_pause_is_given_up_on_time_though_its_undoing_takes_longer(rig: Rig) -> None:
+    """Engines in lockstep resume when the pause has taken hold, and not before: the caller does not wait for that, the
+    next one does."""
+    rig.engine.hangs.add("pause")
+    resuming = rig.engine.gates["resume"] = Gate()
+    began_s = asyncio.get_running_loop().time()
+    with pytest.raises(DeadlineError):
+        await rig.pause(PauseMode.WAIT, timeout_s=0.05)
+    assert asyncio.get_running_loop().time() - began_s < 3.0
+    assert rig.leases.active == ()
+    rig.engine.hangs.clear()
+    second = asyncio.create_task(rig.pause())
+    await asyncio.sleep(0.02)
+    assert rig.engine.calls == ["pause wait reuse", "resume"]
+    resuming.open.set()
+    await second
+    assert rig.engine.calls == ["pause wait reuse", "resume", "pause keep reuse"]
+    assert not rig.background.done()
+
+
+async def test_a_pause_that_waits_is_given_up_when_the_daemon_drains(rig: Rig) -> None:
+    """DRAINING for its caller, and the engine runs: what is left may finish."""
+    pausing = rig.engine.gates["pause"] = Gate()
+    waiting = asyncio.create_task(rig.pause(PauseMode.WAIT, timeout_s=60.0))
+    behind = asyncio.create_task(rig.pause(timeout_s=60.0))
+    await pausing.reached.wait()
+    enter_phase(rig.board, Phase.DRAINING)
+    rig.pauses.give_up_pending()
+    for each in (waiting, behind):
+        with pytest.raises(DrainingError):
+            await asyncio.wait_for(each, 5)
+    assert rig.engine.calls == ["pause wait reuse", "resume"]
+    assert rig.engine.running
+
+
+async def test_a_hold_that_waits_is_given_up_when_the_daemon_drains(rig: Rig) -> None:
+    """A push with WAIT as well."""
+    pausing = rig.engine.gates["pause"] = Gate()
+
+    async def push() -> None:
+        async with rig.pauses.hold(PauseMode.WAIT, KvPolicy.REUSE, timeout_s=60.0):
+            pytest.fail("entered")
+
+    pushing = asyncio.create_task(push())
+    await pausing.reached.wait()
+    enter_phase(rig.board, Phase.DRAINING)
+    rig.pauses.give_up_pending()
+    with pytest.raises(DrainingError):
+        await asyncio.wait_for(pushing, 5)
+    assert rig.engine.running
+
+
+async def test_uninterrupted_work_is_done_before_the_cancellation_is_raised() -> None:
+    """Cancelling waits; it is not swallowed, and the work's own error is its cause."""
+    gate = Gate()
+
+    async def work() -> None:
+        gate.reached.set()
+        await gate.open.wait()
+        raise RuntimeError("broken")
+
+    task = asyncio.create_task(uninterrupted(work()))
+    await gate.reached.wait()
+    task.cancel()
+    await asyncio.sleep(0)
+    assert not task.done()
+    gate.open.set()
+    with pytest.raises(asyncio.CancelledError) as cancelled:
+        await task
+    assert isinstance(cancelled.value.__cause__, RuntimeError)
