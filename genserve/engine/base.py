@@ -57,7 +57,8 @@ class GenerationStream(Protocol):
 class EngineInfo:
     """What the engine serves. `tensor_parallel_size` and so on are numbers of ranks; `device` is cpu or cuda;
     `weight_update`: beside or inplace; `max_loras`: adapters that workers can hold, 0 = none;
-    `weight_transfer`: backend of vLLM's own transfer, "" without one."""
+    `weight_transfer`: backend of vLLM's own transfer, "" without one; `logprobs_mode`: as vLLM's --logprobs-mode names
+    it; `can_sleep`: it can give its memory back."""
 
     model: str
     architecture: str
@@ -75,6 +76,14 @@ class EngineInfo:
     max_loras: int = 0
     max_lora_rank: int = 0
     weight_transfer: str = ""
+    logprobs_mode: str = ""
+    can_sleep: bool = True
+
+    @property
+    def max_request_bytes(self) -> int:
+        """Size above which no honest request of generation comes: 64 bytes for each token of the context, and at least
+        4 MiB."""
+        return max(4 << 20, 64 * self.max_model_len)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +202,8 @@ class Loras(Protocol):
 class Engine(Protocol):
     """A generation engine with weights that can be exchanged.
 
-    Every method raises EngineDeadError when the engine dies meanwhile, and DeadlineError when `timeout_s` runs out.
+    Every method raises EngineDeadError when the engine dies meanwhile, and DeadlineError when `timeout_s` runs out. A
+    call that its caller gives up goes on in the engine; `settled` tells when it has ended.
     """
 
     @property
@@ -206,6 +216,16 @@ class Engine(Protocol):
 
     async def wait_dead(self) -> None:
         """Returns when the engine has died."""
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether every call has ended that the next one would have to wait for."""
+
+    async def settled(self) -> None:
+        """Returns when they have, or the engine is dead."""
+
+    async def wait_idle(self) -> None:
+        """Returns when no request is left."""
 
     async def submit(self, request: GenerationRequest) -> GenerationStream:
         """Admits a request, or raises what is wrong with it."""
@@ -226,11 +246,12 @@ class Engine(Protocol):
         """Stops scheduling. After an error it may stand still or run: whoever called puts it back."""
 
     async def resume(self, timeout_s: float) -> None:
-        """Schedules again."""
+        """Schedules again, within `timeout_s` from when the engine is settled: one that runs in lockstep with others
+        cannot leave a pause that was given up before that has taken hold."""
 
-    async def sleep(self, mode: PauseMode, timeout_s: float) -> None:
-        """Stops scheduling and gives the device's memory back; on DeadlineError the engine is awake. Raises
-        UnsupportedError."""
+    async def sleep(self, timeout_s: float) -> None:
+        """Gives the device's memory back; call while paused. After an error it may sleep or not: whoever called wakes
+        it up."""
 
     async def wake_up(self, timeout_s: float) -> None:
         """Takes the memory again, and schedules."""
@@ -247,7 +268,8 @@ class Engine(Protocol):
     async def commit_weights(self, nonce: str, version: int, timeout_s: float) -> None:
         """Exchanges live and prepared weights on every rank and labels later tokens `version`. Call while paused. When
         any rank fails, all are exchanged back: PushRolledBackError, or EngineTaintedError if that cannot be proven. So
-        they are when it took longer than `timeout_s`: DeadlineError. When it hangs the engine is given up:
+        they are when it took longer than `timeout_s`: DeadlineError, unless weights are updated in place, where late is
+        done. When it hangs the engine is given up:
         EngineDeadError, a while after `timeout_s`."""
 
     async def discard_weights(self, nonce: str, timeout_s: float) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from genserve.errors import InvalidFieldError
+from genserve.errors import InvalidFieldError, PromptTooLongError
 
 
 class FinishReason(enum.Enum):
@@ -54,6 +54,14 @@ class ChatPrompt:
 
 
 AnyPrompt = TextPrompt | TokenPrompt | ChatPrompt
+
+
+def prompt_too_long(size: str, num_tokens: int, max_model_len: int) -> PromptTooLongError:
+    """The error for a prompt that leaves no room for output; `size` is what people read."""
+    return PromptTooLongError(
+        f"the prompt has {size}; with at least one token of output the context holds {max_model_len}",
+        metadata={"num_tokens": str(num_tokens), "max_model_len": str(max_model_len)},
+    )
 
 
 class ConstraintKind(enum.Enum):

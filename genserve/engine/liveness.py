@@ -1,12 +1,19 @@
-"""Waiting for an engine that may die or hang: vLLM's calls never return when EngineCore is killed."""
+"""Waiting for an engine that may die or hang: vLLM's calls never return when EngineCore is killed.
+
+A call that EngineCore has begun cannot be taken back: whoever waits for it may give up, and EngineCore works on. So a
+call is never cancelled here. It is left to end by itself, and `settled` tells when it has.
+"""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import logging
+from collections.abc import Callable, Coroutine, Set
 from typing import Any, TypeVar
 
 from genserve.errors import DeadlineError, EngineDeadError
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 
 class Liveness:
@@ -16,6 +23,9 @@ class Liveness:
         """`on_death` is called once, when it is declared dead."""
         self._dead = asyncio.Event()
         self._on_death = on_death
+        self._calls: set[asyncio.Task[Any]] = set()
+        self._settling: set[asyncio.Task[Any]] = set()
+        self._occupying: set[asyncio.Task[Any]] = set()
 
     @property
     def dead(self) -> bool:
@@ -27,23 +37,74 @@ class Liveness:
         if not self._dead.is_set():
             self._dead.set()
             self._on_death()
+            for call in self._calls:
+                call.cancel()  # no answer comes any more
 
     async def wait_dead(self) -> None:
         """Returns when it has died."""
         await self._dead.wait()
 
-    async def call(self, coroutine: Coroutine[Any, Any, T], *, what: str, timeout_s: float) -> T:
-        """The result of `coroutine`; EngineDeadError or DeadlineError when those come first, and then the coroutine is
-        cancelled."""
+    @property
+    def occupying(self) -> Set[asyncio.Task[Any]]:
+        """The calls under way that may take the engine long, and whose deadlines have not passed."""
+        return frozenset(self._occupying)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether no call is left that the next one would have to wait for."""
+        return not self._settling
+
+    async def settled(self) -> None:
+        """Returns when the engine has ended every call that was made until now, also those that nobody waits for; or is
+        dead. Calls that are made meanwhile do not count: there may always be some."""
+        calls = set(self._settling)
+        while calls and not self.dead:
+            _, calls = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+
+    async def call(self, coroutine: Coroutine[Any, Any, T], *, what: str, timeout_s: float, occupies: bool = True) -> T:
+        """The engine's answer; EngineDeadError or DeadlineError when those come first.
+
+        A call that `occupies` the engine keeps it from everything else until it ends, and counts for `occupying` and
+        `settled`; one that does not may stay unanswered for long while the engine takes others.
+        """
         task = asyncio.create_task(coroutine, name=f"engine {what}")
+        self._calls.add(task)
+        if occupies:
+            self._settling.add(task)
+            self._occupying.add(task)
+        task.add_done_callback(self._end)
+        try:
+            return await self._race(task, what, timeout_s)
+        finally:
+            self._occupying.discard(task)
+            if not task.done():
+                task.add_done_callback(_log_failure)
+
+    async def wait(self, coroutine: Coroutine[Any, Any, T], *, what: str, timeout_s: float) -> T:
+        """Like `call`, for a wait in this process: it is cancelled when nobody waits for it any more."""
+        task = asyncio.create_task(coroutine, name=f"engine {what}")
+        try:
+            return await self._race(task, what, timeout_s)
+        finally:
+            task.cancel()
+
+    async def _race(self, task: "asyncio.Task[T]", what: str, timeout_s: float) -> T:
         death = asyncio.create_task(self._dead.wait())
         try:
             await asyncio.wait({task, death}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-            if task.done():
-                return task.result()
-            if self.dead:
-                raise EngineDeadError(f"the engine died during {what}")
-            raise DeadlineError(f"{what} did not finish within {timeout_s:g} s")
         finally:
             death.cancel()
-            task.cancel()
+        if task.done() and not task.cancelled():
+            return task.result()
+        if self.dead:
+            raise EngineDeadError(f"the engine died during {what}")
+        raise DeadlineError(f"{what} did not finish within {timeout_s:g} s")
+
+    def _end(self, task: "asyncio.Task[Any]") -> None:
+        self._calls.discard(task)
+        self._settling.discard(task)
+
+
+def _log_failure(task: "asyncio.Task[Any]") -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.warning("%s failed after it was given up: %s", task.get_name(), error)

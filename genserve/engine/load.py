@@ -18,6 +18,7 @@ class LoadMeter:
         self._clock = clock
         self._waiting: dict[int, int] = {}
         self._kv_usage: dict[int, float] = {}
+        self._steps: dict[int, int] = {}
         self._tokens: deque[tuple[float, int]] = deque()
         self._queries = 0
         self._hits = 0
@@ -37,6 +38,10 @@ class LoadMeter:
             prefix_cache_hit_rate=self._hits / self._queries if self._queries else 0.0,
         )
 
+    def steps(self) -> int:
+        """How many steps have reported, of the data-parallel engine that made the fewest."""
+        return min(self._steps.values(), default=0)
+
     def _forget_before(self, oldest: float) -> None:
         while self._tokens and self._tokens[0][0] < oldest:
             self._tokens.popleft()
@@ -49,6 +54,7 @@ class LoadMeter:
         self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
     ) -> None:
         """vLLM's hook: one engine made a step."""
+        self._steps[engine_idx] = self._steps.get(engine_idx, 0) + 1
         if scheduler_stats is not None:
             self._waiting[engine_idx] = scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs
             self._kv_usage[engine_idx] = scheduler_stats.kv_cache_usage

@@ -16,7 +16,7 @@ from genserve.engine.generation import (
     WeightSpan,
 )
 from genserve.engine.spans import spans_between
-from genserve.errors import GenserveError
+from genserve.errors import GenserveError, InvalidFieldError
 
 _REASONS = {"length": FinishReason.LENGTH, "repetition": FinishReason.REPETITION}
 
@@ -56,6 +56,7 @@ class VllmStream:
         self._num_tokens: dict[int, int] = {}
         self._first = True
         self._finished = False
+        self._failure: GenserveError | None = None
         self._abort_reason = FinishReason.ABORTED
         self._expiry: asyncio.TimerHandle | None = None
         self._aborting: asyncio.Task[None] | None = None
@@ -101,21 +102,32 @@ class VllmStream:
             callback()
 
     def take(self) -> GenerationUpdate | None:
-        """What has come, or None when nothing has."""
+        """What has come, or None when nothing has. After an error the request is over, here and in the engine."""
         if self._finished:
             return None
         try:
+            if self._failure is not None:
+                raise self._failure
             output = self.collector.get_nowait()
+            return None if output is None else self._update(output)
         except Exception as error:
-            self._leave()
-            raise self._translated(error) from error
-        if output is None:
-            return None
+            self.abandon()
+            raise error if isinstance(error, GenserveError) else self._translated(error) from error
+
+    def _update(self, output: Any) -> GenerationUpdate | None:
+        failed = any(completion.finish_reason == "error" for completion in output.outputs)
+        if failed:
+            # What was produced is delivered first; who takes the next update gets the error.
+            self._failure = self._engine_failure()
+            if not any(completion.token_ids for completion in output.outputs):
+                raise self._failure
         prompt = self._prompt(output) if self._first else None
         self._first = False
         deltas = [self._delta(completion) for completion in output.outputs]
         usage = None
-        if output.finished:
+        if failed:
+            self.collector.ready.set()
+        elif output.finished:
             self._leave()
             usage = Usage(
                 num_prompt_tokens=len(output.prompt_token_ids),
@@ -126,10 +138,17 @@ class VllmStream:
 
     async def close(self) -> None:
         """Ends the request if it still runs."""
-        if self._finished:
-            return
-        self._leave()
-        await self._abort(self)
+        if not self._finished:
+            self.abandon()
+        if self._aborting is not None:
+            await self._aborting
+
+    def abandon(self) -> None:
+        """Ends the request, and whoever reads is given nothing more."""
+        if not self._finished:
+            self._leave()
+            if self._aborting is None:
+                self._aborting = asyncio.create_task(self._abort(self))
 
     def _leave(self) -> None:
         self._finished = True
@@ -164,7 +183,9 @@ class VllmStream:
             text=completion.text if wanted.text else "",
             logprobs=columns(logprobs, wanted.logprobs) if wanted.logprobs is not None and logprobs else None,
             weight_spans=spans_between(starts, start, end),
-            finish=self._finish(completion, spans_between(starts, 0, end), end) if completion.finish_reason else None,
+            finish=self._finish(completion, spans_between(starts, 0, end), end)
+            if completion.finish_reason and completion.finish_reason != "error"
+            else None,
         )
 
     def _starts(self, completion: Any) -> list[tuple[str, int]]:
@@ -175,9 +196,10 @@ class VllmStream:
         return [(span.version, span.start) for span in completion.weight_versions or ()]
 
     def _finish(self, completion: Any, spans: list[WeightSpan], num_tokens: int) -> Finish:
+        reason = self._reason(completion.finish_reason, completion.stop_reason)
         return Finish(
-            reason=self._reason(completion.finish_reason, completion.stop_reason),
-            stop=completion.stop_reason,
+            reason=reason,
+            stop=completion.stop_reason if reason in (FinishReason.STOP_STRING, FinishReason.STOP_TOKEN) else None,
             num_tokens=num_tokens,
             weight_spans=spans,
             cumulative_logprob=completion.cumulative_logprob if self._request.output.logprobs is not None else None,
@@ -185,11 +207,19 @@ class VllmStream:
 
     def _reason(self, vllm_reason: str, stop_reason: int | str | None) -> FinishReason:
         if vllm_reason == "stop":
-            if stop_reason is None:
-                return FinishReason.EOS
-            return FinishReason.STOP_STRING if isinstance(stop_reason, str) else FinishReason.STOP_TOKEN
+            if isinstance(stop_reason, str):
+                return FinishReason.STOP_STRING
+            # vLLM names its one EOS token by None, and the others of generation_config as if they had been asked for.
+            return FinishReason.STOP_TOKEN if stop_reason in self._request.stop.token_ids else FinishReason.EOS
         if vllm_reason == "abort":
             return self._abort_reason
         if vllm_reason in _REASONS:
             return _REASONS[vllm_reason]
         raise GenserveError(f"the engine ended request {self.request_id} with {vllm_reason!r}")
+
+    def _engine_failure(self) -> GenserveError:
+        if self._request.constraint is not None:
+            return InvalidFieldError.of(
+                "constraint", "the engine cannot follow it: it does not compile, or contradicts other parameters"
+            )
+        return GenserveError(f"the engine ended request {self.request_id} with an error; its log says which")

@@ -1,25 +1,23 @@
-"""vLLM's AsyncLLM behind the Engine protocol. The only file, with `genserve.worker`, that imports vllm.
+"""vLLM's AsyncLLM behind the Engine protocol.
 
 What vLLM does not offer in public is used in few places, each marked "internal": tests/engine/test_internals.py fails
 when a new vLLM moves one.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import msgspec
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.envs import enable_envs_cache
-from vllm.exceptions import VLLMClientError, VLLMValidationError
-from vllm.inputs.engine import tokens_input
+from vllm.envs import VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS, enable_envs_cache
 from vllm.lora.request import LoRARequest
-from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 
 from genserve.engine import vllm_config
+from genserve.engine.activity import observer
+from genserve.engine.admission import Admission, translated
 from genserve.engine.base import (
     ArenaRef,
     EngineInfo,
@@ -30,39 +28,37 @@ from genserve.engine.base import (
     StagedTensor,
     WeightDigest,
 )
-from genserve.engine.generation import ChatPrompt, FinishReason, GenerationRequest, TextPrompt
+from genserve.engine.generation import ChatPrompt, FinishReason, GenerationRequest, TextPrompt, prompt_too_long
+from genserve.engine.heartbeat import Heartbeat, HeartbeatLimits
 from genserve.engine.liveness import Liveness
 from genserve.engine.load import LoadMeter
 from genserve.engine.loras import LiveLoras
 from genserve.engine.prompts import PromptCodec
-from genserve.engine.sampling import request_field, sampling_fields
+from genserve.engine.scheduling import Scheduling
 from genserve.engine.stream import VllmStream
 from genserve.engine.weights import LiveTransfer, LiveWeights
 from genserve.engine.workers import Workers
 from genserve.errors import (
     EngineDeadError,
     GenserveError,
-    InvalidFieldError,
-    PromptTooLongError,
     QueueFullError,
     RequestIdInUseError,
-    UnsupportedError,
     WeightVersionMismatchError,
 )
 
 _ATTACH_TIMEOUT_S = 120.0
-_UNDO_TIMEOUT_S = 30.0
 _SHUTDOWN_TIMEOUT_S = 10.0
-_PARAMETERS = frozenset(f.name for f in msgspec.structs.fields(SamplingParams) if not f.name.startswith("_"))
 
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """`max_active_requests`: requests admitted and unfinished, above which new ones are refused; `weight_update`: auto,
-    beside or inplace."""
+    """`max_active_requests`: sequences admitted and unfinished, above which new ones are refused; `max_n`: of one
+    request; `weight_update`: auto, beside or inplace; `trust_request_chat_template`: requests may bring one along."""
 
     max_active_requests: int
+    max_n: int
     weight_update: str = "auto"
+    trust_request_chat_template: bool = False
 
 
 class VllmEngine:
@@ -76,12 +72,24 @@ class VllmEngine:
         self._options = options
         # internal: ends the streams as vLLM does when its engine has died.
         self._liveness = Liveness(lambda: llm.output_processor.propagate_error(VllmEngineDeadError()))
-        self._prompts = PromptCodec(llm.get_tokenizer())
+        self._info = vllm_config.info(config)
+        self._prompts = PromptCodec(
+            llm.get_tokenizer(),
+            self._info.max_model_len,
+            self._info.max_request_bytes,
+            trust_templates=options.trust_request_chat_template,
+        )
+        # More sequences than vLLM's own queue takes would be refused for ever.
+        queued = config.scheduler_config.max_num_queued_reqs or options.max_active_requests
+        self._admission = Admission(llm, self._info, min(options.max_n, options.max_active_requests, queued))
         self._streams: dict[str, VllmStream | None] = {}
+        self._num_sequences: dict[str, int] = {}  # by request, from before it is admitted
+        self._num_active = 0  # their sum
         self._idle = asyncio.Event()
         self._idle.set()
-        self._info = vllm_config.info(config)
         workers = Workers(llm.engine_core, self._liveness, parallel.world_size * parallel.data_parallel_size)
+        self._workers = workers
+        self._scheduling = Scheduling(llm, self._liveness)
         self._weights = LiveWeights(llm, self._liveness, workers)
         self.transfer = LiveTransfer(self._weights)
         self.loras = LiveLoras(workers, self._info.max_loras)
@@ -90,7 +98,9 @@ class VllmEngine:
     async def start(cls, args: AsyncEngineArgs, options: EngineOptions) -> "VllmEngine":
         """Starts the engine processes and makes every worker ready for pushes. Call before any gRPC object exists."""
         meter = LoadMeter()
-        llm = AsyncLLM.from_engine_args(vllm_config.adapted(args), stat_loggers=[meter])
+        args = vllm_config.adapted(args)
+        with vllm_config.start_explained(args):
+            llm = AsyncLLM.from_engine_args(args, stat_loggers=[meter])
         engine = cls(llm, meter, options)
         try:
             assert llm.output_handler is not None  # internal: the task that ends when EngineCore dies
@@ -104,12 +114,27 @@ class VllmEngine:
             raise
         return engine
 
+    async def watch(self, heartbeat_timeout_s: float, tell: Callable[[bool], None]) -> None:
+        """Returns when the engine has died, or was given up because it answers no heartbeat; 0 = without one. `tell`:
+        whether it answers, when that changes."""
+        if heartbeat_timeout_s:
+            limits = HeartbeatLimits(heartbeat_timeout_s, VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS)
+            # internal: the engine's processes. Those of Ray may be on other machines, and tell nothing.
+            pids = [p.pid for p in getattr(self._llm.engine_core.resources.engine_manager, "processes", [])]
+            observe = observer(pids, self._meter.steps) if pids else None
+            await Heartbeat(self._liveness, self._workers.ping, observe, limits, tell).run()
+        await self._liveness.wait_dead()
+
     async def stop(self) -> None:
-        """Ends the engine processes."""
+        """Ends the engine processes. What still waits for them ends as if the engine had died; one that is dead
+        already is not asked to end."""
+        timeout_s = 0.0 if self._liveness.dead else _SHUTDOWN_TIMEOUT_S
         self._weights.close()
         self.loras.close()
         self._prompts.close()
-        await asyncio.to_thread(self._llm.shutdown, _SHUTDOWN_TIMEOUT_S)
+        self._admission.close()
+        self._liveness.declare_dead()
+        await asyncio.to_thread(self._llm.shutdown, timeout_s)
 
     @property
     def info(self) -> EngineInfo:
@@ -125,6 +150,15 @@ class VllmEngine:
     def checkpoint_directory(self) -> Path | None:
         """Where the checkpoint's files lie, if they lie on this machine."""
         return vllm_config.checkpoint_directory(self._llm.vllm_config)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether every call has ended that the next one would have to wait for."""
+        return self._liveness.is_settled
+
+    async def settled(self) -> None:
+        """Returns when they have."""
+        await self._liveness.settled()
 
     async def wait_dead(self) -> None:
         """Returns when the engine has died."""
@@ -145,11 +179,16 @@ class VllmEngine:
             )
         if request.request_id in self._streams:
             raise RequestIdInUseError(f"a request {request.request_id!r} is running")
-        if len(self._streams) >= self._options.max_active_requests:
+        self._admission.check_early(request)
+        num_sequences = request.sampling.n or 1
+        if self._num_active + num_sequences > self._options.max_active_requests:
             raise QueueFullError(
-                f"{len(self._streams)} requests are running or waiting, which is the limit", retry_after_s=1.0
+                f"{self._num_active} sequences are running or waiting, of {self._options.max_active_requests} at most",
+                retry_after_s=1.0,
             )
         self._streams[request.request_id] = None  # the id is taken from here on
+        self._num_sequences[request.request_id] = num_sequences
+        self._num_active += num_sequences
         self._idle.clear()
         try:
             stream = self._streams[request.request_id] = await self._admit(request)
@@ -161,51 +200,27 @@ class VllmEngine:
     async def _admit(self, request: GenerationRequest) -> VllmStream:
         ids = await self._prompts.encode(request.prompt)
         if len(ids) >= self._info.max_model_len:
-            raise PromptTooLongError(
-                f"the prompt has {len(ids)} tokens; with at least one token of output the context holds "
-                f"{self._info.max_model_len}",
-                metadata={"num_tokens": str(len(ids)), "max_model_len": str(self._info.max_model_len)},
-            )
+            raise prompt_too_long(f"{len(ids)} tokens", len(ids), self._info.max_model_len)
+        prepared = await self._admission.engine_request(request, ids, self._lora(request))
         try:
-            params = self._sampling_params(request)
-            collector = await self._llm.add_request(
-                request.request_id,
-                tokens_input(ids, cache_salt=request.cache_salt or None),
-                params,
-                lora_request=self._lora(request),
-                priority=request.priority,
-                data_parallel_rank=request.data_parallel_rank,
-            )
-        except VLLMValidationError as error:
-            raise InvalidFieldError.of(_field_of(error), error.args[0]) from error
-        except (VllmEngineDeadError, VLLMClientError, ValueError, TypeError, OverflowError) as error:
-            raise _translated(error) from error
-        except asyncio.CancelledError:
-            await asyncio.shield(self._llm.abort(request.request_id))
+            # internal: vLLM takes what its input processor made, and calls it deprecated. Only so is it known what is
+            # sent, and are constraints compiled beside the event loop.
+            collector = await self._llm.add_request(request.request_id, prepared, prepared.params)
+        except BaseException as error:
+            if not self._liveness.dead:
+                await asyncio.shield(self._llm.abort(request.request_id))
+            if isinstance(error, Exception):
+                raise translated(error) from error
             raise
         # internal: vLLM's states by sequence, for the live starts of the weight spans.
         processor = self._llm.output_processor
         internal_ids = processor.external_req_ids.get(request.request_id, ())
         states = [processor.request_states[i] for i in internal_ids if i in processor.request_states]
+        for state in states:
+            # internal: it would turn every alternative into text, which nobody is told, on the event loop.
+            state.logprobs_processor.tokenizer = None
         by_index = {state.request_index: state for state in states}
         return VllmStream(request, collector, by_index, self._abort_stream, self._forget, _failure)
-
-    def _sampling_params(self, request: GenerationRequest) -> SamplingParams:
-        fields = sampling_fields(request, _PARAMETERS)
-        chunked = self._llm.vllm_config.scheduler_config.enable_chunked_prefill
-        if "seed" in fields and chunked and self._info.device == "cpu":
-            # See vllm_config.adapted: it would kill the engine.
-            raise InvalidFieldError.of("sampling.seed", "cannot be used on the CPU with --enable-chunked-prefill")
-        if request.output.prompt_logprobs is not None and self._info.max_loras and self._info.device == "cpu":
-            # vLLM 0.32 kills its engine: on the CPU its LoRA layers take the prompt's tokens for the batch's requests.
-            raise InvalidFieldError.of("output.prompt_logprobs", "cannot be had on the CPU with --enable-lora")
-        if request.constraint is not None:
-            fields["structured_outputs"] = StructuredOutputsParams(
-                **{request.constraint.kind.value: request.constraint.value}
-            )
-        interval = request.output.stream_interval
-        kind = RequestOutputKind.FINAL_ONLY if interval == 0 else RequestOutputKind.DELTA
-        return SamplingParams(output_kind=kind, skip_clone=True, **fields)
 
     def _lora(self, request: GenerationRequest) -> LoRARequest | None:
         if not request.lora_name:
@@ -219,6 +234,7 @@ class VllmEngine:
 
     def _forget(self, request_id: str) -> None:
         self._streams.pop(request_id, None)
+        self._num_active -= self._num_sequences.pop(request_id, 0)
         self.loras.release(request_id)
         if not self._streams:
             self._idle.set()
@@ -249,34 +265,21 @@ class VllmEngine:
         if mode is PauseMode.ABORT:
             for stream in before:
                 stream.reason_if_aborted(FinishReason.PAUSED)
-        # internal: AsyncLLM.pause_generation does just this and then sleeps for 20 ms.
-        await self._liveness.call(
-            self._llm.engine_core.pause_scheduler_async(mode.value, kv_policy is KvPolicy.RECOMPUTE),
-            what="pause",
-            timeout_s=timeout_s,
-        )
+        await self._scheduling.pause(mode, kv_policy, timeout_s)
         kept = sum(stream is not None for stream in self._streams.values()) if mode is not PauseMode.ABORT else 0
         return PauseCounts(kept=kept, aborted=len(before) if mode is PauseMode.ABORT else 0)
 
     async def resume(self, timeout_s: float) -> None:
         """Schedules again."""
-        await self._liveness.call(self._llm.resume_generation(), what="resume", timeout_s=timeout_s)
+        await self._scheduling.resume(timeout_s)
 
-    async def sleep(self, mode: PauseMode, timeout_s: float) -> None:
+    async def sleep(self, timeout_s: float) -> None:
         """Gives the device's memory back."""
-        if self._info.device != "cpu" and not self._llm.vllm_config.model_config.enable_sleep_mode:
-            raise UnsupportedError("the daemon was started without --enable-sleep-mode")
-        try:
-            # Level 2 would throw the weights away.
-            await self._liveness.call(self._llm.sleep(level=1, mode=mode.value), what="sleep", timeout_s=timeout_s)
-        except BaseException:
-            if not self._liveness.dead:
-                await asyncio.shield(self.wake_up(_UNDO_TIMEOUT_S))
-            raise
+        await self._scheduling.sleep(timeout_s)
 
     async def wake_up(self, timeout_s: float) -> None:
         """Takes the memory again, and schedules."""
-        await self._liveness.call(self._llm.wake_up(), what="wake-up", timeout_s=timeout_s)
+        await self._scheduling.wake_up(timeout_s)
 
     async def reset_prefix_cache(self, reset_running_requests: bool, timeout_s: float) -> bool:
         """Drops the prefix cache."""
@@ -310,19 +313,3 @@ def _failure(error: Exception) -> GenserveError:
     if isinstance(error, VllmEngineDeadError):
         return EngineDeadError("the engine has died")
     return GenserveError(f"the engine failed: {type(error).__name__}: {error}")
-
-
-def _field_of(error: VLLMValidationError) -> str:
-    """Path of the field that vLLM complains about; for some it says only what it is about."""
-    text = str(error).lower()
-    if error.parameter is None and "data_parallel_rank" in text:
-        return "data_parallel_rank"
-    if error.parameter is None and any(word in text for word in ("grammar", "json", "regex", "choice", "structur")):
-        return "constraint"
-    return request_field(error.parameter)
-
-
-def _translated(error: Exception) -> GenserveError:
-    if isinstance(error, VllmEngineDeadError):
-        return EngineDeadError("the engine has died")
-    return InvalidFieldError.of("request", str(error))

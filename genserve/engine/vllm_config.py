@@ -2,16 +2,19 @@
 
 import argparse
 import os
+from contextlib import AbstractContextManager, nullcontext
 from importlib.metadata import version as installed_version
 from pathlib import Path
 
 import vllm
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs as AsyncEngineArgs
+from vllm.logger import DEFAULT_LOGGING_CONFIG
 from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.utils.import_utils import resolve_obj_by_qualname
 
+from genserve.engine import start_failure
 from genserve.engine.base import EngineInfo
 from genserve.worker.contract import DAEMON_PID_VARIABLE, EXTENSION
 
@@ -45,6 +48,10 @@ def adapted(args: AsyncEngineArgs) -> AsyncEngineArgs:
     if args.enable_lora and args.max_cpu_loras is None:
         # vLLM's default is the number that runs at a time. An adapter is held beside the one that it replaces.
         args.max_cpu_loras = max(_MAX_CPU_LORAS, args.max_loras)
+    if args.structured_outputs_config.backend == "auto":
+        # "auto" checks each constraint with the first backend that takes it, and compiles all of them with the one that
+        # the first request came to: one request would decide what the others can say, and how long that takes.
+        args.structured_outputs_config.backend = "xgrammar"
     args.disable_log_stats = True  # vLLM's default loggers; ours is added to the engine
     if current_platform.is_cpu():
         # Packed linears are closures on the CPU: compiled code would keep the ones it has seen.
@@ -57,6 +64,27 @@ def adapted(args: AsyncEngineArgs) -> AsyncEngineArgs:
         # run a C++ compiler that the machine may not have.
         os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     return args
+
+
+def start_explained(args: AsyncEngineArgs) -> AbstractContextManager[None]:
+    """Start the engine within: a failure becomes start_failure.EngineStartError. A logging configuration of the user's
+    own is left alone; then a failure stays as vLLM words it."""
+    wanted = args.create_logging_config()
+    if wanted.pylogging_config_file is not None or not wanted.configure_logging or wanted.formatter != "text":
+        return nullcontext()
+
+    def use(path: str) -> None:
+        args.log_config_file = path
+
+    level = {"level": wanted.log_level}
+    default = DEFAULT_LOGGING_CONFIG
+    config = {
+        **default,
+        "formatters": {name: {**each, "log_level": wanted.log_level} for name, each in default["formatters"].items()},
+        "handlers": {name: {**each, **level} for name, each in default["handlers"].items()},
+        "loggers": {name: {**each, **level} for name, each in default["loggers"].items()},
+    }
+    return start_failure.explained(config, use)
 
 
 def _extension(asked: str) -> str:
@@ -80,13 +108,15 @@ def info(config: VllmConfig) -> EngineInfo:
         device=current_platform.device_type,
         max_model_len=model.max_model_len,
         max_num_seqs=config.scheduler_config.max_num_seqs,
-        max_logprobs=model.max_logprobs,
+        max_logprobs=model.get_vocab_size() if model.max_logprobs == -1 else model.max_logprobs,
         tensor_parallel_size=parallel.tensor_parallel_size,
         pipeline_parallel_size=parallel.pipeline_parallel_size,
         data_parallel_size=parallel.data_parallel_size,
         max_loras=(config.lora_config.max_cpu_loras or 0) if config.lora_config is not None else 0,
         max_lora_rank=config.lora_config.max_lora_rank if config.lora_config is not None else 0,
         versions={"vllm": vllm.__version__, "torch": installed_version("torch")},
+        logprobs_mode=model.logprobs_mode,
+        can_sleep=current_platform.is_cpu() or model.enable_sleep_mode,
         weight_transfer=config.weight_transfer_config.backend if config.weight_transfer_config is not None else "",
     )
 

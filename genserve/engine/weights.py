@@ -26,6 +26,7 @@ class LiveWeights:
         self._llm = llm
         self._liveness = liveness
         self._workers = workers
+        self._can_roll_back = True
         self.version = 0
 
     async def attach(self, weight_update: str, timeout_s: float) -> str:
@@ -37,7 +38,9 @@ class LiveWeights:
         for each in attached:
             if each.error:
                 raise RuntimeError(f"worker {each.rank} cannot take pushes: {each.error}")
-        return ", ".join(sorted({each.weight_update for each in attached}))
+        kinds = {each.weight_update for each in attached}
+        self._can_roll_back = kinds == {"beside"}
+        return ", ".join(sorted(kinds))
 
     def close(self) -> None:
         """Stops listening to workers."""
@@ -70,7 +73,8 @@ class LiveWeights:
             if isinstance(error, GenserveError | WorkerError):
                 raise PushRolledBackError(f"the commit failed, version {self.version} is served: {error}") from error
             raise
-        if time.monotonic() > deadline_s:
+        # What an update in place has replaced is gone: it is late, and it is whole.
+        if time.monotonic() > deadline_s and self._can_roll_back:
             late = DeadlineError(f"the commit took longer than {timeout_s:g} s, and was undone")
             await asyncio.shield(self._roll_back(step, late))
             raise late

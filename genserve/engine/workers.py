@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from genserve.engine.liveness import Liveness
-from genserve.errors import EngineDeadError, GenserveError
+from genserve.errors import EngineDeadError
 from genserve.worker.contract import Ack
 
 _MAX_REPORT_BYTES = 64 << 10
@@ -47,18 +47,27 @@ class Workers:
         one that does all the same is the end of the engine.
         """
         step = method.removeprefix("genserve_")
+        per_engine = await self._liveness.call(self._ask(method, message), what=step, timeout_s=timeout_s)
+        return [answer for answers in per_engine for answer in answers]
+
+    async def ping(self, workers: bool) -> None:
+        """Returns when every EngineCore has answered, with `workers` when all of those have; however long that takes.
+        One at a time, and never given up while the engine lives."""
+        if workers:
+            await self._ask("genserve_ping", {})
+        else:
+            await self._core.call_utility_all_async("get_weight_version")
+
+    async def _ask(self, method: str, message: dict[str, Any]) -> list[list[dict[str, Any]]]:
         try:
-            per_engine = await self._liveness.call(
-                self._core.call_utility_all_async("collective_rpc", method, None, (message,), None),
-                what=step,
-                timeout_s=timeout_s,
+            answers: list[list[dict[str, Any]]] = await self._core.call_utility_all_async(
+                "collective_rpc", method, None, (message,), None
             )
-        except GenserveError:
-            raise
         except Exception as error:
             self._liveness.declare_dead()
+            step = method.removeprefix("genserve_")
             raise EngineDeadError(f"a worker broke off in {step}, and the engine is given up: {error}") from error
-        return [answer for answers in per_engine for answer in answers]
+        return answers
 
     async def step(self, method: str, message: dict[str, Any], *, timeout_s: float) -> None:
         """Like `call`, for methods that answer with an Ack; raises WorkerError unless all ranks could do it."""
@@ -73,7 +82,7 @@ class Workers:
         self._reports[nonce] = ([], done)
         try:
             await self.step(method, message, timeout_s=timeout_s)
-            acks = await self._liveness.call(
+            acks = await self._liveness.wait(
                 _result(done), what=method.removeprefix("genserve_"), timeout_s=max(0.0, deadline - loop.time())
             )
             self._require(acks, nonce)

@@ -1,0 +1,76 @@
+"""Why the engine could not start.
+
+Each of vLLM's processes logs the exception that ends it. The process that started them learns only that they failed:
+its own exception says "See root cause above". So during a start vLLM's logging configuration has one more handler,
+which writes those exceptions to a file.
+"""
+
+import json
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+_LAST_WORDS = "failed to start."
+_POINTS_ELSEWHERE = "root cause"
+_MAX_LENGTH = 2000
+
+
+class EngineStartError(RuntimeError):
+    """The engine could not start; the text is one line that says why."""
+
+
+class ReportHandler(logging.Handler):
+    """Writes the exception of each "... failed to start." that vLLM logs to the file `path`, in one line."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(logging.ERROR)
+        self._path = path
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Does nothing without the file: it exists during the start alone."""
+        error = record.exc_info[1] if record.exc_info else None
+        if error is None or not record.getMessage().endswith(_LAST_WORDS) or not os.path.exists(self._path):
+            return
+        with open(self._path, "a", encoding="utf-8") as report:
+            report.write(f"{in_one_line(error)}\n")
+
+
+@contextmanager
+def explained(logging_config: Mapping[str, Any], use: Callable[[str], None]) -> Iterator[None]:
+    """Turns an exception within the block into EngineStartError, which names the root cause. `logging_config` is what
+    vLLM would give to logging.config.dictConfig; `use` makes it read that from a JSON file instead."""
+    with TemporaryDirectory(prefix="genserve-start-") as directory:
+        report, config = Path(directory, "report"), Path(directory, "logging.json")
+        report.touch()
+        config.write_text(json.dumps(_with_report(logging_config, str(report))))
+        use(str(config))
+        try:
+            yield
+        except Exception as error:
+            reported = report.read_text(encoding="utf-8").splitlines()
+            # The first one: when a rank fails, the others fail after it because their connections end.
+            causes = [line for line in reported if _POINTS_ELSEWHERE not in line]
+            raise EngineStartError(causes[0] if causes else in_one_line(error)) from error
+
+
+def in_one_line(error: BaseException) -> str:
+    """Its class and text, or pydantic's messages without what they repeat."""
+    if callable(details := getattr(error, "errors", None)):
+        text = "; ".join(f"{each['msg']}" for each in details())
+    else:
+        text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return " ".join(text.split())[:_MAX_LENGTH]
+
+
+def _with_report(default: Mapping[str, Any], path: str) -> dict[str, Any]:
+    logger = default["loggers"]["vllm"]
+    handler = {"class": f"{__name__}.{ReportHandler.__name__}", "path": path}
+    return {
+        **default,
+        "handlers": {**default["handlers"], "genserve": handler},
+        "loggers": {**default["loggers"], "vllm": {**logger, "handlers": [*logger["handlers"], "genserve"]}},
+    }
