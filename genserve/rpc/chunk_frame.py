@@ -24,7 +24,7 @@ def chunk_start(frame: bytes) -> int | None:
     if not frame or frame[0] != _FRAME_CHUNK:
         return None
     try:
-        length, position = _varint(frame, 1)
+        length, position = varint(frame, 1)
     except (IndexError, ValueError):
         return None
     return position if position + length == len(frame) else None
@@ -42,9 +42,9 @@ def parse_chunk(frame: bytes) -> Chunk | None:
         while position < size:  # fields may come in any order, and again: the last one counts
             tag = frame[position]
             if tag == _CHUNK_OFFSET:
-                offset, position = _varint(frame, position + 1)
+                offset, position = varint(frame, position + 1)
             elif tag == _CHUNK_DATA:
-                length, data_start = _varint(frame, position + 1)
+                length, data_start = varint(frame, position + 1)
                 data_end = position = data_start + length
             elif tag == _CHUNK_CRC32C:
                 crc32c = int.from_bytes(frame[position + 1 : position + 5], "little")
@@ -77,7 +77,7 @@ def _to_varint(number: int) -> bytes:
     return bytes(encoded)
 
 
-def _varint(frame: bytes, position: int) -> tuple[int, int]:
+def varint(frame: bytes, position: int) -> tuple[int, int]:
     """The number at `position` and where it ends. Raises IndexError at the end of the frame, ValueError for one that
     is longer than a number below 2^63 needs to be; protobuf cuts those to size."""
     number = 0

@@ -4,7 +4,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from genserve.control.pause import PauseController
-from genserve.control.state import Phase, StateBoard
+from genserve.control.state import StateBoard
 from genserve.engine.base import Engine
 from genserve.rpc.convert import to_lease, to_state
 from genserve.rpc.convert_control import (
@@ -19,6 +19,7 @@ from genserve.rpc.convert_control import (
     to_server_info,
     watch_interval_s,
 )
+from genserve.rpc.watchers import Watchers
 from genserve.v1 import control_pb2
 from genserve.v1.control_pb2_grpc import ControlServiceServicer
 from genserve.weights.lora import LoraLoader
@@ -40,6 +41,7 @@ class ControlServicer(ControlServiceServicer):
         self._pauses = pauses
         self._board = board
         self._facts = facts
+        self._watchers = Watchers("the status")
 
     async def Pause(
         self, request: control_pb2.PauseRequest, context: "ServicerContext[Any, Any]"
@@ -81,20 +83,31 @@ class ControlServicer(ControlServiceServicer):
         request: control_pb2.WatchStatusRequest,
         context: "ServicerContext[control_pb2.WatchStatusRequest, control_pb2.WatchStatusResponse]",
     ) -> None:
-        """State and load, now and whenever they differ from what was sent last; ends after DEAD."""
+        """State and load, now and whenever they differ from what was sent last; ends with the daemon or its engine."""
         interval_s = watch_interval_s(request)
+        with self._watchers.joined():
+            await self._watch(interval_s, context)
+
+    async def _watch(
+        self,
+        interval_s: float,
+        context: "ServicerContext[control_pb2.WatchStatusRequest, control_pb2.WatchStatusResponse]",
+    ) -> None:
         sent = None
-        while sent is None or sent[0].phase is not Phase.DEAD:
+        while True:
+            is_last = self._board.is_over
             status = (self._board.state(), self._engine.load())
             if status != sent:
                 await context.write(control_pb2.WatchStatusResponse(state=to_state(status[0]), load=to_load(status[1])))
-                sent = status
-                continue  # what changed during the write is not announced again
-            try:
-                async with asyncio.timeout(interval_s):
-                    await self._board.wait_change()
-            except TimeoutError:
-                pass
+                sent = status  # what changed during the write is not announced again
+            elif is_last:
+                return
+            else:
+                try:
+                    async with asyncio.timeout(interval_s):
+                        await self._board.wait_change()
+                except TimeoutError:
+                    pass
 
     async def GetServerInfo(
         self, request: control_pb2.GetServerInfoRequest, context: "ServicerContext[Any, Any]"

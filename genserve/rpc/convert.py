@@ -3,8 +3,9 @@
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from genserve.control.conditions import Phase
 from genserve.control.leases import PauseLease
-from genserve.control.state import EngineState, Phase
+from genserve.control.state import EngineState
 from genserve.engine.base import KvPolicy, PauseMode
 from genserve.errors import InvalidFieldError
 from genserve.v1 import types_pb2

@@ -134,6 +134,7 @@ def to_server_info(info: EngineInfo, facts: ServerFacts, state: EngineState) -> 
         device=info.device,
         weight_update=info.weight_update,
         weight_transfer=info.weight_transfer,
+        logprobs_mode=info.logprobs_mode,
         host_id=facts.host_id,
         ingest_ports=facts.ingest_ports,
         limits=control_pb2.Limits(

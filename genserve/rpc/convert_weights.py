@@ -51,6 +51,7 @@ def push_header(message: weights_pb2.PushHeader) -> PushHeader:
         num_streams=1 if message.num_streams == 0 else message.num_streams,
         force=message.force,
         lora=LoraAdapter(message.lora.lora_name, message.lora.config) if message.HasField("lora") else None,
+        attempt=message.attempt,
     )
 
 
@@ -139,6 +140,7 @@ def _to_push(push: PushReport) -> weights_pb2.Push:
         issues=[weights_pb2.PushIssue(tensor=i.tensor, description=i.description) for i in push.issues],
         manifest_digest=push.manifest_digest,
         lora_name=push.lora_name,
+        attempt=push.attempt,
     )
 
 

@@ -4,25 +4,43 @@ import asyncio
 import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
 
 from genserve.control.admission import check_admission
 from genserve.control.state import StateBoard
 from genserve.engine.base import Engine, GenerationStream
-from genserve.engine.generation import GenerationUpdate
+from genserve.engine.generation import GenerationRequest, GenerationUpdate
 from genserve.errors import GenserveError, InvalidFieldError
-from genserve.rpc.convert_request import generation_request
+from genserve.rpc.chunk_frame import varint
+from genserve.rpc.convert_request import MAX_ID_LENGTH, generation_request
 from genserve.rpc.convert_response import fill_response
-from genserve.rpc.status import internal_error, to_message
+from genserve.rpc.received import Received
+from genserve.rpc.status import known_error, to_message
 from genserve.v1 import generation_pb2
 
 METHOD = "GenerateMany"
 # Of the values that dominate a message (tokens, alternatives, characters), so that none comes near the 4 MiB that
 # clients take by default. What is left over goes with the next message, at once.
 _MAX_VALUES = 1 << 17
+# What an item costs beside its values, in time: a message of thousands of them would stop the loop while it is made.
+_VALUES_PER_ITEM = 128
+# Refusals in a message: each has 4 KiB at most. When as many wait to be written, no further requests are read.
+_MAX_REFUSALS = 256
 
-Requests = AsyncIterator[generation_pb2.GenerateManyRequest]
+_FIRST_FIELD = 0x0A  # the tag of `generate` in GenerateManyRequest, and of `request_id` in that
+
+Requests = AsyncIterator[Received[generation_pb2.GenerateManyRequest]]
 Write = Callable[[generation_pb2.GenerateManyResponse], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Action:
+    """What a message asks for: to begin `request`, or to end the one of `request_id`; or what is wrong with it."""
+
+    request_id: str
+    request: GenerationRequest | None = None
+    error: GenserveError | None = None
 
 
 class GenerateMany:
@@ -41,6 +59,7 @@ class GenerateMany:
         self._ready: deque[GenerationStream] = deque()
         self._refused: deque[tuple[str, GenserveError]] = deque()
         self._wake = asyncio.Event()
+        self._room = asyncio.Event()
 
     async def run(self, requests: Requests) -> None:
         """Returns when the client has closed its side and every request has ended; ends what runs when cancelled."""
@@ -62,31 +81,47 @@ class GenerateMany:
             await asyncio.shield(self._close(reading))
 
     async def _read(self, requests: Requests) -> None:
-        async for message in requests:
-            kind = message.WhichOneof("action")
-            if kind == "generate":
-                await self._begin(message.generate)
-            elif kind == "abort":
-                if message.abort in self._streams:
-                    await self._engine.abort([message.abort])
-            else:
-                raise InvalidFieldError.of("action", "is required: generate or abort")
+        async for received in requests:
+            try:
+                action = await received.read(self._action)
+            except Exception as error:  # it is too large to be read, or no message
+                await self._refuse(_named_in(received.head), error)
+                continue
+            if action.error is not None:
+                await self._refuse(action.request_id, action.error)
+            elif action.request is not None:
+                await self._begin(action.request)
+            elif action.request_id in self._streams:
+                await self._engine.abort([action.request_id])
 
-    async def _begin(self, message: generation_pb2.GenerateRequest) -> None:
-        request_id = message.request_id or uuid.uuid4().hex
+    def _action(self, message: generation_pb2.GenerateManyRequest) -> _Action:
+        kind = message.WhichOneof("action")
+        if kind == "abort":
+            return _Action(message.abort)
+        if kind is None:
+            return _Action("", error=InvalidFieldError.of("action", "is required: generate or abort"))
+        request_id = message.generate.request_id or uuid.uuid4().hex
+        try:
+            return _Action(request_id, generation_request(message.generate, self._engine.info, request_id))
+        except GenserveError as error:
+            return _Action(request_id[:MAX_ID_LENGTH], error=error)
+
+    async def _begin(self, request: GenerationRequest) -> None:
         try:
             check_admission(self._board.phase)
-            stream = await self._engine.submit(generation_request(message, minted_id=request_id))
+            stream = await self._engine.submit(request)
         except Exception as error:
-            self._refuse(request_id, error)
+            await self._refuse(request.request_id, error)
             return
-        self._streams[request_id] = stream
+        self._streams[request.request_id] = stream
         stream.call_when_ready(partial(self._note, stream))
 
-    def _refuse(self, request_id: str, error: Exception) -> None:
-        known = error if isinstance(error, GenserveError) else internal_error(error, METHOD)
-        self._refused.append((request_id, known.with_traceback(None)))
+    async def _refuse(self, request_id: str, error: Exception) -> None:
+        self._refused.append((request_id, known_error(error, METHOD).with_traceback(None)))
         self._wake.set()
+        while len(self._refused) >= _MAX_REFUSALS:
+            self._room.clear()
+            await self._room.wait()
 
     def _note(self, stream: GenerationStream) -> None:
         self._ready.append(stream)
@@ -95,21 +130,22 @@ class GenerateMany:
     def _next_response(self) -> generation_pb2.GenerateManyResponse:
         response = generation_pb2.GenerateManyResponse()
         add = response.items.add
-        while self._refused:
+        for _ in range(min(len(self._refused), _MAX_REFUSALS)):
             request_id, error = self._refused.popleft()
             add(request_id=request_id, error=to_message(error))
+        self._room.set()
         num_values = 0
         while self._ready and num_values < _MAX_VALUES:
             stream = self._ready.popleft()
             request_id = stream.request_id
             try:
                 update = stream.take()
-            except GenserveError as error:
-                add(request_id=request_id, error=to_message(error))
+            except Exception as error:
+                add(request_id=request_id, error=to_message(known_error(error, METHOD)))
             else:
                 if update is not None:
                     fill_response(add(request_id=request_id).response, update, request_id)
-                    num_values += _num_values(update)
+                    num_values += _VALUES_PER_ITEM + _num_values(update)
             if stream.is_finished:
                 self._streams.pop(request_id, None)
         return response
@@ -117,6 +153,18 @@ class GenerateMany:
     async def _close(self, reading: "asyncio.Task[None]") -> None:
         await asyncio.wait([reading])  # it may be about to begin another request
         await asyncio.gather(*(stream.close() for stream in self._streams.values()))
+
+
+def _named_in(head: bytes) -> str:
+    """The id of the request that a GenerateManyRequest begins with, for one that is not parsed; "" where the client did
+    not write it first."""
+    try:
+        if head[0] != _FIRST_FIELD or head[(start := varint(head, 1)[1])] != _FIRST_FIELD:
+            return ""
+        length, start = varint(head, start + 1)
+        return head[start : start + length].decode() if length <= MAX_ID_LENGTH else ""
+    except (IndexError, ValueError):
+        return ""
 
 
 def _num_values(update: GenerationUpdate) -> int:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from genserve.control.admission import is_serving
-from genserve.control.state import Phase, StateBoard
+from genserve.control.state import StateBoard
+from genserve.rpc.watchers import Watchers
 
 if TYPE_CHECKING:
     from grpc.aio import ServicerContext
@@ -21,6 +21,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
     def __init__(self, board: StateBoard, service_names: Iterable[str]) -> None:
         self._board = board
         self._service_names = frozenset(service_names) | {""}
+        self._watchers = Watchers("health")
 
     async def Check(
         self, request: health_pb2.HealthCheckRequest, context: "ServicerContext[Any, Any]"
@@ -31,10 +32,14 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         return health_pb2.HealthCheckResponse(status=self._status(request.service))
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: "ServicerContext[Any, Any]") -> None:
-        """The status now and whenever it changes; ends after DEAD."""
+        """The status now and whenever it changes; ends with the daemon or its engine."""
+        with self._watchers.joined():
+            await self._watch(request, context)
+
+    async def _watch(self, request: health_pb2.HealthCheckRequest, context: "ServicerContext[Any, Any]") -> None:
         sent: int | None = None
         while True:
-            is_last = self._board.phase is Phase.DEAD
+            is_last = self._board.is_over
             status = self._status(request.service)
             if status != sent:
                 await context.write(health_pb2.HealthCheckResponse(status=status))
@@ -47,6 +52,6 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
     def _status(self, service: str) -> int:
         if service not in self._service_names:
             return health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
-        if is_serving(self._board.phase):
+        if self._board.is_serving:
             return health_pb2.HealthCheckResponse.SERVING
         return health_pb2.HealthCheckResponse.NOT_SERVING

@@ -9,10 +9,8 @@ from typing import Any, TypeAlias
 
 import grpc
 import grpc.aio
-from google.protobuf.message import DecodeError
 
-from genserve.errors import GenserveError, InvalidFieldError
-from genserve.rpc.status import internal_error, to_status
+from genserve.rpc.status import known_error, to_status
 
 log = logging.getLogger(__name__)
 
@@ -93,12 +91,7 @@ def _guarded_behavior(behavior: Behavior, method: str) -> Behavior:
 
 def status_of(error: Exception, method: str) -> tuple[Any, str]:
     """The status of an error, and its reason."""
-    if isinstance(error, GenserveError):
-        known = error
-    elif isinstance(error, DecodeError):
-        known = InvalidFieldError.of("frame", "is not a message of this method")
-    else:
-        known = internal_error(error, method)
+    known = known_error(error, method)
     try:
         return to_status(known), known.reason
     finally:

@@ -15,8 +15,8 @@ MAX_CHUNK_BYTES = 64 << 20
 
 
 async def pull_frames(request: weights_pb2.PullWeightsRequest, version: ResidentVersion) -> AsyncGenerator[bytes, None]:
-    """Header, chunks, end, as they go over the wire. Raises InvalidFieldError, and WeightVersionMismatchError when
-    another version is wanted or this one had to go meanwhile."""
+    """Header, chunks, end, as they go over the wire. Raises InvalidFieldError, WeightVersionMismatchError when another
+    version is wanted or this one had to go meanwhile, and NotResidentError when its bytes are not known any more."""
     if request.HasField("weight_version") and request.weight_version != version.weight_version:
         raise WeightVersionMismatchError(
             f"version {version.weight_version} is served, not {request.weight_version}",
@@ -34,17 +34,14 @@ async def pull_frames(request: weights_pb2.PullWeightsRequest, version: Resident
     yield weights_pb2.PullWeightsResponse(header=header).SerializeToString()
     for start, end in ranges:
         for position in range(start, end, chunk_bytes):
-            # In a thread: pages of a checkpoint may have to be read from a disk.
+            # In a thread: a checkpoint may have to be read from a disk.
             yield await asyncio.to_thread(_chunk, version, position, min(position + chunk_bytes, end))
     yield weights_pb2.PullWeightsResponse(end=weights_pb2.PushEnd()).SerializeToString()
 
 
 def _chunk(version: ResidentVersion, start: int, end: int) -> bytes:
-    pieces = version.pieces(start, end)
-    crc32c = 0
-    for piece in pieces:
-        crc32c = crc32c_of(piece, crc32c)
-    return chunk_frame(start, pieces, crc32c)
+    data = version.view(start, end)
+    return chunk_frame(start, [data], crc32c_of(data))
 
 
 def _ranges(asked: Sequence[weights_pb2.ByteRange], total_bytes: int) -> list[tuple[int, int]]:

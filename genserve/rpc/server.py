@@ -1,10 +1,18 @@
-"""The gRPC server: every service under one address."""
+"""The gRPC server: every service under one address.
 
+What receiving processes pass on comes to a second server, which listens on their socket alone: gRPC registers a service
+for all addresses of a server.
+"""
+
+import asyncio
 import socket
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import grpc.aio
+from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
 from genserve.config import ServeConfig
@@ -20,6 +28,7 @@ from genserve.rpc.ingest import wire
 from genserve.rpc.ingest.processes import IngestProcesses
 from genserve.rpc.interceptor import StatusInterceptor
 from genserve.rpc.push_frames import Frame, frame_parser
+from genserve.rpc.received import receiver
 from genserve.rpc.reflection import add_reflection
 from genserve.rpc.weights import WeightServicer
 from genserve.v1 import control_pb2, generation_pb2, weights_pb2
@@ -27,6 +36,7 @@ from genserve.v1.control_pb2_grpc import add_ControlServiceServicer_to_server
 from genserve.v1.generation_pb2_grpc import add_GenerationServiceServicer_to_server
 from genserve.v1.weights_pb2_grpc import add_WeightServiceServicer_to_server
 from genserve.weights.checkpoint import CheckpointIndex
+from genserve.weights.daemon_processes import DaemonProcesses
 from genserve.weights.lora import LoraLoader
 from genserve.weights.registry import PushRegistry
 from genserve.weights.resident import ResidentStore
@@ -46,6 +56,8 @@ SERVER_OPTIONS = (
     # A chunk of a push in one frame of HTTP/2 instead of 64: receiving is up to a third faster. It is about what is
     # received here; what readers of token streams leave unread is up to them.
     ("grpc.http2.max_frame_size", 4 << 20),
+    # What one call may bring beside its messages; gRPC's own default, kept where a newer one would raise it.
+    ("grpc.absolute_max_metadata_size", 16 << 10),
     # Peers that vanished without a word are noticed, so that their requests do not run on.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
@@ -71,6 +83,7 @@ class ServerParts:
     checkpoint: CheckpointIndex | None
     max_staging_bytes: int
     ingest: IngestProcesses | None = None
+    processes: DaemonProcesses = field(default_factory=DaemonProcesses)
 
     @property
     def takes_segments(self) -> bool:
@@ -83,52 +96,50 @@ class RunningServer:
     """A server that takes calls. `address` is where, as clients name it: the TCP one if there is one."""
 
     address: str
-    server: grpc.aio.Server
+    servers: tuple[grpc.aio.Server, ...]
 
     async def stop(self, grace_s: float) -> None:
         """Takes no more calls, and ends those that run after `grace_s` seconds."""
-        await self.server.stop(grace_s)
+        await asyncio.gather(*(server.stop(grace_s) for server in self.servers))
 
 
 async def start_server(parts: ServerParts) -> RunningServer:
     """Starts listening. Raises OSError naming the address that cannot be listened on."""
-    server = build_server(parts)
-    address = bind(server, parts.config.host, parts.config.port, parts.config.uds)
-    if parts.ingest is not None:
-        _add_port(server, parts.ingest.address)
-    await server.start()
-    return RunningServer(address, server)
-
-
-def build_server(parts: ServerParts) -> grpc.aio.Server:
-    """A server with all services, bound to no address yet."""
-    max_message_bytes = parts.config.max_message_bytes
-    server = grpc.aio.server(
-        interceptors=[StatusInterceptor()],
-        options=[*SERVER_OPTIONS, ("grpc.max_receive_message_length", max_message_bytes)],
+    weights = WeightServicer(
+        parts.registry,
+        parts.resident,
+        parts.transfers,
+        parts.engine,
+        parts.pauses,
+        parts.board,
+        parts.checkpoint,
+        parts.processes,
+        takes_segments=parts.takes_segments,
     )
+    server = _public_server(parts, weights)
+    address = bind(server, parts.config.host, parts.config.port, parts.config.uds)
+    servers = [server]
+    if parts.ingest is not None:
+        servers.append(_relay_server(parts.config, weights))
+        _add_port(servers[-1], parts.ingest.address)
+    for each in servers:
+        await each.start()
+    return RunningServer(address, tuple(servers))
+
+
+def _public_server(parts: ServerParts, weights: WeightServicer) -> grpc.aio.Server:
+    """A server with all services, bound to no address yet."""
+    server = _server(parts.config)
     facts = ServerFacts(
         parts.engine.info.model,
-        max_message_bytes,
+        parts.config.max_message_bytes,
         parts.max_staging_bytes,
         _features(parts.engine.info),
         host_id() if parts.takes_segments else "",
         parts.ingest.ports if parts.ingest is not None else (),
     )
-    add_GenerationServiceServicer_to_server(GenerationServicer(parts.engine, parts.board), server)
-    _add_weights(
-        server,
-        WeightServicer(
-            parts.registry,
-            parts.resident,
-            parts.transfers,
-            parts.engine,
-            parts.pauses,
-            parts.board,
-            parts.checkpoint,
-            takes_segments=parts.takes_segments,
-        ),
-    )
+    _add_generation(server, GenerationServicer(parts.engine, parts.board), parts.engine.info.max_request_bytes)
+    _add_weights(server, weights)
     add_ControlServiceServicer_to_server(
         ControlServicer(parts.engine, parts.pauses, parts.board, parts.loras, facts), server
     )
@@ -137,9 +148,47 @@ def build_server(parts: ServerParts) -> grpc.aio.Server:
     return server
 
 
+def _relay_server(config: ServeConfig, weights: WeightServicer) -> grpc.aio.Server:
+    """A server for what receiving processes pass on, and nothing else."""
+    server = _server(config)
+    relayed: grpc.RpcMethodHandler[Frame, bytes] = grpc.stream_stream_rpc_method_handler(
+        weights.relayed_push, request_deserializer=frame_parser(weights.max_header_bytes)
+    )
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(wire.SERVICE, {wire.METHOD: relayed}),))
+    return server
+
+
+def _server(config: ServeConfig) -> grpc.aio.Server:
+    return grpc.aio.server(
+        interceptors=[StatusInterceptor()],
+        options=[*SERVER_OPTIONS, ("grpc.max_receive_message_length", config.max_message_bytes)],
+    )
+
+
 def _features(info: EngineInfo) -> tuple[str, ...]:
     optional = {"weight_transfer": bool(info.weight_transfer), "lora": info.max_loras > 0}
     return (*FEATURES, *(name for name, there in optional.items() if there))
+
+
+def _add_generation(server: grpc.aio.Server, servicer: GenerationServicer, max_request_bytes: int) -> None:
+    """The service, with requests that are parsed where it is known how large they are: the handler that is registered
+    last is taken."""
+    add_GenerationServiceServicer_to_server(servicer, server)
+    service = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"]
+    kinds: dict[tuple[bool, bool], Callable[..., grpc.RpcMethodHandler[Any, Any]]] = {
+        (False, False): grpc.unary_unary_rpc_method_handler,
+        (False, True): grpc.unary_stream_rpc_method_handler,
+        (True, True): grpc.stream_stream_rpc_method_handler,
+    }
+    handlers = {
+        method.name: kinds[method.client_streaming, method.server_streaming](
+            getattr(servicer, method.name),
+            request_deserializer=receiver(GetMessageClass(method.input_type), max_request_bytes),
+            response_serializer=GetMessageClass(method.output_type).SerializeToString,
+        )
+        for method in service.methods
+    }
+    server.add_registered_method_handlers(service.full_name, handlers)
 
 
 def _add_weights(server: grpc.aio.Server, servicer: WeightServicer) -> None:
@@ -155,10 +204,6 @@ def _add_weights(server: grpc.aio.Server, servicer: WeightServicer) -> None:
     )
     service = weights_pb2.DESCRIPTOR.services_by_name["WeightService"].full_name
     server.add_registered_method_handlers(service, {"PushWeights": push, "PullWeights": pull})
-    relayed: grpc.RpcMethodHandler[Frame, bytes] = grpc.stream_stream_rpc_method_handler(
-        servicer.relayed_push, request_deserializer=frame_parser(servicer.max_header_bytes)
-    )
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(wire.SERVICE, {wire.METHOD: relayed}),))
 
 
 def bind(server: grpc.aio.Server, host: str, port: int, uds: str) -> str:

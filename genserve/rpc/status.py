@@ -79,6 +79,15 @@ def to_message(error: GenserveError) -> status_pb2.Status:
     return status
 
 
+def known_error(error: Exception, method: str) -> GenserveError:
+    """The error as one that has a reason."""
+    if isinstance(error, GenserveError):
+        return error
+    if isinstance(error, message.DecodeError):
+        return errors.InvalidFieldError.of("frame", "is not a message of this method")
+    return internal_error(error, method)
+
+
 def internal_error(error: Exception, method: str) -> GenserveError:
     """What a client is told of an error that nobody foresaw: an id under which the log has the rest."""
     error_id = secrets.token_hex(4)

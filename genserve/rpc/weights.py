@@ -37,6 +37,7 @@ from genserve.rpc.push_frames import Frame, Frames, is_local, read_chunks, read_
 from genserve.v1 import weights_pb2
 from genserve.v1.weights_pb2_grpc import WeightServiceServicer
 from genserve.weights.checkpoint import CheckpointIndex
+from genserve.weights.daemon_processes import DaemonProcesses
 from genserve.weights.registry import PushRegistry
 from genserve.weights.resident import ResidentStore
 from genserve.weights.segment_reader import SegmentReader
@@ -62,8 +63,9 @@ class WeightServicer(WeightServiceServicer):
         pauses: PauseController,
         board: StateBoard,
         checkpoint: CheckpointIndex | None,
+        processes: DaemonProcesses,
         *,
-        takes_segments: bool = True,
+        takes_segments: bool,
     ) -> None:
         self._pushes = pushes
         self._resident = resident
@@ -71,6 +73,7 @@ class WeightServicer(WeightServiceServicer):
         self._engine = engine
         self._pauses = pauses
         self._board = board
+        self._processes = processes
         self._takes_segments = takes_segments
         self._manifest = checkpoint.as_manifest() if checkpoint is not None else None
 
@@ -91,17 +94,17 @@ class WeightServicer(WeightServiceServicer):
 
     async def relayed_push(self, request_iterator: Frames, context: "ServicerContext[Any, bytes]") -> None:
         """PushWeights as a receiving process passes it on: each frame is acknowledged when it is not needed any more,
-        and segments lie in the memory of that process alone. Its clients may be anywhere."""
+        and segments lie in the memory of that process alone. Its clients may be anywhere. Callers are trusted to be
+        such a process: register it where nobody else can call it."""
 
         async def acknowledged() -> AsyncGenerator[Frame, None]:
             async for frame in request_iterator:
                 yield frame
-                if segments is not None:
-                    await segments.finish()
+                await segments.finish()
                 await context.write(wire.TAKEN)
 
         metadata = dict(context.invocation_metadata() or ())
-        segments = SegmentReader(str(metadata.get(wire.PATH_KEY, ""))) if is_local(context.peer()) else None
+        segments = SegmentReader(self._processes, str(metadata.get(wire.PATH_KEY, "")))
         try:
             async with aclosing(acknowledged()) as frames:
                 answer = wire.OUTCOME + (await self._push(frames, segments)).SerializeToString()
@@ -126,7 +129,7 @@ class WeightServicer(WeightServiceServicer):
 
     def _segments(self, context: "ServicerContext[Any, Any]") -> SegmentReader | None:
         """Reads memory for peers on this host alone: others would have the daemon read what they may not."""
-        return SegmentReader() if self._takes_segments and is_local(context.peer()) else None
+        return SegmentReader(self._processes) if self._takes_segments and is_local(context.peer()) else None
 
     async def GetPush(
         self, request: weights_pb2.GetPushRequest, context: "ServicerContext[Any, Any]"
@@ -149,7 +152,7 @@ class WeightServicer(WeightServiceServicer):
         self, request: weights_pb2.DiscardPushRequest, context: "ServicerContext[Any, Any]"
     ) -> weights_pb2.DiscardPushResponse:
         """Frees what is staged."""
-        return to_discard_response(self._pushes.discard(request.push_id), self._board.state())
+        return to_discard_response(self._pushes.discard(request.push_id, force=request.force), self._board.state())
 
     async def GetWeights(
         self, request: weights_pb2.GetWeightsRequest, context: "ServicerContext[Any, Any]"

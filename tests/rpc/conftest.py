@@ -1,9 +1,11 @@
 """A real gRPC server on a free port, with the real controllers, on an engine that does as it is told."""
 
 import asyncio
+import subprocess
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import TYPE_CHECKING
 
 import grpc.aio
@@ -30,6 +32,7 @@ from genserve.v1.control_pb2_grpc import ControlServiceStub
 from genserve.v1.generation_pb2_grpc import GenerationServiceStub
 from genserve.v1.weights_pb2_grpc import WeightServiceStub
 from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor
+from genserve.weights.daemon_processes import DaemonProcesses
 from genserve.weights.lora import LoraLoader
 from genserve.weights.registry import PushRegistry
 from genserve.weights.resident import ResidentStore
@@ -143,6 +146,7 @@ class GeneratingEngine(ScriptedEngine):
         return bytes(i for i in token_ids if i or not skip_special_tokens).decode()
 
     async def weight_digests(self, timeout_s: float) -> list[WeightDigest]:
+        await self.step("weight_digests", "weight_digests", timeout_s)
         return [WeightDigest("dp0:pp0:pcp0:tp0", "w", "ab")]
 
 
@@ -180,27 +184,45 @@ class Daemon:
         return stream
 
 
+@cache
+def idle_process() -> "subprocess.Popen[bytes]":
+    """A process that does nothing, and ends with this one, which holds the other end of its input."""
+    return subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+
+
 @asynccontextmanager
 async def serving(
     config: ServeConfig,
     ingest: IngestProcesses | None = None,
     checkpoint: CheckpointIndex | None = CHECKPOINT,
     max_staging_bytes: int = MAX_STAGING_BYTES,
+    processes: DaemonProcesses | None = None,
 ) -> AsyncIterator[Daemon]:
-    """Everything but the engine is real."""
+    """Everything but the engine is real. `processes` that count as the daemon's own; by default one that is not this
+    one, in which the trainer runs as well."""
     engine, leases = GeneratingEngine(), LeaseTable()
     board = StateBoard(engine, lambda: leases.active, "test")
-    board.enter(None)
     pauses = PauseController(engine, leases, board)
     resident = ResidentStore(None, enabled=True)
     updater = WeightUpdater(engine, pauses, board, resident)
-    loras = LoraLoader(engine, board, checkpoint)
+    loras = LoraLoader(engine, board, pauses, checkpoint)
     pushes = PushRegistry(checkpoint, engine, updater, loras, board, resident, max_staging_bytes)
     transfers = TransferUpdates(engine, pauses, board, pushes, updater, resident)
     background = [asyncio.create_task(each.run()) for each in (pauses, pushes, transfers)]
     server = await start_server(
         ServerParts(
-            config, engine, board, pauses, pushes, resident, transfers, loras, checkpoint, max_staging_bytes, ingest
+            config,
+            engine,
+            board,
+            pauses,
+            pushes,
+            resident,
+            transfers,
+            loras,
+            checkpoint,
+            max_staging_bytes,
+            ingest,
+            processes or DaemonProcesses(idle_process().pid),
         )
     )
     try:

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from genserve.cli import main
-from genserve.control.state import Phase
+from genserve.control.conditions import Phase
 from tests.rpc.conftest import Daemon
 
 

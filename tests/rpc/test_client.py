@@ -17,6 +17,7 @@ from genserve.client import AsyncClient
 from genserve.client.safetensors_file import StoredTensor
 from genserve.errors import (
     DeadlineError,
+    InvalidFieldError,
     NotResidentError,
     PushConflictError,
     PushNotFoundError,
@@ -94,7 +95,7 @@ async def test_callers_that_disagree_are_refused(daemon: Daemon, client: AsyncCl
         await client.push_weights(only_b, version=2, push_id="p", layout=layout, callers=2)
     await client.push_weights(only_b, version=1, push_id="p", layout=layout, callers=2)
     await first
-    with pytest.raises(ValueError, match="push_id"):
+    with pytest.raises(InvalidFieldError, match="push_id"):
         await client.push_weights(only_a, version=2, layout=layout, callers=2)
 
 

@@ -7,14 +7,19 @@ from collections.abc import Callable
 import grpc
 import pytest
 from google.protobuf.duration_pb2 import Duration
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import genserve
-from genserve.control.state import Phase
+from genserve.control.conditions import Phase
+from genserve.errors import QueueFullError
 from genserve.rpc.control import ControlServicer
 from genserve.rpc.convert_control import ServerFacts
-from genserve.v1 import control_pb2, types_pb2
+from genserve.rpc.watchers import Watchers
+from genserve.v1 import control_pb2, types_pb2, weights_pb2
 from genserve.weights.lora import LoraLoader
+from tests.phases import enter_phase
 from tests.rpc.conftest import MAX_MESSAGE_BYTES, MAX_STAGING_BYTES, Daemon, busier, field_of, reason_of
+from tests.scripted_engine import Gate
 
 
 async def test_a_pause_is_a_lease_until_it_is_given_back(daemon: Daemon) -> None:
@@ -101,7 +106,7 @@ class SlowReader:
 
 async def test_what_changes_while_a_status_is_written_is_told_next(daemon: Daemon) -> None:
     """Nobody announces it a second time: a watcher that only waited would tell it a whole interval late."""
-    reader = SlowReader(lambda: daemon.board.enter(Phase.APPLYING))
+    reader = SlowReader(lambda: enter_phase(daemon.board, Phase.APPLYING))
     facts = ServerFacts("m", 1, 1, [])
     loras = LoraLoader(daemon.engine, daemon.board, None)
     servicer = ControlServicer(daemon.engine, daemon.pauses, daemon.board, loras, facts)
@@ -118,7 +123,7 @@ async def test_watching_ends_when_the_engine_has_died(daemon: Daemon) -> None:
     """The last status says so, and the stream ends well: nothing is left open at a shutdown."""
     watch = daemon.control.WatchStatus(control_pb2.WatchStatusRequest(), timeout=10)
     await watch.read()
-    daemon.board.enter(Phase.DEAD)
+    enter_phase(daemon.board, Phase.DEAD)
     assert (await watch.read()).state.phase == types_pb2.PHASE_DEAD
     assert await watch.read() is grpc.aio.EOF
 
@@ -140,3 +145,75 @@ async def test_the_cache_is_reset_as_asked(daemon: Daemon) -> None:
     assert (await daemon.control.ResetCache(control_pb2.ResetCacheRequest())).reset
     await daemon.control.ResetCache(control_pb2.ResetCacheRequest(reset_running_requests=True))
     assert daemon.engine.calls == ["reset_prefix_cache False", "reset_prefix_cache True"]
+
+
+async def test_watching_ends_when_the_daemon_has_drained(daemon: Daemon) -> None:
+    """Nothing keeps the server open then: neither a watcher of the status nor one of health."""
+    watch = daemon.control.WatchStatus(control_pb2.WatchStatusRequest(), timeout=10)
+    health = health_pb2_grpc.HealthStub(daemon.channel).Watch(health_pb2.HealthCheckRequest(), timeout=10)
+    await watch.read()
+    await health.read()
+    enter_phase(daemon.board, Phase.DRAINING)
+    assert (await watch.read()).state.phase == types_pb2.PHASE_DRAINING
+    assert (await health.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+    daemon.board.end()
+    assert await watch.read() is grpc.aio.EOF
+    assert await health.read() is grpc.aio.EOF
+
+
+def test_watchers_are_bounded() -> None:
+    """One more is QUEUE_FULL; one that goes makes room."""
+    watchers = Watchers("the status", limit=2)
+    with watchers.joined(), watchers.joined(), pytest.raises(QueueFullError, match="2 streams watch the status"):
+        watchers.joined().__enter__()
+    with watchers.joined():
+        pass
+
+
+async def test_a_call_with_too_much_metadata_is_refused_and_the_others_go_on(daemon: Daemon) -> None:
+    """RESOURCE_EXHAUSTED on the same connection that serves."""
+    request = control_pb2.GetStatusRequest()
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await daemon.control.GetStatus(request, metadata=(("x-large", "a" * (20 << 10)),), timeout=5)
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert (await daemon.control.GetStatus(request, timeout=5)).state.phase == types_pb2.PHASE_RUNNING
+
+
+@pytest.mark.parametrize("field", ["holder", "request_id"])
+async def test_a_pause_cannot_break_every_client(daemon: Daemon, field: str) -> None:
+    """What a lease says rides in every answer: five megabytes of it would be above every client's limit, for ever."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await daemon.control.Pause(control_pb2.PauseRequest(**{field: "x" * 1000}), timeout=5)
+    assert (caught.value.code(), field_of(caught.value)) == (grpc.StatusCode.INVALID_ARGUMENT, field)
+    assert daemon.engine.calls == []
+    assert (await daemon.control.GetStatus(control_pb2.GetStatusRequest(), timeout=5)).state.pauses == []
+
+
+@pytest.mark.parametrize(
+    ("mode", "says"),
+    [
+        (types_pb2.PAUSE_MODE_UNSPECIFIED, "keep"),
+        (types_pb2.PAUSE_MODE_WAIT, "wait"),
+        (types_pb2.PAUSE_MODE_ABORT, "abort"),
+    ],
+)
+async def test_a_sleep_has_the_mode_that_was_asked_for(daemon: Daemon, mode: types_pb2.PauseMode, says: str) -> None:
+    """Requests are kept unless something else is said."""
+    response = await daemon.control.Sleep(control_pb2.SleepRequest(mode=mode), timeout=5)
+    assert response.state.phase == types_pb2.PHASE_SLEEPING
+    assert daemon.engine.calls == [f"pause {says} reuse", "sleep"]
+
+
+async def test_digests_that_a_client_gave_up_keep_pauses_away_until_the_engine_has_ended(daemon: Daemon) -> None:
+    """EngineCore reads on: a pause behind it would time out, its undoing too, and the daemon would exit."""
+    digests = daemon.engine.gates["weight_digests"] = Gate()
+    asking = daemon.weights.GetWeights(weights_pb2.GetWeightsRequest(include_digests=True), timeout=60)
+    await digests.reached.wait()
+    daemon.engine.free.clear()  # as the engine sees it
+    asking.cancel()
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await daemon.control.Pause(control_pb2.PauseRequest(timeout=Duration(nanos=100_000_000)), timeout=5)
+    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert daemon.engine.calls == ["weight_digests"]
+    daemon.engine.free.set()
+    await daemon.control.Pause(control_pb2.PauseRequest(), timeout=5)

@@ -1,18 +1,21 @@
 """GenerateMany, as a client on the wire sees it, and through ours."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import aclosing
 
 import grpc
 import pytest
 from google.rpc import error_details_pb2
 
-from genserve.client import AsyncClient, Client
-from genserve.control.state import Phase
-from genserve.errors import DrainingError, EngineDeadError, GenserveError, QueueFullError, UnavailableError
+from genserve.config import ServeConfig
+from genserve.control.conditions import Phase
+from genserve.engine.generation import TextPrompt
+from genserve.errors import (
+    EngineDeadError,
+    QueueFullError,
+)
 from genserve.v1 import generation_pb2
-from tests.rpc.conftest import Daemon, ScriptedStream, field_of, update
+from tests.phases import enter_phase
+from tests.rpc.conftest import Daemon, ScriptedStream, reason_of, serving, update
 
 Request = generation_pb2.GenerateManyRequest
 Response = generation_pb2.GenerateManyResponse
@@ -30,19 +33,6 @@ async def opened(daemon: Daemon, *request_ids: str) -> tuple["Call", list[Script
     for request_id in request_ids:
         await call.write(generate(request_id))
     return call, [await daemon.stream(index) for index in range(len(request_ids))]
-
-
-@pytest.fixture
-async def client(daemon: Daemon) -> AsyncIterator[AsyncClient]:
-    async with AsyncClient(daemon.address) as opened_client:
-        yield opened_client
-
-
-async def answer(daemon: Daemon, count: int) -> None:
-    """Ends so many requests, the last one first, each with its position as its token."""
-    streams = [await daemon.stream(index) for index in range(count)]
-    for index, stream in reversed(list(enumerate(streams))):
-        stream.put(update(index, first=True, last=True))
 
 
 async def test_what_comes_in_one_step_is_one_message(daemon: Daemon) -> None:
@@ -108,7 +98,7 @@ async def test_a_request_that_fails_ends_alone(daemon: Daemon) -> None:
 async def test_requests_are_refused_while_draining_and_the_stream_stays(daemon: Daemon) -> None:
     """Those that run may end."""
     call, (stream,) = await opened(daemon, "a")
-    daemon.board.enter(Phase.DRAINING)
+    enter_phase(daemon.board, Phase.DRAINING)
     await call.write(generate("b"))
     assert (await call.read()).items[0].error.code == grpc.StatusCode.UNAVAILABLE.value[0]
     stream.put(update(1, first=True, last=True))
@@ -149,14 +139,72 @@ async def test_a_request_that_is_being_admitted_when_the_client_goes_is_ended_to
     assert all(each.closed.is_set() for each in daemon.engine.streams)
 
 
-async def test_a_message_without_an_action_ends_the_stream_and_its_requests(daemon: Daemon) -> None:
-    """It is about no request, so the stream is what fails."""
+async def test_a_message_without_an_action_is_an_error_of_no_request(daemon: Daemon) -> None:
+    """An item without an id: the requests of the stream go on."""
     call, (stream,) = await opened(daemon, "a")
     await call.write(Request())
-    with pytest.raises(grpc.aio.AioRpcError) as raised:
-        await call.read()
-    assert (raised.value.code(), field_of(raised.value)) == (grpc.StatusCode.INVALID_ARGUMENT, "action")
-    await asyncio.wait_for(stream.closed.wait(), 1)
+    (item,) = (await call.read()).items
+    assert (item.request_id, item.error.code) == ("", grpc.StatusCode.INVALID_ARGUMENT.value[0])
+    stream.put(update(1, first=True, last=True))
+    assert (await call.read()).items[0].request_id == "a"
+
+
+async def test_an_error_that_nobody_foresaw_ends_its_request_alone(daemon: Daemon) -> None:
+    """INTERNAL, with an id under which the log has the rest."""
+    call, streams = await opened(daemon, "a", "b")
+    streams[0].put(RuntimeError("a bug"))
+    (item,) = (await call.read()).items
+    assert (item.request_id, item.error.code) == ("a", grpc.StatusCode.INTERNAL.value[0])
+    streams[1].put(update(1, first=True, last=True))
+    assert (await call.read()).items[0].request_id == "b"
+
+
+async def test_refusals_come_in_messages_of_bounded_size(daemon: Daemon) -> None:
+    """Every one of them, in order; the client must not be able to ask for a message that it cannot take."""
+    names = [str(index) for index in range(2000)]
+    call = daemon.generation.GenerateMany(iter([generate(name, text="") for name in names]), timeout=30)
+    responses = [response async for response in call]
+    assert [item.request_id for response in responses for item in response.items] == names
+    assert max(len(response.items) for response in responses) <= 256
+
+
+async def test_a_client_that_does_not_read_its_refusals_is_not_read_either(daemon: Daemon) -> None:
+    """Otherwise they would pile up in the daemon."""
+    daemon.engine.refusal = QueueFullError("full" * 200)  # as long as one can be, so that gRPC's own buffers fill up
+    num_requests = 30_000
+    call = daemon.generation.GenerateMany(iter([generate(str(i)) for i in range(num_requests)]), timeout=60)
+    async with asyncio.timeout(50):
+        before, stuck = -1, 0
+        while stuck < 20:
+            await asyncio.sleep(0.02)
+            stuck = stuck + 1 if len(daemon.engine.requests) == before else 0
+            before = len(daemon.engine.requests)
+    assert 0 < before < num_requests
+    assert sum([len(response.items) async for response in call]) == num_requests
+
+
+async def test_a_request_that_no_honest_client_sends_is_refused_unread() -> None:
+    """4 MiB for a context of 64 tokens, whatever the daemon's other messages may have; alone or in a stream."""
+    large = generation_pb2.GenerateRequest(request_id="large", text="x" * (5 << 20))
+    async with serving(ServeConfig(port=0, max_message_bytes=64 << 20)) as daemon:
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await daemon.generation.Generate(large, timeout=10).read()
+        assert reason_of(raised.value) == "MESSAGE_TOO_LARGE"
+        call, (stream,) = await opened(daemon, "a")
+        await call.write(Request(generate=large))
+        (item,) = (await call.read()).items
+        assert (item.request_id, item.error.code) == ("large", grpc.StatusCode.RESOURCE_EXHAUSTED.value[0])
+        stream.put(update(1, first=True, last=True))
+        assert (await call.read()).items[0].request_id == "a"
+
+
+async def test_a_large_request_arrives_as_a_small_one_does(daemon: Daemon) -> None:
+    """It is read in a thread."""
+    text = "x" * 100_000
+    call = daemon.generation.GenerateMany(iter([generate("a", text)]), timeout=10)
+    (await daemon.stream()).put(update(1, first=True, last=True))
+    assert [item.request_id async for response in call for item in response.items] == ["a"]
+    assert daemon.engine.requests[0].prompt == TextPrompt(text)
 
 
 async def test_a_client_that_does_not_read_leaves_the_updates_to_the_engine(daemon: Daemon) -> None:
@@ -190,106 +238,3 @@ async def test_no_message_comes_near_the_limit_of_clients(daemon: Daemon) -> Non
         seen += [item.request_id for item in response.items]
     assert seen == names and len(sizes) > 1
     assert max(sizes) < 1 << 20
-
-
-async def test_generate_many_returns_in_the_order_of_the_prompts(daemon: Daemon, client: AsyncClient) -> None:
-    """Whatever the order in which they end."""
-    answering = asyncio.create_task(answer(daemon, 5))
-    generations = await client.generate_many([[1], [2], [3], [4], [5]], max_tokens=1)
-    await answering
-    assert [generation.token_ids for generation in generations] == [[0], [1], [2], [3], [4]]
-    assert {request.output.stream_interval for request in daemon.engine.requests} == {0}
-    assert len({generation.request_id for generation in generations}) == 5
-
-
-async def test_generate_as_completed_gives_each_when_it_ends(daemon: Daemon, client: AsyncClient) -> None:
-    """The last one first here; leaving early ends the others."""
-    async with aclosing(client.generate_as_completed(["a", "b", "c"])) as completed:
-        first = asyncio.ensure_future(anext(completed))
-        (await daemon.stream(2)).put(update(7, first=True, last=True))
-        position, generation = await first
-        assert (position, generation.token_ids, generation.error) == (2, [7], None)
-    for stream in daemon.engine.streams[:2]:
-        await asyncio.wait_for(stream.closed.wait(), 1)
-
-
-async def test_generate_many_raises_the_error_of_a_request_and_ends_the_others(
-    daemon: Daemon, client: AsyncClient
-) -> None:
-    """An empty prompt is refused by the daemon."""
-    with pytest.raises(GenserveError) as raised:
-        await client.generate_many(["a", ""], timeout_s=5)
-    assert raised.value.violations[0].field == "text"
-    await asyncio.wait_for((await daemon.stream(0)).closed.wait(), 1)
-
-
-async def test_without_raising_errors_stand_with_what_there_is(daemon: Daemon, client: AsyncClient) -> None:
-    """A request that fails half-way keeps its tokens."""
-    generating = asyncio.create_task(client.generate_many(["a", "", "c"], raise_errors=False, stream_interval=1))
-    (await daemon.stream(0)).put(update(5, first=True))
-    (await daemon.stream(1)).put(update(6, first=True, last=True))
-    (await daemon.stream(0)).put(EngineDeadError("gone"))
-    first, second, third = await asyncio.wait_for(generating, 5)
-    assert (first.token_ids, type(first.error)) == ([5], EngineDeadError)
-    assert (second.token_ids, second.error.reason if second.error else "") == ([], "INVALID_FIELD")
-    assert (third.token_ids, third.error) == ([6], None)
-
-
-async def test_requests_of_a_stream_are_submitted_and_aborted_at_any_time(daemon: Daemon, client: AsyncClient) -> None:
-    """By ids that are given or minted; one that runs cannot be given again."""
-    async with client.stream_many() as many:
-        first = await many.submit("a", max_tokens=3)
-        await many.submit("b", request_id="mine")
-        with pytest.raises(ValueError, match="mine"):
-            await many.submit("c", request_id="mine")
-        await many.abort("mine")
-        (await daemon.stream(0)).put(update(1, first=True, last=True))
-        item = await anext(many)
-        assert (item.request_id, item.is_last, daemon.engine.requests[0].stop.max_tokens) == (first, True, 3)
-        (await daemon.stream(1)).put(update(2, first=True, last=True))
-        await many.done()
-        assert [item.request_id async for item in many] == ["mine"]
-        assert daemon.engine.aborted_ids == ["mine"]
-        with pytest.raises(RuntimeError, match="no more"):
-            await many.submit("d")
-
-
-async def test_a_stream_that_failed_says_why_to_who_submits(daemon: Daemon) -> None:
-    """Not only to who reads."""
-    async with AsyncClient("127.0.0.1:1") as nowhere, nowhere.stream_many() as many:
-        with pytest.raises(UnavailableError):
-            await many.submit("a")
-    async with AsyncClient("127.0.0.1:1") as nowhere:
-        with pytest.raises(UnavailableError):
-            await nowhere.generate_many(["a", "b"])
-
-
-async def test_no_prompts_are_no_generations(daemon: Daemon, client: AsyncClient) -> None:
-    """And an id for many is refused."""
-    assert await client.generate_many([]) == []
-    with pytest.raises(ValueError, match="request_id"):
-        await client.generate_many(["a"], request_id="one")
-
-
-async def test_the_client_for_threads_has_both(daemon: Daemon) -> None:
-    """In a thread, as the daemon is on this loop."""
-    daemon.board.enter(None)
-
-    def use() -> tuple[list[list[int]], list[int]]:
-        with Client(daemon.address) as client:
-            many = client.generate_many(["a", "b"])
-            completed = [position for position, _ in client.generate_as_completed(["c", "d"])]
-            return [generation.token_ids for generation in many], completed
-
-    using = asyncio.create_task(asyncio.to_thread(use))
-    await answer(daemon, 2)
-    for index in (3, 2):
-        (await daemon.stream(index)).put(update(index, first=True, last=True))
-    assert await asyncio.wait_for(using, 10) == ([[0], [1]], [1, 0])
-
-
-async def test_draining_is_a_typed_error_in_the_client(daemon: Daemon, client: AsyncClient) -> None:
-    """As of every other call."""
-    daemon.board.enter(Phase.DRAINING)
-    (generation,) = await client.generate_many(["a"], raise_errors=False)
-    assert isinstance(generation.error, DrainingError)

@@ -7,10 +7,11 @@ import logging
 import grpc
 import pytest
 
-from genserve.control.state import Phase
+from genserve.control.conditions import Phase
 from genserve.errors import EngineDeadError, GenserveError, QueueFullError
 from genserve.v1 import generation_pb2
 from genserve.v1.generation_pb2_grpc import GenerationServiceStub
+from tests.phases import enter_phase
 from tests.rpc.conftest import Daemon, field_of, reason_of, update
 
 PROMPT = generation_pb2.GenerateRequest(text="hi")
@@ -200,7 +201,7 @@ async def test_a_phase_that_takes_no_requests_refuses_them(
     """Before the engine is asked; requests that run are left alone."""
     running = daemon.generation.Generate(PROMPT, timeout=5)
     stream = await daemon.stream()
-    daemon.board.enter(phase)
+    enter_phase(daemon.board, phase)
     error = await refused(daemon, PROMPT)
     assert (error.code(), reason_of(error)) == (code, reason)
     assert len(daemon.engine.requests) == 1
@@ -210,7 +211,7 @@ async def test_a_phase_that_takes_no_requests_refuses_them(
 
 async def test_a_paused_engine_takes_requests(daemon: Daemon) -> None:
     """They wait for the resume."""
-    daemon.board.enter(Phase.PAUSED)
+    enter_phase(daemon.board, Phase.PAUSED)
     daemon.generation.Generate(PROMPT, timeout=5)
     await daemon.stream()
 

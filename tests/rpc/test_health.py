@@ -6,8 +6,9 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from genserve.control.state import Phase
+from genserve.control.conditions import EngineCondition, Phase
 from genserve.rpc.server import SERVICE_NAMES
+from tests.phases import enter_phase
 from tests.rpc.conftest import Daemon
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -25,7 +26,7 @@ async def check(daemon: Daemon, service: str = "") -> int:
 @pytest.mark.parametrize("phase", Phase)
 async def test_check_tells_whether_the_phase_serves(daemon: Daemon, phase: Phase) -> None:
     """For the server as a whole and for each service."""
-    daemon.board.enter(phase)
+    enter_phase(daemon.board, phase)
     for service in ("", *SERVICE_NAMES):
         assert await check(daemon, service) == SERVES.get(phase, NOT_SERVING)
 
@@ -43,10 +44,10 @@ async def test_watch_tells_every_change_and_ends_with_the_engine(daemon: Daemon)
     """A phase that serves as well is no change."""
     watch = health_pb2_grpc.HealthStub(daemon.channel).Watch(health_pb2.HealthCheckRequest(), timeout=10)
     seen = [(await watch.read()).status]
-    daemon.board.enter(Phase.APPLYING)
+    enter_phase(daemon.board, Phase.APPLYING)
     await asyncio.sleep(0.1)
-    for phase in (Phase.TAINTED, None, Phase.DEAD):
-        daemon.board.enter(phase)
+    for condition in (EngineCondition.TAINTED, None, EngineCondition.DEAD):
+        daemon.board.enter(condition)
         seen.append((await asyncio.wait_for(watch.read(), 1)).status)
     assert seen == [SERVING, NOT_SERVING, SERVING, NOT_SERVING]
     assert await watch.read() is grpc.aio.EOF
@@ -57,3 +58,14 @@ async def test_watching_an_unknown_service_says_so(daemon: Daemon) -> None:
     watch = health_pb2_grpc.HealthStub(daemon.channel).Watch(health_pb2.HealthCheckRequest(service="x"), timeout=10)
     assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
     watch.cancel()
+
+
+async def test_an_engine_that_does_not_answer_is_not_serving_until_it_does(daemon: Daemon) -> None:
+    """The phase stays: only the heartbeat is missing."""
+    watch = health_pb2_grpc.HealthStub(daemon.channel).Watch(health_pb2.HealthCheckRequest(), timeout=10)
+    seen = [(await watch.read()).status]
+    for answers in (False, True):
+        daemon.board.tell_answers(answers)
+        seen.append((await asyncio.wait_for(watch.read(), 1)).status)
+    assert seen == [SERVING, NOT_SERVING, SERVING]
+    assert daemon.board.phase is Phase.RUNNING

@@ -6,6 +6,7 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import google_crc32c
@@ -16,11 +17,13 @@ import pytest
 
 from genserve.client import AsyncClient
 from genserve.config import ServeConfig
+from genserve.rpc.ingest import wire
 from genserve.rpc.ingest.process import IngestSettings
 from genserve.rpc.ingest.processes import IngestProcesses
 from genserve.v1 import weights_pb2
 from genserve.v1.control_pb2 import GetServerInfoRequest
 from genserve.v1.weights_pb2_grpc import WeightServiceStub
+from genserve.weights.daemon_processes import DaemonProcesses
 from tests.rpc.conftest import MAX_MESSAGE_BYTES, Daemon, field_of, reason_of, serving
 from tests.rpc.test_segments import WEIGHTS, has_bytes, memory, segment
 from tests.rpc.test_weights import DATA, END, Frame, chunk, header
@@ -101,6 +104,56 @@ async def test_its_clients_hand_no_memory_over(relayed: Relayed) -> None:
     assert (error.code(), field_of(error)) == (grpc.StatusCode.INVALID_ARGUMENT, "segment")
 
 
+async def test_its_clients_name_no_pipe_of_the_process(processes: IngestProcesses) -> None:
+    """They may guess where its memory is, which is what their own chunks were; a pipe beside it is not theirs."""
+    (pid,) = processes.pids
+    async with (
+        serving(ServeConfig(port=0), processes, processes=DaemonProcesses()) as daemon,
+        grpc.aio.insecure_channel(f"127.0.0.1:{processes.ports[0]}") as channel,
+    ):
+
+        async def frames() -> AsyncIterator[Frame]:
+            yield await header(daemon)
+            yield chunk(0, 20)
+            numbers = sorted(map(int, os.listdir(f"/proc/{pid}/fd")), reverse=True)  # the lowest of equal ones
+            found = {os.readlink(f"/proc/{pid}/fd/{each}"): each for each in numbers}
+            ring = next(found[name] for name in found if name.startswith("/memfd:genserve-push"))
+            pipe = next(found[name] for name in found if name.startswith("pipe:"))
+            yield segment(f"/proc/{pid}/fd/{ring}", 0, 20, taken_path=f"/proc/{pid}/fd/{pipe}")
+
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await WeightServiceStub(channel).PushWeights(frames(), timeout=10)
+    assert field_of(caught.value) == "segment.taken_path"
+
+
+@pytest.mark.parametrize("flags", [{}, {"no_shared_memory": True}])
+@pytest.mark.parametrize("with_process", [True, False])
+async def test_what_processes_pass_on_comes_to_their_own_socket_alone(
+    processes: IngestProcesses, tmp_path: Path, flags: dict[str, bool], with_process: bool
+) -> None:
+    """A client that calls what they call is told that there is no such method."""
+    config = ServeConfig(port=0, uds=str(tmp_path / "public"), max_message_bytes=MAX_MESSAGE_BYTES, **flags)
+    async with serving(config, processes if with_process else None) as daemon:
+        for address in (daemon.address, f"unix:{config.uds}"):
+            async with grpc.aio.insecure_channel(address) as channel:
+                method: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(
+                    f"/{wire.SERVICE}/{wire.METHOD}"
+                )
+                # Nothing is sent: a write after the answer would hide it.
+                assert await method(timeout=10).code() is grpc.StatusCode.UNIMPLEMENTED
+        if with_process:
+            frames = [await header(daemon), chunk(0, 32), END]
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{processes.ports[0]}") as channel:
+                response = await WeightServiceStub(channel).PushWeights(iter(frames), timeout=10)
+            assert response.applied.active_version == 1, "the control: the process can"
+
+
+def test_nobody_else_reaches_the_socket(processes: IngestProcesses) -> None:
+    """It lies in a directory of this user alone: what comes there is trusted."""
+    directory = Path(processes.address.removeprefix("unix:")).parent
+    assert directory.stat().st_mode & 0o777 == 0o700
+
+
 async def test_more_bytes_than_the_ring_go_round(relayed: Relayed) -> None:
     """The memory of the process is written again and again; the daemon takes each piece before that."""
     data = bytes(900_000)
@@ -168,7 +221,7 @@ async def test_one_that_is_killed_is_started_again() -> None:
             serving(ServeConfig(port=0), processes) as daemon,
             grpc.aio.insecure_channel(f"127.0.0.1:{processes.ports[0]}") as channel,
         ):
-            first, (killed,) = await header(daemon), processes.pids
+            first, (killed,) = await header(daemon, attempt="a"), processes.pids
 
             async def frames() -> AsyncIterator[Frame]:
                 yield first

@@ -1,7 +1,6 @@
 """Shared memory instead of bytes: taken from trainers on this host, and only what was meant for it."""
 
 import asyncio
-import gc
 import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
@@ -14,12 +13,10 @@ import numpy
 import pytest
 import torch
 
-from genserve.client import AsyncClient
-from genserve.config import ServeConfig
-from genserve.errors import InvalidFieldError, PushNotFoundError, UnsupportedError
+from genserve.errors import PushNotFoundError
 from genserve.rpc.push_frames import is_local
 from genserve.v1 import weights_pb2
-from tests.rpc.conftest import Daemon, field_of, reason_of, serving
+from tests.rpc.conftest import Daemon, field_of, reason_of
 from tests.rpc.test_weights import DATA, END, Frame, chunk, header, push, refused
 
 WEIGHTS = {
@@ -75,7 +72,7 @@ async def test_memory_with_a_name_is_copied(daemon: Daemon, named: Path) -> None
 
 
 async def test_bytes_that_are_there_are_compared(daemon: Daemon) -> None:
-    """Equal ones may come again, other ones are refused, as with chunks."""
+    """Equal ones may come again; other ones are the end of the push, as with chunks."""
     first = await header(daemon)
     with memory() as (path, fd):
         frames = [first, chunk(0, 20), segment(path, 10, 32), segment(path), chunk(3, 9)]
@@ -83,7 +80,9 @@ async def test_bytes_that_are_there_are_compared(daemon: Daemon) -> None:
         os.pwrite(fd, b"\xff\xff", 30)
         error = await refused(daemon, [first, segment(path), END])
     assert (error.code(), reason_of(error)) == (grpc.StatusCode.ALREADY_EXISTS, "PUSH_CONFLICT")
-    assert (await push(daemon, [first, END])).applied.active_version == 1, "nothing was changed"
+    again = await refused(daemon, [first, END])
+    assert reason_of(again) == "PUSH_CONFLICT", "whoever takes part in it is told"
+    assert daemon.engine.weight_version == 0
 
 
 async def test_memory_that_differs_from_its_checksum_is_data_loss(daemon: Daemon) -> None:
@@ -125,6 +124,7 @@ def paths(tmp_path: Path) -> Iterator[dict[str, str]]:
             "another user's": str(others) if os.geteuid() == 0 else "/proc/1/fd/0",
             "nothing": "/dev/shm/genserve-push-nothing",
             "no path": "",
+            "a number without end": f"/proc/{'9' * 5000}/fd/1",
             "a zero": "/dev/shm/genserve-push\0",
         }
     for fd in (read, write, passwd):
@@ -183,6 +183,52 @@ async def test_a_trainer_is_told_what_has_been_copied(daemon: Daemon) -> None:
 
         response = await daemon.weights.PushWeights(frames(), timeout=30)
     assert response.applied.active_version == 1
+    assert daemon.engine.live == {"a": DATA[:16], "b": DATA[16:]}
+
+
+@pytest.mark.parametrize("one_pipe", [True, False])
+async def test_each_piece_may_lie_in_memory_of_its_own(daemon: Daemon, one_pipe: bool) -> None:
+    """Closed once the piece has been taken: the next memory, and the next pipe, get the numbers of those before."""
+    first = await header(daemon)
+    paths: set[tuple[str, str]] = set()
+
+    async def frames() -> AsyncIterator[Frame]:
+        yield first
+        with pipe() as shared:
+            for start in range(0, 32, 8):
+                with memory(DATA[start : start + 8]) as (path, _), pipe() as own:
+                    taken_path, reading = shared if one_pipe else own
+                    paths.add((path, taken_path))
+                    yield segment(path, start, start + 8, segment_offset=0, taken_path=taken_path)
+                    assert await asyncio.wait_for(asyncio.to_thread(os.read, reading, 2), 5) == b"\0"
+        yield END
+
+    await daemon.weights.PushWeights(frames(), timeout=10)
+    assert len(paths) == 1
+    assert daemon.engine.live == {"a": DATA[:16], "b": DATA[16:]}
+
+
+def make_anew(path: Path, data: bytes) -> None:
+    """Other memory of the same name."""
+    path.unlink()
+    path.write_bytes(data)
+
+
+async def test_memory_with_a_name_may_be_made_anew(daemon: Daemon, named: Path) -> None:
+    """What a trainer makes anew under its name in /dev/shm is read anew."""
+    first = await header(daemon)
+
+    async def frames() -> AsyncIterator[Frame]:
+        yield first
+        yield segment(str(named), 0, 16)
+        async with asyncio.timeout(5):
+            while not has_bytes(daemon, 16):
+                await asyncio.sleep(0.001)
+        make_anew(named, DATA[16:])
+        yield segment(str(named), 16, 32, segment_offset=0)
+        yield END
+
+    await daemon.weights.PushWeights(frames(), timeout=10)
     assert daemon.engine.live == {"a": DATA[:16], "b": DATA[16:]}
 
 
@@ -294,55 +340,3 @@ async def test_peers_elsewhere_hand_nothing_over(daemon: Daemon, monkeypatch: py
     with memory() as (path, _):
         error = await refused(daemon, [await header(daemon), segment(path), END])
     assert (error.code(), field_of(error)) == (grpc.StatusCode.INVALID_ARGUMENT, "segment")
-
-
-def num_segments() -> int:
-    """Memories that are handed over in this process, where the daemon runs too."""
-    paths = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
-    return len({os.stat(path).st_ino for path in paths if "genserve-push" in os.path.realpath(path)})
-
-
-async def test_the_client_hands_memory_over_where_it_can(daemon: Daemon) -> None:
-    """Asked to, no byte of the weights goes over the connection."""
-    before = num_segments()  # clients of other tests may keep some
-    async with AsyncClient(daemon.address) as client:
-        for version in (1, 2):
-            result = await client.push_weights(WEIGHTS, version=version, shared_memory=True)
-            assert result.applied is not None
-            assert daemon.engine.live == {"a": DATA[:16], "b": DATA[16:]}
-        assert num_segments() == before + 1, "it is kept for the next push"
-    assert num_segments() == before
-
-
-async def test_a_client_that_is_dropped_keeps_no_memory(daemon: Daemon) -> None:
-    """Nobody closed it."""
-    before = num_segments()
-    client = AsyncClient(daemon.address)
-    await client.push_weights(WEIGHTS, version=1, shared_memory=True)
-    assert num_segments() == before + 1
-    del client
-    gc.collect()
-    assert num_segments() == before
-
-
-async def test_the_client_sends_bytes_where_memory_cannot_be_had(
-    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The daemon says that it could, and then cannot: bytes, unless memory was asked for."""
-    monkeypatch.setattr("genserve.client.weights.MIN_BYTES", 0)
-    monkeypatch.setattr("genserve.client.shared_memory._NAME", "of another name")
-    async with AsyncClient(daemon.address) as client:
-        with pytest.raises(InvalidFieldError, match=r"segment\.path"):
-            await client.push_weights(WEIGHTS, version=1, shared_memory=True)
-        assert (await client.push_weights(WEIGHTS, version=1)).applied is not None
-
-
-async def test_a_daemon_may_take_bytes_alone() -> None:
-    """--no-shared-memory."""
-    async with serving(ServeConfig(port=0, no_shared_memory=True)) as daemon, AsyncClient(daemon.address) as client:
-        with pytest.raises(UnsupportedError):
-            await client.push_weights(WEIGHTS, version=1, shared_memory=True)
-        with memory() as (path, _):
-            error = await refused(daemon, [await header(daemon), segment(path), END])
-        assert field_of(error) == "segment"
-        assert (await client.push_weights(WEIGHTS, version=1)).applied is not None

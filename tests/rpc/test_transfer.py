@@ -77,4 +77,5 @@ async def test_an_update_that_is_not_open_is_not_found(updating: Daemon) -> None
             await updating.weights.UpdateWeights(request, timeout=5)
         assert (caught.value.code(), reason_of(caught.value)) == (grpc.StatusCode.NOT_FOUND, "UPDATE_NOT_FOUND")
         await updating.weights.StartWeightUpdate(Start(update_id="u1"), timeout=5)
+    await updating.weights.UpdateWeights(Update(update_info="{}"), timeout=5)
     await updating.weights.FinishWeightUpdate(Finish(), timeout=5)

@@ -141,6 +141,22 @@ async def test_a_push_that_fails_is_forgotten(daemon: Daemon, client: VLLMClient
     assert (daemon.engine.weight_version, daemon.engine.live) == (1, live(2.0))
 
 
+async def test_the_server_describes_itself_as_vllm_does(client: VLLMClient) -> None:
+    """GRPOTrainer reads `logprobs_mode` when it is constructed."""
+    info = await asyncio.to_thread(client.get_server_info)
+    assert info["model_config"]["logprobs_mode"] == "processed_logprobs"
+    assert info["model_config"]["model"] == "scripted"
+    assert info["parallel_config"]["tensor_parallel_size"] == 1
+    assert info["weight_transfer_config"] is None
+
+
+def test_a_prompt_without_images_has_no_image_features(client: VLLMClient) -> None:
+    """One answer for each prompt, as TRL's; an image is refused."""
+    assert client.image_features([None, [], None]) == [None, None, None]
+    with pytest.raises(UnsupportedError, match="images"):
+        client.image_features([None, ["image"]])
+
+
 async def test_what_cannot_be_served_is_refused(daemon: Daemon, client: VLLMClient) -> None:
     """Here, before anything is sent."""
 

@@ -8,10 +8,12 @@ from typing import Any
 import google_crc32c
 import grpc
 import pytest
+from google.rpc import error_details_pb2
 
-from genserve.control.state import Phase
+from genserve.control.conditions import Phase
 from genserve.v1 import weights_pb2
-from tests.rpc.conftest import CHECKPOINT, Daemon, field_of, reason_of
+from tests.phases import enter_phase
+from tests.rpc.conftest import CHECKPOINT, Daemon, detail_of, field_of, reason_of
 
 DATA = hashlib.sha256(b"1").digest()
 Frame = weights_pb2.PushWeightsRequest
@@ -67,8 +69,8 @@ async def test_a_stream_without_an_end_frame_is_truncated(daemon: Daemon) -> Non
 
 
 async def test_a_cut_stream_can_be_resumed_where_it_was_cut(daemon: Daemon) -> None:
-    """The bytes stay; GetPush tells which are missing; those alone complete the push."""
-    first = await header(daemon)
+    """The bytes stay; GetPush tells which are missing; those alone complete the push, in the same attempt."""
+    first = await header(daemon, attempt="a")
     await refused(daemon, [first, chunk(0, 20)])
     asked = await daemon.weights.GetPush(weights_pb2.GetPushRequest(push_id="p1"))
     assert [(missing.start, missing.end) for missing in asked.push.missing] == [(20, 32)]
@@ -146,13 +148,16 @@ async def test_a_manifest_that_does_not_fit_names_its_tensors(daemon: Daemon) ->
     first.header.manifest.tensors[0].name = "z"
     error = await refused(daemon, [first])
     assert (error.code(), reason_of(error)) == (grpc.StatusCode.INVALID_ARGUMENT, "MANIFEST_MISMATCH")
+    violations = detail_of(error, error_details_pb2.BadRequest).field_violations
+    assert [each.field for each in violations] == [f'header.manifest.tensors["{name}"]' for name in ("z", "a")]
 
 
 async def test_a_manifest_of_absurd_length_is_refused_unread(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two tensors are right; three cannot be, whatever they say: a million would take seconds to convert."""
+    """Two tensors are right; a thousand are no mistake, whatever they say: a million would take seconds to convert."""
     first = await header(daemon)
     monkeypatch.setattr("genserve.rpc.weights.push_header", lambda _: pytest.fail("it was converted"))
-    first.header.manifest.tensors.append(weights_pb2.TensorSpec(name="c", dtype="nonsense"))
+    too_many = 1 + CHECKPOINT.max_tensors - len(first.header.manifest.tensors)
+    first.header.manifest.tensors.extend([weights_pb2.TensorSpec(name="c", dtype="nonsense")] * too_many)
     error = await refused(daemon, [first, END])
     assert reason_of(error) == "MANIFEST_MISMATCH"
 
@@ -183,7 +188,7 @@ async def test_a_push_whose_time_is_up_ends_by_itself(daemon: Daemon) -> None:
 async def test_pushes_are_refused_while_draining(daemon: Daemon) -> None:
     """UNAVAILABLE: another replica may take it."""
     first = await header(daemon)
-    daemon.board.enter(Phase.DRAINING)
+    enter_phase(daemon.board, Phase.DRAINING)
     error = await refused(daemon, [first, chunk(0, 32), END])
     assert (error.code(), reason_of(error)) == (grpc.StatusCode.UNAVAILABLE, "DRAINING")
 

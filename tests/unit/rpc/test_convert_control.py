@@ -1,15 +1,26 @@
 """What a Pause asks for, defaults and contradictions included."""
 
+import dataclasses
 from typing import Any
 
 import pytest
 from google.protobuf import json_format
 from google.protobuf.duration_pb2 import Duration
 
-from genserve.engine.base import KvPolicy, PauseMode
+from genserve.client.state import ServerInfo
+from genserve.control.conditions import Phase
+from genserve.control.state import EngineState
+from genserve.engine.base import EngineInfo, KvPolicy, PauseMode
 from genserve.errors import InvalidFieldError
 from genserve.rpc.convert import seconds, to_duration
-from genserve.rpc.convert_control import PauseArguments, pause_arguments, renewed_ttl_s, watch_interval_s
+from genserve.rpc.convert_control import (
+    PauseArguments,
+    ServerFacts,
+    pause_arguments,
+    renewed_ttl_s,
+    to_server_info,
+    watch_interval_s,
+)
 from genserve.v1 import control_pb2
 
 
@@ -79,3 +90,23 @@ def test_durations_survive_the_round_trip() -> None:
     """Nanoseconds too."""
     for value_s in (1e-9, 0.1, 1.5, 3600.000000001):
         assert seconds(to_duration(value_s), "f") == pytest.approx(value_s, abs=1e-10)
+
+
+def test_every_fact_of_the_engine_reaches_the_client_under_its_own_name() -> None:
+    """All values differ, so a field that is left out or swapped with another one is found."""
+    names = [field.name for field in dataclasses.fields(EngineInfo) if field.name != "versions"]
+    texts = {field.name for field in dataclasses.fields(EngineInfo) if field.type in ("str", str)}
+    facts: dict[str, Any] = {
+        name: f"{name}-value" if name in texts else number for number, name in enumerate(names, start=10)
+    }
+    info = EngineInfo(**facts, versions={"vllm": "1", "torch": "2"})
+    state = EngineState("instance", 1, Phase.RUNNING, (), 0, 0)
+    told = ServerInfo.of(to_server_info(info, ServerFacts("served", 1, 2, ["push"]), state))
+    found = {**dataclasses.asdict(told), **dataclasses.asdict(told.limits)}
+    # Which adapters fit, and whether it can sleep, is told by `features` and by errors.
+    kept_back = {"max_loras", "max_lora_rank", "can_sleep"}
+    expected = {**facts, "model": "served", "max_message_bytes": 1, "max_staging_bytes": 2, "features": ["push"]}
+    assert {name: found.get(name) for name in expected if name not in kept_back} == {
+        name: value for name, value in expected.items() if name not in kept_back
+    }
+    assert (told.versions["vllm"], told.versions["torch"]) == ("1", "2")

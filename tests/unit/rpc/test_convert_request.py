@@ -6,6 +6,7 @@ import pytest
 from google.protobuf import json_format
 from google.protobuf.struct_pb2 import Struct
 
+from genserve.engine.base import EngineInfo
 from genserve.engine.generation import (
     ChatMessage,
     ChatPrompt,
@@ -18,16 +19,19 @@ from genserve.engine.generation import (
     TextPrompt,
     TokenPrompt,
 )
-from genserve.errors import InvalidFieldError
-from genserve.rpc.convert_request import generation_request, plain_dict, tokenize_input
+from genserve.errors import InvalidFieldError, PromptTooLongError
+from genserve.rpc.convert_request import detokenize_input, generation_request, plain_dict, tokenize_input
 from genserve.v1 import generation_pb2
+
+# A vocabulary of 100 tokens, and a context of 64.
+INFO = EngineInfo("m", "M", "bfloat16", 100, "cpu", 64, 4, 4, 1, 1, 1, {})
 
 
 def converted(**fields: Any) -> GenerationRequest:
     """The request for fields as JSON has them; a prompt is added if there is none."""
     if not fields.keys() & {"text", "tokenIds", "chat"}:
         fields["text"] = "hi"
-    return generation_request(json_format.ParseDict(fields, generation_pb2.GenerateRequest()), "minted")
+    return generation_request(json_format.ParseDict(fields, generation_pb2.GenerateRequest()), INFO, "minted")
 
 
 def refused_field(**fields: Any) -> str:
@@ -139,6 +143,16 @@ def test_numbers_of_a_struct_are_integers_where_they_can_be() -> None:
         ({"sampling": {"topP": "Infinity"}}, "sampling.top_p"),
         ({"sampling": {"logitBias": {"-1": 1}}}, "sampling.logit_bias"),
         ({"sampling": {"logitBias": {"1": "NaN"}}}, "sampling.logit_bias"),
+        ({"sampling": {"logitBias": {"1": -100.5}}}, "sampling.logit_bias"),
+        ({"sampling": {"logitBias": {str(i): 1 for i in range(101)}}}, "sampling.logit_bias"),
+        ({"sampling": {"allowedTokenIds": [1] * 101}}, "sampling.allowed_token_ids"),
+        ({"sampling": {"badWords": ["x" * 65536]}}, "sampling.bad_words"),
+        ({"stop": {"tokenIds": [1] * 101}}, "stop.token_ids"),
+        ({"stop": {"strings": ["x"] * 257}}, "stop.strings"),
+        ({"stop": {"strings": ["x" * 65536]}}, "stop.strings"),
+        ({"regex": "x" * (1 << 18)}, "regex"),
+        ({"choice": {"choices": ["x"] * (1 << 18)}}, "choice.choices"),
+        ({"engineParams": {"x": "x" * 70_000}}, "engine_params"),
         ({"sampling": {"allowedTokenIds": [1, -1]}}, "sampling.allowed_token_ids"),
         ({"stop": {"maxTokens": 0}}, "stop.max_tokens"),
         ({"stop": {"minTokens": -1}}, "stop.min_tokens"),
@@ -162,13 +176,29 @@ def test_a_bad_field_is_named(fields: dict[str, Any], path: str) -> None:
 def test_a_request_without_a_prompt_is_refused() -> None:
     """All the rest being well."""
     with pytest.raises(InvalidFieldError) as caught:
-        generation_request(generation_pb2.GenerateRequest(request_id="r"), "minted")
+        generation_request(generation_pb2.GenerateRequest(request_id="r"), INFO, "minted")
     assert caught.value.violations[0].field == "prompt"
 
 
 def test_empty_text_can_be_tokenized_but_nothing_cannot() -> None:
     """Zero tokens, or the special ones, are an answer."""
-    assert tokenize_input(generation_pb2.TokenizeRequest(text="")) == TextPrompt("")
+    assert tokenize_input(generation_pb2.TokenizeRequest(text="")) == (TextPrompt(""), True)
     with pytest.raises(InvalidFieldError) as caught:
         tokenize_input(generation_pb2.TokenizeRequest())
     assert caught.value.violations[0].field == "input"
+
+
+def test_a_prompt_that_leaves_no_room_is_refused_before_its_ids_are_copied() -> None:
+    """As the engine would: both lengths are told."""
+    assert converted(tokenIds={"ids": [1] * 63}).prompt == TokenPrompt([1] * 63)
+    with pytest.raises(PromptTooLongError) as caught:
+        converted(tokenIds={"ids": [1] * 64})
+    assert caught.value.metadata == {"num_tokens": "64", "max_model_len": "64"}
+
+
+def test_no_more_ids_are_turned_into_text_than_a_context_holds() -> None:
+    """Nothing longer was ever generated."""
+    assert detokenize_input(generation_pb2.DetokenizeRequest(token_ids=[1] * 64), INFO) == ([1] * 64, False)
+    with pytest.raises(InvalidFieldError) as caught:
+        detokenize_input(generation_pb2.DetokenizeRequest(token_ids=[1] * 65), INFO)
+    assert caught.value.violations[0].field == "token_ids"

@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 from google.protobuf import json_format
 
+from genserve.control.conditions import Phase
 from genserve.control.leases import PauseLease
-from genserve.control.state import EngineState, Phase
+from genserve.control.state import EngineState
 from genserve.engine.base import KvPolicy, PauseMode, WeightDigest
 from genserve.errors import InvalidFieldError
 from genserve.rpc.convert import to_state

@@ -1,0 +1,45 @@
+"""Requests of GenerationService as they arrive: bytes until somebody wants them.
+
+gRPC parses on the event loop, where a large message would stop every stream. Small ones are parsed there, large ones in
+a thread together with what is made of them, and those that nobody honest sends not at all.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from google.protobuf.message import Message
+
+from genserve.errors import MessageTooLargeError
+
+M = TypeVar("M", bound=Message)
+T = TypeVar("T")
+
+_SMALL_BYTES = 1 << 15
+_HEAD_BYTES = 2048
+
+
+class Received(Generic[M]):
+    """One message. Of one above `limit_bytes` the size and the `head` are kept."""
+
+    def __init__(self, kind: type[M], data: bytes, limit_bytes: int) -> None:
+        self._kind = kind
+        self._size_bytes = len(data)
+        self._limit_bytes = limit_bytes
+        self._data = data if len(data) <= limit_bytes else b""
+        self.head = data[:_HEAD_BYTES]
+
+    async def read(self, convert: Callable[[M], T]) -> T:
+        """What `convert` makes of the message. Raises MessageTooLargeError, and DecodeError for what is no message."""
+        if self._size_bytes > self._limit_bytes:
+            raise MessageTooLargeError(
+                f"the request has {self._size_bytes} bytes; none for this model needs more than {self._limit_bytes}"
+            )
+        if self._size_bytes <= _SMALL_BYTES:
+            return convert(self._kind.FromString(self._data))
+        return await asyncio.to_thread(lambda: convert(self._kind.FromString(self._data)))
+
+
+def receiver(kind: type[Any], limit_bytes: int) -> Callable[[bytes], Received[Any]]:
+    """A deserializer for messages of a kind."""
+    return lambda data: Received(kind, data, limit_bytes)
