@@ -3,10 +3,19 @@
 Importing this loads grpc and protobuf, and neither torch, numpy nor vllm.
 """
 
+import os
+
+# Before grpc is imported, which reads it once. With its fork handlers gRPC 1.85 crashes one child in ten that is forked
+# while a call is under way and starts a thread, as the workers of a data loader do. Who needs them sets it to 1.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
+from genserve.client.as_completed import CompletedStream
 from genserve.client.async_client import AsyncClient
 from genserve.client.channel import ConnectionSettings, Timeouts
 from genserve.client.enums import KvPolicy, PauseMode, PushAction
+from genserve.client.errors import ClientClosedError, ClientMisuseError
 from genserve.client.generation import AbortResult
+from genserve.client.lease import HeldPause
 from genserve.client.lora import Lora
 from genserve.client.many import ManyItem, ManyStream
 from genserve.client.pull import PulledWeights
@@ -26,7 +35,7 @@ from genserve.client.results import (
 from genserve.client.safetensors_file import CheckpointFileError
 from genserve.client.state import EngineState, Limits, Load, PauseLease, PauseResult, ResumeResult, ServerInfo, Status
 from genserve.client.stream import ResponseStream
-from genserve.client.sync import Client
+from genserve.client.sync import BlockingStream, Client
 from genserve.client.transfer import FinishedUpdate, StartedUpdate
 from genserve.client.weights import ServedTensor, ServedWeights
 from genserve.errors import UnavailableError
@@ -35,8 +44,12 @@ __all__ = [
     "AbortResult",
     "Applied",
     "AsyncClient",
+    "BlockingStream",
     "CheckpointFileError",
     "Client",
+    "ClientClosedError",
+    "ClientMisuseError",
+    "CompletedStream",
     "ConnectionSettings",
     "Delta",
     "EngineState",
@@ -45,6 +58,7 @@ __all__ = [
     "GenerateOptions",
     "GeneratedSequence",
     "Generation",
+    "HeldPause",
     "KvPolicy",
     "Limits",
     "Load",

@@ -15,7 +15,8 @@ class AsyncClient(GenerationCalls, LoraCalls, TransferCalls, ControlCalls):
 
     Use it with `async with`, or call `close`. It connects with the first call and belongs to the event loop of that
     call; any number of calls may run at once. Every call has a deadline (`Timeouts`) and raises a class of
-    `genserve.errors`, or `UnavailableError` when no daemon answers. Cancelling a call cancels it in the daemon.
+    `genserve.errors`, or `UnavailableError` when no daemon answers. Cancelling a call cancels it in the daemon. On
+    another loop, and in a process forked after the first call, it raises ClientMisuseError.
 
         async with AsyncClient("127.0.0.1:50051") as client:
             generation = await client.generate("Once upon a time", max_tokens=16, logprobs=0)
@@ -27,7 +28,7 @@ class AsyncClient(GenerationCalls, LoraCalls, TransferCalls, ControlCalls):
         super().__init__(Connection(target, **settings))
 
     async def close(self) -> None:
-        """Closes the connection; calls under way are cancelled."""
+        """Closes the connection; calls under way raise ClientClosedError, and so does every later one."""
         await self._connection.close()
 
     async def __aenter__(self) -> Self:

@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from genserve.client.safetensors_file import DTYPE_BYTES
 from genserve.client.tensors import TensorSource
+from genserve.tensors.dtypes import item_bytes
 from genserve.v1 import weights_pb2
 
 Range = tuple[int, int]
@@ -27,10 +27,10 @@ class Layout:
     tensors: Sequence[tuple[str, str, tuple[int, ...]]]
 
     def places(self) -> list[weights_pb2.TensorSpec]:
-        """The tensors with their places."""
+        """The tensors with their places. Raises DtypeError."""
         specs, end = [], 0
         for name, dtype, shape in sorted(self.tensors):
-            length = math.prod(shape) * DTYPE_BYTES[dtype]
+            length = math.prod(shape) * item_bytes(name, dtype)
             specs.append(weights_pb2.TensorSpec(name=name, dtype=dtype, shape=shape, offset=end, length=length))
             end += length
         return specs

@@ -3,17 +3,24 @@
 Knows nothing of what the calls mean; those are in generation.py, weights.py and control.py.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import asyncio
+import os
+import re
+import reprlib
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
-from functools import cached_property
 from typing import TYPE_CHECKING, Final, TypedDict, TypeVar
 
 import grpc
 import grpc.aio
 
-from genserve.client.errors import typed_errors
+from genserve.client.errors import ClientClosedError, ClientMisuseError, error_of
+from genserve.client.fields import is_seconds
 from genserve.client.stream import ResponseStream
+from genserve.errors import InvalidFieldError
 from genserve.v1 import control_pb2_grpc, generation_pb2_grpc, weights_pb2_grpc
 
 if TYPE_CHECKING:
@@ -88,8 +95,34 @@ _CHANNEL_OPTIONS: Final[tuple[tuple[str, str | int], ...]] = (
 )
 
 
+# Beyond this, some thirty years, gRPC's arithmetic of deadlines overflows into the past.
+_FOREVER_S: Final = 1e9
+
+_METADATA_KEY: Final = re.compile(r"[0-9a-z_.-]+")
+_METADATA_VALUE: Final = re.compile(r"[ -~]*")
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """A channel, its stubs, and the event loop that they are bound to."""
+
+    loop: asyncio.AbstractEventLoop
+    pid: int
+    channel: grpc.aio.Channel
+    generation: "GenerationServiceAsyncStub"
+    weights: "WeightServiceAsyncStub"
+    control: "ControlServiceAsyncStub"
+
+
 class Connection:
-    """One channel to one daemon, opened by the first call on the event loop that makes it."""
+    """One channel to one daemon, opened by the first call on the event loop that makes it.
+
+    Every call takes its stub from here, so this is where one that cannot work is refused: after `close` with
+    ClientClosedError; on another event loop, or in a process forked after gRPC was used, with ClientMisuseError.
+    """
+
+    # gRPC's threads do not survive a fork: in a child of a process that has used it, calls would wait for ever.
+    _grpc_pid: int | None = None
 
     def __init__(
         self,
@@ -107,29 +140,33 @@ class Connection:
         self.metadata = tuple((key.lower(), value) for key, value in ({} if metadata is None else metadata).items())
         if token is not None:
             self.metadata += (("authorization", f"Bearer {token}"),)
+        _check_sendable(target, self.metadata)
         self._credentials = grpc.ssl_channel_credentials() if tls and credentials is None else credentials
         self._options = (*_CHANNEL_OPTIONS, *options)
         self._closing: list[Callable[[], None]] = []
+        self._further: weakref.WeakSet[grpc.aio.Channel] = weakref.WeakSet()
+        self._opened: _Opened | None = None
+        self._closed = False
 
-    @cached_property
+    @property
     def channel(self) -> grpc.aio.Channel:
         """The channel; bound to the event loop that is running."""
-        return self.another_channel()
+        return self._open().channel
 
-    @cached_property
+    @property
     def generation(self) -> "GenerationServiceAsyncStub":
         """Stub of GenerationService."""
-        return generation_pb2_grpc.GenerationServiceStub(self.channel)
+        return self._open().generation
 
-    @cached_property
+    @property
     def weights(self) -> "WeightServiceAsyncStub":
         """Stub of WeightService."""
-        return weights_pb2_grpc.WeightServiceStub(self.channel)
+        return self._open().weights
 
-    @cached_property
+    @property
     def control(self) -> "ControlServiceAsyncStub":
         """Stub of ControlService."""
-        return control_pb2_grpc.ControlServiceStub(self.channel)
+        return self._open().control
 
     async def unary(
         self,
@@ -140,8 +177,8 @@ class Connection:
         wait_for_ready: bool = False,
     ) -> ResponseT:
         """Makes one call; deadline: `timeout_s` or that of control calls. `wait_for_ready` waits for a connection."""
-        timeout = self.timeouts.control_s if timeout_s is UNSET else timeout_s
-        with typed_errors(self.target):
+        timeout = self.deadline_s(timeout_s, self.timeouts.control_s)
+        with self.typed_errors():
             return await method(request, timeout=timeout, metadata=self.metadata, wait_for_ready=wait_for_ready)
 
     def stream(
@@ -152,26 +189,99 @@ class Connection:
         convert: Callable[[ResponseT], ResultT],
     ) -> ResponseStream[ResultT]:
         """Starts a call that streams responses, each given to `convert`."""
-        call = method(request, timeout=timeout_s, metadata=self.metadata)
-        return ResponseStream(call, convert, self.target)
+        call = method(request, timeout=self.deadline_s(timeout_s, None), metadata=self.metadata)
+        return ResponseStream(call, convert, self)
+
+    @contextmanager
+    def typed_errors(self) -> Iterator[None]:
+        """Turns gRPC's error of a call into a typed one, and a call that `close` has ended into ClientClosedError. The
+        cancellation of the task that runs passes through."""
+        try:
+            yield
+        except grpc.aio.AioRpcError as error:
+            raise error_of(error, self.target) from error
+        except grpc.aio.UsageError:
+            self.check_open()  # it was closed between two steps of the call
+            raise
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._closed and (task is None or task.cancelling() == 0):
+                raise self._closed_error() from None
+            raise
+
+    @staticmethod
+    def deadline_s(timeout_s: Timeout, default_s: float | None) -> float | None:
+        """A call's deadline in seconds as gRPC takes it; None = none. Raises InvalidFieldError for what is no time."""
+        timeout = default_s if isinstance(timeout_s, Unset) else timeout_s
+        if timeout is None:
+            return None
+        if not is_seconds(timeout):
+            raise InvalidFieldError.of("timeout_s", f"{reprlib.repr(timeout)} is not a number of seconds")
+        return None if timeout > _FOREVER_S else float(timeout)
+
+    def check_open(self) -> None:
+        """Raises ClientClosedError after `close`."""
+        if self._closed:
+            raise self._closed_error()
 
     def on_close(self, close: Callable[[], None]) -> None:
         """Has `close` called when the connection is closed."""
         self._closing.append(close)
 
     def another_channel(self, target: str | None = None) -> grpc.aio.Channel:
-        """A further connection to the daemon, or to `target`, to be closed by whoever asked."""
-        target = self.target if target is None else target
+        """A further connection to the daemon, or to `target`, to be closed by whoever asked or by `close`."""
+        self._open()
+        channel = self._new_channel(self.target if target is None else target)
+        self._further.add(channel)
+        return channel
+
+    async def close(self) -> None:
+        """Closes the channels; calls under way raise ClientClosedError."""
+        opened = self._opened
+        if opened is not None and opened.pid != os.getpid():
+            self._closed = True
+            return  # all of it is the parent's
+        is_usable = opened is not None and not opened.loop.is_closed()
+        if opened is not None and is_usable and opened.loop is not asyncio.get_running_loop():
+            raise ClientMisuseError("a client has to be closed on the event loop that it was used on")
+        self._closed = True
+        if opened is not None and is_usable:
+            for channel in (*self._further, opened.channel):
+                await channel.close()
+        while self._closing:
+            self._closing.pop()()
+
+    def _open(self) -> _Opened:
+        opened = self._opened
+        self.check_open()
+        pid, loop = os.getpid(), asyncio.get_running_loop()
+        if (opened is not None and opened.pid != pid) or Connection._grpc_pid not in (None, pid):
+            raise forked_error()
+        if opened is None:
+            Connection._grpc_pid = pid
+            channel = self._new_channel(self.target)
+            opened = self._opened = _Opened(
+                loop,
+                pid,
+                channel,
+                generation_pb2_grpc.GenerationServiceStub(channel),
+                weights_pb2_grpc.WeightServiceStub(channel),
+                control_pb2_grpc.ControlServiceStub(channel),
+            )
+        elif opened.loop is not loop:
+            raise ClientMisuseError(
+                "the client belongs to the event loop of its first call, which is another one; make a client for each "
+                "asyncio.run, or use the blocking Client, which has a loop of its own"
+            )
+        return opened
+
+    def _new_channel(self, target: str) -> grpc.aio.Channel:
         if self._credentials is None:
             return grpc.aio.insecure_channel(target, options=self._options)
         return grpc.aio.secure_channel(target, self._credentials, options=self._options)
 
-    async def close(self) -> None:
-        """Closes the channel; calls under way are cancelled."""
-        if "channel" in self.__dict__:
-            await self.channel.close()
-        while self._closing:
-            self._closing.pop()()
+    def _closed_error(self) -> ClientClosedError:
+        return ClientClosedError(f"the client of {self.target} is closed")
 
 
 class ServiceCalls:
@@ -179,3 +289,27 @@ class ServiceCalls:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+
+
+def forked_error() -> ClientMisuseError:
+    """What a client says in a process that was forked from one that had used gRPC."""
+    return ClientMisuseError(
+        "this process was forked from one that had used a client, and gRPC does not work across a fork: "
+        "start the process with multiprocessing's method spawn, or make the first client after the fork"
+    )
+
+
+def _check_sendable(target: str, metadata: Sequence[tuple[str, str]]) -> None:
+    """Raises InvalidFieldError for an address or metadata that gRPC would refuse without saying what it is about."""
+    try:
+        unusable = target == "" or not target.isprintable() or target.encode() == b""
+    except UnicodeEncodeError:
+        unusable = True
+    if unusable:
+        raise InvalidFieldError.of("target", f"{target!r} is no address")
+    for key, value in metadata:
+        if not _METADATA_KEY.fullmatch(key):
+            raise InvalidFieldError.of("metadata", f"{key!r} is no key of gRPC metadata")
+        if not key.endswith("-bin") and not (isinstance(value, str) and _METADATA_VALUE.fullmatch(value)):
+            field = "token" if key == "authorization" else f"metadata.{key}"  # whose value must not be shown
+            raise InvalidFieldError.of(field, "has to be printable ASCII")

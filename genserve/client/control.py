@@ -8,8 +8,8 @@ import grpc.aio
 
 from genserve.client.channel import UNSET, ServiceCalls, Timeout
 from genserve.client.enums import KvPolicy, PauseMode, wire_value
-from genserve.client.lease import held_pause
-from genserve.client.requests import duration
+from genserve.client.fields import build, duration, optional_duration
+from genserve.client.lease import HeldPause, held_pause
 from genserve.client.state import EngineState, PauseLease, PauseResult, ResumeResult, ServerInfo, Status
 from genserve.client.stream import ResponseStream
 from genserve.errors import DeadlineError, UnavailableError
@@ -40,15 +40,16 @@ class ControlCalls(ServiceCalls):
         Defaults: mode keep, KV cache reuse, `ttl_s` 60. The daemon gives up after `timeout_s` and then nothing is
         paused. A repeat with the same `request_id` answers the same lease. Prefer `paused()`, which renews and resumes.
         """
-        request = control_pb2.PauseRequest(
-            mode=wire_value(types_pb2.PauseMode, mode, "mode"),
-            kv_policy=wire_value(types_pb2.KvPolicy, kv_policy, "kv_policy"),
-            holder=holder,
-            ttl=None if ttl_s is None else duration(ttl_s),
-            no_expiry=no_expiry,
-            request_id=request_id,
-            timeout=duration(timeout_s),
-        )
+        fields = {
+            "mode": wire_value(types_pb2.PauseMode, mode, "mode"),
+            "kv_policy": wire_value(types_pb2.KvPolicy, kv_policy, "kv_policy"),
+            "holder": holder,
+            "ttl": optional_duration(ttl_s, "ttl_s"),
+            "no_expiry": no_expiry,
+            "request_id": request_id,
+            "timeout": duration(timeout_s, "timeout_s"),
+        }
+        request = build(control_pb2.PauseRequest, fields)
         deadline_s = timeout_s + self._connection.timeouts.pause_slack_s
         response = await self._connection.unary(self._connection.control.Pause, request, deadline_s)
         return PauseResult(
@@ -60,13 +61,13 @@ class ControlCalls(ServiceCalls):
 
     async def renew_pause(self, lease_id: str, *, ttl_s: float | None = None, timeout_s: Timeout = UNSET) -> PauseLease:
         """Extends a lease by `ttl_s` from now; default: as long as at first. Raises PauseLeaseLostError."""
-        request = control_pb2.RenewPauseRequest(lease_id=lease_id, ttl=None if ttl_s is None else duration(ttl_s))
+        request = build(control_pb2.RenewPauseRequest, {"lease_id": lease_id, "ttl": optional_duration(ttl_s, "ttl_s")})
         response = await self._connection.unary(self._connection.control.RenewPause, request, timeout_s)
         return PauseLease.of(response.lease)
 
     async def resume(self, lease_id: str = "", *, force: bool = False, timeout_s: Timeout = UNSET) -> ResumeResult:
         """Gives a lease back; `force` ends every lease, whoever holds it."""
-        request = control_pb2.ResumeRequest(lease_id=lease_id, force=force)
+        request = build(control_pb2.ResumeRequest, {"lease_id": lease_id, "force": force})
         response = await self._connection.unary(self._connection.control.Resume, request, timeout_s)
         return ResumeResult(response.lease_expired, EngineState.of(response.state))
 
@@ -78,11 +79,11 @@ class ControlCalls(ServiceCalls):
         holder: str = "",
         ttl_s: float = 60.0,
         timeout_s: float = 60.0,
-    ) -> AbstractAsyncContextManager[PauseLease]:
+    ) -> AbstractAsyncContextManager[HeldPause]:
         """Keeps generation paused inside `async with`, which gives the lease; resumes however the block ends.
 
-        The lease is renewed every `ttl_s / 3`. Leaving the block raises PauseLeaseLostError if the lease was lost
-        meanwhile: the engine may then have run.
+        The lease is renewed every `ttl_s / 3`; its `is_lost` says whether that has failed for good. Leaving the block
+        raises PauseLeaseLostError if the lease was lost meanwhile: the engine may then have run.
         """
         return held_pause(self, mode, kv_policy, holder=holder, ttl_s=ttl_s, timeout_s=timeout_s)
 
@@ -99,7 +100,7 @@ class ControlCalls(ServiceCalls):
 
         Goes on until it is closed: the one call without a deadline by default.
         """
-        request = control_pb2.WatchStatusRequest(interval=None if interval_s is None else duration(interval_s))
+        request = control_pb2.WatchStatusRequest(interval=optional_duration(interval_s, "interval_s"))
         return self._connection.stream(self._connection.control.WatchStatus, request, timeout_s, Status.of)
 
     async def server_info(self, *, timeout_s: Timeout = UNSET) -> ServerInfo:
@@ -109,7 +110,7 @@ class ControlCalls(ServiceCalls):
 
     async def reset_cache(self, *, reset_running_requests: bool = False, timeout_s: Timeout = UNSET) -> bool:
         """Drops the prefix cache; False when blocks of running requests kept it alive."""
-        request = control_pb2.ResetCacheRequest(reset_running_requests=reset_running_requests)
+        request = build(control_pb2.ResetCacheRequest, {"reset_running_requests": reset_running_requests})
         response = await self._connection.unary(self._connection.control.ResetCache, request, timeout_s)
         return response.reset
 
@@ -117,7 +118,7 @@ class ControlCalls(ServiceCalls):
         """Gives the device's memory back until `wake_up`; nothing is generated or pushed meanwhile. Default mode keep:
         running requests go on afterwards. The daemon gives up after `timeout_s` and is awake then."""
         request = control_pb2.SleepRequest(
-            mode=wire_value(types_pb2.PauseMode, mode, "mode"), timeout=duration(timeout_s)
+            mode=wire_value(types_pb2.PauseMode, mode, "mode"), timeout=duration(timeout_s, "timeout_s")
         )
         deadline_s = timeout_s + self._connection.timeouts.pause_slack_s
         response = await self._connection.unary(self._connection.control.Sleep, request, deadline_s)
@@ -134,11 +135,11 @@ class ControlCalls(ServiceCalls):
         connection = self._connection
         watch: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = connection.channel.unary_stream(_HEALTH_WATCH)
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(connection.deadline_s(timeout_s, None)):
                 while True:
                     call = watch(_EVERY_SERVICE, metadata=connection.metadata, wait_for_ready=True)
                     try:
-                        async with ResponseStream[bytes](call, bytes, connection.target) as statuses:
+                        async with ResponseStream[bytes](call, bytes, connection) as statuses:
                             async for status in statuses:
                                 if status == _SERVING:
                                     return

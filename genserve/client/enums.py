@@ -1,5 +1,6 @@
 """Enum values as words: `"keep"` here is `PAUSE_MODE_KEEP` on the wire."""
 
+import reprlib
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from genserve.errors import InvalidFieldError
@@ -23,10 +24,10 @@ def wire_value(enum: "_EnumTypeWrapper[ValueT]", word: str | None, field: str) -
     """The enum's value for `word`, UNSPECIFIED for None. Raises InvalidFieldError, naming `field`, for another word."""
     values = enum.DESCRIPTOR.values
     prefix = values[0].name.removesuffix("UNSPECIFIED")
-    name = prefix + ("UNSPECIFIED" if word is None else word.upper())
-    if name not in enum.DESCRIPTOR.values_by_name:
+    name = prefix + ("UNSPECIFIED" if word is None else word.upper() if isinstance(word, str) else "")
+    if not name.isascii() or name not in enum.DESCRIPTOR.values_by_name:
         words = ", ".join(value.name.removeprefix(prefix).lower() for value in values[1:])
-        raise InvalidFieldError.of(field, f"{word!r} is none of {words}")
+        raise InvalidFieldError.of(field, f"{reprlib.repr(word)} is none of {words}")
     return enum.Value(name)
 
 

@@ -1,8 +1,5 @@
 """Status codes back into the exceptions of `genserve.errors`, by the reason the daemon gives; never by its message."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import grpc
 import grpc.aio
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
@@ -18,6 +15,17 @@ from genserve.errors import (
     UnavailableError,
     error_for_reason,
 )
+
+
+class ClientClosedError(RuntimeError):
+    """The client was closed, before the call or while it was under way. Only the client raises it: it has no reason on
+    the wire, and a caller that retries what a daemon refuses must not retry this."""
+
+
+class ClientMisuseError(RuntimeError):
+    """The client cannot work where it is called: in a process forked after its first use, on another event loop than
+    that of its first call, or on the event loop of a blocking client."""
+
 
 _STATUS_DETAILS_KEY = "grpc-status-details-bin"
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
@@ -75,15 +83,6 @@ def _typed(code: grpc.StatusCode, description: str | None, status: status_pb2.St
         if info is not None:
             metadata["reason"] = info.reason
     return error_class(message, violations=violations, retry_after_s=retry_after_s, metadata=metadata)
-
-
-@contextmanager
-def typed_errors(target: str) -> Iterator[None]:
-    """Turns gRPC's error of a call to `target` into a typed one; cancellation passes through."""
-    try:
-        yield
-    except grpc.aio.AioRpcError as error:
-        raise error_of(error, target) from error
 
 
 def _status_of(error: grpc.aio.AioRpcError) -> status_pb2.Status:

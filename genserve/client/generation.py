@@ -1,16 +1,26 @@
 """The calls of GenerationService."""
 
-import asyncio
-from collections.abc import AsyncGenerator, Iterable, Sequence
-from contextlib import aclosing
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Unpack
 
+from genserve.client.as_completed import CompletedStream
 from genserve.client.channel import UNSET, ServiceCalls, Timeout
+from genserve.client.fields import build, naming
 from genserve.client.many import ManyStream
-from genserve.client.requests import ChatMessage, ChatOptions, GenerateOptions, PromptLike, chat, generate_request
+from genserve.client.requests import (
+    ChatMessage,
+    ChatOptions,
+    GenerateOptions,
+    PromptLike,
+    chat,
+    generate_request,
+    generate_requests,
+    is_chat,
+)
 from genserve.client.results import Delta, Generation
 from genserve.client.stream import ResponseStream
+from genserve.errors import InvalidFieldError
 from genserve.v1 import generation_pb2
 
 
@@ -47,10 +57,10 @@ class GenerationCalls(ServiceCalls):
     ) -> ResponseStream[Delta]:
         """Generates from one prompt and gives strict deltas as they come; errors are raised while iterating.
 
-        Closing the stream, or cancelling the task that reads it, ends the request in the daemon.
+        Closing the stream ends the request in the daemon. Waiting for a delta may be given up: it is not lost.
         """
         request = generate_request(prompt, options)
-        timeout = self._connection.timeouts.generate_s if timeout_s is UNSET else timeout_s
+        timeout = self._connection.deadline_s(timeout_s, self._connection.timeouts.generate_s)
         return self._connection.stream(self._connection.generation.Generate, request, timeout, Delta)
 
     def stream_many(self, *, timeout_s: Timeout = UNSET) -> ManyStream:
@@ -66,42 +76,29 @@ class GenerationCalls(ServiceCalls):
                 async for item in many:
                     print(item.request_id, item.error or item.delta.text)
         """
-        timeout = self._connection.timeouts.generate_s if timeout_s is UNSET else timeout_s
+        timeout = self._connection.deadline_s(timeout_s, self._connection.timeouts.generate_s)
         call = self._connection.generation.GenerateMany(timeout=timeout, metadata=self._connection.metadata)
-        return ManyStream(call, self._connection.target, self.abort)
+        return ManyStream(call, self._connection, self.abort)
 
-    async def generate_as_completed(
-        self, prompts: Sequence[PromptLike], *, timeout_s: Timeout = UNSET, **options: Unpack[GenerateOptions]
-    ) -> AsyncGenerator[tuple[int, Generation], None]:
+    def generate_as_completed(
+        self, prompts: Iterable[PromptLike], *, timeout_s: Timeout = UNSET, **options: Unpack[GenerateOptions]
+    ) -> CompletedStream:
         """Generates from many prompts at once; gives (position in `prompts`, generation) as each one ends. The options
         hold for every prompt. A request that fails gives what there is of it, with its `error`.
 
-        Closing the generator (`contextlib.aclosing`) ends what still runs. Raises what ends the whole stream.
+        Closing the stream (`async with`, `aclose`) ends what still runs. Iterating raises what ends the whole stream. A
+        daemon whose queue is full is sent the rest as it makes room, until `timeout_s` has passed.
         """
         if options.get("request_id") is not None:
-            raise ValueError("request_id names one request; use stream_many to name many")
+            raise InvalidFieldError.of("request_id", "names one request; use stream_many to name many")
         if options.get("stream_interval") is None:
             options["stream_interval"] = 0
-        async with self.stream_many(timeout_s=timeout_s) as many:
-            unfinished = {many.next_id(): (position, Generation()) for position in range(len(prompts))}
-            submitting = asyncio.create_task(_submit(many, list(zip(unfinished, prompts, strict=True)), options))
-            try:
-                async for item in many:
-                    position, generation = unfinished[item.request_id]
-                    if item.delta is not None:
-                        generation.add(item.delta)
-                    if item.is_last:
-                        del unfinished[item.request_id]
-                        generation.error = item.error
-                        yield position, generation
-                await submitting
-            finally:
-                submitting.cancel()
-                await asyncio.wait([submitting])
+        messages = generate_requests(prompts, options)
+        return CompletedStream(self.stream_many(timeout_s=timeout_s), messages)
 
     async def generate_many(
         self,
-        prompts: Sequence[PromptLike],
+        prompts: Iterable[PromptLike],
         *,
         raise_errors: bool = True,
         timeout_s: Timeout = UNSET,
@@ -110,22 +107,23 @@ class GenerationCalls(ServiceCalls):
         """Generates from many prompts at once over one stream; the generations are in the order of the prompts.
 
         The options hold for every prompt. The first error of a request is raised, and ends the others; without
-        `raise_errors` it is the `error` of its generation, and the others go on. Cancelling ends all of them.
+        `raise_errors` it is the `error` of its generation, and the others go on. Cancelling ends all of them. A full
+        queue is no error: see `generate_as_completed`.
         """
         results: dict[int, Generation] = {}
-        async with aclosing(self.generate_as_completed(prompts, timeout_s=timeout_s, **options)) as completed:
+        async with self.generate_as_completed(prompts, timeout_s=timeout_s, **options) as completed:
             async for position, generation in completed:
                 if generation.error is not None and raise_errors:
                     raise generation.error
                 results[position] = generation
-        return [results[position] for position in range(len(prompts))]
+        return [results[position] for position in range(len(results))]
 
     async def abort(
         self, request_ids: Sequence[str] = (), *, all: bool = False, timeout_s: Timeout = UNSET
     ) -> AbortResult:
         """Ends the named requests of any client, or `all`; their streams finish as `aborted` and keep their tokens."""
         ids = [request_ids] if isinstance(request_ids, str) else request_ids
-        request = generation_pb2.AbortRequest(request_ids=ids, all=all)
+        request = build(generation_pb2.AbortRequest, {"request_ids": ids, "all": all})
         response = await self._connection.unary(self._connection.generation.Abort, request, timeout_s)
         return AbortResult(list(response.aborted_ids), list(response.unknown_ids))
 
@@ -139,12 +137,16 @@ class GenerationCalls(ServiceCalls):
     ) -> list[int]:
         """The token ids that `generate` would use for text or the messages of a chat."""
         request = generation_pb2.TokenizeRequest()
-        if isinstance(prompt, str):
-            request.text = prompt
-        else:
-            request.chat.CopyFrom(chat(prompt, options))
+        with naming("prompt"):
+            if isinstance(prompt, str):
+                request.text = prompt
+            elif is_chat(prompt):
+                request.chat.CopyFrom(chat(prompt, options))
+            else:
+                raise TypeError("is neither text nor the list of a chat's messages")
         if add_special_tokens is not None:
-            request.add_special_tokens = add_special_tokens
+            with naming("add_special_tokens"):
+                request.add_special_tokens = add_special_tokens
         response = await self._connection.unary(self._connection.generation.Tokenize, request, timeout_s)
         return list(response.token_ids)
 
@@ -152,18 +154,7 @@ class GenerationCalls(ServiceCalls):
         self, token_ids: Sequence[int], *, skip_special_tokens: bool = False, timeout_s: Timeout = UNSET
     ) -> str:
         """The text of token ids."""
-        request = generation_pb2.DetokenizeRequest(token_ids=token_ids, skip_special_tokens=skip_special_tokens)
+        fields = {"token_ids": token_ids, "skip_special_tokens": skip_special_tokens}
+        request = build(generation_pb2.DetokenizeRequest, fields)
         response = await self._connection.unary(self._connection.generation.Detokenize, request, timeout_s)
         return response.text
-
-
-async def _submit(many: ManyStream, prompts: Iterable[tuple[str, PromptLike]], options: GenerateOptions) -> None:
-    """Begins requests, by id; what cannot be sent ends the stream, for whoever reads it would wait for ever."""
-    try:
-        for request_id, prompt in prompts:
-            options["request_id"] = request_id
-            await many.submit(prompt, **options)
-        await many.done()
-    except BaseException:
-        many.cancel()
-        raise

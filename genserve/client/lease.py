@@ -3,11 +3,25 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from genserve.client.enums import KvPolicy, PauseMode
 from genserve.client.state import PauseLease, PauseResult, ResumeResult
 from genserve.errors import DeadlineError, GenserveError, PauseLeaseLostError, UnavailableError
+
+
+@dataclass(frozen=True, slots=True)
+class HeldPause(PauseLease):
+    """A lease that is renewed in the background until its block ends."""
+
+    renewal: "asyncio.Task[None]" = field(repr=False, compare=False)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it could not be renewed: the engine may run already, and leaving the block says why. True at the
+        latest a third of the time to live after the lease was taken away. May be asked from any thread."""
+        return self.renewal.done()
 
 
 class PauseCalls(Protocol):
@@ -34,13 +48,13 @@ async def held_pause(
     holder: str,
     ttl_s: float,
     timeout_s: float,
-) -> AsyncIterator[PauseLease]:
+) -> AsyncIterator[HeldPause]:
     """See `ControlCalls.paused`."""
     paused = await calls.pause(mode, kv_policy, holder=holder, ttl_s=ttl_s, timeout_s=timeout_s)
     lease = paused.lease
     renewal = asyncio.create_task(_keep_renewing(calls, lease.lease_id, ttl_s), name=f"renew pause {lease.lease_id}")
     try:
-        yield lease
+        yield HeldPause(lease.lease_id, lease.holder, lease.mode, lease.expire_time, renewal)
     except Exception as error:
         try:
             await _give_back(calls, lease.lease_id, renewal)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from genserve.client.channel import UNSET, Timeout
+from genserve.client.fields import build, duration, naming
 from genserve.client.push import PushProgress, PushResult
-from genserve.client.requests import duration
 from genserve.client.safetensors_file import CheckpointFileError
 from genserve.client.tensors import tensor_sources
 from genserve.client.weights import WeightCalls
@@ -75,21 +75,26 @@ class LoraCalls(WeightCalls):
             config = _read_config(Path(tensors))
         if config is None:
             raise TypeError("config: PEFT's configuration is needed beside tensors (r, lora_alpha, target_modules)")
-        adapter = weights_pb2.LoraAdapter(lora_name=lora_name, config=json.dumps(config, default=_plain))
-        header = weights_pb2.PushHeader(push_id=push_id, lora=adapter)
+        with naming("config"):
+            encoded = json.dumps(config, default=_plain)
+        adapter = build(weights_pb2.LoraAdapter, {"lora_name": lora_name, "config": encoded}, path="lora")
+        header = build(weights_pb2.PushHeader, {"push_id": push_id, "lora": adapter})
         sources = tensor_sources(tensors, tied_once=False)
         return await self._send(sources, header, shared_memory=shared_memory, progress=progress, timeout_s=timeout_s)
 
     async def load_lora(self, lora_name: str, path: str | PathLike[str], *, timeout_s: float = 60.0) -> Lora:
         """Loads an adapter from a directory of the daemon's host, as PEFT saves it; the rest as `push_lora`."""
-        request = control_pb2.LoadLoraRequest(lora_name=lora_name, path=os.fspath(path), timeout=duration(timeout_s))
+        with naming("path"):
+            directory = os.fspath(path)
+        fields = {"lora_name": lora_name, "path": directory, "timeout": duration(timeout_s, "timeout_s")}
+        request = build(control_pb2.LoadLoraRequest, fields)
         deadline_s = timeout_s + self._connection.timeouts.pause_slack_s
         response = await self._connection.unary(self._connection.control.LoadLora, request, deadline_s)
         return Lora.of(response.lora)
 
     async def unload_lora(self, lora_name: str, *, timeout_s: Timeout = UNSET) -> Lora:
         """Takes an adapter away; requests that run go on with it. What it was. Raises LoraNotFoundError."""
-        request = control_pb2.UnloadLoraRequest(lora_name=lora_name)
+        request = build(control_pb2.UnloadLoraRequest, {"lora_name": lora_name})
         response = await self._connection.unary(self._connection.control.UnloadLora, request, timeout_s)
         return Lora.of(response.lora)
 

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import grpc.aio
 
@@ -15,8 +15,16 @@ from genserve.client.errors import error_of, error_of_status
 from genserve.client.final_status import FinalStatus
 from genserve.client.requests import GenerateOptions, PromptLike, generate_request
 from genserve.client.results import Delta
+from genserve.client.stream import EOF, MessageReader
 from genserve.errors import GenserveError
 from genserve.v1 import generation_pb2
+
+if TYPE_CHECKING:
+    from genserve.client.channel import Connection
+
+
+class StreamOverError(RuntimeError):
+    """The stream takes no more requests: `done` was called, or the daemon has ended it without an error."""
 
 
 @dataclass(slots=True)
@@ -37,43 +45,48 @@ class ManyStream(AsyncIterator[ManyItem]):
     """One GenerateMany call. Iterate while you submit, or submit everything first: both sides are independent.
 
     An error of a request is an item; iterating raises only what ends the whole stream. The call is cancelled, which
-    ends its requests in the daemon, by `aclose()` and by leaving `async with`.
+    ends its requests in the daemon, by `aclose()`, by leaving `async with`, and when the stream is dropped. Waiting for
+    an item, or for `submit`, may be given up: the stream goes on.
     """
 
     def __init__(
         self,
         call: "grpc.aio.StreamStreamCall[Any, Any]",
-        target: str,
+        connection: "Connection",
         abort: Callable[[Sequence[str]], Awaitable[object]],
     ) -> None:
         """`abort` ends requests by another call: this one cannot say it after `done`."""
         self._call = call
         self._abort = abort
-        self._target = target
+        self._connection = connection
         self._status = FinalStatus(call)
+        self._messages = MessageReader(call, connection, self._status)
         self._items: deque[generation_pb2.GenerateManyItem] = deque()
         self._prefix = uuid.uuid4().hex
         self._numbers = itertools.count()
         self._running: set[str] = set()
         self._writing = asyncio.Lock()
         self._is_done = False
-        self._closed = False
         self.num_messages = 0
         """Messages of the daemon so far; each has the items of one step of the engine."""
 
     async def submit(self, prompt: PromptLike, **options: Unpack[GenerateOptions]) -> str:
         """Begins a request, with the options of `AsyncClient.stream`; returns its id, minted when none is given.
 
-        Raises ValueError for an id that is running in this stream, and what ended the stream if it is over.
+        Raises ValueError for an id that is running in this stream, InvalidFieldError for an option, and what ended the
+        stream if it is over. A request is sent even if waiting for it is given up.
         """
-        request_id = options.get("request_id") or self.next_id()
-        if request_id in self._running:
-            raise ValueError(f"a request {request_id!r} is running in this stream")
-        message = generation_pb2.GenerateManyRequest(generate=generate_request(prompt, options))
-        message.generate.request_id = request_id
-        self._running.add(request_id)
-        await self._send(message)
-        return request_id
+        message = generate_request(prompt, options)
+        message.request_id = message.request_id or self.next_id()
+        await self.put(message)
+        return message.request_id
+
+    async def put(self, message: generation_pb2.GenerateRequest) -> None:
+        """`submit` for a request that has been built, and has an id."""
+        if message.request_id in self._running:
+            raise ValueError(f"a request {message.request_id!r} is running in this stream")
+        self._running.add(message.request_id)
+        await self._send(generation_pb2.GenerateManyRequest(generate=message))
 
     def next_id(self) -> str:
         """An id for a request that no other has."""
@@ -91,25 +104,19 @@ class ManyStream(AsyncIterator[ManyItem]):
     async def done(self) -> None:
         """Tells that nothing more will be submitted: the stream ends with the last request."""
         self._is_done = True
-        async with self._writing:
-            await self._call.done_writing()
+        await self._send(None)
 
     async def __anext__(self) -> ManyItem:
-        """The next item. Raises a `GenserveError` if the stream failed."""
+        """The next item. Raises a `GenserveError` if the stream failed, ClientClosedError if the client is closed."""
         while not self._items:
-            if self._closed:
-                raise StopAsyncIteration
-            try:
-                response: Any = await self._call.read()
-            except grpc.aio.AioRpcError as error:
-                raise error_of(self._status.cause_of(error), self._target) from error
-            if response is grpc.aio.EOF:
+            response = await self._messages.next()
+            if response is EOF:
                 raise StopAsyncIteration
             self.num_messages += 1
             self._items.extend(response.items)
         message = self._items.popleft()
         if message.HasField("error"):
-            item = ManyItem(message.request_id, None, error_of_status(message.error, self._target))
+            item = ManyItem(message.request_id, None, error_of_status(message.error, self._connection.target))
         else:
             item = ManyItem(message.request_id, Delta(message.response), None)
         if item.is_last:
@@ -122,21 +129,14 @@ class ManyStream(AsyncIterator[ManyItem]):
 
     def cancel(self) -> None:
         """`aclose` for callbacks."""
-        self._closed = True
         self._items.clear()
-        self._call.cancel()
+        self._messages.cancel()
 
-    async def _send(self, message: generation_pb2.GenerateManyRequest) -> None:
-        try:
-            async with self._writing:
-                await self._call.write(message)
-        except asyncio.InvalidStateError as error:
-            # It is over, or `done` was called.
-            if self._status.failure is None:
-                raise RuntimeError("the stream takes no more requests") from error
-            raise error_of(self._status.failure, self._target) from error
-        except grpc.aio.AioRpcError as error:
-            raise error_of(self._status.cause_of(error), self._target) from error
+    async def _send(self, message: generation_pb2.GenerateManyRequest | None) -> None:
+        # gRPC ends the call when a write is cancelled, so the write does not belong to whoever waits for it.
+        await asyncio.shield(
+            asyncio.create_task(_write(self._call, message, self._writing, self._status, self._connection))
+        )
 
     async def __aenter__(self) -> Self:
         return self
@@ -148,3 +148,25 @@ class ManyStream(AsyncIterator[ManyItem]):
         traceback: TracebackType | None,
     ) -> None:
         await self.aclose()
+
+
+async def _write(
+    call: "grpc.aio.StreamStreamCall[Any, Any]",
+    message: generation_pb2.GenerateManyRequest | None,
+    turn: asyncio.Lock,
+    status: FinalStatus,
+    connection: "Connection",
+) -> None:
+    """Writes a message, or the end. No method, for a stream that is dropped while this waits must not be kept alive."""
+    try:
+        async with turn:
+            with connection.typed_errors():
+                await status.of(call.done_writing() if message is None else call.write(message))
+    except (asyncio.InvalidStateError, grpc.aio.InternalError) as error:
+        # It is over, which gRPC says in either way, or `done` was called.
+        connection.check_open()
+        if isinstance(error, grpc.aio.InternalError):
+            await status.wait()
+        if status.failure is None:
+            raise StreamOverError("the stream takes no more requests") from error
+        raise error_of(status.failure, connection.target) from error

@@ -7,10 +7,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Final
 
-import grpc.aio
-
 from genserve.client.channel import Connection
-from genserve.client.errors import error_of
+from genserve.client.fields import build
 from genserve.client.frames import crc32c
 from genserve.client.safetensors_file import StoredTensor, write_safetensors
 from genserve.client.tensors import to_torch
@@ -77,19 +75,19 @@ class Download:
                 num_resumes += 1
 
     async def _receive(self, *, reconnects: bool) -> None:
-        request = weights_pb2.PullWeightsRequest(weight_version=self._version, chunk_bytes=self._chunk_bytes)
+        fields = {"weight_version": self._version, "chunk_bytes": self._chunk_bytes}
+        request = build(weights_pb2.PullWeightsRequest, fields)
         if self._received_bytes < len(self._memory):
             request.ranges.add(start=self._received_bytes, end=len(self._memory))
         call = self._connection.weights.PullWeights(
             request, timeout=self._remaining_s(), metadata=self._connection.metadata, wait_for_ready=reconnects
         )
         try:
-            async for frame in call:
-                if frame.WhichOneof("frame") == "end":
-                    return
-                self._take(frame)
-        except grpc.aio.AioRpcError as error:
-            raise error_of(error, self._connection.target) from error
+            with self._connection.typed_errors():
+                async for frame in call:
+                    if frame.WhichOneof("frame") == "end":
+                        return
+                    self._take(frame)
         finally:
             call.cancel()
         raise PushTruncatedError("the stream ended without an end frame")

@@ -12,7 +12,6 @@ from google.protobuf.message import Message
 from genserve.client.byte_space import ByteSpace, Range, common, split
 from genserve.client.channel import Connection
 from genserve.client.enums import word_of
-from genserve.client.errors import error_of
 from genserve.client.final_status import FinalStatus
 from genserve.client.frames import END_FRAME, chunk_frame, header_frame
 from genserve.client.push_channels import PushChannels
@@ -45,7 +44,7 @@ class Push:
     """A push as the daemon knows it.
 
     `state` is one of receiving, staged, preparing, applying, applied, failed, valid. `missing` are byte ranges
-    [start, end), `issues` pairs of a tensor's name (or "") and what is wrong.
+    [start, end) that `attempt` lacks, `issues` pairs of a tensor's name (or "") and what is wrong.
     """
 
     push_id: str
@@ -55,6 +54,7 @@ class Push:
     total_bytes: int
     missing: list[Range]
     issues: list[tuple[str, str]]
+    attempt: str = ""
 
     @classmethod
     def of(cls, message: weights_pb2.Push) -> "Push":
@@ -67,6 +67,7 @@ class Push:
             total_bytes=message.total_bytes,
             missing=[(each.start, each.end) for each in message.missing],
             issues=[(issue.tensor, issue.description) for issue in message.issues],
+            attempt=message.attempt,
         )
 
 
@@ -166,19 +167,33 @@ class Upload:
         missing: Sequence[Range] = () if validates else self._space.ranges
         while True:
             try:
-                return await self._send_all(missing)
+                return await self._until_deadline(missing)
             except (UnavailableError, PushTruncatedError) as error:
                 reached_daemon = self._reached_daemon or isinstance(error, PushTruncatedError)
                 if not reached_daemon or self._num_resumes >= MAX_RESUMES:
                     raise
                 self._num_resumes += 1
                 known = await self._look_up(error)
-            except DeadlineError as error:
-                raise await self._explained(error) from error
-            if known is not None and known.push.state in ("applied", "valid"):
-                return known  # only the answer was lost
             if known is not None:
-                missing = common(known.push.missing, self._space.ranges)
+                is_own = known.push.attempt == self._header.attempt != ""
+                if known.push.state == "valid" or (known.push.state == "applied" and is_own):
+                    return known  # only the answer was lost
+                missing = self._space.ranges  # what another attempt has brought is compared
+                if is_own or (known.push.state == "receiving" and not self._header.attempt):
+                    missing = common(known.push.missing, self._space.ranges)
+
+    async def _until_deadline(self, ranges: Sequence[Range]) -> PushResult:
+        """`_send_all`; what was missing at the deadline is asked while the streams are still there: without them their
+        bytes may not count."""
+        sending = asyncio.create_task(self._send_all(ranges))
+        try:
+            await asyncio.wait({sending}, timeout=self._remaining_s())
+            if not sending.done():
+                raise await self._explained(DeadlineError(f"the push did not end within {self._timeout_s:g} s"))
+            return sending.result()
+        finally:
+            sending.cancel()
+            await asyncio.wait({sending})
 
     async def _explained(self, error: DeadlineError) -> DeadlineError:
         """Says what other callers have not sent, if that is what the deadline passed for."""
@@ -239,7 +254,9 @@ class Upload:
         method: Any = channel.stream_unary(
             _PUSH_WEIGHTS, response_deserializer=weights_pb2.PushWeightsResponse.FromString
         )
-        call = method(timeout=self._remaining_s(), metadata=self._connection.metadata)
+        remaining_s = self._remaining_s()
+        timeout_s = None if remaining_s is None else remaining_s + _EXPLAIN_TIMEOUT_S
+        call = method(timeout=timeout_s, metadata=self._connection.metadata)
         status = FinalStatus(call)
         ring = None if self._rings is None else self._rings.take()
         writing = asyncio.create_task(self._write_frames(call, header, ranges, ring))
@@ -249,13 +266,12 @@ class Upload:
             await asyncio.wait([writing])
             if not writing.cancelled():
                 writing.result()
-            result = PushResult.of(await call)
+            with self._connection.typed_errors():
+                result = PushResult.of(await status.of(call))
             if ring is not None and self._rings is not None:
                 self._rings.give_back(ring)
                 ring = None
             return result
-        except grpc.aio.AioRpcError as error:
-            raise error_of(status.cause_of(error), self._connection.target) from error
         finally:
             call.cancel()
             writing.cancel()

@@ -43,8 +43,9 @@ class PushChannels:
         target = self._targets[index % len(self._targets)]
         channel = await stack.enter_async_context(self._connection.another_channel(target))
         try:
-            async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                await channel.channel_ready()
+            with self._connection.typed_errors():
+                async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                    await channel.channel_ready()
         except TimeoutError:
             # Behind a firewall or another address: none of them need be tried again.
             self._targets = []

@@ -4,11 +4,11 @@ An option that is not given, or is None, is not set in the message: the daemon's
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+import reprlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, TypedDict
 
-from google.protobuf.duration_pb2 import Duration
-
+from genserve.client.fields import build, duration, naming
 from genserve.errors import InvalidFieldError
 from genserve.v1 import generation_pb2, types_pb2
 
@@ -55,8 +55,8 @@ class StopOptions(TypedDict, total=False):
     """Most output tokens of a sequence; default: as many as the context holds."""
     min_tokens: int | None
     """Fewest output tokens before anything else may end it; default 0."""
-    stop: Sequence[str] | None
-    """Strings that end a sequence."""
+    stop: str | Sequence[str] | None
+    """A string that ends a sequence, or several."""
     stop_token_ids: Sequence[int] | None
     """Tokens that end a sequence."""
     ignore_eos: bool | None
@@ -133,60 +133,81 @@ class GenerateOptions(SamplingOptions, StopOptions, ConstraintOptions, OutputOpt
     """Any other field of vLLM's SamplingParams."""
 
 
-_UNCHANGED = ("request_id", "lora_name", "priority", "data_parallel_rank", "min_weight_version")
-_STOP_FIELDS = {"stop": "strings", "stop_token_ids": "token_ids"}
+_UNCHANGED: Final = ("request_id", "lora_name", "priority", "data_parallel_rank", "min_weight_version")
+_STOP_FIELDS: Final = {"stop": "strings", "stop_token_ids": "token_ids", "time_budget_s": "time_budget"}
+_STOP_OPTIONS: Final = {field: option for option, field in _STOP_FIELDS.items()}
 
 
 def generate_request(prompt: PromptLike, options: GenerateOptions) -> generation_pb2.GenerateRequest:
     """The message for a prompt and its options.
 
-    Raises TypeError for an option that does not exist, InvalidFieldError for two constraints or chat options without
-    a chat. Values are the daemon's to check.
+    Raises TypeError for an option that does not exist; InvalidFieldError for a value that its field cannot hold, text
+    where a sequence is needed, two constraints, or chat options without a chat. What the model takes is the daemon's
+    to check.
     """
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     unknown = given.keys() - GenerateOptions.__annotations__.keys()
     if unknown:
         raise TypeError(f"unknown option {', '.join(sorted(unknown))}")
 
-    request = generation_pb2.GenerateRequest(**{name: given[name] for name in _UNCHANGED if name in given})
+    fields: dict[str, Any] = {name: given[name] for name in _UNCHANGED if name in given}
+    request = build(generation_pb2.GenerateRequest, fields)
     _set_prompt(request, prompt, _pick(ChatOptions, given))
     if sampling := _pick(SamplingOptions, given):
-        request.sampling.CopyFrom(generation_pb2.Sampling(**sampling))
+        request.sampling.CopyFrom(build(generation_pb2.Sampling, sampling, path="sampling"))
     if stop := _pick(StopOptions, given):
+        if isinstance(stop.get("stop"), str):
+            stop["stop"] = [stop["stop"]]  # as vLLM does
         if "time_budget_s" in stop:
-            stop["time_budget"] = duration(stop.pop("time_budget_s"))
+            stop["time_budget_s"] = duration(stop["time_budget_s"], "time_budget_s")
         stop = {_STOP_FIELDS.get(name, name): value for name, value in stop.items()}
-        request.stop.CopyFrom(generation_pb2.Stop(**stop))
+        request.stop.CopyFrom(build(generation_pb2.Stop, stop, path="stop", options=_STOP_OPTIONS))
     if output := _pick(OutputOptions, given):
-        request.output.CopyFrom(generation_pb2.Output(**output))
+        request.output.CopyFrom(build(generation_pb2.Output, output, path="output"))
     _set_constraint(request, _pick(ConstraintOptions, given))
     if "cache_salt" in given:
-        request.cache.salt = given["cache_salt"]
+        cache = build(generation_pb2.Cache, {"salt": given["cache_salt"]}, path="cache", options={"salt": "cache_salt"})
+        request.cache.CopyFrom(cache)
     if "engine_params" in given:
-        request.engine_params.update(given["engine_params"])
+        with naming("engine_params"):
+            request.engine_params.update(given["engine_params"])
     return request
+
+
+def generate_requests(prompts: Iterable[PromptLike], options: GenerateOptions) -> list[generation_pb2.GenerateRequest]:
+    """The messages for many prompts, which share their options; raises as `generate_request`, naming the prompt."""
+    if isinstance(prompts, str | bytes | Mapping):
+        raise InvalidFieldError.of("prompts", f"{reprlib.repr(prompts)} is one prompt; a sequence of them is needed")
+    with naming("prompts"):
+        prompts = list(prompts)
+    messages = []
+    for position, prompt in enumerate(prompts):
+        try:
+            messages.append(generate_request(prompt, options))
+        except InvalidFieldError as error:
+            raise InvalidFieldError(f"prompts[{position}]: {error.message}", violations=error.violations) from error
+    return messages
 
 
 def chat(messages: Sequence[ChatMessage], options: ChatOptions) -> generation_pb2.Chat:
     """The message for a chat."""
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     template_params = given.pop("template_params", None)
-    message = generation_pb2.Chat(messages=[generation_pb2.ChatMessage(**each) for each in messages], **given)
+    message = build(generation_pb2.Chat, given, path="chat")
+    for position, each in enumerate(messages):
+        path = f"chat.messages[{position}]"
+        with naming(path):
+            fields = dict(each)
+        message.messages.append(build(generation_pb2.ChatMessage, fields, path=path))
     if template_params is not None:
-        message.template_params.update(template_params)
+        with naming("chat.template_params"):
+            message.template_params.update(template_params)
     return message
 
 
 def is_chat(prompt: PromptLike) -> bool:
     """Whether the prompt is a sequence of messages."""
-    return not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
-
-
-def duration(seconds: float) -> Duration:
-    """Seconds as protobuf's Duration."""
-    message = Duration()
-    message.FromNanoseconds(round(seconds * 1e9))
-    return message
+    return not isinstance(prompt, str | Mapping) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
 
 
 def _pick(group: type, given: Mapping[str, Any]) -> Any:
@@ -194,15 +215,20 @@ def _pick(group: type, given: Mapping[str, Any]) -> Any:
 
 
 def _set_prompt(request: generation_pb2.GenerateRequest, prompt: Any, options: ChatOptions) -> None:
+    is_sequence = hasattr(prompt, "__len__") and hasattr(prompt, "__getitem__")  # numpy's arrays are, too
+    if not is_sequence or isinstance(prompt, bytes | Mapping):
+        problem = "is neither text, nor token ids, nor the list of a chat's messages"
+        raise InvalidFieldError.of("prompt", f"{reprlib.repr(prompt)} {problem}")
     if is_chat(prompt):
         request.chat.CopyFrom(chat(prompt, options))
         return
     if options:
         raise InvalidFieldError.of(f"chat.{next(iter(options))}", "the prompt is not a chat")
     if isinstance(prompt, str):
-        request.text = prompt
+        with naming("prompt"):
+            request.text = prompt
     else:
-        request.token_ids.CopyFrom(types_pb2.TokenIds(ids=prompt))
+        request.token_ids.CopyFrom(build(types_pb2.TokenIds, {"ids": prompt}, path="prompt", options={"ids": "prompt"}))
 
 
 def _set_constraint(request: generation_pb2.GenerateRequest, options: dict[str, Any]) -> None:
@@ -214,6 +240,8 @@ def _set_constraint(request: generation_pb2.GenerateRequest, options: dict[str, 
         if name == "json_object":
             request.json_object.SetInParent()
         elif name == "choice":
-            request.choice.CopyFrom(generation_pb2.Choice(choices=value))
+            choice = build(generation_pb2.Choice, {"choices": value}, path="choice", options={"choices": "choice"})
+            request.choice.CopyFrom(choice)
         else:
-            setattr(request, name, json.dumps(value) if isinstance(value, Mapping) else value)
+            with naming(name):
+                setattr(request, name, json.dumps(value) if isinstance(value, Mapping) else value)

@@ -13,29 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from genserve.tensors.dtypes import ITEM_BYTES, DtypeError, item_bytes
+
 MAX_HEADER_BYTES: Final = 100_000_000
 """The limit that the reference implementation has."""
-
-DTYPE_BYTES: Final = {
-    "BOOL": 1,
-    "U8": 1,
-    "I8": 1,
-    "F8_E5M2": 1,
-    "F8_E4M3": 1,
-    "F8_E8M0": 1,
-    "I16": 2,
-    "U16": 2,
-    "F16": 2,
-    "BF16": 2,
-    "I32": 4,
-    "U32": 4,
-    "F32": 4,
-    "F64": 8,
-    "I64": 8,
-    "U64": 8,
-    "C64": 8,
-}
-"""Size of an element in bytes, by safetensors' name of the type."""
 
 _LENGTH_BYTES: Final = 8
 _INDEX_SUFFIX: Final = ".safetensors.index.json"
@@ -96,7 +77,8 @@ def read_safetensors(path: Path) -> list[StoredTensor]:
 def write_safetensors(path: Path, tensors: Iterable[StoredTensor]) -> None:
     """Writes one file, whole or not at all. Raises OSError."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    ordered, end = sorted(tensors, key=lambda each: (-DTYPE_BYTES[each.dtype], each.name)), 0  # so that all are aligned
+    # So that all are aligned; those without a known size need not be.
+    ordered, end = sorted(tensors, key=lambda each: (-ITEM_BYTES.get(each.dtype, 0), each.name)), 0
     for each in ordered:
         offsets = [end, end := end + len(each.data)]
         header[each.name] = {"dtype": each.dtype, "shape": list(each.shape), "data_offsets": offsets}
@@ -160,12 +142,14 @@ def _stored_tensor(path: Path, name: str, entry: Any, data: memoryview) -> tuple
             pass
         case _:
             raise CheckpointFileError(f"{path}: {name}: needs dtype, shape and two data_offsets")
-    if dtype not in DTYPE_BYTES:
-        raise CheckpointFileError(f"{path}: {name}: unknown dtype {dtype}")
+    try:
+        size_bytes = math.prod(shape) * item_bytes(name, dtype)
+    except DtypeError as error:
+        raise CheckpointFileError(f"{path}: {error}") from error
     if not all(type(number) is int and number >= 0 for number in (*shape, begin, end)):
         raise CheckpointFileError(f"{path}: {name}: shape and data_offsets must be whole numbers")
     if not begin <= end <= len(data):
         raise CheckpointFileError(f"{path}: {name}: bytes {begin} to {end} lie outside the {len(data)} of the file")
-    if end - begin != math.prod(shape) * DTYPE_BYTES[dtype]:
+    if end - begin != size_bytes:
         raise CheckpointFileError(f"{path}: {name}: {end - begin} bytes cannot hold {dtype} {shape}")
     return (begin, end), StoredTensor(name, dtype, tuple(shape), data[begin:end])

@@ -123,7 +123,7 @@ class Limits:
 class ServerInfo:
     """What the daemon serves and can do; `versions` by component (genserve, vllm, torch, grpc, python);
     `weight_update`: beside or inplace, how a new version is taken; `weight_transfer`: backend of vLLM's own transfer,
-    "" without one."""
+    "" without one; `logprobs_mode`: what log-probabilities are of, as vLLM's --logprobs-mode names it."""
 
     model: str
     architecture: str
@@ -138,6 +138,7 @@ class ServerInfo:
     versions: dict[str, str]
     weight_update: str
     weight_transfer: str
+    logprobs_mode: str
     state: EngineState
 
     @classmethod
@@ -164,5 +165,6 @@ class ServerInfo:
             versions={each.component: each.version for each in message.versions},
             weight_update=message.weight_update,
             weight_transfer=message.weight_transfer,
+            logprobs_mode=message.logprobs_mode,
             state=EngineState.of(message.state),
         )

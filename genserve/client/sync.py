@@ -4,145 +4,137 @@ Each method is declared by naming the asynchronous one; signature, types and doc
 """
 
 import asyncio
-import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
+import inspect
+import time
+import weakref
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from functools import wraps
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, Unpack
+from typing import Any, Concatenate, Final, Literal, ParamSpec, Protocol, Self, TypeVar, Unpack
 
 from genserve.client.async_client import AsyncClient
-from genserve.client.channel import DEFAULT_TARGET, ConnectionSettings
+from genserve.client.channel import DEFAULT_TARGET, Connection, ConnectionSettings, Timeouts
+from genserve.client.loop_thread import LoopThread, Mailbox
 
 P = ParamSpec("P")
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
+# What a call may be late: gRPC ends it at its deadline, and only a loop that is blocked does not say so.
+_LATE_S: Final = 5.0
+_END: Final[Any] = object()
 
-class _Stream(Protocol[T_co]):
-    def __aiter__(self) -> AsyncIterator[T_co]: ...
+Default = Literal["control_s", "generate_s", "push_s"]
+Slack = Literal["pause_slack_s", "undo_slack_s"]
 
+
+class _AsyncStream(Protocol[T_co]):
     def __anext__(self) -> Coroutine[Any, Any, T_co]: ...
 
-    def aclose(self) -> Coroutine[Any, Any, None]: ...
+    def cancel(self) -> None: ...
+
+
+class _Limit:
+    """How long a thread waits at most for a method: its `timeout_s`, by default `default` of the client's Timeouts, and
+    `slack` of them. None = as long as it takes, which the caller has asked for."""
+
+    def __init__(self, method: Callable[..., Any], default: Default, slack: Slack | None) -> None:
+        self._signature = inspect.signature(method)
+        self._default = default
+        self._slack = slack
+
+    def seconds(self, client: "Client", args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | None:
+        """For a call with these arguments. Raises TypeError where the method would."""
+        arguments = self._signature.bind(client._client, *args, **kwargs)
+        arguments.apply_defaults()
+        timeouts = client._timeouts
+        timeout_s = Connection.deadline_s(arguments.arguments["timeout_s"], getattr(timeouts, self._default))
+        slack_s: float = 0.0 if self._slack is None else getattr(timeouts, self._slack)
+        return None if timeout_s is None else max(timeout_s, 0.0) + slack_s + _LATE_S
 
 
 def blocking(
     method: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]],
+    default: Default = "control_s",
+    slack: Slack | None = None,
 ) -> "Callable[Concatenate[Client, P], T]":
-    """A method that waits for the asynchronous one."""
+    """A method that waits for the asynchronous one. `progress` is called in the thread that waits."""
+    limit = _Limit(method, default, slack)
 
     @wraps(method)
     def call(client: "Client", /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return client._run(method(client._client, *args, **kwargs))
+        limit_s = limit.seconds(client, args, kwargs)
+        mailbox: Mailbox | None = None
+        progress: Any = kwargs.get("progress")
+        if progress is not None:
+            mailbox = Mailbox(progress)
+            kwargs["progress"] = mailbox.put
+        return client._thread.run(method(client._client, *args, **kwargs), limit_s, mailbox)
 
     return call
 
 
 def blocking_stream(
-    method: Callable[Concatenate[AsyncClient, P], _Stream[T]],
-) -> "Callable[Concatenate[Client, P], Generator[T, None, None]]":
-    """A generator over the asynchronous stream; the call begins with the first item, closing it cancels the call."""
+    method: Callable[Concatenate[AsyncClient, P], _AsyncStream[T]], default: Default = "control_s"
+) -> "Callable[Concatenate[Client, P], BlockingStream[T]]":
+    """A method that begins the asynchronous stream, and iterates over it."""
+    limit = _Limit(method, default, None)
 
     @wraps(method)
-    def iterate(client: "Client", /, *args: P.args, **kwargs: P.kwargs) -> Generator[T, None, None]:
-        async def start() -> _Stream[T]:
+    def begin(client: "Client", /, *args: P.args, **kwargs: P.kwargs) -> "BlockingStream[T]":
+        async def start() -> _AsyncStream[T]:
             return method(client._client, *args, **kwargs)
 
-        stream = client._run(start())
-        end = object()
-        try:
-            while (item := client._run(_next(stream, end))) is not end:
-                yield item  # type: ignore[misc]
-        finally:
-            client._run(stream.aclose())
+        limit_s = limit.seconds(client, args, kwargs)
+        return BlockingStream(client, client._thread.run(start(), limit_s), limit_s)
 
-    return iterate
+    return begin
 
 
 def blocking_context(
     method: Callable[Concatenate[AsyncClient, P], AbstractAsyncContextManager[T]],
+    default: Default = "control_s",
+    slack: Slack | None = None,
 ) -> "Callable[Concatenate[Client, P], AbstractContextManager[T]]":
     """A context manager around the asynchronous one."""
+    limit = _Limit(method, default, slack)
 
-    @contextmanager
-    def hold(client: "Client", /, *args: P.args, **kwargs: P.kwargs) -> Generator[T, None, None]:
-        manager = method(client._client, *args, **kwargs)
-        value = client._run(_enter(manager))
-        try:
-            yield value
-        except Exception as error:
-            if not client._run(_exit(manager, error)):
-                raise
-        except BaseException:
-            # KeyboardInterrupt must not be raised in the loop's thread: it would end the loop.
-            client._run(_exit(manager, asyncio.CancelledError()))
-            raise
-        else:
-            client._run(_exit(manager, None))
+    @wraps(method)
+    def hold(client: "Client", /, *args: P.args, **kwargs: P.kwargs) -> "BlockingContext[T]":
+        return BlockingContext(client, method(client._client, *args, **kwargs), limit.seconds(client, args, kwargs))
 
-    return wraps(method)(hold)
+    return hold
 
 
-class Client:
-    """`AsyncClient` for code without asyncio: scripts, training loops, notebooks.
+class BlockingStream(Iterator[T]):
+    """The items of a call, which has begun when this exists.
 
-    Same methods and errors; `stream`, `generate_as_completed` and `watch_status` are generators, `paused` is a context
-    manager. May be used from several threads at once, also where an event loop is running. An interrupt (Ctrl-C)
-    cancels the call it hits.
-
-        with Client("127.0.0.1:50051") as client:
-            for delta in client.stream("Once upon a time", max_tokens=16):
-                print(delta.text, end="")
+    The call is cancelled, which ends its requests in the daemon, by `close()`, by leaving `with`, by an interrupt
+    (Ctrl-C) while an item is waited for, and when the stream is dropped unfinished. Iterating raises a `GenserveError`
+    if the call failed, ClientClosedError if the client is closed.
     """
 
-    def __init__(self, target: str = DEFAULT_TARGET, **settings: Unpack[ConnectionSettings]) -> None:
-        self._client = AsyncClient(target, **settings)
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="genserve client", daemon=True)
-        self._thread.start()
+    def __init__(self, client: "Client", stream: _AsyncStream[T], limit_s: float | None) -> None:
+        self._client = client  # which must not be collected before
+        self._stream = stream
+        self._ends_at = None if limit_s is None else time.monotonic() + limit_s
 
-    generate = blocking(AsyncClient.generate)
-    generate_many = blocking(AsyncClient.generate_many)
-    generate_as_completed = blocking_stream(AsyncClient.generate_as_completed)
-    stream = blocking_stream(AsyncClient.stream)
-    abort = blocking(AsyncClient.abort)
-    tokenize = blocking(AsyncClient.tokenize)
-    detokenize = blocking(AsyncClient.detokenize)
-    push_weights = blocking(AsyncClient.push_weights)
-    get_push = blocking(AsyncClient.get_push)
-    commit_push = blocking(AsyncClient.commit_push)
-    discard_push = blocking(AsyncClient.discard_push)
-    get_weights = blocking(AsyncClient.get_weights)
-    pull_weights = blocking(AsyncClient.pull_weights)
-    push_lora = blocking(AsyncClient.push_lora)
-    load_lora = blocking(AsyncClient.load_lora)
-    unload_lora = blocking(AsyncClient.unload_lora)
-    list_loras = blocking(AsyncClient.list_loras)
-    init_weight_transfer = blocking(AsyncClient.init_weight_transfer)
-    start_weight_update = blocking(AsyncClient.start_weight_update)
-    update_weights = blocking(AsyncClient.update_weights)
-    finish_weight_update = blocking(AsyncClient.finish_weight_update)
-    pause = blocking(AsyncClient.pause)
-    renew_pause = blocking(AsyncClient.renew_pause)
-    resume = blocking(AsyncClient.resume)
-    paused = blocking_context(AsyncClient.paused)
-    status = blocking(AsyncClient.status)
-    watch_status = blocking_stream(AsyncClient.watch_status)
-    server_info = blocking(AsyncClient.server_info)
-    reset_cache = blocking(AsyncClient.reset_cache)
-    sleep = blocking(AsyncClient.sleep)
-    wake_up = blocking(AsyncClient.wake_up)
-    wait_ready = blocking(AsyncClient.wait_ready)
+    def __next__(self) -> T:
+        """The next item."""
+        limit_s = None if self._ends_at is None else max(self._ends_at - time.monotonic(), _LATE_S)
+        try:
+            item = self._client._thread.run(_next(self._stream), limit_s)
+        except KeyboardInterrupt:
+            self.close()
+            raise
+        if item is _END:
+            raise StopIteration
+        return item
 
     def close(self) -> None:
-        """Closes the connection and ends the thread; calls under way are cancelled. May be repeated."""
-        if self._loop.is_closed():
-            return
-        self._run(self._shut_down())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        """Cancels the call unless it is over; does not wait."""
+        self._client._thread.post(self._stream.cancel)
 
     def __enter__(self) -> Self:
         return self
@@ -155,29 +147,113 @@ class Client:
     ) -> None:
         self.close()
 
-    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Runs a coroutine on the client's loop; an exception here, such as KeyboardInterrupt, cancels it."""
-        if self._loop.is_closed():
-            coroutine.close()
-            raise RuntimeError("the client is closed")
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
 
-    async def _shut_down(self) -> None:
-        await self._client.close()
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
-        await self._loop.shutdown_default_executor()
+class BlockingContext(AbstractContextManager[T, bool | None]):
+    """An asynchronous context manager on the client's loop, where it is ended also if this is dropped."""
+
+    def __init__(self, client: "Client", manager: AbstractAsyncContextManager[T], limit_s: float | None) -> None:
+        self._client = client
+        self._manager = manager
+        self._limit_s = limit_s
+
+    def __enter__(self) -> T:
+        return self._client._thread.run(_enter(self._manager), self._limit_s)
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool | None:
+        # KeyboardInterrupt is not for the code that runs on the loop: there it is a cancellation.
+        inner = exc if exc is None or isinstance(exc, Exception) else asyncio.CancelledError()
+        control_s = self._client._timeouts.control_s
+        limit_s = None if control_s is None else control_s + _LATE_S
+        is_handled = self._client._thread.run(_exit(self._manager, inner), limit_s)
+        return is_handled if inner is exc else None
 
 
-async def _next(stream: _Stream[T], end: object) -> T | object:
-    return await anext(aiter(stream), end)
+class Client:
+    """`AsyncClient` for code without asyncio: scripts, training loops, notebooks.
+
+    Same methods and errors; `stream`, `generate_as_completed` and `watch_status` are iterators that can be closed,
+    `paused` is a context manager. May be used from several threads at once, also where an event loop is running. An
+    interrupt (Ctrl-C) cancels the call it hits. `progress` is called in the thread that has made the call, with what is
+    latest then, and may make other calls.
+
+    Every call ends: with its result, at its deadline, or with ClientClosedError when the client is closed, which the
+    end of the program does too. In a forked process a client raises ClientMisuseError: make it there.
+
+        with Client("127.0.0.1:50051") as client:
+            for delta in client.stream("Once upon a time", max_tokens=16):
+                print(delta.text, end="")
+    """
+
+    def __init__(self, target: str = DEFAULT_TARGET, **settings: Unpack[ConnectionSettings]) -> None:
+        self._client = AsyncClient(target, **settings)
+        self._thread = LoopThread("genserve client", self._client.close)
+        weakref.finalize(self, self._thread.stop).atexit = False
+
+    @property
+    def _timeouts(self) -> Timeouts:
+        return self._client._connection.timeouts
+
+    generate = blocking(AsyncClient.generate, "generate_s")
+    generate_many = blocking(AsyncClient.generate_many, "generate_s")
+    generate_as_completed = blocking_stream(AsyncClient.generate_as_completed, "generate_s")
+    stream = blocking_stream(AsyncClient.stream, "generate_s")
+    abort = blocking(AsyncClient.abort)
+    tokenize = blocking(AsyncClient.tokenize)
+    detokenize = blocking(AsyncClient.detokenize)
+    push_weights = blocking(AsyncClient.push_weights, "push_s")
+    get_push = blocking(AsyncClient.get_push)
+    commit_push = blocking(AsyncClient.commit_push, "push_s")
+    discard_push = blocking(AsyncClient.discard_push)
+    get_weights = blocking(AsyncClient.get_weights)
+    pull_weights = blocking(AsyncClient.pull_weights, "push_s")
+    push_lora = blocking(AsyncClient.push_lora, "push_s")
+    load_lora = blocking(AsyncClient.load_lora, slack="pause_slack_s")
+    unload_lora = blocking(AsyncClient.unload_lora)
+    list_loras = blocking(AsyncClient.list_loras)
+    init_weight_transfer = blocking(AsyncClient.init_weight_transfer, slack="undo_slack_s")
+    start_weight_update = blocking(AsyncClient.start_weight_update, slack="undo_slack_s")
+    update_weights = blocking(AsyncClient.update_weights, slack="undo_slack_s")
+    finish_weight_update = blocking(AsyncClient.finish_weight_update, slack="undo_slack_s")
+    pause = blocking(AsyncClient.pause, slack="pause_slack_s")
+    renew_pause = blocking(AsyncClient.renew_pause)
+    resume = blocking(AsyncClient.resume)
+    paused = blocking_context(AsyncClient.paused, slack="pause_slack_s")
+    status = blocking(AsyncClient.status)
+    watch_status = blocking_stream(AsyncClient.watch_status)
+    server_info = blocking(AsyncClient.server_info)
+    reset_cache = blocking(AsyncClient.reset_cache)
+    sleep = blocking(AsyncClient.sleep, slack="pause_slack_s")
+    wake_up = blocking(AsyncClient.wake_up)
+    wait_ready = blocking(AsyncClient.wait_ready)
+
+    def close(self) -> None:
+        """Closes the connection and ends the thread; calls under way raise ClientClosedError. May be repeated."""
+        self._thread.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+async def _next(stream: _AsyncStream[T]) -> T:
+    """The next item; at the end `_END`, for a StopAsyncIteration cannot leave a future."""
+    try:
+        return await stream.__anext__()
+    except StopAsyncIteration:
+        end: T = _END
+        return end
 
 
 async def _enter(manager: AbstractAsyncContextManager[T]) -> T:

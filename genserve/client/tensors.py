@@ -12,31 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-from genserve.client.safetensors_file import DTYPE_BYTES, StoredTensor, read_checkpoint
+from genserve.client.safetensors_file import StoredTensor, read_checkpoint
 from genserve.client.shares import MAX_PIECES, Share, shared_out
-
-# The types' names in torch, numpy and ml_dtypes, which agree.
-_SAFETENSORS_DTYPE: Final = {
-    "bool": "BOOL",
-    "uint8": "U8",
-    "int8": "I8",
-    "float8_e5m2": "F8_E5M2",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e8m0fnu": "F8_E8M0",
-    "int16": "I16",
-    "uint16": "U16",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "int32": "I32",
-    "uint32": "U32",
-    "float32": "F32",
-    "float64": "F64",
-    "int64": "I64",
-    "uint64": "U64",
-    "complex64": "C64",
-}
+from genserve.tensors.dtypes import FRAMEWORK_NAMES, ITEM_BYTES, SAFETENSORS_NAMES, item_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +40,7 @@ class TensorSource:
     @property
     def size_bytes(self) -> int:
         """Number of its bytes, on all ranks together."""
-        return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
+        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
 
     @property
     def ranges(self) -> tuple[tuple[int, int], ...]:
@@ -140,11 +120,12 @@ def _shared_out(sources: list[TensorSource]) -> list[TensorSource]:
 
 
 def to_torch(stored: StoredTensor) -> Any:
-    """A torch tensor over the same memory, or over a copy where the bytes are not aligned for their type."""
+    """A torch tensor over the same memory, or over a copy where the bytes are not aligned for their type. Raises
+    DtypeError."""
     import torch
 
-    names = {name: dtype for dtype, name in _SAFETENSORS_DTYPE.items()}
-    dtype = getattr(torch, names[stored.dtype])
+    item_bytes(stored.name, stored.dtype)
+    dtype = getattr(torch, FRAMEWORK_NAMES[stored.dtype])
     if len(stored.data) == 0:
         return torch.empty(stored.shape, dtype=dtype)
     elements = torch.frombuffer(stored.data, dtype=torch.uint8)
@@ -158,9 +139,9 @@ def _identity(data: memoryview) -> memoryview:
 
 
 def _dtype_of(name: str, dtype: str) -> str:
-    if dtype not in _SAFETENSORS_DTYPE:
-        raise TypeError(f"{name}: safetensors has no name for {dtype}")
-    return _SAFETENSORS_DTYPE[dtype]
+    if dtype not in SAFETENSORS_NAMES:
+        raise TypeError(f"{name}: there is no name for {dtype} among the types that can be pushed")
+    return SAFETENSORS_NAMES[dtype]
 
 
 def _torch_identity(tensor: Any) -> tuple[object, ...] | None:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from genserve.client.channel import RequestT, ResponseT, ServiceCalls
 from genserve.client.enums import KvPolicy, PauseMode, wire_value
+from genserve.client.fields import build, duration, naming
 from genserve.client.push import Applied
-from genserve.client.requests import duration
 from genserve.client.state import EngineState
 from genserve.v1 import types_pb2, weights_pb2
 
@@ -44,7 +44,8 @@ class TransferCalls(ServiceCalls):
         Raises PushRolledBackError for what vLLM says is wrong, ApplyInProgressError while a push or an update is under
         way, and DeadlineError. Workers that hang in it end the daemon soon after `timeout_s`.
         """
-        request = weights_pb2.InitWeightTransferRequest(init_info=json.dumps(init_info), timeout=duration(timeout_s))
+        fields = {"init_info": _json(init_info, "init_info"), "timeout": duration(timeout_s, "timeout_s")}
+        request = build(weights_pb2.InitWeightTransferRequest, fields)
         response = await self._call(self._connection.weights.InitWeightTransfer, request, timeout_s)
         return response.backend
 
@@ -61,14 +62,15 @@ class TransferCalls(ServiceCalls):
         """Pauses generation until the update is finished. The daemon undoes it when the next call does not come within
         `ttl_s`. Defaults: mode keep, KV cache recompute. Raises ApplyInProgressError, EngineTaintedError,
         PushRolledBackError and DeadlineError."""
-        request = weights_pb2.StartWeightUpdateRequest(
-            update_id=update_id,
-            pause_mode=wire_value(types_pb2.PauseMode, pause_mode, "pause_mode"),
-            kv_policy=wire_value(types_pb2.KvPolicy, kv_policy, "kv_policy"),
-            pause_lease_id=pause_lease_id,
-            ttl=duration(ttl_s),
-            timeout=duration(timeout_s),
-        )
+        fields = {
+            "update_id": update_id,
+            "pause_mode": wire_value(types_pb2.PauseMode, pause_mode, "pause_mode"),
+            "kv_policy": wire_value(types_pb2.KvPolicy, kv_policy, "kv_policy"),
+            "pause_lease_id": pause_lease_id,
+            "ttl": duration(ttl_s, "ttl_s"),
+            "timeout": duration(timeout_s, "timeout_s"),
+        }
+        request = build(weights_pb2.StartWeightUpdateRequest, fields)
         response = await self._call(self._connection.weights.StartWeightUpdate, request, timeout_s)
         return StartedUpdate(
             response.update_id, response.requests_kept, response.requests_aborted, EngineState.of(response.state)
@@ -84,9 +86,12 @@ class TransferCalls(ServiceCalls):
         """Has every worker receive what `update_info` names; a list has one for each, by global rank. What fails ends
         the update: PushRolledBackError or DeadlineError when the daemon has undone it, EngineTaintedError when it could
         not. Raises UpdateNotFoundError for one that is not open (any more)."""
-        request = weights_pb2.UpdateWeightsRequest(
-            update_id=update_id, update_info=json.dumps(update_info), timeout=duration(timeout_s)
-        )
+        fields = {
+            "update_id": update_id,
+            "update_info": _json(update_info, "update_info"),
+            "timeout": duration(timeout_s, "timeout_s"),
+        }
+        request = build(weights_pb2.UpdateWeightsRequest, fields)
         await self._call(self._connection.weights.UpdateWeights, request, timeout_s)
 
     async def finish_weight_update(
@@ -94,9 +99,13 @@ class TransferCalls(ServiceCalls):
     ) -> FinishedUpdate:
         """Serves what was received as `version`; default: one above the served one. Raises as `update_weights`, and
         VersionNotNewerError unless `force`: the update stays open then."""
-        request = weights_pb2.FinishWeightUpdateRequest(
-            update_id=update_id, weight_version=version, force=force, timeout=duration(timeout_s)
-        )
+        fields = {
+            "update_id": update_id,
+            "weight_version": version,
+            "force": force,
+            "timeout": duration(timeout_s, "timeout_s"),
+        }
+        request = build(weights_pb2.FinishWeightUpdateRequest, fields)
         response = await self._call(self._connection.weights.FinishWeightUpdate, request, timeout_s)
         return FinishedUpdate(Applied.of(response.applied), EngineState.of(response.state))
 
@@ -104,3 +113,8 @@ class TransferCalls(ServiceCalls):
         self, method: "grpc.aio.UnaryUnaryMultiCallable[RequestT, ResponseT]", request: RequestT, timeout_s: float
     ) -> ResponseT:
         return await self._connection.unary(method, request, timeout_s + self._connection.timeouts.undo_slack_s)
+
+
+def _json(value: Any, option: str) -> str:
+    with naming(option):
+        return json.dumps(value)

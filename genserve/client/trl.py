@@ -1,7 +1,7 @@
 """TRL's client of its generation server, on a genserve daemon: the same methods, arguments and answers.
 
-After `VLLMClient` in trl/generation/vllm_client.py of TRL's main branch in 2026 (commit 02adeb8), and what
-`VLLMGeneration.sync_weights` calls on it, there and before. Neither TRL nor torch is imported.
+Follows `VLLMClient` in trl/generation/vllm_client.py of TRL 1.16.0; tests/engine/test_trl_release.py compares the two.
+Neither TRL nor torch is imported.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ from genserve.client.channel import ConnectionSettings, Timeouts
 from genserve.client.host_copies import HostCopies, whole
 from genserve.client.requests import GenerateOptions, PromptLike
 from genserve.client.sync import Client
-from genserve.client.trl_answers import Completions, SequenceLogprobs, completions, sequence_logprobs
+from genserve.client.trl_answers import Completions, SequenceLogprobs, completions, sequence_logprobs, vllm_config
 from genserve.errors import DeadlineError, UnsupportedError
 
 _TIMEOUTS: Final = Timeouts(generate_s=3600.0, push_s=3600.0)  # TRL's own has none
@@ -81,6 +81,17 @@ class VLLMClient:
         info = self._client.server_info()
         return info.tensor_parallel_size * info.pipeline_parallel_size * info.data_parallel_size
 
+    def get_server_info(self) -> dict[str, Any]:
+        """The part of vLLM's `VllmConfig` that a daemon reports, as a JSON tree under vLLM's names."""
+        return vllm_config(self._client.server_info())
+
+    def image_features(
+        self, images: Sequence[Sequence[Any] | None], max_concurrent_requests: int = 64
+    ) -> list[dict[str, Any] | None]:
+        """None for each prompt without images. Raises UnsupportedError for a prompt with images."""
+        _refuse_images(images)
+        return [None] * len(images)
+
     def generate(
         self,
         prompts: Sequence[str] | Sequence[Sequence[int]],
@@ -101,8 +112,8 @@ class VLLMClient:
         """Completions of texts or token ids. `logprobs`: how many alternatives of a token are given beside itself, None
         = nothing at all. `generation_kwargs` win over the others; what is no option of `Client.generate` has to be a
         field of vLLM's SamplingParams. TRL wants a daemon started with `--logprobs-mode processed_logprobs`."""
-        if any(each is not None for given in (features, images) if given is not None for each in given):
-            raise UnsupportedError("the daemon takes text and token ids, no images")
+        _refuse_images(features)
+        _refuse_images(images)
         given = {
             "n": n,
             "repetition_penalty": repetition_penalty,
@@ -136,7 +147,8 @@ class VLLMClient:
         max_concurrent_requests: int = 64,
     ) -> Completions:
         """Completions of chats, whose messages are a role and a text; the rest as in `generate`. `tools` are JSON
-        schemas, which the model's template renders. All chats go over one stream: `max_concurrent_requests` has no
+        schemas, which the model's template renders. A `chat_template` of the request needs a daemon with
+        `--trust-request-chat-template`. All chats go over one stream: `max_concurrent_requests` has no
         meaning here."""
         if any(callable(tool) for tool in tools or ()):
             raise TypeError("tools have to be JSON schemas: transformers.utils.get_json_schema makes them of functions")
@@ -255,6 +267,12 @@ class VLLMClient:
         self._client.push_weights(
             tensors, version=served_version + 1, expected_version=served_version, partial=self._partial
         )
+
+
+def _refuse_images(images: Sequence[Any] | None) -> None:
+    """`images`: for each prompt its images or their features, None without any."""
+    if any(images or ()):
+        raise UnsupportedError("the daemon takes text and token ids, no images")
 
 
 def _options(given: Mapping[str, Any]) -> GenerateOptions:

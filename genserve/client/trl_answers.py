@@ -1,10 +1,11 @@
-"""Generations in the shapes that TRL's client answers."""
+"""Generations and server information in the shapes that TRL's client returns."""
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from genserve.client.results import GeneratedSequence, Generation, Logprobs
+from genserve.client.state import ServerInfo
 
 
 class Completions(TypedDict):
@@ -58,6 +59,27 @@ def sequence_logprobs(
         answer["actual_logprobs"].append([[actual] for actual, _ in scores])
         answer["actual_token_ids"].append([[token_id] for token_id in sequence[prompt_length:]])
     return answer
+
+
+def vllm_config(info: ServerInfo) -> dict[str, Any]:
+    """What a daemon reports of vLLM's `VllmConfig`, nested and named as there."""
+    transfer = {"backend": info.weight_transfer} if info.weight_transfer else None
+    return {
+        "model_config": {
+            "model": info.model,
+            "dtype": f"torch.{info.dtype}",
+            "max_model_len": info.limits.max_model_len,
+            "max_logprobs": info.limits.max_logprobs,
+            "logprobs_mode": info.logprobs_mode,
+        },
+        "parallel_config": {
+            "tensor_parallel_size": info.tensor_parallel_size,
+            "pipeline_parallel_size": info.pipeline_parallel_size,
+            "data_parallel_size": info.data_parallel_size,
+        },
+        "scheduler_config": {"max_num_seqs": info.limits.max_num_seqs},
+        "weight_transfer_config": transfer,
+    }
 
 
 def _ranked(sequence: GeneratedSequence) -> list[list[tuple[int, float | None]]]:

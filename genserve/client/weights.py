@@ -12,9 +12,9 @@ from genserve.client import push_channels
 from genserve.client.byte_space import ByteSpace, Layout, manifest_digest
 from genserve.client.channel import UNSET, ServiceCalls, Timeout
 from genserve.client.enums import KvPolicy, PauseMode, PushAction, wire_value
+from genserve.client.fields import build, check_count, naming, optional_duration
 from genserve.client.pull import Download, PulledWeights
 from genserve.client.push import Push, PushProgress, PushResult, Upload
-from genserve.client.requests import duration
 from genserve.client.shared_memory import MIN_BYTES, SpareRings, can_share, is_local
 from genserve.client.state import EngineState
 from genserve.client.tensors import TensorSource, num_ranks, tensor_sources
@@ -62,6 +62,7 @@ class WeightCalls(ServiceCalls):
         version: int,
         expected_version: int | None = None,
         push_id: str = "",
+        attempt: str = "",
         action: PushAction = "apply",
         partial: bool = False,
         pause_mode: PauseMode | None = None,
@@ -96,31 +97,41 @@ class WeightCalls(ServiceCalls):
         come within `timeout_s` is a DeadlineError, which names what it has not sent; ranks that bring other tensors
         or versions are a PushConflictError. `streams`: how many of them each caller sends at once.
 
+        `attempt` names one attempt at a push. Bytes that another attempt left in the daemon count only once they are
+        sent again; sending different bytes raises PushConflictError and ends the push for all of its callers. A single
+        caller gets a new name for each call. With several callers and no `attempt`, all of them send everything again
+        after a broken stream; pass the same new UUID on all of them to send again only what is missing.
+
         `shared_memory`: whether the bytes are written to memory from which a daemon on this host copies them, which is
         several times faster than a socket, and takes 16 MiB a stream until the client is closed. None does it where
         it can; True raises UnsupportedError or InvalidFieldError where it cannot.
 
         Defaults of the daemon: pause mode keep, KV cache recompute, `apply_timeout_s` 300. A stream that breaks is
         resumed with what is missing, a few times within `timeout_s`. `progress` is called on the event loop after each
-        chunk. A repeat with the same `push_id` answers what it answered; one is minted if none is given.
+        chunk (`Client` calls it in the thread that pushes). A repeat with the same `push_id` answers what it answered;
+        one is minted if none is given.
 
         Raises a `GenserveError` (ManifestMismatchError names the tensors), TypeError or ValueError for weights that
         cannot be sent.
         """
-        header = weights_pb2.PushHeader(
-            push_id=push_id,
-            weight_version=version,
-            expected_version=expected_version,
-            manifest=weights_pb2.Manifest(partial=partial),
-            action=wire_value(weights_pb2.PushAction, action, "header.action"),
-            apply=apply_options(pause_mode, kv_policy, pause_lease_id, apply_timeout_s, field="header.apply"),
-            staging_ttl=None if staging_ttl_s is None else duration(staging_ttl_s),
-            force=force,
-        )
+        fields = {
+            "push_id": push_id,
+            "weight_version": version,
+            "expected_version": expected_version,
+            "manifest": build(weights_pb2.Manifest, {"partial": partial}),
+            "action": wire_value(weights_pb2.PushAction, action, "header.action"),
+            "apply": apply_options(pause_mode, kv_policy, pause_lease_id, apply_timeout_s, field="header.apply"),
+            "staging_ttl": optional_duration(staging_ttl_s, "staging_ttl_s"),
+            "force": force,
+            "attempt": attempt,
+        }
+        header = build(weights_pb2.PushHeader, fields, path="header")
+        with naming("layout"):
+            tensor_layout = None if layout is None else layout.layout()
         return await self._send(
             tensor_sources(weights),
             header,
-            None if layout is None else layout.layout(),
+            tensor_layout,
             callers=callers,
             streams=streams,
             shared_memory=shared_memory,
@@ -145,24 +156,24 @@ class WeightCalls(ServiceCalls):
         timeout_s: Timeout = UNSET,
     ) -> PushResult:
         """Sends tensors under a header whose manifest, and id if it has none, are added here."""
-        if chunk_bytes <= 0:
-            raise ValueError("chunk_bytes must be above 0")
         if callers is None:
             callers = num_ranks(sources)
-        if streams < 1 or callers < 1:
-            raise ValueError("streams and callers must be at least 1")
+        for option, value in (("chunk_bytes", chunk_bytes), ("callers", callers), ("streams", streams)):
+            check_count(value, option)
         if callers > 1 and not header.push_id:
-            raise ValueError("several callers need the same push_id")
+            raise InvalidFieldError.of("push_id", "several callers need the same one")
         if callers > 1 and layout is None and all(source.share is None for source in sources):
-            raise ValueError("several callers need the same layout, as each knows its own tensors only")
+            raise InvalidFieldError.of("layout", "several callers need the same, as each knows its own tensors only")
         space = ByteSpace(sources, layout)
         header.push_id = header.push_id or str(uuid.uuid4())
+        if callers == 1:
+            header.attempt = header.attempt or str(uuid.uuid4())
         header.manifest.CopyFrom(space.manifest(partial=header.manifest.partial))
         header.manifest_digest = manifest_digest(header.manifest)
         sends = header.action != weights_pb2.PUSH_ACTION_VALIDATE
-        timeout_s = self._connection.timeouts.push_s if timeout_s is UNSET else timeout_s
+        timeout_s = self._connection.deadline_s(timeout_s, self._connection.timeouts.push_s)
         own_bytes = sum(end - start for start, end in space.ranges) if sends else 0
-        info = await self._info(own_bytes, shared_memory)
+        info = await self._info(own_bytes, shared_memory, timeout_s)
         rings = None
         if shared_memory is not False and info is not None and sends:
             rings = self._shared(info.host_id, required=shared_memory is True)
@@ -193,11 +204,15 @@ class WeightCalls(ServiceCalls):
         self._connection.on_close(rings.close)
         return rings
 
-    async def _info(self, own_bytes: int, shared_memory: bool | None) -> GetServerInfoResponse | None:
+    async def _info(
+        self, own_bytes: int, shared_memory: bool | None, timeout_s: float | None
+    ) -> GetServerInfoResponse | None:
         """What the daemon says of faster ways, if the push is large enough to ask."""
         may_share = shared_memory is None and is_local(self._connection.target) and own_bytes >= MIN_BYTES
         if shared_memory or may_share or own_bytes >= push_channels.MIN_BYTES:
-            return await self._connection.unary(self._connection.control.GetServerInfo, GetServerInfoRequest())
+            limits_s = [each for each in (timeout_s, self._connection.timeouts.control_s) if each is not None]
+            request, limit_s = GetServerInfoRequest(), min(limits_s, default=None)
+            return await self._connection.unary(self._connection.control.GetServerInfo, request, limit_s)
         return None
 
     def _shared(self, host_id: str, *, required: bool) -> SpareRings | None:
@@ -213,7 +228,7 @@ class WeightCalls(ServiceCalls):
 
     async def get_push(self, push_id: str, *, timeout_s: Timeout = UNSET) -> PushResult:
         """Progress and outcome of a push, and the byte ranges it misses. Raises PushNotFoundError."""
-        request = weights_pb2.GetPushRequest(push_id=push_id)
+        request = build(weights_pb2.GetPushRequest, {"push_id": push_id})
         response = await self._connection.unary(self._connection.weights.GetPush, request, timeout_s)
         return PushResult.of(response)
 
@@ -230,19 +245,20 @@ class WeightCalls(ServiceCalls):
     ) -> PushResult:
         """Applies a push that was sent with `action="stage"`; options as in `push_weights`. A repeat answers the same.
         Raises PushNotFoundError, and as `push_weights`."""
-        request = weights_pb2.CommitPushRequest(
-            push_id=push_id,
-            apply=apply_options(pause_mode, kv_policy, pause_lease_id, apply_timeout_s, field="apply"),
-            expected_version=expected_version,
-        )
-        timeout_s = self._connection.timeouts.push_s if timeout_s is UNSET else timeout_s
+        fields = {
+            "push_id": push_id,
+            "apply": apply_options(pause_mode, kv_policy, pause_lease_id, apply_timeout_s, field="apply"),
+            "expected_version": expected_version,
+        }
+        request = build(weights_pb2.CommitPushRequest, fields)
+        timeout_s = self._connection.deadline_s(timeout_s, self._connection.timeouts.push_s)
         response = await self._connection.unary(self._connection.weights.CommitPush, request, timeout_s)
         return PushResult.of(response)
 
-    async def discard_push(self, push_id: str, *, timeout_s: Timeout = UNSET) -> Push:
-        """Frees what a push has staged. Raises PushNotFoundError, and ApplyInProgressError while it is being sent or
-        applied."""
-        request = weights_pb2.DiscardPushRequest(push_id=push_id)
+    async def discard_push(self, push_id: str, *, force: bool = False, timeout_s: Timeout = UNSET) -> Push:
+        """Frees what a push has staged; with `force` also while somebody is sending it, whose push ends with
+        PushNotFoundError. Raises PushNotFoundError, and ApplyInProgressError while it is being applied, or sent."""
+        request = build(weights_pb2.DiscardPushRequest, {"push_id": push_id, "force": force})
         response = await self._connection.unary(self._connection.weights.DiscardPush, request, timeout_s)
         return Push.of(response.push)
 
@@ -261,14 +277,13 @@ class WeightCalls(ServiceCalls):
         and of all. Raises NotResidentError, ChecksumMismatchError, and WeightVersionMismatchError, also when the
         version is replaced meanwhile and its memory is needed.
         """
-        if chunk_bytes <= 0:
-            raise ValueError("chunk_bytes must be above 0")
-        timeout_s = self._connection.timeouts.push_s if timeout_s is UNSET else timeout_s
+        check_count(chunk_bytes, "chunk_bytes")
+        timeout_s = self._connection.deadline_s(timeout_s, self._connection.timeouts.push_s)
         return await Download(self._connection, version, chunk_bytes, progress, timeout_s).run()
 
     async def get_weights(self, *, include_digests: bool = False, timeout_s: Timeout = UNSET) -> ServedWeights:
         """The served version, the tensors a push must bring and, on request, digests of the live weights (seconds)."""
-        request = weights_pb2.GetWeightsRequest(include_digests=include_digests)
+        request = build(weights_pb2.GetWeightsRequest, {"include_digests": include_digests})
         response = await self._connection.unary(self._connection.weights.GetWeights, request, timeout_s)
         return ServedWeights(
             weight_version=response.weight_version,
@@ -290,9 +305,10 @@ def apply_options(
     field: str,
 ) -> weights_pb2.ApplyOptions:
     """The message; None leaves it to the daemon. `field` is its path in the request."""
-    return weights_pb2.ApplyOptions(
-        pause_mode=wire_value(types_pb2.PauseMode, pause_mode, f"{field}.pause_mode"),
-        kv_policy=wire_value(types_pb2.KvPolicy, kv_policy, f"{field}.kv_policy"),
-        pause_lease_id=pause_lease_id,
-        timeout=None if timeout_s is None else duration(timeout_s),
-    )
+    fields = {
+        "pause_mode": wire_value(types_pb2.PauseMode, pause_mode, f"{field}.pause_mode"),
+        "kv_policy": wire_value(types_pb2.KvPolicy, kv_policy, f"{field}.kv_policy"),
+        "pause_lease_id": pause_lease_id,
+        "timeout": optional_duration(timeout_s, f"{field}.apply_timeout_s"),
+    }
+    return build(weights_pb2.ApplyOptions, fields, path=field)

@@ -52,6 +52,7 @@ class ScriptedDaemon(
         self.requests: list[generation_pb2.GenerateRequest] = []
         self.words: Sequence[str] = ("Once", " upon", " a", " time")
         self.hangs_after: int | None = None
+        self.delay_s = 0.0
         self.hanging = asyncio.Event()
         self.cancelled = asyncio.Event()
         self.fail: Callable[[Any], Any] | None = None
@@ -96,6 +97,7 @@ class ScriptedDaemon(
                 if self.hangs_after == position:
                     self.hanging.set()  # before that, a cancellation may find nobody to tell
                     await asyncio.Event().wait()
+                await asyncio.sleep(self.delay_s)
                 last = position == len(self.words) - 1
                 version = int(position >= 2)
                 delta = generation_pb2.SequenceDelta(
@@ -224,6 +226,7 @@ class ScriptedDaemon(
             weight_version=self.header.weight_version,
             total_bytes=self.header.manifest.total_bytes,
             missing=self._missing(),
+            attempt=self.header.attempt,
         )
 
     def _applied(self) -> weights_pb2.Applied:
@@ -283,9 +286,11 @@ class ScriptedDaemon(
 
 
 @asynccontextmanager
-async def running_daemon(address: str = "127.0.0.1:0") -> AsyncIterator[ScriptedDaemon]:
+async def running_daemon(
+    address: str = "127.0.0.1:0", daemon: ScriptedDaemon | None = None
+) -> AsyncIterator[ScriptedDaemon]:
     """A scripted daemon that listens at `address`; its `target` is where."""
-    daemon = ScriptedDaemon()
+    daemon = ScriptedDaemon() if daemon is None else daemon
     server = grpc.aio.server()
     generation_pb2_grpc.add_GenerationServiceServicer_to_server(daemon, server)
     weights_pb2_grpc.add_WeightServiceServicer_to_server(daemon, server)

@@ -1,0 +1,93 @@
+"""Python values into protobuf fields. What a field cannot hold is an InvalidFieldError that names it and the option."""
+
+import reprlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from math import isnan
+from numbers import Integral, Real
+from typing import Any, Final, TypeVar
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+
+from genserve.errors import InvalidFieldError
+
+MessageT = TypeVar("MessageT", bound=Message)
+
+# What protobuf, json and our own code raise for a value of the wrong type, size or depth.
+_REFUSALS: Final = (TypeError, ValueError, OverflowError, AttributeError, RecursionError)
+_MAX_SECONDS: Final = 315_576_000_000.0  # of a Duration: 10,000 years
+_NO_NAMES: Final[Mapping[str, str]] = {}
+
+
+def build(
+    kind: type[MessageT], fields: Mapping[str, Any], *, path: str = "", options: Mapping[str, str] = _NO_NAMES
+) -> MessageT:
+    """A message of these fields; those that are None are not set.
+
+    `path` leads to the message, for errors; `options` says what fields are called in Python, where that differs.
+    Raises InvalidFieldError for a value that its field cannot hold, and for text where a sequence is meant: protobuf
+    would take its letters.
+    """
+    for name, value in fields.items():
+        if isinstance(value, str | bytes | Mapping) and _is_sequence(kind, name):
+            raise _invalid(path, name, value, "a sequence is needed", options)
+    try:
+        return kind(**fields)
+    except _REFUSALS:
+        for name, value in fields.items():
+            try:
+                kind(**{name: value})
+            except _REFUSALS as error:
+                raise _invalid(path, name, value, _cause(error), options) from error
+        raise
+
+
+@contextmanager
+def naming(path: str) -> Iterator[None]:
+    """Turns what is raised for a wrong value into an InvalidFieldError for the field at `path`."""
+    try:
+        yield
+    except _REFUSALS as error:
+        raise InvalidFieldError.of(path, _cause(error)) from error
+
+
+def check_count(value: object, option: str) -> None:
+    """Raises InvalidFieldError, naming `option`, for what is not a whole number above 0 that an int32 holds."""
+    if not isinstance(value, Integral) or not 0 < int(value) < 1 << 31:
+        raise InvalidFieldError.of(option, f"{reprlib.repr(value)} is not a whole number above 0")
+
+
+def duration(seconds: float, option: str) -> Duration:
+    """Seconds as protobuf's Duration. Raises InvalidFieldError, naming `option`, for what is no time."""
+    if not is_seconds(seconds) or abs(seconds) > _MAX_SECONDS:
+        raise InvalidFieldError.of(option, f"{reprlib.repr(seconds)} is not a number of seconds")
+    message = Duration()
+    message.FromNanoseconds(round(seconds * 1e9))
+    return message
+
+
+def is_seconds(value: object) -> bool:
+    """Whether it is a number, infinity included."""
+    return isinstance(value, Real) and not isnan(value)
+
+
+def optional_duration(seconds: float | None, option: str) -> Duration | None:
+    """The same; None stays None."""
+    return None if seconds is None else duration(seconds, option)
+
+
+def _is_sequence(kind: type[Message], name: str) -> bool:
+    field = kind.DESCRIPTOR.fields_by_name.get(name)
+    if field is None or not field.is_repeated:
+        return False
+    return field.message_type is None or not field.message_type.GetOptions().map_entry
+
+
+def _invalid(path: str, name: str, value: Any, problem: str, options: Mapping[str, str]) -> InvalidFieldError:
+    option = options.get(name, name)
+    return InvalidFieldError.of(f"{path}.{name}" if path else name, f"{option}={reprlib.repr(value)}: {problem}")
+
+
+def _cause(error: Exception) -> str:
+    return str(error) or type(error).__name__

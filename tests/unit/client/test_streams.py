@@ -1,0 +1,238 @@
+"""Streams that are left, resumed, closed and dropped; batches whose daemon has no room, or whose options are wrong."""
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.duration_pb2 import Duration
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+
+from genserve.client import AsyncClient
+from genserve.errors import DOMAIN, DeadlineError, GenserveError, InvalidFieldError
+from genserve.v1 import generation_pb2
+from tests.unit.client.scripted_daemon import ScriptedDaemon, running_daemon
+
+Item = generation_pb2.GenerateManyItem
+
+
+def finished(request_id: str) -> Item:
+    """A request's whole answer."""
+    response = generation_pb2.GenerateResponse(request_id=request_id)
+    response.prompt.num_tokens = 1
+    response.outputs.add(token_ids=[7])
+    response.usage.num_output_tokens = 1
+    return Item(request_id=request_id, response=response)
+
+
+def queue_full(request_id: str, retry_after_s: float) -> Item:
+    """A refusal as the daemon's."""
+    status = status_pb2.Status(code=code_pb2.RESOURCE_EXHAUSTED, message="full")
+    delay = Duration()
+    delay.FromNanoseconds(int(retry_after_s * 1e9))
+    for detail in (
+        error_details_pb2.ErrorInfo(reason="QUEUE_FULL", domain=DOMAIN),
+        error_details_pb2.RetryInfo(retry_delay=delay),
+    ):
+        packed = AnyMessage()
+        packed.Pack(detail)
+        status.details.append(packed)
+    return Item(request_id=request_id, error=status)
+
+
+class BusyDaemon(ScriptedDaemon):
+    """Runs `room` requests at once, each for a moment, and refuses all others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.room = 1 << 30
+        self.retry_after_s = 0.05
+        self.running: set[str] = set()
+        self.most_running = 0
+        self.num_refused = 0
+        self.ends_early = False
+        self.closed_its_side = asyncio.Event()
+
+    async def GenerateMany(self, requests: Any, context: Any) -> AsyncIterator[generation_pb2.GenerateManyResponse]:
+        items: asyncio.Queue[Item | None] = asyncio.Queue()
+
+        async def run(request_id: str) -> None:
+            await asyncio.sleep(0.002)
+            self.running.discard(request_id)
+            items.put_nowait(finished(request_id))
+
+        async def read() -> None:
+            async for message in requests:
+                self.requests.append(message.generate)
+                request_id = message.generate.request_id
+                if len(self.running) >= self.room:
+                    self.num_refused += 1
+                    items.put_nowait(queue_full(request_id, self.retry_after_s))
+                    continue
+                self.running.add(request_id)
+                self.most_running = max(self.most_running, len(self.running))
+                runs.append(asyncio.create_task(run(request_id)))
+            self.closed_its_side.set()
+            await asyncio.gather(*runs)
+            items.put_nowait(None)
+
+        if self.ends_early:
+            return
+        runs: list[asyncio.Task[None]] = []
+        reading = asyncio.create_task(read())
+        try:
+            while (item := await items.get()) is not None:
+                yield generation_pb2.GenerateManyResponse(items=[item])
+        finally:
+            reading.cancel()
+            for task in runs:
+                task.cancel()
+
+
+@pytest.fixture
+async def busy() -> AsyncIterator[BusyDaemon]:
+    async with running_daemon(daemon=BusyDaemon()) as daemon:
+        assert isinstance(daemon, BusyDaemon)
+        yield daemon
+
+
+# --- waiting for an item is given up
+
+
+async def test_a_stream_goes_on_after_an_item_was_not_waited_for(daemon: ScriptedDaemon, client: AsyncClient) -> None:
+    """Every delta comes once, in order, however often waiting times out."""
+    daemon.delay_s = 0.05
+    texts, num_timeouts = [], 0
+    async with client.stream("x") as deltas:
+        while True:
+            try:
+                texts.append((await asyncio.wait_for(anext(deltas), 0.01)).text)
+            except TimeoutError:
+                num_timeouts += 1
+            except StopAsyncIteration:
+                break
+    assert "".join(texts) == "Once upon a time"
+    assert num_timeouts >= 4
+    assert not daemon.cancelled.is_set()
+
+
+async def test_a_batch_goes_on_after_an_answer_was_not_waited_for(busy: BusyDaemon) -> None:
+    """`generate_as_completed` and `stream_many` as well."""
+    async with AsyncClient(busy.target) as client:
+        positions = []
+        async with client.generate_as_completed(["x"] * 50) as completed:
+            while True:
+                try:
+                    positions.append((await asyncio.wait_for(anext(completed), 0.0005))[0])
+                except TimeoutError:
+                    continue
+                except StopAsyncIteration:
+                    break
+        assert sorted(positions) == list(range(50))
+        async with client.stream_many() as many:
+            waiting = asyncio.create_task(anext(many))
+            await asyncio.sleep(0)
+            waiting.cancel()
+            submitting = asyncio.create_task(many.submit("x", request_id="a"))
+            await asyncio.sleep(0)
+            submitting.cancel()
+            await many.submit("x", request_id="b")
+            await many.done()
+            assert sorted([item.request_id async for item in many]) == ["a", "b"]
+
+
+async def test_two_readers_of_a_stream_share_its_items(daemon: ScriptedDaemon, client: AsyncClient) -> None:
+    """None is given twice, none is lost."""
+    stream = client.stream("x")
+
+    async def read() -> list[str]:
+        return [delta.text async for delta in stream]
+
+    one, other = await asyncio.gather(read(), read())
+    assert sorted(one + other) == sorted(daemon.words)
+
+
+async def test_a_stream_that_is_dropped_while_it_is_read_ends_its_call(
+    daemon: ScriptedDaemon, client: AsyncClient
+) -> None:
+    """The read that was given up does not keep it alive."""
+    daemon.hangs_after = 0
+    stream = client.stream("x")
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(anext(stream), 0.05)
+    await asyncio.wait_for(daemon.hanging.wait(), 10)
+    del stream
+    gc.collect()
+    await asyncio.wait_for(daemon.cancelled.wait(), 10)
+
+
+async def test_closing_a_stream_ends_whoever_reads_it(daemon: ScriptedDaemon, client: AsyncClient) -> None:
+    """The reader is at the end; it was not cancelled."""
+    daemon.hangs_after = 0
+    stream = client.stream("x")
+    reading = asyncio.create_task(anext(stream, None))
+    await asyncio.wait_for(daemon.hanging.wait(), 10)
+    await stream.aclose()
+    assert await asyncio.wait_for(reading, 10) is None
+
+
+# --- wrong options, failures, a full queue
+
+
+@pytest.mark.parametrize("options", [{"n": 1 << 40}, {"bad_words": "abc"}, {"temprature": 1.0}])
+async def test_a_wrong_option_of_a_batch_is_raised_before_anything_is_sent(
+    busy: BusyDaemon, options: dict[str, Any]
+) -> None:
+    """As itself, also in a TaskGroup, where a cancellation would vanish."""
+    async with AsyncClient(busy.target) as client:
+        with pytest.raises((InvalidFieldError, TypeError), match=next(iter(options))):
+            await client.generate_many(["a", "b"], **options)
+
+        async def in_group() -> None:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(client.generate_many(["a", "b"], **options))
+
+        with pytest.raises(ExceptionGroup) as raised:
+            await in_group()
+        assert isinstance(raised.value.exceptions[0], InvalidFieldError | TypeError)
+        with pytest.raises(InvalidFieldError, match=r"prompts\[1\]"):
+            await client.generate_many(["a", ["b"]])  # type: ignore[list-item]
+    assert busy.requests == []
+
+
+async def test_what_a_full_queue_refuses_is_sent_again_until_all_have_ended(busy: BusyDaemon) -> None:
+    """Nothing is lost, and no more is sent than there is room for by and by."""
+    busy.room = 5
+    async with AsyncClient(busy.target) as client:
+        generations = await client.generate_many([[number] for number in range(300)])
+    assert [generation.token_ids for generation in generations] == [[7]] * 300
+    assert busy.most_running == 5
+    assert 0 < busy.num_refused < 300
+    assert busy.closed_its_side.is_set()
+
+
+async def test_a_queue_that_stays_full_ends_the_batch_at_its_deadline(busy: BusyDaemon) -> None:
+    """Others hold all the room. It is asked now and then, not all the time."""
+    busy.room, busy.retry_after_s = 0, 0.1
+    async with AsyncClient(busy.target) as client:
+        with pytest.raises(DeadlineError):
+            await client.generate_many(["x"] * 100, timeout_s=1.0)
+    assert 0 < busy.num_refused < 200
+
+
+async def test_a_batch_begins_only_so_many_requests_at_once(busy: BusyDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many prompts there are: the daemon's queue is shared with others."""
+    monkeypatch.setattr("genserve.client.as_completed.MAX_IN_FLIGHT", 64)
+    async with AsyncClient(busy.target) as client:
+        assert len(await client.generate_many(["x"] * 1000)) == 1000
+    assert busy.most_running <= 64
+
+
+async def test_a_daemon_that_ends_the_stream_early_is_an_error(busy: BusyDaemon) -> None:
+    """Answers that are missing are not left out silently."""
+    busy.ends_early = True
+    async with AsyncClient(busy.target) as client:
+        with pytest.raises(GenserveError):
+            await client.generate_many(["x"] * 3)
