@@ -6,6 +6,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Self
 
 MAX_INGEST_PROCESSES = 64
+MAX_TIMEOUT_S = 24 * 3600.0
 WEIGHT_UPDATES = ("auto", "beside", "inplace")
 
 
@@ -21,7 +22,10 @@ class ServeConfig:
     port: int = _setting(50051, "TCP port to listen on; 0 picks a free one, -1 listens on --uds alone")
     uds: str = _setting("", "path of a Unix socket to listen on as well")
     allow_insecure: bool = _setting(False, "listen on an address that others can reach, without TLS")
-    max_active_requests: int = _setting(8192, "requests running and waiting above which new ones are refused")
+    max_active_requests: int = _setting(
+        8192, "sequences running and waiting above which new requests are refused: one with n sequences counts n times"
+    )
+    max_n: int = _setting(256, "most sequences of one request; all of them are begun at once")
     max_message_bytes: int = _setting(64 << 20, "size above which a message is refused")
     max_staging_bytes: int = _setting(
         0, "bytes of pushed weights staged and resident at once; 0 = twice the checkpoint's + 256 MiB"
@@ -45,7 +49,19 @@ class ServeConfig:
         "over the live one in a longer pause, where memory for a second model is lacking",
         WEIGHT_UPDATES,
     )
-    drain_timeout_s: float = _setting(30.0, "seconds that running requests may take to finish at a shutdown")
+    trust_request_chat_template: bool = _setting(
+        False,
+        "take chat templates from requests (template_params.chat_template): such a template is a program that runs in "
+        "the daemon, for up to 10 s, with as much memory as it likes",
+    )
+    drain_timeout_s: float = _setting(
+        30.0, "seconds that everything may take to finish at a shutdown: requests, pauses and pushes"
+    )
+    heartbeat_timeout_s: float = _setting(
+        5.0,
+        "seconds without an answer of the engine or of one of its workers after which health says NOT_SERVING, and the "
+        "daemon exits unless a step is what takes long; 0 = no heartbeat",
+    )
 
     def __post_init__(self) -> None:
         if not -1 <= self.port <= 65535:
@@ -57,7 +73,7 @@ class ServeConfig:
                 f"--host {self.host} can be reached by others, and nothing is encrypted or authenticated: "
                 "listen on 127.0.0.1 or --uds, or say --allow-insecure"
             )
-        for name in ("max_active_requests", "max_message_bytes"):
+        for name in ("max_active_requests", "max_n", "max_message_bytes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name.replace('_', '-')} must be at least 1, is {getattr(self, name)}")
         if self.max_staging_bytes < 0:
@@ -66,8 +82,11 @@ class ServeConfig:
             raise ValueError(f"--ingest-processes must lie in [-1, {MAX_INGEST_PROCESSES}], is {self.ingest_processes}")
         if self.weight_update not in WEIGHT_UPDATES:
             raise ValueError(f"--weight-update must be one of {', '.join(WEIGHT_UPDATES)}, is {self.weight_update!r}")
-        if self.drain_timeout_s < 0:
-            raise ValueError(f"--drain-timeout-s must be at least 0, is {self.drain_timeout_s}")
+        for name in ("drain_timeout_s", "heartbeat_timeout_s"):
+            # Written so that NaN is refused too.
+            if not 0 <= getattr(self, name) <= MAX_TIMEOUT_S:
+                flag = f"--{name.replace('_', '-')}"
+                raise ValueError(f"{flag} must lie in [0, {MAX_TIMEOUT_S:g}], is {getattr(self, name)}")
 
     def num_ingest_processes(self, num_cores: int) -> int:
         """How many processes receive pushes beside the daemon; without a TCP port none can."""

@@ -12,31 +12,40 @@ import socket
 import sys
 import time
 import uuid
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 
 import uvloop
 
 from genserve.allocator import keep_freed_memory
 from genserve.config import ServeConfig
+from genserve.control.conditions import DaemonCondition, EngineCondition
+from genserve.control.drain import Drain
 from genserve.control.leases import LeaseTable
 from genserve.control.pause import PauseController
-from genserve.control.state import Phase, StateBoard
+from genserve.control.state import StateBoard
 from genserve.engine import leftovers, vllm_config
 from genserve.engine.demo_model import DemoModelError, demo_model_path
 from genserve.engine.vllm import EngineOptions, VllmEngine
 from genserve.engine.vllm_config import AsyncEngineArgs
+from genserve.errors import GenserveError
 from genserve.rpc.ingest.process import IngestSettings
 from genserve.rpc.ingest.processes import IngestProcesses
 from genserve.rpc.server import SERVER_OPTIONS, ServerParts, start_server
 from genserve.signals import children_ignore_interrupts, stop_on_signals
 from genserve.weights import lora_files
-from genserve.weights.checkpoint import CheckpointError, CheckpointIndex
+from genserve.weights.checkpoint import CheckpointIndex
+from genserve.weights.checkpoint_files import CheckpointError, CheckpointFiles
 from genserve.weights.lora import LoraLoader
 from genserve.weights.registry import PushRegistry
 from genserve.weights.resident import CheckpointBytes, ResidentStore, ResidentVersion
 from genserve.weights.transfer import TransferUpdates
 from genserve.weights.update import WeightUpdater
+
+OpenedCheckpoint = tuple[CheckpointIndex, CheckpointFiles]
+"""A checkpoint's index, and its files."""
 
 DESCRIPTION = (
     "Serve a model over gRPC: stream generation, take weights, pause and resume. "
@@ -48,6 +57,8 @@ _CLOSE_GRACE_S = 2.0
 # Objects made since the last collection. Python's 700 are less than what one step of the engine makes, and frees.
 _GC_THRESHOLD = 20_000
 _LAST_ANSWERS_S = 0.2
+# vLLM's load formats under which the weights are those of the safetensors files. With "dummy" they are random.
+_LOAD_SAFETENSORS = frozenset({"auto", "hf", "safetensors", "fastsafetensors", "instanttensor", "runai_streamer"})
 
 
 def main(argv: Sequence[str]) -> int:
@@ -74,75 +85,130 @@ async def serve(config: ServeConfig, args: AsyncEngineArgs) -> int:
     """Serves until a signal (0) or a failure (1)."""
     _require_free(config.host, config.port)
     async with AsyncExitStack() as stack:
-        lora_files.sweep()
-        if swept := leftovers.sweep():
-            _say(f"removed shared memory of killed engines: {', '.join(swept)}")
+        began_s = time.monotonic()
+        _sweep()
+        local = _directory(args.model)
+        opened = _open_checkpoint(local) if local is not None else None
         _say(f"starting the engine for {args.model}")
-        started_at = time.monotonic()
-        with children_ignore_interrupts():
-            engine = await VllmEngine.start(args, EngineOptions(config.max_active_requests, config.weight_update))
-        stopped = asyncio.Event()
-
-        def stop(signal_name: str) -> None:
-            _say(f"{signal_name}: draining, {config.drain_timeout_s:g} s at most; once more exits now")
-            stopped.set()
-
-        stack.enter_context(stop_on_signals(stop))
-        stack.push_async_callback(engine.stop)
-
-        leases = LeaseTable()
-        board = StateBoard(engine, lambda: leases.active, instance_id=uuid.uuid4().hex)
-        pauses = PauseController(engine, leases, board)
-        checkpoint = _checkpoint(engine)
-        max_staging_bytes = _max_staging_bytes(config, checkpoint)
-        resident = _resident(config, checkpoint)
-        updater = WeightUpdater(engine, pauses, board, resident)
-        loras = LoraLoader(engine, board, checkpoint)
-        pushes = PushRegistry(checkpoint, engine, updater, loras, board, resident, max_staging_bytes)
-        transfers = TransferUpdates(engine, pauses, board, pushes, updater, resident)
-        stack.push_async_callback(pushes.close)
-        ingest = await _ingest(config, stack)
-        server = await start_server(
-            ServerParts(
-                config, engine, board, pauses, pushes, resident, transfers, loras, checkpoint, max_staging_bytes, ingest
-            )
+        options = EngineOptions(
+            config.max_active_requests, config.max_n, config.weight_update, config.trust_request_chat_template
         )
-        stack.push_async_callback(server.stop, _CLOSE_GRACE_S)
-
-        background = [
-            asyncio.create_task(pauses.run(), name="pause leases"),
-            asyncio.create_task(pushes.run(), name="push staging"),
-            asyncio.create_task(transfers.run(), name="weight updates"),
-            asyncio.create_task(engine.wait_dead(), name="engine"),
-        ]
-        if ingest is not None:
-            background.append(asyncio.create_task(ingest.run(), name="receiving processes"))
+        with children_ignore_interrupts():
+            engine = await VllmEngine.start(args, options)
+        stopped = stack.enter_context(_stopped_by_signal(config))
+        stack.push_async_callback(engine.stop)
+        if local is None:
+            opened = _open_downloaded_checkpoint(engine)
+        daemon = await _build(config, engine, opened, args.load_format.lower(), stack)
+        del opened  # the files are closed when version 0 is not resident any more
+        background = daemon.start()
         stack.push_async_callback(_cancel, background)
-        # What start-up has left lives for ever: collections need not walk it while streams wait.
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(_GC_THRESHOLD)
-        board.enter(None)
+        _settle_memory()
+        daemon.parts.board.become(DaemonCondition.SERVING)
         if config.weight_update == "auto" and engine.info.weight_update != "beside":
             _say("there is no memory for a second model: new weights are loaded in place, in a longer pause")
-        _say(f"ready after {time.monotonic() - started_at:.0f} s")
-        print(f"genserve: serving {args.model} on {server.address}", flush=True)
+        _say(f"ready after {time.monotonic() - began_s:.0f} s")
+        print(f"genserve: serving {args.model} on {daemon.address}", flush=True)
         failure = await _first_of(stopped, background)
-        if failure is not None:
-            board.enter(Phase.DEAD)
-            _say(failure)
-            # Calls that the failure has ended get their answers first: a server that is being stopped may keep them
-            # back until its grace is over.
-            await asyncio.sleep(_LAST_ANSWERS_S)
-            return EXIT_FAILED
-        board.enter(Phase.DRAINING)
-        if not await transfers.close(config.drain_timeout_s):
-            _say("a weight update hangs, and cannot be undone")
-            return EXIT_FAILED
-        # Requests frozen by a pause could not finish.
-        await pauses.resume("", force=True)
-        await _drain(engine, config.drain_timeout_s)
-        return 0
+        if failure is None:
+            return await daemon.drain(background)
+        return await daemon.fail(failure)
+
+
+@dataclass(frozen=True, slots=True)
+class _Daemon:
+    """What runs once the engine does. `address` is where it serves."""
+
+    engine: VllmEngine
+    parts: ServerParts
+    address: str
+
+    def start(self) -> list["asyncio.Task[None]"]:
+        """The tasks that keep it going; none should end."""
+        parts, timeout_s = self.parts, self.parts.config.heartbeat_timeout_s
+        tasks = {
+            "engine": self.engine.watch(timeout_s, parts.board.tell_answers),
+            "pause leases": parts.pauses.run(),
+            "push staging": parts.registry.run(),
+            "weight updates": parts.transfers.run(),
+        }
+        if parts.ingest is not None:
+            tasks["receiving processes"] = parts.ingest.run()
+        return [asyncio.create_task(task, name=name) for name, task in tasks.items()]
+
+    async def drain(self, background: Sequence["asyncio.Task[None]"]) -> int:
+        """Lets what runs end, within the drain timeout; the exit status."""
+        parts = self.parts
+        drain = Drain(self.engine, parts.board, parts.pauses, parts.transfers, parts.registry)
+        try:
+            drained = await drain.run(parts.config.drain_timeout_s)
+        except GenserveError as error:
+            return await self.fail(error.message)
+        if (failure := _failure(background)) is not None:
+            return await self.fail(failure)
+        for line in drained.cut:
+            _say(line)
+        parts.board.end()
+        return 0 if drained.in_order else EXIT_FAILED
+
+    async def fail(self, failure: str) -> int:
+        """Tells everybody that it is over; the exit status."""
+        self.parts.board.enter(EngineCondition.DEAD)
+        _say(failure)
+        # Calls that the failure has ended get their answers first: a server that is being stopped may keep them back
+        # until its grace is over.
+        await asyncio.sleep(_LAST_ANSWERS_S)
+        return EXIT_FAILED
+
+
+async def _build(
+    config: ServeConfig, engine: VllmEngine, opened: OpenedCheckpoint | None, load_format: str, stack: AsyncExitStack
+) -> _Daemon:
+    """Everything above the engine, with the server listening. `opened` is the checkpoint, if its files are here."""
+    leases = LeaseTable()
+    board = StateBoard(engine, lambda: leases.active, uuid.uuid4().hex, DaemonCondition.STARTING)
+    pauses = PauseController(engine, leases, board)
+    checkpoint = opened[0] if opened is not None else None
+    max_staging_bytes = _max_staging_bytes(config, checkpoint)
+    resident = _resident(config, opened, load_format)
+    updater = WeightUpdater(engine, pauses, board, resident)
+    loras = LoraLoader(engine, board, pauses, checkpoint)
+    pushes = PushRegistry(checkpoint, engine, updater, loras, board, resident, max_staging_bytes)
+    transfers = TransferUpdates(engine, pauses, board, pushes, updater, resident)
+    ingest = await _ingest(config, stack)
+    parts = ServerParts(
+        config, engine, board, pauses, pushes, resident, transfers, loras, checkpoint, max_staging_bytes, ingest
+    )
+    server = await start_server(parts)
+    stack.push_async_callback(server.stop, _CLOSE_GRACE_S)
+    return _Daemon(engine, parts, server.address)
+
+
+def _sweep() -> None:
+    """Removes what daemons that were killed have left."""
+    lora_files.sweep()
+    if swept := leftovers.sweep():
+        _say(f"removed shared memory of killed engines: {', '.join(swept)}")
+
+
+@contextmanager
+def _stopped_by_signal(config: ServeConfig) -> Iterator[asyncio.Event]:
+    """Set by the first signal; a second one exits at once."""
+    stopped = asyncio.Event()
+
+    def stop(signal_name: str) -> None:
+        _say(f"{signal_name}: draining, {config.drain_timeout_s:g} s at most; once more exits now")
+        stopped.set()
+
+    with stop_on_signals(stop):
+        yield stopped
+
+
+def _settle_memory() -> None:
+    """What start-up has left lives for ever: collections need not walk it while streams wait."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_GC_THRESHOLD)
 
 
 async def _ingest(config: ServeConfig, stack: AsyncExitStack) -> IngestProcesses | None:
@@ -157,23 +223,18 @@ async def _ingest(config: ServeConfig, stack: AsyncExitStack) -> IngestProcesses
     return ingest
 
 
-async def _drain(engine: VllmEngine, timeout_s: float) -> None:
-    """Lets running requests finish; ends those that take longer."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            await engine.wait_idle()
-    except TimeoutError:
-        aborted, _ = await engine.abort(None)
-        _say(f"ended {len(aborted)} requests that did not finish in time")
-
-
 async def _first_of(stopped: asyncio.Event, background: Sequence["asyncio.Task[None]"]) -> str | None:
     """Waits for the signal (None) or for a background task to end, which none should: what to say then."""
     waiting = asyncio.create_task(stopped.wait())
-    done, _ = await asyncio.wait([waiting, *background], return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait([waiting, *background], return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()
+    return _failure(background)
+
+
+def _failure(background: Sequence["asyncio.Task[None]"]) -> str | None:
+    """What to say of the background task that has ended; None if all go on."""
     for task in background:
-        if task in done:
+        if task.done():
             if task.get_name() == "engine":
                 return "the engine has died"
             return f"{task.get_name()} ended: {task.exception()!r}"
@@ -199,23 +260,48 @@ def _require_free(host: str, port: int) -> None:
             raise OSError(f"cannot listen on {host}:{port}: {error.strerror}") from error
 
 
-def _checkpoint(engine: VllmEngine) -> CheckpointIndex | None:
-    directory = engine.checkpoint_directory
-    if directory is None:
-        _say("the checkpoint's files are not on this machine: the names of pushed tensors cannot be checked early")
-        return None
+def _directory(model: str) -> Path | None:
+    """Where the checkpoint's files lie if `model` says so, and is not the name of a repository."""
+    path = Path(model)
+    return path if path.is_dir() else None
+
+
+def _open_checkpoint(directory: Path) -> OpenedCheckpoint | None:
+    """The checkpoint in a directory. Call it before the engine reads its files, so that it can be seen whether those
+    were changed meanwhile."""
     try:
-        return CheckpointIndex.read(directory)
+        files = CheckpointFiles.open(directory)
+        return CheckpointIndex.read(files), files
     except CheckpointError as error:
         _say(f"{error}: the names of pushed tensors cannot be checked early")
         return None
 
 
-def _resident(config: ServeConfig, checkpoint: CheckpointIndex | None) -> ResidentStore:
-    first = None
-    if checkpoint is not None:
-        first = ResidentVersion(0, checkpoint.as_manifest(), CheckpointBytes(checkpoint))
-    return ResidentStore(first, enabled=not config.no_resident_weights)
+def _open_downloaded_checkpoint(engine: VllmEngine) -> OpenedCheckpoint | None:
+    """The one that vLLM has found or put into the Hugging Face cache, where a file of one revision never changes."""
+    directory = engine.checkpoint_directory
+    if directory is None:
+        _say("the checkpoint's files are not on this machine: the names of pushed tensors cannot be checked early")
+        return None
+    return _open_checkpoint(directory)
+
+
+def _resident(config: ServeConfig, opened: OpenedCheckpoint | None, load_format: str) -> ResidentStore:
+    enabled = not config.no_resident_weights
+    if opened is None:
+        return ResidentStore(None, enabled=enabled)
+    if load_format not in _LOAD_SAFETENSORS:
+        absence = f"are not known, as the engine has not loaded the checkpoint's files (--load-format {load_format})"
+        return ResidentStore(None, enabled=enabled, absence=absence)
+    checkpoint, files = opened
+    try:
+        files.check_in_place()
+    except CheckpointError as error:
+        _say(f"{error}: nobody knows what the engine has loaded, so version 0 is not resident")
+        absence = "are not known, as the checkpoint's files were changed while the daemon started"
+        return ResidentStore(None, enabled=enabled, absence=absence)
+    first = ResidentVersion(0, checkpoint.as_manifest(), CheckpointBytes(checkpoint, files))
+    return ResidentStore(first, enabled=enabled)
 
 
 def _max_staging_bytes(config: ServeConfig, checkpoint: CheckpointIndex | None) -> int:

@@ -6,7 +6,7 @@ turns them into status codes, and the client raises the same classes again. Impo
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 DOMAIN = "genserve"
 
@@ -40,6 +40,13 @@ class GenserveError(Exception):
         self.violations = tuple(violations)
         self.retry_after_s = retry_after_s
         self.metadata = dict(metadata) if metadata is not None else {}
+
+    def again(self) -> Self:
+        """The same error, to be raised anew: one that is kept must not keep the frames that it came through, which may
+        hold a large message."""
+        return type(self)(
+            self.message, violations=self.violations, retry_after_s=self.retry_after_s, metadata=self.metadata
+        )
 
 
 class InvalidFieldError(GenserveError):

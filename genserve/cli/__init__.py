@@ -5,13 +5,13 @@ needs is imported when it runs, so that `--help` answers at once.
 """
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from typing import Final
 
 from genserve import __version__
 from genserve.cli import bench, commit, discard, generate, lora, pause, pull, push, resume, serve, status
+from genserve.cli.streams import abandon_output, prepare_output
 from genserve.errors import GenserveError
 
 _INTERRUPTED: Final = 130
@@ -20,20 +20,35 @@ _BROKEN_PIPE: Final = 141
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one subcommand and returns the exit status; wrong usage and `--help` raise SystemExit, as argparse does."""
-    args = _parse(sys.argv[1:] if argv is None else list(argv))
+    prepare_output()
+    try:
+        try:
+            args = _parse(sys.argv[1:] if argv is None else list(argv))
+            return _run(args)
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+    except BrokenPipeError:
+        abandon_output()
+        return _BROKEN_PIPE
+    except OSError as error:  # a full disk
+        abandon_output(sys.stdout)
+        _print_error("OS_ERROR", str(error))
+        return 1
+
+
+def _run(args: argparse.Namespace) -> int:
     try:
         exit_status: int = args.run(args)
-        sys.stdout.flush()
     except KeyboardInterrupt:
         return _INTERRUPTED
     except BrokenPipeError:
-        # Python flushes stdout once more at exit; it must find somebody there.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _BROKEN_PIPE
+        raise
     except GenserveError as error:
         _print_error(error.metadata.get("reason", error.reason), error.message)
         for violation in error.violations:
-            print(f"  {violation.field}: {violation.description}", file=sys.stderr)
+            if violation.field not in error.message:
+                print(f"  {violation.field}: {violation.description}", file=sys.stderr)
         return 1
     except OSError as error:
         _print_error("OS_ERROR", str(error))
@@ -44,6 +59,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parse(arguments: list[str]) -> argparse.Namespace:
     if arguments[:1] == ["serve"]:  # all its flags are the engine's to parse; argparse has no way to say so
         return argparse.Namespace(run=serve.run, flags=arguments[1:])
+    return make_parser().parse_args(arguments)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of all commands but `serve`."""
     parser = argparse.ArgumentParser(
         prog="genserve", description="Serves a model over gRPC and takes new weights while it generates."
     )
@@ -52,7 +72,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     for command in (serve, generate, push, commit, discard, pull, lora, pause, resume, status, bench):
         command.add_parser(subparsers)
         subparsers.choices[command.__name__.rpartition(".")[2]].set_defaults(run=command.run)
-    return parser.parse_args(arguments)
+    return parser
 
 
 def _print_error(reason: str, message: str) -> None:

@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from genserve.cli.options import Subparsers, add_connection_options, open_client, seconds
+from genserve.cli.streams import read_input
 
 if TYPE_CHECKING:
     from genserve.client import Generation, PromptLike
@@ -88,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _prompt(args: argparse.Namespace) -> "PromptLike":
-    text = args.prompt if args.prompt is not None else sys.stdin.read()
+    text = args.prompt if args.prompt is not None else read_input()
     if not args.chat and args.system is None:
         return str(text)
     system = [{"role": "system", "content": args.system}] if args.system is not None else []

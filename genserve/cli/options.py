@@ -16,6 +16,7 @@ DEFAULT_TARGET: Final = "127.0.0.1:50051"
 PAUSE_MODES: Final = ("keep", "wait", "abort")
 KV_POLICIES: Final = ("reuse", "recompute")
 
+_MAX_COUNT: Final = 1_000_000
 _SECONDS: Final = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -63,9 +64,9 @@ def open_async_client(args: argparse.Namespace) -> "AsyncClient":
 
 
 def count(text: str) -> int:
-    """Parses a number of things, at least 1."""
-    if not (text.isascii() and text.isdigit() and int(text) > 0):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    """Parses a number of things, from 1 to a million."""
+    if not (re.fullmatch("[0-9]{1,7}", text) and 0 < int(text) <= _MAX_COUNT):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to {_MAX_COUNT}")
     return int(text)
 
 

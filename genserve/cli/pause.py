@@ -3,7 +3,7 @@
 import argparse
 import contextlib
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from genserve.cli.options import (
     Subparsers,
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from genserve.client import PauseLease
 
 
+_LOOKS_S: Final = 0.5
+
+
 def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
     """Adds the command."""
     parser = subparsers.add_parser("pause", help="pause generation", description="Freezes generation under a lease.")
@@ -25,7 +28,9 @@ def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
     lifetime = parser.add_mutually_exclusive_group()
     lifetime.add_argument("--ttl", type=seconds, default=60.0, metavar="TIME", help="end by itself (default: 60s)")
     lifetime.add_argument("--no-expiry", action="store_true", help="never end by itself")
-    parser.add_argument("--hold", action="store_true", help="renew until Ctrl-C, then resume")
+    parser.add_argument(
+        "--hold", action="store_true", help="renew until Ctrl-C, then resume; ends with an error if the lease is lost"
+    )
     parser.add_argument("--holder", help="who asks, shown in the status (default: user@host)")
     parser.add_argument("--timeout", type=seconds, default=60.0, metavar="TIME", help="to take hold (default: 60s)")
     add_connection_options(parser)
@@ -41,8 +46,8 @@ def run(args: argparse.Namespace) -> int:
             ) as lease:
                 print(f"paused: lease {lease.lease_id}; Ctrl-C resumes", flush=True)
                 with contextlib.suppress(KeyboardInterrupt):
-                    while True:  # a signal that comes just before a wait does not wake it
-                        time.sleep(1.0)
+                    while not lease.is_lost:
+                        time.sleep(_LOOKS_S)  # a signal that comes just before a wait does not wake it
             print("resumed")
             return 0
         paused = client.pause(

@@ -5,7 +5,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, TextIO
 
-from genserve.cli.options import Subparsers, add_connection_options, add_pause_options, open_client, seconds
+from genserve.cli.options import Subparsers, add_connection_options, add_pause_options, count, open_client, seconds
 
 if TYPE_CHECKING:
     from genserve.client import PushProgress, PushResult
@@ -26,7 +26,7 @@ def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
     only = parser.add_mutually_exclusive_group()
     only.add_argument("--validate", action="store_true", help="only check names, types and shapes; send no bytes")
     only.add_argument("--stage", action="store_true", help="send the bytes; `genserve commit` applies them later")
-    parser.add_argument("--streams", type=int, default=1, metavar="N", help="streams to send on at once (default: 1)")
+    parser.add_argument("--streams", type=count, default=1, metavar="N", help="streams to send on at once (default: 1)")
     parser.add_argument(
         "--shared-memory",
         action=argparse.BooleanOptionalAction,

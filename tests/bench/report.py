@@ -144,10 +144,12 @@ def update_readme(directory: Path, readme: Path = README) -> list[str]:
     for name in names:
         result = Result.load(directory, name)
         title, table = TABLES[name]
+        repeated = result.settings["rounds"]
+        measured = f"{repeated} pushes" if name == "memory" else f"medians of {repeated}"
         relative = directory.resolve().relative_to(readme.parent.resolve())
         parts.append(
-            f"**{title}** ([JSON]({relative}/{name}.json), [curves]({relative}/{name}.png)): medians of "
-            f"{result.settings['rounds']} on {describe(result.machine)}.\n\n{table(result)}\n"
+            f"**{title}** ([JSON]({relative}/{name}.json), [curves]({relative}/{name}.png)): {measured} "
+            f"on {describe(result.machine)}.\n\n{table(result)}\n"
         )
     before, rest = text.split(BEGIN)
     readme.write_text(before + BEGIN + "\n" + "\n".join(parts) + END + rest.split(END)[1])

@@ -2,11 +2,13 @@
 
 import asyncio
 import time
+from pathlib import Path
 
 import pytest
 
 from genserve.client import AsyncClient, Generation
 from genserve.errors import PromptTooLongError
+from tests.daemon_process import SMALL_ENGINE, DaemonProcess
 from tests.engine.conftest import PROMPTS
 from tests.engine.reference import MAX_TOKENS
 from tests.engine.test_generation import wait_idle
@@ -18,7 +20,7 @@ NUM_REQUESTS = 48
 def content(generation: Generation) -> list[tuple[object, ...]]:
     """All that a generation says of its tokens."""
     return [
-        (s.index, s.text, s.token_ids, s.weight_spans, s.finish_reason, s.logprobs and s.logprobs.token_ids)
+        (s.index, s.text, s.token_ids, s.weight_spans, s.finish_reason, s.logprobs and len(s.logprobs.token_ids))
         for s in generation.sequences
     ]
 
@@ -30,6 +32,10 @@ async def test_many_give_what_each_alone_gives(client: AsyncClient) -> None:
     many = await client.generate_many(PROMPTS, **{**options, "cache_salt": "others"})  # type: ignore[arg-type]
     for one, other in zip(alone, many, strict=True):
         assert content(one) == content(other)
+        for alike, another in zip(one.sequences, other.sequences, strict=True):
+            # By value: of two alternatives that are about as likely, a batch may put another one first.
+            assert alike.logprobs is not None and another.logprobs is not None
+            assert alike.logprobs.values == pytest.approx(another.logprobs.values, abs=5e-2)
         assert one.prompt is not None and other.prompt is not None
         assert one.prompt.logprobs is not None and other.prompt.logprobs is not None
         assert one.prompt.logprobs.sampled == pytest.approx(other.prompt.logprobs.sampled, abs=1e-3)
@@ -89,3 +95,21 @@ async def test_a_client_that_goes_away_leaves_no_request_behind(client: AsyncCli
     began_s = time.monotonic()
     await wait_idle(client)
     assert time.monotonic() - began_s < 1.0
+
+
+async def test_more_prompts_than_the_daemon_takes_are_all_generated(
+    checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    """Two clients share a queue of 8: what it refuses is sent again, and each gets every answer."""
+    flags = ["--model", str(checkpoints["a"]), *SMALL_ENGINE, "--max-active-requests", "8"]
+    process = DaemonProcess(flags, tmp_path / "stderr")
+    try:
+        address = (await asyncio.to_thread(process.wait_serving)).address
+        prompts = [[number + 1, 7] for number in range(200)]
+        async with AsyncClient(address) as one, AsyncClient(address) as other:
+            for generations in await asyncio.gather(
+                *(each.generate_many(prompts, max_tokens=2, ignore_eos=True) for each in (one, other))
+            ):
+                assert [len(generation.token_ids) for generation in generations] == [2] * 200
+    finally:
+        await asyncio.to_thread(process.stop)

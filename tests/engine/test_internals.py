@@ -1,6 +1,7 @@
 """What the adapter uses of vLLM that is not public. Each test names the place that must change when vLLM moves."""
 
 import inspect
+from pathlib import Path
 
 from vllm.config import CompilationConfig
 from vllm.distributed.weight_transfer import VLLMWeightSyncClient, WeightTransferEngine, WeightTransferTrainerFactory
@@ -11,11 +12,15 @@ from vllm.outputs import CompletionOutput
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.v1.engine import core
 from vllm.v1.engine.async_llm import AsyncLLM
-from vllm.v1.engine.core_client import AsyncMPClient, DPLBAsyncMPClient
+from vllm.v1.engine.core_client import AsyncMPClient, BackgroundResources, DPLBAsyncMPClient
+from vllm.v1.engine.input_processor import InputProcessor
+from vllm.v1.engine.logprobs import LogprobsProcessor
 from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector, RequestState
+from vllm.v1.engine.utils import CoreEngineProcManager
 from vllm.v1.worker.gpu_worker import Worker
 
 from genserve.client.vllm_sync import GenserveWeightSyncClient
+from genserve.engine import vllm_config
 from genserve.engine.generation import ConstraintKind, Sampling
 from genserve.engine.spans import INITIAL_LABEL
 from genserve.worker.contract import WeightWorker
@@ -28,11 +33,31 @@ def parameters(function: object) -> set[str]:
 
 
 def test_pause_generation_still_does_what_the_adapter_does_without_it() -> None:
-    """engine.vllm.pause calls pause_scheduler_async itself, to skip the fixed sleep of pause_generation."""
+    """engine.scheduling.pause calls pause_scheduler_async itself, to skip the fixed sleep of pause_generation."""
     source = inspect.getsource(AsyncLLM.pause_generation)
     assert "self.engine_core.pause_scheduler_async(mode=mode, clear_cache=clear_cache)" in source
     assert "asyncio.sleep(0.02)" in source, "the sleep is gone: call pause_generation"
     assert {"mode", "clear_cache"} <= parameters(AsyncMPClient.pause_scheduler_async)
+
+
+def test_a_sleep_that_waits_still_sleeps_whenever_requests_have_ended() -> None:
+    """engine.scheduling.sleep pauses first: vLLM's callback stays registered when the call is given up."""
+    source = inspect.getsource(core.EngineCore.sleep)
+    assert "pause_future.add_done_callback(pause_complete)" in source
+    assert "_idle_state_callbacks.append" in inspect.getsource(core.EngineCoreProc.pause_scheduler)
+
+
+def test_engines_in_lockstep_still_refuse_to_resume_during_a_pause() -> None:
+    """engine.scheduling.resume waits for such a pause; others resume at once."""
+    assert "raise RuntimeError" in inspect.getsource(core.DPEngineCoreProc.resume_scheduler)
+    assert "resume_scheduler" not in vars(core.EngineCoreProc)
+    assert "if data_parallel and vllm_config.model_config.is_moe" in inspect.getsource(core.EngineCoreProc)
+
+
+def test_the_processes_of_the_engine_are_still_found_there() -> None:
+    """engine.vllm.watch looks at what they do."""
+    assert "self.processes" in inspect.getsource(CoreEngineProcManager.__init__)
+    assert "engine_manager" in inspect.getsource(BackgroundResources)
 
 
 def test_a_collective_call_still_reaches_every_engine_by_this_name() -> None:
@@ -50,6 +75,32 @@ def test_live_starts_of_weight_spans_are_still_in_the_request_state() -> None:
     assert "self.external_req_ids" in inspect.getsource(OutputProcessor.__init__)
     assert "self.request_states" in inspect.getsource(OutputProcessor.__init__)
     assert "weight_versions" in CompletionOutput.__dataclass_fields__
+
+
+def test_alternatives_without_a_tokenizer_are_still_not_turned_into_text() -> None:
+    """engine.vllm takes the tokenizer away from every state: nobody is told the text of an alternative."""
+    assert "tokenizer" in LogprobsProcessor.__dataclass_fields__
+    assert "if self.tokenizer is None" in inspect.getsource(LogprobsProcessor._update_sample_logprobs)
+    assert "if self.tokenizer is None" in inspect.getsource(LogprobsProcessor._update_prompt_logprobs)
+    assert "self.logprobs_processor = logprobs_processor" in inspect.getsource(RequestState.__init__)
+
+
+def test_a_request_that_the_input_processor_made_is_still_taken() -> None:
+    """engine.admission makes it in a thread and checks it; vLLM says that it will not take it for ever."""
+    source = inspect.getsource(AsyncLLM.add_request)
+    assert "if isinstance(prompt, EngineCoreRequest):" in source
+    assert "self.input_processor.assign_request_id(request)" in source
+    assert {"supported_tasks", "lora_request", "priority", "data_parallel_rank"} <= parameters(
+        InputProcessor.process_inputs
+    )
+    decoding = inspect.getsource(core.EngineCoreProc.process_input_sockets)
+    assert "add_request_decoder = MsgpackDecoder(\n            EngineCoreRequest" in decoding
+
+
+def test_a_stop_token_of_the_generation_config_is_still_added_to_the_requests() -> None:
+    """engine.stream tells those that the request did not name as EOS."""
+    source = inspect.getsource(SamplingParams.update_from_generation_config)
+    assert "eos_ids.update(self.stop_token_ids)" in source
 
 
 def test_the_label_of_the_first_weights_is_still_the_one_we_call_version_0() -> None:
@@ -132,3 +183,10 @@ def test_the_trainers_half_of_vllm_is_still_what_client_vllm_trainer_looks_like(
     assert "backend = init_info.backend" in source
     assert "engine_cls.trainer_init(" in source
     assert parameters(WeightTransferTrainerFactory.trainer_init) == {"init_info", "client", "source"}
+
+
+def test_unlimited_logprobs_are_reported_as_the_size_of_the_vocabulary(checkpoints: dict[str, Path]) -> None:
+    """vLLM says -1, which TRL's documentation recommends; the wire has no negative numbers there."""
+    config = vllm_config.AsyncEngineArgs(model=str(checkpoints["a"]), max_logprobs=-1).create_engine_config()
+    info = vllm_config.info(config)
+    assert info.max_logprobs == info.vocab_size > 0

@@ -283,10 +283,11 @@ async def test_no_more_than_workers_can_hold(client: AsyncClient, checkpoints: d
 
 
 async def test_an_adapter_is_a_push(client: AsyncClient, checkpoints: dict[str, Path]) -> None:
-    """A repeat answers the same, other tensors or another name under its id do not."""
+    """A repeat loads the same adapter again; other tensors or another name under its id are refused."""
     tensors = adapter(checkpoints["a"], seed=1)
     first = await client.push_lora("policy", tensors, CONFIG, push_id="adapter-1")
-    assert (await client.push_lora("policy", tensors, CONFIG, push_id="adapter-1")).applied == first.applied
+    again = await client.push_lora("policy", tensors, CONFIG, push_id="adapter-1")
+    assert (first.push.state, again.push.state) == ("applied", "applied")
     told = await client.get_push("adapter-1")
     assert (told.push.state, told.push.weight_version) == ("applied", 0)
     with pytest.raises(PushConflictError):

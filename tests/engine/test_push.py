@@ -264,7 +264,8 @@ async def test_a_flipped_bit_is_found_and_nothing_is_applied(
 async def test_a_truncated_push_changes_nothing_and_can_be_resumed(
     client: AsyncClient, raw_push: RawPush, restored: None, reference: Callable[..., Reference], end: bool
 ) -> None:
-    """PUSH_TRUNCATED; GetPush says what is missing, and just that completes the push."""
+    """PUSH_TRUNCATED; GetPush says what is missing, and just that completes the push, in the same attempt."""
+    raw_push.header.attempt = "a"
     with pytest.raises(PushTruncatedError):
         await raw_push.send(raw_push.frames((0, 1000), (5000, 6000)), end=end)
     assert await greedy_outputs(client) == outputs_of(reference("a"))

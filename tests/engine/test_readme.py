@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from genserve.client import AsyncClient
-from genserve.errors import all_errors
 from tests import models
 from tests.daemon_process import DaemonProcess
 
@@ -99,9 +98,3 @@ async def test_a_grpcurl_recipe_runs(client: AsyncClient, daemon: DaemonProcess,
         assert "genserve.v1.WeightService" in done.stdout
     if "Pause" in recipe:
         assert '"holder": "ops"' in done.stdout
-
-
-async def test_the_error_table_names_every_reason(client: AsyncClient) -> None:
-    """No reason is missing from the README."""
-    table = README.read_text().split("## Errors")[1].split("## What")[0]
-    assert [error.reason for error in all_errors() if error.reason not in table] == []

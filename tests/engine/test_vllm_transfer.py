@@ -141,6 +141,28 @@ async def test_what_cannot_be_undone_is_not_served(subject: TransferSubject) -> 
     assert len((await client.generate(PROMPTS[0], max_tokens=2, ignore_eos=True)).token_ids) == 2
 
 
+@pytest.mark.parametrize("timed_out", [False, True])
+async def test_an_update_that_received_nothing_is_undone_without_bytes(
+    subject: TransferSubject, timed_out: bool
+) -> None:
+    """Nobody wrote to the live weights, so nothing has to be restored, and none of it is here; the next one works."""
+    client = subject.client
+    await subject.update("b")
+    version, before = (await client.get_weights()).weight_version, await subject.digests()
+    if timed_out:
+        await client.start_weight_update(ttl_s=0.2)
+        await subject.until_running()
+    else:
+        await client.start_weight_update()
+        with pytest.raises(PushRolledBackError, match="received nothing: call UpdateWeights"):
+            await client.finish_weight_update()
+    state = (await client.status()).state
+    assert (state.phase, state.weight_version) == ("running", version)
+    assert await subject.digests() == before
+    await subject.update("a")
+    assert await subject.digests() != before
+
+
 async def test_pushes_and_other_updates_wait_for_an_update(subject: TransferSubject) -> None:
     """They are told which; it cannot be finished under an old version, and once it is, a repeat answers the same."""
     client, version = subject.client, await subject.next_version()

@@ -28,13 +28,13 @@ _held: list[bytearray] = []
 class Fault:
     """What shall happen.
 
-    `step`: attach, prepare, load, commit, rollback, discard or digests. `load` is the preparation in its thread, where
-    `after` counts the tensors that were loaded before; in `commit` and `rollback` it counts the entries that were put
-    in place; -1 is the end of the step, when all is done. `kind`: raise, escape (raises past the answer, into vLLM; at
-    the begin or the end of a step), hang (until `release`), kill (SIGKILL), stop (SIGSTOP), slow (`seconds`, then goes
-    on) or leak (256 MiB, until digests are asked for and nothing is ordered). `rank` is a part of the name ("tp1",
-    "dp0"), "" = every rank. `skip`: how often, by rank, it lets the step pass before; `times`: how often until the
-    order is spent; -1 = always.
+    `step`: attach, prepare, load, commit, rollback, discard, digests, or run, a step of the model. `load` is the
+    preparation in its thread, where `after` counts the tensors that were loaded before; in `commit` and `rollback` it
+    counts the entries that were put in place; -1 is the end of the step, when all is done. `kind`: raise, escape
+    (raises past the answer, into vLLM; at the begin or the end of a step), hang (until `release`), kill (SIGKILL), stop
+    (SIGSTOP), slow (`seconds`, then goes on), compute (the same, with the CPU at work) or leak (256 MiB, until digests
+    are asked for and nothing is ordered). `rank` is a part of the name ("tp1", "dp0"), "" = every rank. `skip`: how
+    often, by rank, it lets the step pass before; `times`: how often until the order is spent; -1 = always.
     """
 
     step: str
@@ -124,6 +124,10 @@ def _strike(fault: Fault, message: str) -> None:
             os.kill(os.getpid(), signal.SIGSTOP)
         case "slow":
             time.sleep(fault.seconds)
+        case "compute":
+            until_s = time.monotonic() + fault.seconds
+            while time.monotonic() < until_s:
+                pass
         case "leak":
             _held.append(bytearray(b"x") * (256 << 20))
         case "hang":
@@ -134,12 +138,25 @@ def _strike(fault: Fault, message: str) -> None:
 
 
 if FAULTS_VARIABLE in os.environ:  # tests import this module too, where no worker is
+    from vllm.v1.engine import EngineCoreRequestType
+    from vllm.v1.engine.core_client import AsyncMPClient
+
     from genserve.worker import extension
     from genserve.worker.exchange import Exchange
     from genserve.worker.shadow import Shadow
 
     class FaultyExtension(extension.WeightExchangeExtension):
         """The extension, with the calls of the contract that can fail."""
+
+        def genserve_attach(self, wire: dict[str, Any]) -> dict[str, Any]:
+            execute = self.execute_model  # type: ignore[has-type]
+
+            def execute_model(*args: Any, **kwargs: Any) -> Any:
+                strike("run", self._genserve.rank, 0)
+                return execute(*args, **kwargs)
+
+            self.execute_model = execute_model
+            return super().genserve_attach(wire)
 
         def genserve_prepare(self, wire: dict[str, Any]) -> dict[str, Any]:
             _step.begin("load", self._genserve.rank)
@@ -214,6 +231,20 @@ if FAULTS_VARIABLE in os.environ:  # tests import this module too, where no work
         census.write_text(json.dumps(tasks))
         census.rename(census.with_name(CENSUS_FILE))
 
+    _clients: list[AsyncMPClient] = []
+    _connect = AsyncMPClient.__init__
+
+    def _connect_and_note(self: AsyncMPClient, *args: Any, **kwargs: Any) -> None:
+        _connect(self, *args, **kwargs)
+        _clients.append(self)
+
+    def _deafen() -> None:
+        """Sends what EngineCore cannot decode: its thread that reads calls ends."""
+        (client,) = _clients
+        client._send_input_message((EngineCoreRequestType.UTILITY.value, b"\xc1"), client.core_engine)
+
     with contextlib.suppress(RuntimeError):  # a worker has no event loop
         # The daemon imports this module too, from its event loop, to see whether the class is one of ours.
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, _tell_tasks)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, _deafen)
+        AsyncMPClient.__init__ = _connect_and_note  # type: ignore[method-assign]

@@ -6,6 +6,7 @@ GENSERVE_HISTORY_S is how long the clients are at work, GENSERVE_HISTORY_SEED wh
 import asyncio
 import os
 import random
+import signal
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -31,6 +32,8 @@ SEED = os.environ.get("GENSERVE_HISTORY_SEED", "1")
 TOLERANCE = 1.0
 """Between bfloat16's noise (0.54 at most in 180,000 tokens) and most tokens of other weights (several)."""
 _LIFE_S = 45.0
+# The heartbeat's timeout, the answers that follow, and the end of a process that does not answer.
+_GIVE_UP_S = 40.0
 _NUM_SHOWN = 3
 
 
@@ -58,7 +61,7 @@ class Daemons:
 async def live(
     daemon: DaemonProcess, recorder: Recorder, traffic: Traffic, rng: random.Random, duration_s: float, dies: bool
 ) -> None:
-    """Traffic for a while. A daemon that is to die is killed from outside, or by its engine amid a commit."""
+    """Traffic for a while. A daemon that is to die is killed, or its engine ends amid a commit or stops to answer."""
     history, life = recorder.history, recorder.life
     async with traffic:
         await asyncio.sleep(duration_s)
@@ -68,7 +71,12 @@ async def live(
         if not dies:
             return
         history.kills.append((life, time.monotonic()))
-        if rng.random() < 0.4:
+        fate = rng.choice(("killed", "killed", "dies in a commit", "wedged"))
+        if fate == "wedged":
+            daemon.descendant("EngineCore").send_signal(signal.SIGSTOP)
+            await asyncio.to_thread(daemon.process.wait, _GIVE_UP_S)
+            assert daemon.process.returncode != 0
+        elif fate == "dies in a commit":
             traffic.order_death(rng)
             with suppress(TimeoutError):
                 async with asyncio.timeout(10.0):

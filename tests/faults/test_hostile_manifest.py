@@ -48,6 +48,11 @@ def a_million_named() -> bytes:
     return b"".join(nested(1, nested(1, f"t{number}".encode())) for number in range(1_000_000)) + plain(2, 8)
 
 
+def as_many_as_are_read() -> bytes:
+    """Tensors enough for a mistake, none of which is the checkpoint's: all of them are looked at."""
+    return b"".join(tensor(f"module.{number}", [1], 2 * number, 2) for number in range(1000)) + plain(2, 2000)
+
+
 def millions_of_nothing() -> bytes:
     """Two bytes each on the wire, thirty times that when parsed: 16 MB."""
     return nested(1, b"") * 8_000_000 + plain(2, 8)
@@ -113,6 +118,7 @@ async def send_header(subject: Subject, manifest: bytes) -> None:
     "manifest",
     [
         a_million_named,
+        as_many_as_are_read,
         millions_of_nothing,
         millions_of_dimensions,
         a_name_without_end,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from genserve.errors import PushRolledBackError
+from genserve.errors import DeadlineError, PushRolledBackError
 from tests.faults.faulty_worker import Fault
 from tests.faults.subject import Kept, Subject
 
@@ -47,3 +47,14 @@ async def test_a_commit_that_fails_is_healed_from_the_resident_bytes(inplace: Su
     error = await inplace.fails(PushRolledBackError, Fault("commit", after=after))
     assert f"version {version} was applied anew" in error.message
     await inplace.oracle.holds((version, "a"))
+
+
+async def test_a_commit_that_succeeds_late_stays(inplace: Subject) -> None:
+    """Nothing is left to go back to: the trainer is told that it is late, and GetPush what became of it."""
+    version = await inplace.oracle.served_version()
+    inplace.order(Fault("commit", "slow", after=-1, seconds=7.0))
+    with pytest.raises(DeadlineError):
+        await inplace.push("b", push_id="late", apply_timeout_s=5.0)
+    await inplace.until_push("late", state="applied")
+    inplace.release()
+    await inplace.oracle.holds((version + 1, "b"))

@@ -90,13 +90,13 @@ async def test_a_trainer_killed_before_its_answer_gets_it_when_it_is_back(subjec
 
 
 async def test_a_killed_trainer_can_resume_what_it_sent(subject: Subject) -> None:
-    """Started anew under the same push id it sends only what is missing, within the time to live."""
+    """Started anew, it says which attempt it takes up and sends only what is missing, within the time to live."""
     version = await subject.oracle.served_version() + 1
     async with trainer(subject, version, "resumed", 50, ttl_s=60) as (process, sent_bytes):
         await subject.until_push("resumed", received_bytes=sent_bytes)
         await killed(process)
     raw = await subject.raw_push()
-    raw.header.push_id = "resumed"
+    raw.header.push_id = raw.header.attempt = "resumed"
     missing = (await subject.client.get_push("resumed")).push.missing
     assert missing == [(sent_bytes, len(raw.data))]
     await raw.send(raw.frames(*missing))

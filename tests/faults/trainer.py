@@ -21,7 +21,8 @@ CHUNK_BYTES = 16 << 10
 async def push(address: str, checkpoint: str, version: int, push_id: str, percent: int, ttl_s: int) -> None:
     """Sends, tells and waits."""
     space = ByteSpace(tensor_sources(checkpoint))
-    header = weights_pb2.PushHeader(push_id=push_id, weight_version=version, manifest=space.manifest(partial=False))
+    manifest = space.manifest(partial=False)
+    header = weights_pb2.PushHeader(push_id=push_id, weight_version=version, manifest=manifest, attempt=push_id)
     header.staging_ttl.FromSeconds(ttl_s)
     end = space.total_bytes * percent // 100
     async with grpc.aio.insecure_channel(address) as channel:

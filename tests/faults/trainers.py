@@ -10,6 +10,8 @@ from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 from genserve.client import AsyncClient, PushResult
+from genserve.errors import GenserveError
+from tests.engine.test_push import RawPush
 from tests.faults.breakable_link import BreakableLink
 from tests.faults.contents import mixed
 from tests.faults.history import START_CONTENT, PushIntent
@@ -83,6 +85,8 @@ class Trainer:
             self._break: 4,
             self._kill_process: 1,
             self._repeat: 2,
+            self._start_again: 3,
+            self._disagree: 2,
             self._push_under_lease: 2,
             self._validate: 1,
         }
@@ -198,6 +202,50 @@ class Trainer:
     async def _repeat(self) -> None:
         if self._pushed:
             await self._push(self._rng.choice(self._pushed[-6:]))
+
+    async def _start_again(self) -> None:
+        """A first start of the trainer has sent a part of other weights under the same id, and died. Whatever the
+        second is told, what goes live is what it meant, whole."""
+        intent = self._intent(self._book.fresh())
+        raw = self._raw_push(intent.push_id, intent.version, self._other(intent.content))
+        raw.header.attempt = self._rng.choice(("", "first"))
+        end = self._rng.randrange(1, len(raw.data))
+        with suppress(GenserveError):
+            await raw.send(raw.frames((0, end)), end=False)
+        for _ in range(2):
+            await self._push(intent)
+
+    async def _disagree(self) -> None:
+        """Two ranks bring halves of different weights under one id, each ending its stream: a version that nobody
+        meant, so that a token or an answer that names it is a violation."""
+        version, content = self._book.fresh()
+        self._num_pushes += 1
+        push_id, halves = f"{self._name}-torn-{self._num_pushes}", []
+        attempts = self._rng.choice((("x", "y"), ("x", "x"), ("", "")))
+        for half, (attempt, part) in enumerate(zip(attempts, (content, self._other(content)), strict=True)):
+            raw = self._raw_push(push_id, version, part)
+            raw.header.attempt, raw.header.num_streams = attempt, 2
+            middle = len(raw.data) // 2
+            # With one name, or none, the halves overlap: only the bytes can tell that they are of two versions.
+            overlap = 0 if attempts[0] != attempts[1] else len(raw.data) // 4
+            halves.append(raw.frames((0, middle + overlap) if half == 0 else (middle - overlap, len(raw.data))))
+        sending = [asyncio.ensure_future(raw.send(frames)) for frames in halves]
+        try:
+            await asyncio.wait(sending, timeout=5.0)
+        finally:
+            for each in sending:
+                each.cancel()
+            await asyncio.gather(*sending, return_exceptions=True)
+        with suppress(GenserveError):
+            await self._client.discard_push(push_id, force=True)
+
+    def _other(self, content: str) -> str:
+        return self._rng.choice([name for name in self._contents.names if name != content.partition("/")[0]])
+
+    def _raw_push(self, push_id: str, version: int, content: str) -> RawPush:
+        raw = RawPush(self._address, self._contents.directories[content], version, push_id)
+        raw.header.staging_ttl.FromSeconds(int(_STAGING_TTL_S))
+        return raw
 
     async def _validate(self) -> None:
         await self._push(self._intent(self._book.fresh()), "validate")

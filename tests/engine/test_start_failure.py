@@ -1,0 +1,69 @@
+"""When the engine cannot start, the last line of the daemon is the reason, in the words of the process that failed."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.daemon_process import SMALL_ENGINE
+from tests.engine.test_tensor_parallel import BOTH_CORES
+
+
+def truncated(checkpoint: Path) -> None:
+    """Cuts the weights in their middle, as a copy that broke off."""
+    weights = checkpoint / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[: weights.stat().st_size // 2])
+
+
+def whole(checkpoint: Path) -> None:
+    """Leaves it."""
+
+
+STARTS: dict[str, tuple[Callable[[Path], None], list[str], str]] = {
+    # A worker fails, and the engine's process says only that one did.
+    "truncated weights": (truncated, ["--tensor-parallel-size", "2"], "SafetensorError: "),
+    # The engine's process fails.
+    "no memory for keys and values": (whole, ["--kv-cache-memory-bytes", "1000"], "ValueError: No available memory"),
+    # No process has started. The last line of vLLM's own words is the address of a page about validation.
+    "a flag that vLLM refuses": (whole, ["--max-model-len", "100000000"], "max_model_len"),
+}
+
+
+@pytest.fixture(scope="module")
+def started(
+    checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, "subprocess.Popen[str]"]]:
+    """A daemon for each. Most of their time goes into imports, so all start at once."""
+    processes = {}
+    try:
+        for name, (breaks, flags, _) in STARTS.items():
+            checkpoint = Path(shutil.copytree(checkpoints["a"], tmp_path_factory.mktemp("broken") / "checkpoint"))
+            breaks(checkpoint)
+            command = [sys.executable, "-m", "genserve", "serve", "--port", "0", "--model", str(checkpoint)]
+            processes[name] = subprocess.Popen(
+                [*command, *SMALL_ENGINE, *flags],
+                env={**os.environ, **BOTH_CORES},
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        yield processes
+    finally:
+        for process in processes.values():
+            process.kill()
+            process.communicate()
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_the_last_line_is_the_root_cause(started: dict[str, "subprocess.Popen[str]"], name: str) -> None:
+    """And not that there is one above it."""
+    _, stderr = started[name].communicate(timeout=280)
+    assert started[name].returncode == 1
+    last = stderr.strip().splitlines()[-1]
+    assert last.startswith("genserve: "), stderr[-3000:]
+    assert STARTS[name][2] in last, stderr[-3000:]
+    assert "root cause" not in last

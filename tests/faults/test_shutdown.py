@@ -1,0 +1,128 @@
+"""SIGTERM in every condition: bounded by the drain timeout, and no token of weights that nobody knows."""
+
+import asyncio
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from genserve.client import AsyncClient, Generation
+from genserve.errors import DrainingError, EngineTaintedError, GenserveError, UnavailableError
+from tests.faults.faulty_worker import Fault
+from tests.faults.subject import Subject, started
+
+DRAIN_TIMEOUT_S = 4.0
+STOP_S = 12.0
+"""What the exit may take beyond the drain timeout on a loaded machine."""
+
+Starts = Callable[[], AbstractAsyncContextManager[Subject]]
+
+
+@pytest.fixture
+def daemon(checkpoints: dict[str, Path], tmp_path: Path) -> Starts:
+    """Starts one for this test alone."""
+    flags = ["--no-resident-weights", "--drain-timeout-s", str(DRAIN_TIMEOUT_S)]
+    return lambda: started(checkpoints, tmp_path, *flags, begins=False)
+
+
+@asynccontextmanager
+async def streaming(daemon: Subject) -> AsyncIterator[tuple[Generation, "asyncio.Task[None]"]]:
+    """A request that is generating, and the task that reads it."""
+    generation, begun = Generation(), asyncio.Event()
+
+    async def read() -> None:
+        async for delta in daemon.client.stream([9, 8, 7], temperature=0.0, max_tokens=1900, ignore_eos=True):
+            generation.add(delta)
+            begun.set()
+
+    reading = asyncio.create_task(read())
+    await begun.wait()
+    yield generation, reading
+    reading.cancel()
+
+
+async def terminated(daemon: Subject) -> tuple[int, float]:
+    """The exit status after SIGTERM, and the seconds until then."""
+    began_s = time.monotonic()
+    daemon.process.process.send_signal(signal.SIGTERM)
+    status = await asyncio.to_thread(daemon.process.process.wait, 60)
+    return status, time.monotonic() - began_s
+
+
+async def test_a_tainted_daemon_ends_without_a_further_token(daemon: Starts) -> None:
+    """The frozen stream ends as ABORTED where it stood."""
+    async with daemon() as tainted, streaming(tainted) as (generation, reading):
+        tainted.order(Fault("commit", after=5), Fault("rollback", after=2))
+        with pytest.raises(EngineTaintedError):
+            await tainted.client.push_weights(tainted.checkpoints["b"], version=1)
+        num_tokens = len(generation.token_ids)
+        status, _ = await terminated(tainted)
+        await reading
+        assert len(generation.token_ids) == num_tokens < 1900
+        assert generation.sequences[0].finish_reason == "aborted"
+        assert status == 0
+        assert "aborted requests of an engine that is TAINTED: 1" in tainted.process.stderr
+
+
+async def test_a_sleeping_daemon_ends_without_a_further_token(daemon: Starts) -> None:
+    """Its memory is not there."""
+    async with daemon() as asleep, streaming(asleep) as (generation, reading):
+        assert (await asleep.client.sleep()).phase == "sleeping"
+        num_tokens = len(generation.token_ids)
+        status, _ = await terminated(asleep)
+        await reading
+        assert len(generation.token_ids) == num_tokens < 1900
+        assert generation.sequences[0].finish_reason == "aborted"
+        assert status == 0
+
+
+async def test_a_pause_that_waits_for_requests_does_not_hold_a_shutdown_up(daemon: Starts) -> None:
+    """Its caller is told at once, the stream finishes or is ended at the deadline, and the exit is clean."""
+    async with daemon() as waiting, streaming(waiting) as (_, reading):
+        pausing = asyncio.create_task(waiting.client.pause(mode="wait", timeout_s=60.0))
+        async with asyncio.timeout(20), AsyncClient(waiting.process.address) as other:
+            # Requests that come queue behind a pause that waits: one that gets no token shows that it has begun.
+            while not pausing.done():
+                try:
+                    await other.generate([1], max_tokens=1, timeout_s=0.5)
+                except GenserveError:
+                    break
+        waiting.order(Fault("run", "slow", seconds=0.2, times=-1))  # the stream would take minutes
+        status, took_s = await terminated(waiting)
+        with pytest.raises((DrainingError, UnavailableError)):
+            await pausing
+        await reading
+        assert status == 0
+        assert took_s < DRAIN_TIMEOUT_S + STOP_S
+
+
+async def test_a_push_that_hangs_does_not_hold_a_shutdown_up(daemon: Starts) -> None:
+    """It is given up at the deadline; its trainer is told that the daemon goes, and the exit is clean."""
+    async with daemon() as hanging:
+        hanging.order(Fault("load", "hang", after=2))
+        pushing = asyncio.create_task(hanging.client.push_weights(hanging.checkpoints["b"], version=1))
+        await hanging.until_fired()
+        status, took_s = await terminated(hanging)
+        with pytest.raises((DrainingError, UnavailableError)):
+            await pushing
+        assert status == 0
+        assert took_s < DRAIN_TIMEOUT_S + STOP_S
+        assert "gave up a push" in hanging.process.stderr
+
+
+async def test_a_second_signal_exits_at_once(daemon: Starts) -> None:
+    """With a status that says so, while a stream still has to finish."""
+    async with daemon() as draining, streaming(draining) as (_, reading):
+        draining.order(Fault("run", "slow", seconds=0.2, times=-1))
+        draining.process.process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(10):
+            while await draining.is_serving():
+                await asyncio.sleep(0.02)
+        status, took_s = await terminated(draining)
+        assert status == 128 + signal.SIGTERM
+        assert took_s < 2.0
+        with pytest.raises(UnavailableError):
+            await reading
