@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
+import psutil
+
 START_TIMEOUT_S = 120.0
 SMALL_ENGINE = ("--max-model-len", "2048", "--kv-cache-memory-bytes", str(256 << 20))
 """Flags that make the engine of a tiny model small."""
@@ -51,6 +53,11 @@ class DaemonProcess:
     def stderr(self) -> str:
         """What it said on stderr."""
         return self._log.read_text(errors="replace")
+
+    def descendant(self, name: str) -> psutil.Process:
+        """The process of its engine that vLLM calls so."""
+        found = psutil.Process(self.process.pid).children(recursive=True)
+        return next(each for each in found if name in each.name() or name in "".join(each.cmdline()))
 
     def stop(self, timeout_s: float = 60.0) -> int:
         """Asks it to drain, and waits; the exit status."""

@@ -105,13 +105,19 @@ class ScriptedLoras:
 
 class ScriptedEngine:
     """`fails[step]` raises there once, `hangs` has steps that last until their timeout, `gates[step]` holds one up.
-    Steps are named as the methods: pause, resume, reset_prefix_cache, prepare_weights, commit_weights, ..."""
+    Steps are named as the methods: pause, resume, reset_prefix_cache, prepare_weights, commit_weights, ...
+    `free` is cleared while a call that was given up goes on, `idle` while a request runs."""
 
     def __init__(self) -> None:
         self.transfer = ScriptedTransfer(self)
         self.backend = ""
         self.loras = ScriptedLoras(self)
         self.max_loras = 0
+        self.can_sleep = True
+        self.free = asyncio.Event()
+        self.free.set()
+        self.idle = asyncio.Event()
+        self.idle.set()
         self.calls: list[str] = []
         self.misuses: list[str] = []
         self.running = True
@@ -131,8 +137,10 @@ class ScriptedEngine:
             "bfloat16",
             *(8, "cpu", 64, 4, 4, 1, 1, 1, {}),
             weight_transfer=self.backend,
+            logprobs_mode="processed_logprobs",
             max_loras=self.max_loras,
             max_lora_rank=8,
+            can_sleep=self.can_sleep,
         )
 
     def load(self) -> Load:
@@ -151,9 +159,10 @@ class ScriptedEngine:
             self.misuses.append("resumed in the middle of an update")
         self.running = True
 
-    async def sleep(self, mode: PauseMode, timeout_s: float) -> None:
-        await self.step("sleep", f"sleep {mode.value}", timeout_s)
-        self.running = False
+    async def sleep(self, timeout_s: float) -> None:
+        if self.running:
+            self.misuses.append("put to sleep while it ran")
+        await self.step("sleep", "sleep", timeout_s)
 
     async def wake_up(self, timeout_s: float) -> None:
         await self.step("wake_up", "wake_up", timeout_s)
@@ -197,6 +206,16 @@ class ScriptedEngine:
         if step in self.fails:
             raise self.fails.pop(step)
 
+    @property
+    def is_settled(self) -> bool:
+        return self.free.is_set()
+
+    async def settled(self) -> None:
+        await self.free.wait()
+
+    async def wait_idle(self) -> None:
+        await self.idle.wait()
+
     async def wait_dead(self) -> None:
         await asyncio.Event().wait()
 
@@ -205,7 +224,9 @@ class ScriptedEngine:
 
     async def abort(self, request_ids: Sequence[str] | None) -> tuple[list[str], list[str]]:
         self.calls.append("abort")
-        return [], []
+        num_active = 0 if self.idle.is_set() else 1
+        self.idle.set()
+        return ["r"] * num_active, []
 
     async def tokenize(self, prompt: TextPrompt | ChatPrompt, add_special_tokens: bool) -> list[int]:
         raise NotImplementedError
