@@ -176,12 +176,7 @@ def _close_result(done: "asyncio.Future[Arena]") -> None:
 def _reserve(fd: int, offset: int, size_bytes: int) -> None:
     """Takes the memory now: otherwise pages would be found when they are first written, and a lack of memory would be a
     SIGBUS. Raises StagingFullError."""
-    available_bytes = available_memory_bytes()
-    if size_bytes > max(0, available_bytes - MARGIN_BYTES):
-        raise StagingFullError(
-            f"{size_bytes} bytes are to be staged, {available_bytes} bytes of memory are available",
-            metadata={"available_bytes": str(available_bytes)},
-        )
+    require_memory(size_bytes)
     try:
         if size_bytes:
             os.posix_fallocate(fd, offset, size_bytes)
@@ -201,6 +196,22 @@ def map_arena(path: str, size_bytes: int) -> mmap.mmap:
         return mmap.mmap(fd, size_bytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
     finally:
         os.close(fd)
+
+
+def require_memory(size_bytes: int, freed_bytes: int = 0) -> None:
+    """Raises StagingFullError when the machine has too little memory, also once `freed_bytes` are given back, and when
+    the kernel does not tell."""
+    try:
+        available_bytes = available_memory_bytes() + freed_bytes
+    except OSError as error:
+        raise StagingFullError(
+            f"{size_bytes} bytes are to be staged, and the memory cannot be asked for: {error}"
+        ) from error
+    if size_bytes > max(0, available_bytes - MARGIN_BYTES):
+        raise StagingFullError(
+            f"{size_bytes} bytes are to be staged, {available_bytes} bytes of memory are available",
+            metadata={"available_bytes": str(available_bytes)},
+        )
 
 
 def available_memory_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:

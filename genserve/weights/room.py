@@ -5,7 +5,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from genserve.errors import StagingFullError
-from genserve.weights.arena import MARGIN_BYTES, available_memory_bytes
+from genserve.weights.arena import require_memory
 from genserve.weights.lifecycle import Stage
 from genserve.weights.live_push import LivePush
 from genserve.weights.resident import ResidentStore
@@ -48,7 +48,7 @@ def plan_room(
         freed_bytes += resident.held_bytes
     elif room.gives_up_replaced:
         freed_bytes += resident.held_bytes - resident.served_bytes
-    _check_memory(size_bytes, freed_bytes)
+    require_memory(size_bytes, freed_bytes)
     return room
 
 
@@ -73,13 +73,3 @@ def _plan(
         f"{size_bytes} bytes are to be staged; {taken_bytes} of {max_bytes} are taken",
         metadata={"staged_bytes": str(taken_bytes), "max_staging_bytes": str(max_bytes)},
     )
-
-
-def _check_memory(size_bytes: int, freed_bytes: int) -> None:
-    """Raises StagingFullError when the machine has too little memory, also once `freed_bytes` are given back."""
-    available_bytes = available_memory_bytes() + freed_bytes
-    if size_bytes > max(0, available_bytes - MARGIN_BYTES):
-        raise StagingFullError(
-            f"{size_bytes} bytes are to be staged, {available_bytes} bytes of memory are available",
-            metadata={"available_bytes": str(available_bytes)},
-        )
