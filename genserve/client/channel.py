@@ -19,6 +19,7 @@ import grpc.aio
 
 from genserve.client.errors import ClientClosedError, ClientMisuseError, error_of
 from genserve.client.fields import is_seconds
+from genserve.client.fork import forked_error, never_free_in_children
 from genserve.client.stream import ResponseStream
 from genserve.errors import InvalidFieldError
 from genserve.v1 import control_pb2_grpc, generation_pb2_grpc, weights_pb2_grpc
@@ -277,8 +278,11 @@ class Connection:
 
     def _new_channel(self, target: str) -> grpc.aio.Channel:
         if self._credentials is None:
-            return grpc.aio.insecure_channel(target, options=self._options)
-        return grpc.aio.secure_channel(target, self._credentials, options=self._options)
+            channel = grpc.aio.insecure_channel(target, options=self._options)
+        else:
+            channel = grpc.aio.secure_channel(target, self._credentials, options=self._options)
+        never_free_in_children(channel)
+        return channel
 
     def _closed_error(self) -> ClientClosedError:
         return ClientClosedError(f"the client of {self.target} is closed")
@@ -289,14 +293,6 @@ class ServiceCalls:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-
-
-def forked_error() -> ClientMisuseError:
-    """What a client says in a process that was forked from one that had used gRPC."""
-    return ClientMisuseError(
-        "this process was forked from one that had used a client, and gRPC does not work across a fork: "
-        "start the process with multiprocessing's method spawn, or make the first client after the fork"
-    )
 
 
 def _check_sendable(target: str, metadata: Sequence[tuple[str, str]]) -> None:

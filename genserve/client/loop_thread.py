@@ -17,8 +17,8 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeVar
 
-from genserve.client.channel import forked_error
 from genserve.client.errors import ClientClosedError, ClientMisuseError
+from genserve.client.fork import forked_error
 from genserve.errors import DeadlineError
 
 T = TypeVar("T")
