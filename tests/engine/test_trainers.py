@@ -126,13 +126,13 @@ async def test_options_of_generation(trl: VLLMClient) -> None:
 
 
 async def test_chats_are_rendered_by_the_models_template(client: AsyncClient, trl: VLLMClient) -> None:
-    """Or by the one that is given."""
+    """One that is given is refused by name: whoever may send requests shall not run templates."""
     chats = [[{"role": "user", "content": "hello"}], [{"role": "user", "content": "bye"}]]
     answer = await asyncio.to_thread(trl.chat, chats, max_tokens=2, n=2, tools=[{"type": "function"}])
     assert answer["prompt_ids"] == [await client.tokenize(chat) for chat in chats]
     assert len(answer["completion_ids"]) == 4
-    answer = await asyncio.to_thread(trl.chat, chats, max_tokens=2, chat_template="{{ messages[0].content }}!")
-    assert answer["prompt_ids"] == [await client.tokenize(text) for text in ("hello!", "bye!")]
+    with pytest.raises(InvalidFieldError, match="only with --trust-request-chat-template"):
+        await asyncio.to_thread(trl.chat, chats, max_tokens=2, chat_template="{{ messages[0].content }}!")
 
 
 async def test_sequences_are_scored(client: AsyncClient, trl: VLLMClient) -> None:

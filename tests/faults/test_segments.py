@@ -103,6 +103,7 @@ async def test_what_the_daemon_has_open_is_neither_read_nor_told(subject: Subjec
     """While a trainer hands memory over the daemon has it open, and beside it the pipes on which vLLM waits for its
     processes to end: one byte in them ends the engine."""
     raw = await subject.raw_push()
+    raw.header.attempt = "one"  # of which every stream here is: what the good one brings stays when the others end
     with memory(raw) as fd:
         own = Frame(segment=weights_pb2.PushSegment(path=f"/proc/{os.getpid()}/fd/{fd}", length=1000))
         tried = asyncio.Event()

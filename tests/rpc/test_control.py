@@ -108,7 +108,7 @@ async def test_what_changes_while_a_status_is_written_is_told_next(daemon: Daemo
     """Nobody announces it a second time: a watcher that only waited would tell it a whole interval late."""
     reader = SlowReader(lambda: enter_phase(daemon.board, Phase.APPLYING))
     facts = ServerFacts("m", 1, 1, [])
-    loras = LoraLoader(daemon.engine, daemon.board, None)
+    loras = LoraLoader(daemon.engine, daemon.board, daemon.pauses, None)
     servicer = ControlServicer(daemon.engine, daemon.pauses, daemon.board, loras, facts)
     request = control_pb2.WatchStatusRequest(interval=Duration(seconds=60))
     watching = asyncio.create_task(servicer.WatchStatus(request, reader))  # type: ignore[arg-type]

@@ -304,8 +304,6 @@ class Pushes(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.let_go()
         self.engine.fails.clear()
-        for sender in list(self.senders):
-            self.leave(sender)
         self.run(self.end())
         self.loop.run_until_complete(self.loop.shutdown_default_executor())
         self.loop.close()
@@ -315,6 +313,8 @@ class Pushes(RuleBasedStateMachine):
 
     async def end(self) -> None:
         """Whatever has happened, the next push works, and nothing is left."""
+        for sender in list(self.senders):
+            self.leave(sender)
         await asyncio.gather(*self.calls, return_exceptions=True)
         await self.settle()
         fresh = header("fresh", max(self.meant) + 1, attempt="fresh")
