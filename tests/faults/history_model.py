@@ -167,9 +167,15 @@ class _Life:
                 if answer is not None and answer not in answers:
                     answers.append(answer)
                     wrong = answer.active_version != intent.version
-                    if wrong or answer.previous_version == answer.active_version or len(answers) > 1:
+                    replaces_itself = answer.previous_version == answer.active_version and not self._renews(intent)
+                    if wrong or replaces_itself or len(answers) > 1:
                         text = f"{intent} answered {answers}"
                         yield self._violation("applied twice", text, attempt.responded_s)
+
+    def _renews(self, intent: PushIntent) -> bool:
+        """Whether a push may replace its own version: forced, after another push of that version."""
+        others = (other for other in self._attempts if other.push_id != intent.push_id)
+        return intent.force and any(other.version == intent.version for other in others)
 
     def _other_bytes(self) -> Iterator[Violation]:
         for operation in self._operations:

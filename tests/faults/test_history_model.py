@@ -144,6 +144,9 @@ def test_a_push_that_was_applied_twice_is_found() -> None:
     repeated = ok(FIVE, 0, 5.0, 6.0, served=6)
     assert kinds([*PUSHES, repeated, call("weights", 6.1, 6.2, served=6)]) == []
     assert kinds([*PUSHES, repeated, call("weights", 6.1, 6.2, served=5)]) == ["not linearizable"]
+    again = PushIntent("p9", FIVE.version, FIVE.content, force=True)
+    assert kinds([ok(FIVE, 0, 1.0, 2.0), ok(again, 5, 3.0, 4.0)]) == []  # another push of the version that is live
+    assert "applied twice" in kinds([ok(again, 5, 3.0, 4.0)])
 
 
 def test_a_repeat_that_is_refused_after_its_push_was_applied_is_found() -> None:
