@@ -122,8 +122,9 @@ class Limits:
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
     """What the daemon serves and can do; `versions` by component (genserve, vllm, torch, grpc, python);
-    `weight_update`: beside or inplace, how a new version is taken; `weight_transfer`: backend of vLLM's own transfer,
-    "" without one; `logprobs_mode`: what log-probabilities are of, as vLLM's --logprobs-mode names it."""
+    `weight_update`: beside, host or inplace, how a new version is taken, and `weight_update_reason`, why;
+    `reserved_device_bytes` and `pinned_host_bytes`: memory kept for that; `weight_transfer`: backend of vLLM's own
+    transfer, "" without one; `logprobs_mode`: what log-probabilities are of, as vLLM's --logprobs-mode names it."""
 
     model: str
     architecture: str
@@ -137,6 +138,9 @@ class ServerInfo:
     features: list[str]
     versions: dict[str, str]
     weight_update: str
+    weight_update_reason: str
+    reserved_device_bytes: int
+    pinned_host_bytes: int
     weight_transfer: str
     logprobs_mode: str
     state: EngineState
@@ -164,6 +168,9 @@ class ServerInfo:
             features=list(message.features),
             versions={each.component: each.version for each in message.versions},
             weight_update=message.weight_update,
+            weight_update_reason=message.weight_update_reason,
+            reserved_device_bytes=message.reserved_device_bytes,
+            pinned_host_bytes=message.pinned_host_bytes,
             weight_transfer=message.weight_transfer,
             logprobs_mode=message.logprobs_mode,
             state=EngineState.of(message.state),

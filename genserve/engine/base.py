@@ -56,7 +56,9 @@ class GenerationStream(Protocol):
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
     """What the engine serves. `tensor_parallel_size` and so on are numbers of ranks; `device` is cpu or cuda;
-    `weight_update`: beside or inplace; `max_loras`: adapters that workers can hold, 0 = none;
+    `weight_update`: beside, host or inplace, and `weight_update_reason` says why; `reserved_bytes`: of a device, kept
+    for pushes, the most of any worker; `pinned_bytes`: of the host, through which they reach it, the least of any;
+    `max_loras`: adapters that workers can hold, 0 = none;
     `weight_transfer`: backend of vLLM's own transfer, "" without one; `logprobs_mode`: as vLLM's --logprobs-mode names
     it; `can_sleep`: it can give its memory back."""
 
@@ -73,6 +75,9 @@ class EngineInfo:
     data_parallel_size: int
     versions: Mapping[str, str]
     weight_update: str = ""
+    weight_update_reason: str = ""
+    reserved_bytes: int = 0
+    pinned_bytes: int = 0
     max_loras: int = 0
     max_lora_rank: int = 0
     weight_transfer: str = ""

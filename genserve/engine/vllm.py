@@ -53,7 +53,8 @@ _SHUTDOWN_TIMEOUT_S = 10.0
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
     """`max_active_requests`: sequences admitted and unfinished, above which new ones are refused; `max_n`: of one
-    request; `weight_update`: auto, beside or inplace; `trust_request_chat_template`: requests may bring one along."""
+    request; `weight_update`: auto or a way of genserve.worker.placement; `trust_request_chat_template`: requests may
+    bring one along."""
 
     max_active_requests: int
     max_n: int
@@ -98,15 +99,21 @@ class VllmEngine:
     async def start(cls, args: AsyncEngineArgs, options: EngineOptions) -> "VllmEngine":
         """Starts the engine processes and makes every worker ready for pushes. Call before any gRPC object exists."""
         meter = LoadMeter()
-        args = vllm_config.adapted(args)
+        args = vllm_config.adapted(args, options.weight_update)
         with vllm_config.start_explained(args):
             llm = AsyncLLM.from_engine_args(args, stat_loggers=[meter])
         engine = cls(llm, meter, options)
         try:
             assert llm.output_handler is not None  # internal: the task that ends when EngineCore dies
             llm.output_handler.add_done_callback(lambda _: engine._liveness.declare_dead())
-            chosen = await engine._weights.attach(options.weight_update, _ATTACH_TIMEOUT_S)
-            engine._info = replace(engine._info, weight_update=chosen)
+            how = await engine._weights.attach(_ATTACH_TIMEOUT_S)
+            engine._info = replace(
+                engine._info,
+                weight_update=how.weight_update,
+                weight_update_reason=how.reason,
+                reserved_bytes=how.reserved_bytes,
+                pinned_bytes=how.pinned_bytes,
+            )
             # vLLM asks the environment about something for every token, in this process only.
             enable_envs_cache()
         except BaseException:

@@ -29,18 +29,26 @@ class LiveWeights:
         self._can_roll_back = True
         self.version = 0
 
-    async def attach(self, weight_update: str, timeout_s: float) -> str:
-        """Makes every worker ready for pushes, before anything is served; how they will take them: beside or inplace,
-        or both where ranks differ. Raises RuntimeError."""
-        attach = Attach(self._workers.report_socket, sorted(os.sched_getaffinity(0)), weight_update, os.getpid())
+    async def attach(self, timeout_s: float) -> Attached:
+        """Makes every worker ready for pushes, before anything is served; how they will take them. Where ranks differ,
+        `weight_update` lists the ways, and the reason is that of the last one. Raises RuntimeError."""
+        attach = Attach(self._workers.report_socket, sorted(os.sched_getaffinity(0)), os.getpid())
         answers = await self._workers.call("genserve_attach", attach.to_wire(), timeout_s=timeout_s)
         attached = [Attached.from_wire(answer) for answer in answers]
         for each in attached:
             if each.error:
                 raise RuntimeError(f"worker {each.rank} cannot take pushes: {each.error}")
-        kinds = {each.weight_update for each in attached}
-        self._can_roll_back = kinds == {"beside"}
-        return ", ".join(sorted(kinds))
+        self._can_roll_back = all(each.can_roll_back for each in attached)
+        ways = sorted({each.weight_update for each in attached})
+        return Attached(
+            rank="",
+            error="",
+            weight_update=", ".join(ways),
+            reason=next(each.reason for each in attached if each.weight_update == ways[-1]),
+            can_roll_back=self._can_roll_back,
+            reserved_bytes=max(each.reserved_bytes for each in attached),
+            pinned_bytes=min(each.pinned_bytes for each in attached),
+        )
 
     def close(self) -> None:
         """Stops listening to workers."""

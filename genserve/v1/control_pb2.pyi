@@ -494,6 +494,9 @@ class GetServerInfoResponse(_message.Message):
     INGEST_PORTS_FIELD_NUMBER: _builtins.int
     WEIGHT_TRANSFER_FIELD_NUMBER: _builtins.int
     LOGPROBS_MODE_FIELD_NUMBER: _builtins.int
+    WEIGHT_UPDATE_REASON_FIELD_NUMBER: _builtins.int
+    RESERVED_DEVICE_BYTES_FIELD_NUMBER: _builtins.int
+    PINNED_HOST_BYTES_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The model, as given to --model."""
     architecture: _builtins.str
@@ -505,8 +508,8 @@ class GetServerInfoResponse(_message.Message):
     device: _builtins.str
     """Device it runs on: cpu or cuda."""
     weight_update: _builtins.str
-    """How workers take a new version: "beside" = built next to the live one and exchanged, "inplace" = layer by layer over
-    the live one, in a longer pause.
+    """How workers take a new version: "beside" = built next to the live one, on its device, and exchanged; "host" = built
+    in the host's memory and copied over in the pause; "inplace" = layer by layer over the live one, in a longer pause.
     """
     host_id: _builtins.str
     """Who can hand memory over to the daemon (PushSegment): processes that see the same kernel, process ids and user. Equal
@@ -518,6 +521,16 @@ class GetServerInfoResponse(_message.Message):
     logprobs_mode: _builtins.str
     """What log-probabilities are of, as in --logprobs-mode: "raw_logprobs", before temperature and penalties, or
     "processed_logprobs", after them; the same with _logits in place of _logprobs.
+    """
+    weight_update_reason: _builtins.str
+    """Why workers take new versions in that way, what it costs in pause, and which flag would change it: a sentence for
+    people.
+    """
+    reserved_device_bytes: _builtins.int
+    """Memory of each device that is kept for new versions, in bytes: the most of any worker. 0 on the CPU."""
+    pinned_host_bytes: _builtins.int
+    """Pinned memory of the host through which new versions reach a device, in bytes: the least of any worker. 0 = none, so
+    copies take about three times as long; always 0 on the CPU.
     """
     @_builtins.property
     def limits(self) -> Global___Limits:
@@ -563,10 +576,13 @@ class GetServerInfoResponse(_message.Message):
         ingest_ports: _abc.Iterable[_builtins.int] | None = ...,
         weight_transfer: _builtins.str = ...,
         logprobs_mode: _builtins.str = ...,
+        weight_update_reason: _builtins.str = ...,
+        reserved_device_bytes: _builtins.int = ...,
+        pinned_host_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "parallelism", b"parallelism", "state", b"state"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "device", b"device", "dtype", b"dtype", "features", b"features", "host_id", b"host_id", "ingest_ports", b"ingest_ports", "limits", b"limits", "logprobs_mode", b"logprobs_mode", "model", b"model", "parallelism", b"parallelism", "state", b"state", "versions", b"versions", "vocab_size", b"vocab_size", "weight_transfer", b"weight_transfer", "weight_update", b"weight_update"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "device", b"device", "dtype", b"dtype", "features", b"features", "host_id", b"host_id", "ingest_ports", b"ingest_ports", "limits", b"limits", "logprobs_mode", b"logprobs_mode", "model", b"model", "parallelism", b"parallelism", "pinned_host_bytes", b"pinned_host_bytes", "reserved_device_bytes", b"reserved_device_bytes", "state", b"state", "versions", b"versions", "vocab_size", b"vocab_size", "weight_transfer", b"weight_transfer", "weight_update", b"weight_update", "weight_update_reason", b"weight_update_reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -7,31 +7,32 @@ import torch
 from torch import nn
 from vllm.config import VllmConfig
 
-from genserve.weights.arena import available_memory_bytes
-from genserve.worker.exchange import Exchange
+from genserve.worker.device import Device
+from genserve.worker.exchange import Buffer, ContentExchange, PointerExchange, exchange
 from genserve.worker.shadow import Shadow, cancellable
 from genserve.worker.tree import holdings
 
-MARGIN_BYTES = 512 << 20
-"""Left to everything else when a place for the second model is looked for."""
-
 
 class BesideUpdate:
-    """Takes memory for a second model while a push is applied, on `device`; what the exchange replaced is the way
-    back."""
+    """Builds a second model while a push is applied, on the device of the live one or on the host; what the exchange
+    replaced is the way back."""
 
-    def __init__(self, live: nn.Module, config: VllmConfig, device: torch.device, *, addresses_captured: bool) -> None:
-        """Builds the structure; while nothing is served, as for `Shadow`."""
+    can_roll_back = True
+
+    def __init__(self, live: nn.Module, config: VllmConfig, device: Device, place: torch.device) -> None:
+        """Builds the structure at `place`, and takes what a push needs of the live model's device; while nothing is
+        served, as for `Shadow`. Raises torch.OutOfMemoryError."""
         self._live = live
-        self._addresses_captured = addresses_captured
         self._device = device
-        self._shadow = Shadow(config, device)
-        self._exchange: Exchange | None = None
+        with device.work():
+            self._shadow = Shadow(live, config, place, device)
+            self._buffer = Buffer(holdings(live), device)
+        self._exchange: PointerExchange | ContentExchange | None = None
 
     @property
-    def fits(self) -> bool:
-        """Whether there is memory for it. On a device that was found before; this is about the host."""
-        return self._device.type != "cpu" or available_memory_bytes() > 1.1 * self._shadow.num_bytes + MARGIN_BYTES
+    def num_bytes(self) -> int:
+        """Size of a version before post-processing, in bytes."""
+        return self._shadow.num_bytes
 
     def prepare(self, tensors: Iterable[tuple[str, torch.Tensor]], cancelled: Event) -> None:
         """Builds a version; may run in a background thread while the live one serves. Raises what is wrong with it, and
@@ -39,7 +40,7 @@ class BesideUpdate:
         self._exchange = None
         try:
             prepared = self._shadow.load(cancellable(tensors, cancelled))
-            self._exchange = Exchange(holdings(self._live), prepared, addresses_captured=self._addresses_captured)
+            self._exchange = exchange(holdings(self._live), prepared, self._device, self._buffer)
         finally:
             self._shadow.strip()
 
@@ -56,6 +57,6 @@ class BesideUpdate:
 
     def discard(self) -> None:
         """Frees the version that is not live; takes a while, and may run in a background thread."""
-        exchange, self._exchange = self._exchange, None
-        if exchange is not None:
-            exchange.free()
+        exchanged, self._exchange = self._exchange, None
+        if exchanged is not None:
+            exchanged.free()

@@ -16,11 +16,9 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch import nn
 from vllm.lora.request import LoRARequest
 
 from genserve.worker.arena_tensors import ArenaTensors
-from genserve.worker.beside import MARGIN_BYTES, BesideUpdate
 from genserve.worker.contract import (
     DAEMON_PID_VARIABLE,
     Ack,
@@ -34,9 +32,9 @@ from genserve.worker.contract import (
     Transfer,
 )
 from genserve.worker.digests import weight_digests
-from genserve.worker.inplace import InPlaceUpdate
 from genserve.worker.shadow import PrepareCancelledError
 from genserve.worker.transfer import transfer
+from genserve.worker.update import Chosen, choose
 
 # bf16 attention on the CPU uses AMX tiles, and dies with SIGILL in a process that has not asked the kernel for them.
 if torch.cpu._is_amx_tile_supported():
@@ -60,7 +58,7 @@ class WeightExchangeExtension:
             self._genserve = WeightDesk(self, rank, Attach.from_wire(wire))
 
         ack = Ack.from_wire(_acknowledge(rank, "", attach))
-        return Attached(rank, "" if ack.error else self._genserve.weight_update, ack.error).to_wire()
+        return (Attached(rank, ack.error) if ack.error else self._genserve.attached()).to_wire()
 
     def genserve_ping(self, wire: dict[str, Any]) -> dict[str, Any]:
         """Nothing -> Ack."""
@@ -117,23 +115,10 @@ class WeightDesk:
 
     def __init__(self, worker: Any, rank: str, attach: Attach) -> None:
         self.rank = rank
-        self._pins = worker.device.type == "cuda"
         self._attach = attach
-        live, config = worker.model_runner.get_model(), worker.vllm_config
-        captured = worker.device.type != "cpu" and not worker.model_config.enforce_eager
-        self.weight_update = attach.weight_update
-        if attach.weight_update != "inplace":
-            device = _device_with_room(worker, live)
-            # What lies on another device cannot change places with what is live: it is copied over.
-            apart = device.type != worker.device.type
-            beside = BesideUpdate(live, config, device, addresses_captured=captured or apart)
-            if attach.weight_update == "auto":
-                self.weight_update = "beside" if beside.fits else "inplace"
-        self._update: BesideUpdate | InPlaceUpdate
-        if self.weight_update == "inplace":
-            self._update = InPlaceUpdate(live, config, worker.device, addresses_captured=captured)
-        else:
-            self._update = beside
+        # The user's own worker class does not choose in time: it is done with what vLLM has left.
+        self._chosen: Chosen = getattr(worker, "genserve_chosen", None) or choose(worker)
+        self._update, self._device = self._chosen.update, self._chosen.device
         self._nonce = ""
         self._prepared = False
         self._tensors: ArenaTensors | None = None
@@ -145,6 +130,19 @@ class WeightDesk:
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
         if attach.daemon_pid:
             _end_with(attach.daemon_pid)
+
+    def attached(self) -> Attached:
+        """How this worker takes new versions."""
+        placement = self._chosen.placement
+        return Attached(
+            self.rank,
+            "",
+            placement.way,
+            placement.reason,
+            self._update.can_roll_back,
+            self._device.reserved_bytes,
+            self._device.pinned_bytes,
+        )
 
     def prepare(self, request: Prepare) -> None:
         """Starts to prepare a version; a report follows."""
@@ -188,9 +186,7 @@ class WeightDesk:
 
     def _release(self) -> None:
         self._update.discard()
-        if self._tensors is not None:
-            self._tensors.close()
-            self._tensors = None
+        self._tensors = None
         if _malloc_trim is not None:
             _malloc_trim(0)
 
@@ -205,10 +201,11 @@ class WeightDesk:
             if thread.is_alive():
                 raise RuntimeError("an earlier push is still being prepared or freed here")
         self._release()
-        self._tensors = ArenaTensors(request, pin=self._pins)
+        self._tensors = ArenaTensors(request)
         try:
-            self._update.prepare(self._tensors, cancelled)
-            with self._settling:
+            with self._device.work():
+                self._update.prepare(self._tensors, cancelled)
+            with self._settling:  # all that the device had to do for it is done
                 if cancelled.is_set():
                     raise PrepareCancelledError
                 self._prepared = True
@@ -252,15 +249,6 @@ def _step_back(attach: Attach) -> None:
     """Lets the live model's thread go first: this thread may use every CPU of the daemon, at a low priority."""
     os.sched_setaffinity(0, attach.cpus)
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _BACKGROUND_NICENESS)
-
-
-def _device_with_room(worker: Any, live: nn.Module) -> torch.device:
-    """Where a second model lies: on the live one's device if it fits beside what vLLM uses, else on the host."""
-    if worker.device.type == "cpu":
-        return torch.device("cpu")
-    needed_bytes = sum(p.numel() * p.element_size() for p in live.parameters())
-    free_bytes, _ = torch.cuda.mem_get_info(worker.device)
-    return torch.device(worker.device if free_bytes > 1.1 * needed_bytes + MARGIN_BYTES else "cpu")
 
 
 # The interpreter collects garbage twice as it ends. With torch in it that takes more than a second, and a shutdown

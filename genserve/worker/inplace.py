@@ -4,7 +4,7 @@ Not on top of vLLM's layerwise reload, which gives the live layers their loading
 layers behind, what a version lacks is served from uninitialised memory, and on the CPU a tied head keeps its old packed
 weight even when all goes well (tests/engine/test_vllm_trap.py). Here the live model never takes another form: each
 layer is built beside it, in the structure that `Shadow` keeps without storage, and exchanged when it is whole. That
-takes room for the largest layer; for two of them where addresses are captured.
+takes room for the largest layer.
 """
 
 from collections import defaultdict
@@ -18,7 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from vllm.config import VllmConfig
 from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check
 
-from genserve.worker.exchange import Exchange
+from genserve.worker.device import Device
+from genserve.worker.exchange import ContentExchange, PointerExchange, exchange
 from genserve.worker.shadow import Shadow, cancellable
 from genserve.worker.tree import Holding, holdings, owners
 
@@ -34,14 +35,20 @@ class InPlaceUpdate:
     and committed, such as the previous one, is exact.
     """
 
-    def __init__(self, live: nn.Module, config: VllmConfig, device: torch.device, *, addresses_captured: bool) -> None:
-        """Builds the structure; while nothing is served, as for `Shadow`. `device` is the live model's."""
+    can_roll_back = False
+
+    def __init__(self, live: nn.Module, config: VllmConfig, device: Device) -> None:
+        """Builds the structure, and takes what the largest layer needs of the device; while nothing is served, as for
+        `Shadow`. `device` is the live model's. Raises torch.OutOfMemoryError."""
         self._live = live
-        self._addresses_captured = addresses_captured
+        self._device = device
         # On the host, where memory that nobody writes to costs nothing: on the device there is no room.
-        whole = Shadow(config, torch.device("cpu"))
-        self._layers = LayerShadow.of(whole, device)
-        self._elsewhere = LayerShadow(whole, [], [], device)
+        whole = Shadow(live, config, torch.device("cpu"), device)
+        with device.work():
+            self._layers = LayerShadow.of(whole, device.device)
+            self._elsewhere = LayerShadow(whole, [], [], device.device)
+            for layer in self._layers.values():
+                layer.reserve()
         self._tensors: list[tuple[str, torch.Tensor]] | None = None
         self._began = False
 
@@ -65,8 +72,9 @@ class InPlaceUpdate:
             raise RuntimeError("nothing is prepared")
         steps = self._steps(self._tensors)
         self._began = True
-        for shadow, part, live in steps:
-            self._exchange(shadow, part, live).commit()  # what it replaced is freed before the next layer needs room
+        with self._device.work():
+            for shadow, part, live in steps:
+                self._exchange(shadow, part, live).overwrite()  # its memory is free before the next layer needs some
 
     def rollback(self) -> None:
         """Raises RuntimeError if a commit has begun: what it replaced is gone, and has to be prepared and committed."""
@@ -84,9 +92,11 @@ class InPlaceUpdate:
         # Checkpoints may have layers that the model leaves out: its loader knows.
         return [(self._layers.get(layer, self._elsewhere), parts[layer], dict(live[layer])) for layer in layers]
 
-    def _exchange(self, shadow: Shadow, tensors: Tensors, live: dict[str, Holding]) -> Exchange:
+    def _exchange(
+        self, shadow: Shadow, tensors: Tensors, live: dict[str, Holding]
+    ) -> PointerExchange | ContentExchange:
         try:
-            return Exchange(live, shadow.load(tensors), addresses_captured=self._addresses_captured)
+            return exchange(live, shadow.load(tensors), self._device)
         finally:
             shadow.strip()
 

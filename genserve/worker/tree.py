@@ -77,6 +77,17 @@ def holdings(model: nn.Module) -> dict[str, Holding]:
     return found
 
 
+def held_by(model: nn.Module) -> list[Any]:
+    """The model's modules and parts, and every tensor that one of them has: what another model that has it too shares
+    with this one."""
+    found: list[Any] = []
+    for owner in owners(model).values():
+        found.append(owner)
+        tables = [vars(owner), *(vars(owner)[table] for table in ("_parameters", "_buffers") if table in vars(owner))]
+        found += [value for table in tables for value in table.values() if isinstance(value, torch.Tensor)]
+    return found
+
+
 def _joined(path: str, key: str) -> str:
     return f"{path}.{key}" if path else key
 

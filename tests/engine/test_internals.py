@@ -10,6 +10,7 @@ from vllm.model_executor.model_loader.reload import layerwise
 from vllm.model_executor.model_loader.reload.types import LayerReloadingInfo
 from vllm.outputs import CompletionOutput
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+from vllm.utils import mem_utils
 from vllm.v1.engine import core
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.core_client import AsyncMPClient, BackgroundResources, DPLBAsyncMPClient
@@ -25,6 +26,7 @@ from genserve.engine.generation import ConstraintKind, Sampling
 from genserve.engine.spans import INITIAL_LABEL
 from genserve.worker.contract import WeightWorker
 from genserve.worker.extension import WeightExchangeExtension
+from genserve.worker.reserving import ReservingWorker
 
 
 def parameters(function: object) -> set[str]:
@@ -138,6 +140,19 @@ def test_every_constraint_and_sampling_field_has_vllms_name() -> None:
 def test_layers_still_register_in_the_context_that_the_shadow_replaces() -> None:
     """worker.shadow gives the second model registries of its own."""
     assert {"static_forward_context", "static_all_moe_layers"} <= set(CompilationConfig.__dataclass_fields__)
+
+
+def test_the_gpu_worker_still_loads_the_model_before_it_counts_what_is_left() -> None:
+    """`ReservingWorker` takes memory in between, and reads how much vLLM may take."""
+    assert parameters(Worker.load_model) == parameters(ReservingWorker.load_model)
+    sizing = inspect.getsource(Worker.determine_available_memory)
+    assert "self.requested_memory" in sizing
+    assert "init_free_memory = self.init_snapshot.free_memory" in sizing
+    counted = " ".join(inspect.getsource(mem_utils.memory_profiling).split())
+    assert "total_consumed = ( result.before_create.free_memory - result.after_profile.free_memory )" in counted
+    assert "self.requested_memory = request_memory(" in inspect.getsource(Worker.init_device)
+    starting = inspect.getsource(core.EngineCore.__init__)
+    assert starting.index("executor_class(vllm_config)") < starting.index("self._initialize_kv_caches(")
 
 
 def test_the_rank_still_has_a_name() -> None:

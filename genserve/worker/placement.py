@@ -1,0 +1,110 @@
+"""Where a new version is built, what it takes of the device, and what it costs in pause. Pure, but for `worker_facts`.
+
+beside   on the device, next to the live one: memory for a second model, the shortest pause
+host     in the host's memory, and copied over in the pause
+inplace  layer by layer over the live one, in the pause: memory for the largest layer, and no way back
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+WAYS: Final = ("beside", "host", "inplace")
+
+GIB: Final = 1 << 30
+HOST_MARGIN_BYTES: Final = 512 << 20
+"""Left to everything else when a place on the host is looked for."""
+
+_KEPT_SHARE: Final = 3
+"""What is left for keys and values shall be at least one in so many of what there was without a second model."""
+
+# What the pauses are computed from, for an H100 on PCIe 5; none of it was measured.
+_DEVICE_BYTES_PER_S: Final = 1.5e12  # a copy within the device
+_HOST_BYTES_PER_S: Final = 25e9  # a copy between the device and the host, through the pinned ring
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a worker knows when its model is loaded, in bytes. `weights`: the live model; `largest`: its largest tensor;
+    `left`: of the device for keys, values and activations, without any reserve; None on the CPU, where all memory is
+    the host's; `host`: available to this rank on the host."""
+
+    weights: int
+    largest: int
+    left: int | None
+    host: int
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The way that a worker takes new versions, and why, in a sentence for the log."""
+
+    way: str
+    reason: str
+
+
+def place(asked: str, facts: Facts) -> Placement:
+    """The way for what --weight-update asks for. Raises ValueError, naming the flag's other values, for one that cannot
+    be had."""
+    if facts.left is None:
+        return _on_cpu(asked, facts)
+    needed = facts.weights + facts.largest
+    fits_device = needed <= facts.left
+    is_worth_it = fits_device and (facts.left - needed) * _KEPT_SHARE >= facts.left
+    fits_host = 1.1 * facts.weights + HOST_MARGIN_BYTES <= facts.host
+    device_text = f"{_gib(needed)} of the {_gib(facts.left)} that the device has left beside the weights"
+    if asked == "beside" and not fits_device:
+        raise ValueError(f"--weight-update beside needs {device_text}: take host or inplace, or more devices")
+    if asked == "host" and not fits_host:
+        raise ValueError(
+            f"--weight-update host needs {_gib(1.1 * facts.weights)} of the host's memory for each rank, and "
+            f"{_gib(facts.host)} is available: take inplace, or a host with more memory"
+        )
+    if asked == "beside" or (asked == "auto" and is_worth_it):
+        return Placement(
+            "beside",
+            f"new versions are built on the device, which keeps {device_text} for them; a push pauses for about "
+            f"{duration(pause_s('beside', facts.weights))} (computed); --weight-update host gives that memory to keys "
+            "and values",
+        )
+    if asked == "host" or (asked == "auto" and fits_host):
+        return Placement(
+            "host",
+            f"new versions are built in {_gib(facts.weights)} of the host's memory, as beside would take "
+            f"{device_text}; a push pauses for about {duration(pause_s('host', facts.weights))} (computed); "
+            "--weight-update beside shortens that",
+        )
+    return Placement(
+        "inplace",
+        f"new versions are loaded over the live one, as beside would take {device_text} and host "
+        f"{_gib(1.1 * facts.weights)} of the {_gib(facts.host)} that the host has for this rank; a push pauses for "
+        f"about {duration(pause_s('inplace', facts.weights))} (computed), and one that fails there is healed by "
+        "another load",
+    )
+
+
+def pause_s(way: str, weights: int) -> float:
+    """How long copies stop generation on a GPU, in seconds, for so many bytes on each: three copies within the device,
+    one to the host and one back, or one to the device. The step that is under way comes on top, some 20 ms."""
+    return {
+        "beside": 3 * weights / _DEVICE_BYTES_PER_S,
+        "host": 2 * weights / _HOST_BYTES_PER_S,
+        "inplace": weights / _HOST_BYTES_PER_S,
+    }[way]
+
+
+def _on_cpu(asked: str, facts: Facts) -> Placement:
+    needed = 1.1 * facts.weights + HOST_MARGIN_BYTES
+    if asked == "beside" or (asked == "auto" and needed <= facts.host):
+        return Placement("beside", "new versions are built next to the live one and exchanged with it")
+    lacking = f"a second model needs {_gib(needed)} of memory, and {_gib(facts.host)} is available"
+    why = "as --weight-update says" if asked == "inplace" else f"as {lacking}"
+    return Placement("inplace", f"new versions are loaded over the live one, in a longer pause, {why}")
+
+
+def _gib(num_bytes: float) -> str:
+    return f"{num_bytes / GIB:.1f} GiB"
+
+
+def duration(seconds: float) -> str:
+    """As people read it."""
+    return f"{1000 * seconds:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
