@@ -8,6 +8,7 @@ from torch import nn
 from vllm.config import VllmConfig
 
 from genserve.weights.arena import available_memory_bytes
+from genserve.worker.audit import Constants, audit
 from genserve.worker.exchange import Exchange
 from genserve.worker.shadow import Shadow, cancellable
 from genserve.worker.tree import holdings
@@ -32,6 +33,13 @@ class BesideUpdate:
     def fits(self) -> bool:
         """Whether there is memory for it. On a device that was found before; this is about the host."""
         return self._device.type != "cpu" or available_memory_bytes() > 1.1 * self._shadow.num_bytes + MARGIN_BYTES
+
+    def audit(self) -> Constants:
+        """Raises ValueError naming weights of the live model that an exchange would miss; what it has found to be
+        constant."""
+        constants = audit(self._live, self._shadow.structure, copied=self._addresses_captured)
+        self._shadow.constants = constants
+        return constants
 
     def prepare(self, tensors: Iterable[tuple[str, torch.Tensor]], cancelled: Event) -> None:
         """Builds a version; may run in a background thread while the live one serves. Raises what is wrong with it, and

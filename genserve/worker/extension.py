@@ -107,8 +107,10 @@ class WeightExchangeExtension:
     def genserve_digests(self, wire: dict[str, Any]) -> dict[str, Any]:
         """Nothing -> Digests."""
         found: dict[str, str] = {}
-        model = self.model_runner.get_model()  # type: ignore[attr-defined]
-        ack = Ack.from_wire(_acknowledge(self._genserve.rank, "", lambda: found.update(weight_digests(model))))
+        model, constants = self.model_runner.get_model(), self._genserve.constants  # type: ignore[attr-defined]
+        ack = Ack.from_wire(
+            _acknowledge(self._genserve.rank, "", lambda: found.update(weight_digests(model, constants)))
+        )
         return Digests(ack.rank, found, ack.error).to_wire()
 
 
@@ -134,6 +136,8 @@ class WeightDesk:
             self._update = InPlaceUpdate(live, config, worker.device, addresses_captured=captured)
         else:
             self._update = beside
+        # Before anything is served: a weight that no push would reach shall not be found by those who are answered.
+        self.constants = self._update.audit().paths
         self._nonce = ""
         self._prepared = False
         self._tensors: ArenaTensors | None = None
