@@ -261,6 +261,10 @@ class Engine(Protocol):
     async def reset_prefix_cache(self, reset_running_requests: bool, timeout_s: float) -> bool:
         """Drops the prefix cache; whether it is dropped."""
 
+    async def reset_caches(self, timeout_s: float) -> None:
+        """Drops all that the live weights have computed: keys and values, also of running requests and in connectors,
+        and embeddings of images. Call while paused; raises GenserveError for what could not be dropped."""
+
     async def prepare_weights(
         self, nonce: str, arena: ArenaRef, tensors: Sequence[StagedTensor], timeout_s: float
     ) -> None:

@@ -298,6 +298,10 @@ class VllmEngine:
             timeout_s=timeout_s,
         )
 
+    async def reset_caches(self, timeout_s: float) -> None:
+        """Drops all that the live weights have computed."""
+        await self._scheduling.reset_caches(timeout_s)
+
     async def prepare_weights(
         self, nonce: str, arena: ArenaRef, tensors: Sequence[StagedTensor], timeout_s: float
     ) -> None:
