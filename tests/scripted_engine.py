@@ -105,7 +105,7 @@ class ScriptedLoras:
 
 class ScriptedEngine:
     """`fails[step]` raises there once, `hangs` has steps that last until their timeout, `gates[step]` holds one up.
-    Steps are named as the methods: pause, resume, reset_prefix_cache, prepare_weights, commit_weights, ...
+    Steps are named as the methods: pause, resume, reset_caches, prepare_weights, commit_weights, ...
     `free` is cleared while a call that was given up goes on, `idle` while a request runs."""
 
     def __init__(self) -> None:
@@ -171,6 +171,9 @@ class ScriptedEngine:
     async def reset_prefix_cache(self, reset_running_requests: bool, timeout_s: float) -> bool:
         await self.step("reset_prefix_cache", f"reset_prefix_cache {reset_running_requests}", timeout_s)
         return True
+
+    async def reset_caches(self, timeout_s: float) -> None:
+        await self.step("reset_caches", "reset_caches", timeout_s)
 
     async def prepare_weights(
         self, nonce: str, arena: ArenaRef, tensors: Sequence[StagedTensor], timeout_s: float

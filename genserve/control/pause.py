@@ -19,7 +19,6 @@ from genserve.engine.base import Engine, KvPolicy, PauseCounts, PauseMode
 from genserve.errors import (
     DeadlineError,
     EngineDeadError,
-    GenserveError,
     InvalidFieldError,
     PauseLeaseLostError,
     UnsupportedError,
@@ -245,10 +244,8 @@ class PauseController:
                 counts = await self._pause_engine(mode, kv_policy, _remaining_s(deadline_s))
                 self._paused = True
                 return counts
-            if kv_policy is KvPolicy.RECOMPUTE and not await self._engine.reset_prefix_cache(
-                True, _remaining_s(deadline_s)
-            ):
-                raise GenserveError("the cache could not be dropped")
+            if kv_policy is KvPolicy.RECOMPUTE:
+                await self._engine.reset_caches(_remaining_s(deadline_s))
         except EngineDeadError:
             raise
         except BaseException:

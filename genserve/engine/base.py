@@ -60,7 +60,8 @@ class EngineInfo:
     for pushes, the most of any worker; `pinned_bytes`: of the host, through which they reach it, the least of any;
     `max_loras`: adapters that workers can hold, 0 = none;
     `weight_transfer`: backend of vLLM's own transfer, "" without one; `logprobs_mode`: as vLLM's --logprobs-mode names
-    it; `can_sleep`: it can give its memory back."""
+    it; `can_sleep`: it can give its memory back; `warnings`: what its settings cost when weights are pushed, a line
+    each."""
 
     model: str
     architecture: str
@@ -83,6 +84,7 @@ class EngineInfo:
     weight_transfer: str = ""
     logprobs_mode: str = ""
     can_sleep: bool = True
+    warnings: tuple[str, ...] = ()
 
     @property
     def max_request_bytes(self) -> int:
@@ -263,6 +265,10 @@ class Engine(Protocol):
 
     async def reset_prefix_cache(self, reset_running_requests: bool, timeout_s: float) -> bool:
         """Drops the prefix cache; whether it is dropped."""
+
+    async def reset_caches(self, timeout_s: float) -> None:
+        """Drops all that the live weights have computed: keys and values, also of running requests and in connectors,
+        and embeddings of images. Call while paused; raises GenserveError for what could not be dropped."""
 
     async def prepare_weights(
         self, nonce: str, arena: ArenaRef, tensors: Sequence[StagedTensor], timeout_s: float

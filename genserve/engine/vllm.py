@@ -12,10 +12,11 @@ from pathlib import Path
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.envs import VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS, enable_envs_cache
 from vllm.lora.request import LoRARequest
+from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 
-from genserve.engine import vllm_config
+from genserve.engine import refusals, vllm_config
 from genserve.engine.activity import observer
 from genserve.engine.admission import Admission, translated
 from genserve.engine.base import (
@@ -101,7 +102,15 @@ class VllmEngine:
         meter = LoadMeter()
         args = vllm_config.adapted(args, options.weight_update)
         with vllm_config.start_explained(args):
-            llm = AsyncLLM.from_engine_args(args, stat_loggers=[meter])
+            # As AsyncLLM.from_engine_args, with a look at the configuration before any process starts.
+            config = args.create_engine_config(UsageContext.ENGINE_CONTEXT)
+            warnings = refusals.check(config)
+            llm = AsyncLLM.from_vllm_config(
+                config,
+                stat_loggers=[meter],
+                enable_log_requests=args.enable_log_requests,
+                disable_log_stats=args.disable_log_stats,
+            )
         engine = cls(llm, meter, options)
         try:
             assert llm.output_handler is not None  # internal: the task that ends when EngineCore dies
@@ -113,6 +122,7 @@ class VllmEngine:
                 weight_update_reason=how.reason,
                 reserved_bytes=how.reserved_bytes,
                 pinned_bytes=how.pinned_bytes,
+                warnings=warnings,
             )
             # vLLM asks the environment about something for every token, in this process only.
             enable_envs_cache()
@@ -295,6 +305,10 @@ class VllmEngine:
             what="reset of the prefix cache",
             timeout_s=timeout_s,
         )
+
+    async def reset_caches(self, timeout_s: float) -> None:
+        """Drops all that the live weights have computed."""
+        await self._scheduling.reset_caches(timeout_s)
 
     async def prepare_weights(
         self, nonce: str, arena: ArenaRef, tensors: Sequence[StagedTensor], timeout_s: float

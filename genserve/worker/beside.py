@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from vllm.config import VllmConfig
 
+from genserve.worker.audit import Constants, audit
 from genserve.worker.device import Device
 from genserve.worker.exchange import Buffer, ContentExchange, PointerExchange, exchange
 from genserve.worker.shadow import Shadow, cancellable
@@ -33,6 +34,13 @@ class BesideUpdate:
     def num_bytes(self) -> int:
         """Size of a version before post-processing, in bytes."""
         return self._shadow.num_bytes
+
+    def audit(self) -> Constants:
+        """Raises ValueError naming weights of the live model that an exchange would miss; what it has found to be
+        constant."""
+        constants = audit(self._live, self._shadow.structure, copied=self._device.keeps_addresses)
+        self._shadow.constants = constants
+        return constants
 
     def prepare(self, tensors: Iterable[tuple[str, torch.Tensor]], cancelled: Event) -> None:
         """Builds a version; may run in a background thread while the live one serves. Raises what is wrong with it, and

@@ -105,8 +105,10 @@ class WeightExchangeExtension:
     def genserve_digests(self, wire: dict[str, Any]) -> dict[str, Any]:
         """Nothing -> Digests."""
         found: dict[str, str] = {}
-        model = self.model_runner.get_model()  # type: ignore[attr-defined]
-        ack = Ack.from_wire(_acknowledge(self._genserve.rank, "", lambda: found.update(weight_digests(model))))
+        model, constants = self.model_runner.get_model(), self._genserve.constants  # type: ignore[attr-defined]
+        ack = Ack.from_wire(
+            _acknowledge(self._genserve.rank, "", lambda: found.update(weight_digests(model, constants)))
+        )
         return Digests(ack.rank, found, ack.error).to_wire()
 
 
@@ -119,6 +121,8 @@ class WeightDesk:
         # The user's own worker class does not choose in time: it is done with what vLLM has left.
         self._chosen: Chosen = getattr(worker, "genserve_chosen", None) or choose(worker)
         self._update, self._device = self._chosen.update, self._chosen.device
+        # Before anything is served: a weight that no push would reach shall not be found by those who are answered.
+        self.constants = self._update.audit().paths
         self._nonce = ""
         self._prepared = False
         self._tensors: ArenaTensors | None = None

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from vllm.config import VllmConfig
 from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check
 
+from genserve.worker.audit import Constants, audit
 from genserve.worker.device import Device
 from genserve.worker.exchange import ContentExchange, PointerExchange, exchange
 from genserve.worker.shadow import Shadow, cancellable
@@ -44,6 +45,7 @@ class InPlaceUpdate:
         self._device = device
         # On the host, where memory that nobody writes to costs nothing: on the device there is no room.
         whole = Shadow(live, config, torch.device("cpu"), device)
+        self._structure = whole.structure
         with device.work():
             self._layers = LayerShadow.of(whole, device.device)
             self._elsewhere = LayerShadow(whole, [], [], device.device)
@@ -51,6 +53,14 @@ class InPlaceUpdate:
                 layer.reserve()
         self._tensors: list[tuple[str, torch.Tensor]] | None = None
         self._began = False
+
+    def audit(self) -> Constants:
+        """Raises ValueError naming weights of the live model that an exchange would miss; what it has found to be
+        constant."""
+        constants = audit(self._live, self._structure, copied=self._device.keeps_addresses)
+        for shadow in self._layers.values():
+            shadow.constants = constants.within(shadow.modules)
+        return constants
 
     def prepare(self, tensors: Tensors, cancelled: Event) -> None:
         """Rehearses a version: does all but the exchange, and keeps none of it but the tensors; may run in a background
@@ -120,6 +130,11 @@ class LayerShadow(Shadow):
         self._bare_parts = [(owner, attributes) for owner, attributes in whole._bare_parts if id(owner) in own]
         self._own = own
         self.strip()
+
+    @property
+    def modules(self) -> frozenset[str]:
+        """Names of the modules of this layer."""
+        return frozenset(name for name, _ in self._model.named_modules())
 
     @classmethod
     def of(cls, whole: Shadow, device: torch.device) -> "dict[Layer, LayerShadow]":

@@ -22,16 +22,33 @@ _DEVICE_BYTES_PER_S: Final = 1.5e12  # a copy within the device
 _HOST_BYTES_PER_S: Final = 25e9  # a copy between the device and the host, through the pinned ring
 
 
+# vLLM's names for quantisation while loading (config/quantization.py _ONLINE_SHORTHANDS), "online" among them.
+ONLINE_QUANTIZATIONS: Final = frozenset(
+    {
+        "fp8_per_tensor",
+        "fp8_per_block",
+        "fp8_per_channel",
+        "mxfp8",
+        "mxfp4",
+        "int8_per_channel_weight_only",
+        "nvfp4_per_token",
+        "online",
+        "experts_int8",
+    }
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Facts:
     """What a worker knows when its model is loaded, in bytes. `weights`: the live model; `largest`: its largest tensor;
     `left`: of the device for keys, values and activations, without any reserve; None on the CPU, where all memory is
-    the host's; `host`: available to this rank on the host."""
+    the host's; `host`: available to this rank on the host; `quantization`: of the weights, None for plain ones."""
 
     weights: int
     largest: int
     left: int | None
     host: int
+    quantization: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +68,9 @@ def place(asked: str, facts: Facts) -> Placement:
     fits_device = needed <= facts.left
     is_worth_it = fits_device and (facts.left - needed) * _KEPT_SHARE >= facts.left
     fits_host = 1.1 * facts.weights + HOST_MARGIN_BYTES <= facts.host
+    refused = {way: text for way in WAYS if (text := refusal(facts.quantization, way)) is not None}
+    if asked in refused:
+        raise ValueError(f"--weight-update {asked}: {refused[asked]}")
     device_text = f"{_gib(needed)} of the {_gib(facts.left)} that the device has left beside the weights"
     if asked == "beside" and not fits_device:
         raise ValueError(f"--weight-update beside needs {device_text}: take host or inplace, or more devices")
@@ -59,20 +79,23 @@ def place(asked: str, facts: Facts) -> Placement:
             f"--weight-update host needs {_gib(1.1 * facts.weights)} of the host's memory for each rank, and "
             f"{_gib(facts.host)} is available: take inplace, or a host with more memory"
         )
-    if asked == "beside" or (asked == "auto" and is_worth_it):
+    is_only = fits_device and len(refused) == 2
+    if asked == "beside" or (asked == "auto" and (is_worth_it or is_only)):
         return Placement(
             "beside",
             f"new versions are built on the device, which keeps {device_text} for them; a push pauses for about "
             f"{duration(pause_s('beside', facts.weights))} (computed); --weight-update host gives that memory to keys "
             "and values",
         )
-    if asked == "host" or (asked == "auto" and fits_host):
+    if asked == "host" or (asked == "auto" and fits_host and "host" not in refused):
         return Placement(
             "host",
             f"new versions are built in {_gib(facts.weights)} of the host's memory, as beside would take "
             f"{device_text}; a push pauses for about {duration(pause_s('host', facts.weights))} (computed); "
             "--weight-update beside shortens that",
         )
+    if "inplace" in refused:
+        raise ValueError(f"beside takes {device_text}, and {refused['inplace']}")
     return Placement(
         "inplace",
         f"new versions are loaded over the live one, as beside would take {device_text} and host "
@@ -90,6 +113,27 @@ def pause_s(way: str, weights: int) -> float:
         "host": 2 * weights / _HOST_BYTES_PER_S,
         "inplace": weights / _HOST_BYTES_PER_S,
     }[way]
+
+
+def refusal(quantization: str | None, way: str) -> str | None:
+    """Why weights of this quantisation cannot be taken in this way on an accelerator, None if they can. `quantization`
+    is model_config.quantization, None for plain weights; `way`: beside = built on the device, host = built on the host
+    and copied to the device, inplace = built on the device layer by layer, from a structure on the host."""
+    if quantization is None or way == "beside":
+        return None
+    if way == "host":
+        return (
+            f"weights in {quantization} are packed by kernels of the device, which a version that is built on the host "
+            "cannot use: leave room for a second model on the device (lower "
+            "--kv-cache-memory-bytes), or take --weight-update inplace"
+        )
+    if way == "inplace" and (quantization in ONLINE_QUANTIZATIONS or quantization == "fp8"):
+        return (
+            f"weights are quantised to {quantization} as they are loaded, on the device that the structure of the "
+            "model is on, and in place that is the host: leave room for a second model on the device, or serve a "
+            "checkpoint that is quantised already"
+        )
+    return None
 
 
 def _on_cpu(asked: str, facts: Facts) -> Placement:

@@ -25,6 +25,7 @@ from vllm.model_executor.model_loader.reload.layerwise import (
 from vllm.model_executor.model_loader.utils import initialize_model, process_weights_after_loading
 from vllm.utils.torch_utils import set_default_torch_dtype
 
+from genserve.worker.audit import Constants
 from genserve.worker.device import Device
 from genserve.worker.tree import Holding, held_by, holdings, owners
 
@@ -99,6 +100,7 @@ class Shadow:
         self._take_views()
         self._stripped: dict[int, dict[str, Any]] = {}
         self._versions: dict[int, int] = {}
+        self.constants: Constants | None = None  # what loading must not write, once a live model was audited
         self.strip()
 
     def reserve(self) -> None:
@@ -108,6 +110,11 @@ class Shadow:
                 slot.allocate(self._device)
         finally:
             self.strip()
+
+    @property
+    def structure(self) -> nn.Module:
+        """The model without weights, between pushes."""
+        return self._model
 
     @property
     def num_bytes(self) -> int:
@@ -150,6 +157,8 @@ class Shadow:
     def written(self) -> dict[str, Holding]:
         """What loading and post-processing may have written. Raises ValueError for what cannot be exchanged."""
         self._refuse_containers()
+        if self.constants is not None:
+            self.constants.check()
         written = {name: place for name, place in holdings(self._model).items() if self._is_written(place)}
         for name, place in written.items():
             self._refuse(name, place)

@@ -15,7 +15,7 @@ from torch import nn
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig, QuantizeMethodBase
 
 # State of requests rather than of the model: never exchanged.
-_NOT_WEIGHTS = frozenset({"kv_cache"})
+NOT_WEIGHTS = frozenset({"kv_cache"})
 
 # Where the classes of objects live that hang on layers and may hold weights: quantisation methods and schemes, kernels,
 # experts, attention implementations.
@@ -70,7 +70,7 @@ def holdings(model: nn.Module) -> dict[str, Holding]:
                     if tensor is not None:
                         found[_joined(path, key)] = Holding(owner, table, key, tensor)
         for key, value in vars(owner).items():
-            if key in _NOT_WEIGHTS or id(value) in in_place:
+            if key in NOT_WEIGHTS or id(value) in in_place:
                 continue
             if isinstance(value, torch.Tensor | FunctionType | float) or _owns_memory(value):
                 found[_joined(path, key)] = Holding(owner, "__dict__", key, value)

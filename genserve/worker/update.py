@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from genserve.weights.arena import available_memory_bytes
+from genserve.worker.audit import Constants
 from genserve.worker.beside import BesideUpdate
 from genserve.worker.contract import WEIGHT_UPDATE_KEY
 from genserve.worker.device import Device
@@ -20,6 +21,10 @@ class Update(Protocol):
     """Prepares, commits and undoes versions, one at a time."""
 
     can_roll_back: bool
+
+    def audit(self) -> Constants:
+        """Raises ValueError naming weights of the live model that an exchange would miss; what it has found to be
+        constant."""
 
     def prepare(self, tensors: Iterable[tuple[str, torch.Tensor]], cancelled: Event) -> None:
         """Builds a version, or proves that it can be built, while the live one serves."""
@@ -60,7 +65,9 @@ def choose(worker: Any) -> Chosen:
         sizes = list(
             {each.data_ptr(): each.nbytes for each in held_by(live) if isinstance(each, torch.Tensor)}.values()
         )
-        facts = Facts(sum(sizes), max(sizes, default=0), _left(worker, device), host_bytes)
+        facts = Facts(
+            sum(sizes), max(sizes, default=0), _left(worker, device), host_bytes, config.model_config.quantization
+        )
     placement = place(asked, facts)
     if placement.way == "inplace":
         return Chosen(placement, InPlaceUpdate(live, config, device), device)

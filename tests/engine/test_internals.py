@@ -39,7 +39,22 @@ def test_pause_generation_still_does_what_the_adapter_does_without_it() -> None:
     source = inspect.getsource(AsyncLLM.pause_generation)
     assert "self.engine_core.pause_scheduler_async(mode=mode, clear_cache=clear_cache)" in source
     assert "asyncio.sleep(0.02)" in source, "the sleep is gone: call pause_generation"
+    assert "await self.renderer.clear_mm_cache_async()" in source
     assert {"mode", "clear_cache"} <= parameters(AsyncMPClient.pause_scheduler_async)
+
+
+def test_the_caches_that_a_pause_drops_are_still_these() -> None:
+    """engine.scheduling.reset_caches drops them in an engine that is paused already, by three calls."""
+    source = inspect.getsource(core.EngineCore._reset_caches)
+    assert "reset_running_requests: bool = True" in source
+    assert "reset_connector: bool = True" in source
+    calls = [line.strip() for line in source.splitlines() if line.strip().startswith(("self.", "if not self."))]
+    assert calls == ["if not self.reset_prefix_cache(", "self.reset_mm_cache()", "self.reset_encoder_cache()"]
+    assert parameters(core.EngineCore.reset_prefix_cache) == {"self", "reset_running_requests", "reset_connector"}
+    # The processed images that the renderer knows are those that EngineCore knows.
+    source = inspect.getsource(AsyncLLM.reset_mm_cache)
+    assert "await self.renderer.clear_mm_cache_async()" in source
+    assert "await self.engine_core.reset_mm_cache_async()" in source
 
 
 def test_a_sleep_that_waits_still_sleeps_whenever_requests_have_ended() -> None:

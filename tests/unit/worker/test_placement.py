@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from genserve.worker.placement import GIB, WAYS, Facts, duration, pause_s, place
+from genserve.worker.placement import GIB, WAYS, Facts, duration, pause_s, place, refusal
 
 SMALL = Facts(16 * GIB, 2 * GIB, 57 * GIB, 200 * GIB)  # 8 billion parameters on 80 GB
 MEDIUM = Facts(28 * GIB, 2 * GIB, 45 * GIB, 200 * GIB)
@@ -55,6 +55,43 @@ def test_a_way_that_was_asked_for_and_cannot_be_had_is_refused(asked: str, facts
 def test_on_the_cpu_all_memory_is_the_hosts(asked: str, host: int, way: str) -> None:
     """There is no device to build beside on, and nothing to copy over."""
     assert place(asked, Facts(2 * GIB, 0, None, host * GIB)).way == way
+
+
+@pytest.mark.parametrize(
+    ("quantization", "way", "refused"),
+    [
+        (None, "host", False),
+        (None, "inplace", False),
+        ("fp8", "beside", False),
+        ("fp8", "host", True),
+        ("gptq_marlin", "host", True),
+        ("awq", "host", True),
+        ("compressed-tensors", "host", True),
+        ("compressed-tensors", "inplace", False),
+        ("awq", "inplace", False),
+        ("fp8", "inplace", True),
+        ("fp8_per_tensor", "inplace", True),
+        ("fp8_per_tensor", "beside", False),
+    ],
+)
+def test_kernels_of_the_device_cannot_pack_what_is_built_on_the_host(
+    quantization: str | None, way: str, refused: bool
+) -> None:
+    """Told when the way is chosen, not at the first push."""
+    reason = refusal(quantization, way)
+    assert (reason is not None) == refused
+    if reason is not None:
+        assert str(quantization) in reason and "room" in reason
+
+
+def test_a_way_that_cannot_build_these_weights_is_not_taken() -> None:
+    """Beside takes all that is left rather than none; where it does not fit either, the start fails."""
+    fp8 = Facts(28 * GIB, 4 * GIB, 45 * GIB, 200 * GIB, "fp8")
+    assert place("auto", fp8).way == "beside"
+    assert place("auto", Facts(61 * GIB, 2 * GIB, 12 * GIB, 200 * GIB, "awq")).way == "inplace"
+    for asked, facts in (("host", fp8), ("auto", Facts(61 * GIB, 2 * GIB, 12 * GIB, 200 * GIB, "fp8"))):
+        with pytest.raises(ValueError, match="weights"):
+            place(asked, facts)
 
 
 MODELS = {"8B": (15.0, 0.98), "14B": (27.5, 1.45), "32B": (61.0, 1.45), "70B": (131.4, 1.96)}
