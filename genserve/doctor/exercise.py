@@ -14,7 +14,7 @@ from genserve.doctor.audit import held_weights
 from genserve.doctor.children import Children
 from genserve.doctor.daemon_child import DaemonFailedError, daemon
 from genserve.doctor.findings import PushFound, Refusal, Snapshot, WayFound
-from genserve.doctor.load import Load, live_load
+from genserve.doctor.load import live_load
 from genserve.doctor.tiny_model import Checkpoint
 from genserve.errors import GenserveError, InvalidFieldError, UnsupportedError
 
@@ -105,7 +105,7 @@ class _Exercise:
             ended_at = time.monotonic()
             self._served_now(name)
             lost = await load.wait_all(ended_at, num_tokens=2)
-            labels_ok = _labels_ok(load, self._version)
+            labels_ok = load.labels_are(self._version)
         applied = result.applied
         if applied is None:
             raise GenserveError(f"the daemon says of a push that it is {result.push.state}, and not applied")
@@ -198,11 +198,3 @@ class _Exercise:
                 yield
         except TimeoutError:
             raise _StepTimeoutError(f"{what} did not end within {self._timeout_s:g} s (--timeout-s)") from None
-
-
-def _labels_ok(load: Load, version: int) -> bool:
-    """Every token has a label, none goes back to an older version, and the last ones have the new one."""
-    return all(
-        stream.covered and stream.versions == sorted(stream.versions) and stream.versions[-1] == version
-        for stream in load.streams
-    )

@@ -36,6 +36,12 @@ BAD: list[tuple[str, WayFound, Level, str]] = [
         "tp0 v hold other values",
     ),
     ("weights", way(pushed=[replace(B, digests={("tp0", "w"): "b1"})]), Level.FAIL, "tp0 v are gone"),
+    (
+        "weights",
+        way(pushed=[replace(B, digests={**B.digests, ("tp0", "x"): "1"})]),
+        Level.FAIL,
+        "tp0 x are new",
+    ),
     ("weights", way(pushed=[replace(B, digests={})]), Level.WARN, "could not be compared"),
     ("labels", way(pushed=[replace(B, labelled=False)]), Level.FAIL, "another version"),
     ("labels", way(pushes=[push("b", labels_ok=False)]), Level.FAIL, "another version"),
@@ -58,6 +64,18 @@ BAD: list[tuple[str, WayFound, Level, str]] = [
     (
         "a push that ends late",
         way(late=replace(LATE, after=replace(B, tokens=OTHER_TOKENS))),
+        Level.FAIL,
+        "something else is served",
+    ),
+    (
+        "a push that ends late",
+        way(late=replace(LATE, after=replace(B, digests={}))),
+        Level.FAIL,
+        "something else is served",
+    ),
+    (
+        "a push that ends late",
+        way(late=replace(LATE, after=replace(B, labelled=False))),
         Level.FAIL,
         "something else is served",
     ),
