@@ -26,19 +26,19 @@ _SHARING_ADVICE: Final = (
 
 def machine_verdicts(facts: MachineFacts, flags: ServeFlags) -> Iterator[Verdict]:
     """Every check of the machine, for a daemon started with those flags."""
-    yield host_memory(facts.host, flags.num_ranks)
+    yield host_memory(facts.host, flags.num_workers)
     yield memcpy(facts.host)
-    yield shm(facts.host, flags.num_ranks)
+    yield shm(facts.host, flags.num_workers)
     yield sharing(facts.shared_memory, facts.shared_memory_error)
     yield driver(facts.host, facts.torch)
     num_devices = len(facts.torch.devices)
-    if num_devices and num_devices < flags.num_ranks:
+    if num_devices and num_devices < flags.num_workers:
         yield fail(
             "devices",
-            f"the flags ask for {flags.num_ranks} ranks, and there are {num_devices} devices",
-            "Lower --tensor-parallel-size or --pipeline-parallel-size.",
+            f"the flags ask for {flags.num_workers} ranks, and there are {num_devices} devices",
+            "Lower --tensor-parallel-size, --pipeline-parallel-size or --data-parallel-size.",
         )
-    for device in facts.torch.devices[: max(flags.num_ranks, 1)]:
+    for device in facts.torch.devices[: flags.num_workers]:
         yield device_memory(device, flags.gpu_memory_utilization)
         yield pinned(device)
         yield device_rates(device)

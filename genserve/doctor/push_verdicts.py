@@ -97,6 +97,10 @@ def weights(pushed: Sequence[Snapshot], cold: Mapping[str, Snapshot]) -> Verdict
         audit = Audit.of(cold[snapshot.name].digests, snapshot.digests)
         if audit.differs:
             return fail(check, f"after a push of {snapshot.name}: {audit.words()}", advice)
+    for snapshot in pushed:
+        same = [each.name for each in cold.values() if each.name != snapshot.name and each.digests == snapshot.digests]
+        if snapshot.digests and same:
+            return fail(check, f"after a push of {snapshot.name} the workers hold what they hold of {same[0]}", advice)
     num_held = len(compared[0].digests)
     return ok(check, f"all {num_held} tensors that the workers hold are those of a cold start", num_held=num_held)
 

@@ -121,15 +121,17 @@ def _device_needs(model: ModelSize, flags: ServeFlags) -> Mapping[str, tuple[flo
     bounce = model.largest_bytes / flags.tensor_parallel_size
     least = weights + bounce + ACTIVATION_BYTES + _kv_bytes(model, flags) / flags.num_ranks
     host = 2 * model.weight_bytes + PROCESS_BYTES
-    needs = ((least + weights, host), (least, host + model.weight_bytes), (least, host))
+    staged = model.weight_bytes * flags.data_parallel_size
+    needs = ((least + weights, host), (least, host + staged), (least, host))
     return dict(zip(_WAYS, needs, strict=True))
 
 
 def _cpu_needs(model: ModelSize, flags: ServeFlags) -> Mapping[str, tuple[float, float]]:
     """The same on a CPU, whose memory is the host's; "host" is no way of its own there."""
     kv = CPU_KV_BYTES if flags.kv_cache_bytes is None else flags.kv_cache_bytes
-    served = 3 * model.weight_bytes + kv * flags.num_ranks + PROCESS_BYTES
-    needs = ((served + model.weight_bytes, 0.0), (served + 2 * model.largest_bytes, 0.0))
+    models = flags.data_parallel_size
+    served = (2 + models) * model.weight_bytes + kv * flags.num_workers + PROCESS_BYTES
+    needs = ((served + models * model.weight_bytes, 0.0), (served + 2 * models * model.largest_bytes, 0.0))
     return dict(zip(("beside", "inplace"), needs, strict=True))
 
 

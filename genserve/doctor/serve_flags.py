@@ -23,6 +23,7 @@ class ServeFlags:
     passed_on: tuple[str, ...] = ()
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
+    data_parallel_size: int = 1
     gpu_memory_utilization: float = DEFAULT_UTILIZATION
     kv_cache_bytes: int | None = None
     max_model_len: int | None = None
@@ -31,6 +32,11 @@ class ServeFlags:
     def num_ranks(self) -> int:
         """Devices, or processes, that one model is spread over."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def num_workers(self) -> int:
+        """Devices, or processes, of all models."""
+        return self.num_ranks * self.data_parallel_size
 
     @classmethod
     def parse(cls, given: Sequence[str]) -> "ServeFlags":
@@ -45,6 +51,7 @@ class ServeFlags:
         parser = _Parser(add_help=False, allow_abbrev=False)
         parser.add_argument("--tensor-parallel-size", "-tp", type=_count, default=1)
         parser.add_argument("--pipeline-parallel-size", "-pp", type=_count, default=1)
+        parser.add_argument("--data-parallel-size", "-dp", type=_count, default=1)
         parser.add_argument("--gpu-memory-utilization", type=_share, default=DEFAULT_UTILIZATION)
         parser.add_argument("--kv-cache-memory-bytes", type=_size, default=None)
         parser.add_argument("--max-model-len", type=_size, default=None)
@@ -53,6 +60,7 @@ class ServeFlags:
             tuple(given),
             read.tensor_parallel_size,
             read.pipeline_parallel_size,
+            read.data_parallel_size,
             read.gpu_memory_utilization,
             read.kv_cache_memory_bytes,
             read.max_model_len,

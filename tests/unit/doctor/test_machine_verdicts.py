@@ -55,6 +55,7 @@ BAD: list[tuple[str, MachineFacts, str, Level, str]] = [
     ("driver", machine(torch=TorchFacts("2.13.0", error="too old")), "", Level.FAIL, "too old"),
     ("driver", machine(torch=TorchFacts("2.13.0+cpu")), "", Level.WARN, "cannot use it"),
     ("devices", machine(device()), "--tensor-parallel-size=2", Level.FAIL, "2 ranks, and there are 1 devices"),
+    ("devices", machine(device(), device(index=1)), "-tp 2 -dp 2", Level.FAIL, "4 ranks, and there are 2 devices"),
     ("device 0 memory", machine(device(free_bytes=40 * GB)), "", Level.FAIL, "vLLM takes 73.6"),
     ("device 0 pinned memory", machine(device(pinned_error="invalid argument")), "", Level.FAIL, "invalid argument"),
     ("device 0 bandwidth", machine(device(rates_error="out of memory")), "", Level.FAIL, "out of memory"),

@@ -72,6 +72,8 @@ def test_on_a_cpu_four_copies_lie_in_host_memory() -> None:
     assert room(MODEL, Memory(None, beside), flags()).way == "beside"
     assert room(MODEL, Memory(None, beside - 1), flags()).way == "inplace"
     assert room(MODEL, Memory(None, beside - 16 * GB), flags()).way == ""
+    twice = beside + 2 * 16 * GB + CPU_KV_BYTES
+    assert [fits("beside", MODEL, Memory(None, each), flags("-dp 2")) for each in (twice, twice - 1)] == [True, False]
     assert fits("beside", MODEL, Memory(None, beside - CPU_KV_BYTES + 2**20), flags("--kv-cache-memory-bytes 1M"))
 
 
@@ -140,8 +142,10 @@ def test_flags_that_cannot_be_are_refused(given: list[str]) -> None:
 
 def test_flags_are_read_as_vllm_reads_them() -> None:
     """Underscores, short forms and sizes; what is not known is passed on."""
-    read = ServeFlags.parse(["--tensor_parallel_size=2", "-pp", "3", "--max-model-len", "8K", "--enable-lora"])
+    read = ServeFlags.parse(
+        ["--tensor_parallel_size=2", "-pp", "3", "-dp", "2", "--max-model-len", "8K", "--enable-lora"]
+    )
     assert (read.tensor_parallel_size, read.pipeline_parallel_size, read.num_ranks) == (2, 3, 6)
-    assert read.max_model_len == 8192
+    assert (read.num_workers, read.max_model_len) == (12, 8192)
     assert read.passed_on[-1] == "--enable-lora"
     assert ServeFlags.parse(["--max-model-len", "auto"]).max_model_len is None
