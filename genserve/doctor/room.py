@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import Final
 
 from genserve.doctor.serve_flags import ServeFlags
+from genserve.worker.placement import WAYS, leaves_enough
 
 GB: Final = 1e9
 BF16_BYTES: Final = 2
@@ -66,7 +67,6 @@ TYPICAL: Final = (
     _bf16("32B", 32.8e9, 64, 8, 151_936, 5120),  # Qwen3 32B
     _bf16("70B", 70.6e9, 80, 8, 128_256, 8192),  # Llama 3.3 70B
 )
-_WAYS: Final = ("beside", "host", "inplace")
 
 
 def room(model: ModelSize, memory: Memory, flags: ServeFlags) -> Room:
@@ -74,7 +74,8 @@ def room(model: ModelSize, memory: Memory, flags: ServeFlags) -> Room:
     needs = _cpu_needs(model, flags) if memory.device_bytes is None else _device_needs(model, flags)
     budget_bytes = _budget_bytes(memory, flags)
     for way, (on_engine, on_host) in needs.items():
-        if on_engine <= budget_bytes and on_host <= memory.host_bytes:
+        is_taken = way != "beside" or memory.device_bytes is None or _auto_builds_beside(model, budget_bytes, flags)
+        if on_engine <= budget_bytes and on_host <= memory.host_bytes and is_taken:
             return Room(model.name, way, on_engine, budget_bytes)
     return Room(model.name, "", needs["beside"][0], budget_bytes)
 
@@ -114,6 +115,13 @@ def typical(parameters: float) -> ModelSize:
     )
 
 
+def _auto_builds_beside(model: ModelSize, budget_bytes: float, flags: ServeFlags) -> bool:
+    """As the daemon decides; `--weight-update beside` would take all that is left."""
+    weights = model.weight_bytes / flags.num_ranks
+    needed = weights + model.largest_bytes / flags.tensor_parallel_size
+    return leaves_enough(needed, budget_bytes - weights - ACTIVATION_BYTES)
+
+
 def _device_needs(model: ModelSize, flags: ServeFlags) -> Mapping[str, tuple[float, float]]:
     """Bytes of each device, and of the host, by way."""
     weights = model.weight_bytes / flags.num_ranks
@@ -123,7 +131,7 @@ def _device_needs(model: ModelSize, flags: ServeFlags) -> Mapping[str, tuple[flo
     host = 2 * model.weight_bytes + PROCESS_BYTES
     staged = model.weight_bytes * flags.data_parallel_size
     needs = ((least + weights, host), (least, host + staged), (least, host))
-    return dict(zip(_WAYS, needs, strict=True))
+    return dict(zip(WAYS, needs, strict=True))
 
 
 def _cpu_needs(model: ModelSize, flags: ServeFlags) -> Mapping[str, tuple[float, float]]:

@@ -66,7 +66,7 @@ def place(asked: str, facts: Facts) -> Placement:
         return _on_cpu(asked, facts)
     needed = facts.weights + facts.largest
     fits_device = needed <= facts.left
-    is_worth_it = fits_device and (facts.left - needed) * _KEPT_SHARE >= facts.left
+    is_worth_it = fits_device and leaves_enough(needed, facts.left)
     fits_host = 1.1 * facts.weights + HOST_MARGIN_BYTES <= facts.host
     refused = {way: text for way in WAYS if (text := refusal(facts.quantization, way)) is not None}
     if asked in refused:
@@ -103,6 +103,11 @@ def place(asked: str, facts: Facts) -> Placement:
         f"about {duration(pause_s('inplace', facts.weights))} (computed), and one that fails there is healed by "
         "another load",
     )
+
+
+def leaves_enough(needed: float, left: float) -> bool:
+    """Whether `auto` builds beside: what is `needed` for that leaves enough of what is `left` beside the weights."""
+    return (left - needed) * _KEPT_SHARE >= left
 
 
 def pause_s(way: str, weights: int) -> float:

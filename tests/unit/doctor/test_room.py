@@ -42,9 +42,17 @@ def test_a_device_holds_two_models_the_largest_tensor_and_a_least_kv_cache(text:
     """Within --gpu-memory-utilization, and not a byte beyond it."""
     exactly = needed_beside(text) / 0.5
     given = flags(f"{text} --gpu-memory-utilization 0.5")
-    assert room(MODEL, Memory(int(exactly) + 1, 1000 * GB), given).way == "beside"
-    assert room(MODEL, Memory(int(exactly) - 1, 1000 * GB), given).way == "host"
-    assert room(MODEL, H100, given).needed_bytes == pytest.approx(needed_beside(text))
+    assert fits("beside", MODEL, Memory(int(exactly) + 1, 1000 * GB), given)
+    assert not fits("beside", MODEL, Memory(int(exactly) - 1, 1000 * GB), given)
+    assert room(MODEL, H100, flags(text)).needed_bytes == pytest.approx(needed_beside(text))
+
+
+def test_what_would_leave_little_for_keys_and_values_is_built_on_the_host() -> None:
+    """As the daemon's `auto` decides, by the same rule."""
+    left_bytes = 3 * (16 * GB + GB) / 2  # of which a third stays
+    enough = (16 * GB + ACTIVATION_BYTES + left_bytes) / 0.92
+    assert room(MODEL, Memory(int(enough) + 10, 1000 * GB), flags()).way == "beside"
+    assert room(MODEL, Memory(int(enough) - 10, 1000 * GB), flags()).way == "host"
 
 
 def test_the_flags_that_say_how_large_the_kv_cache_is_are_heeded() -> None:
