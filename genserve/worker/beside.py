@@ -46,6 +46,7 @@ class BesideUpdate:
         """Builds a version; may run in a background thread while the live one serves. Raises what is wrong with it, and
         PrepareCancelledError soon after `cancelled` is set."""
         self._exchange = None
+        self._buffer.take()
         try:
             prepared = self._shadow.load(cancellable(tensors, cancelled))
             self._exchange = exchange(holdings(self._live), prepared, self._device, self._buffer)
@@ -62,6 +63,18 @@ class BesideUpdate:
         """Exchanges back what a commit exchanged, for as far as it got."""
         if self._exchange is not None:
             self._exchange.rollback()
+
+    def give_up(self) -> None:
+        """Frees what is kept of the device while nothing is served, and what is prepared."""
+        self.discard()
+        self._buffer.give_up()
+        self._device.give_up()
+
+    def take_back(self) -> None:
+        """Keeps it again. Raises torch.OutOfMemoryError; then the next version looks for memory when it is prepared."""
+        with self._device.work():
+            self._buffer.take()
+            self._shadow.reserve()
 
     def discard(self) -> None:
         """Frees the version that is not live; takes a while, and may run in a background thread."""

@@ -121,11 +121,23 @@ class PointerExchange:
 class Buffer:
     """Memory on the live model's device for the largest tensor of it, where contents change places."""
 
+    _bytes = torch.empty(0, dtype=torch.uint8)
+
     def __init__(self, live: Mapping[str, Holding], device: Device) -> None:
-        """Allocates it, if the device asks for it at all."""
+        """Takes the memory, if the device asks for it at all."""
         tensors = [place.value for place in live.values() if isinstance(place.value, torch.Tensor)]
         self.size_bytes = max((each.nbytes for each in tensors), default=0) if device.keeps_addresses else 0
-        self._bytes = torch.empty(self.size_bytes, dtype=torch.uint8, device=device.device)
+        self._device = device.device
+        self.take()
+
+    def take(self) -> None:
+        """Allocates it, unless it is there."""
+        if self._bytes.numel() < self.size_bytes:
+            self._bytes = torch.empty(self.size_bytes, dtype=torch.uint8, device=self._device)
+
+    def give_up(self) -> None:
+        """Frees it, until it is taken again."""
+        self._bytes = torch.empty(0, dtype=torch.uint8)
 
     def like(self, tensor: torch.Tensor) -> torch.Tensor:
         """A part of it with the tensor's shape and type."""

@@ -49,8 +49,7 @@ class InPlaceUpdate:
         with device.work():
             self._layers = LayerShadow.of(whole, device.device)
             self._elsewhere = LayerShadow(whole, [], [], device.device)
-            for layer in self._layers.values():
-                layer.reserve()
+        self.take_back()
         self._tensors: list[tuple[str, torch.Tensor]] | None = None
         self._began = False
 
@@ -90,6 +89,17 @@ class InPlaceUpdate:
         """Raises RuntimeError if a commit has begun: what it replaced is gone, and has to be prepared and committed."""
         if self._began:
             raise RuntimeError("what an update in place has replaced is gone")
+
+    def give_up(self) -> None:
+        """Frees what is kept of the device while nothing is served, and forgets what is prepared."""
+        self.discard()
+        self._device.give_up()
+
+    def take_back(self) -> None:
+        """Keeps it again. Raises torch.OutOfMemoryError; then the next version looks for memory when it is prepared."""
+        with self._device.work():
+            for layer in self._layers.values():
+                layer.reserve()
 
     def discard(self) -> None:
         """Forgets the version that was prepared."""

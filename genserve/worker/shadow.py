@@ -104,7 +104,9 @@ class Shadow:
         self.strip()
 
     def reserve(self) -> None:
-        """Allocates what a version takes, and frees it: for a device that keeps memory for pushes."""
+        """Allocates what a version takes, and frees it: a device keeps that memory for pushes. The host does not."""
+        if self._device.type == "cpu":
+            return
         try:
             for slot in self._slots:
                 slot.allocate(self._device)

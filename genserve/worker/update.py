@@ -35,6 +35,12 @@ class Update(Protocol):
     def rollback(self) -> None:
         """Undoes a commit, whole or in part; without one it does nothing."""
 
+    def give_up(self) -> None:
+        """Frees what is kept of the device while nothing is served, and what is prepared."""
+
+    def take_back(self) -> None:
+        """Keeps it again. Raises torch.OutOfMemoryError."""
+
     def discard(self) -> None:
         """Frees what is prepared, or what a commit replaced."""
 

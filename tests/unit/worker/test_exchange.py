@@ -207,3 +207,13 @@ def test_a_tensor_on_a_third_device_is_refused() -> None:
     prepared.scale = torch.ones((), device="meta")
     with pytest.raises(ValueError, match="scale is on cpu live and on meta prepared"):
         exchange_of(live, prepared, KeptDevice())
+
+
+def test_the_buffer_is_given_up_and_taken_again() -> None:
+    """Around a sleep."""
+    live = Plain(1.0)
+    buffer = Buffer(holdings(live), KeptDevice())
+    buffer.give_up()
+    assert buffer._bytes.numel() == 0
+    buffer.take()
+    assert buffer.like(live.fused).shape == live.fused.shape
