@@ -46,13 +46,16 @@ class InPlaceUpdate:
         self._elsewhere = LayerShadow(whole, [], [], device)
         self._tensors: list[tuple[str, torch.Tensor]] | None = None
         self._began = False
+        self._constants: Constants | None = None
 
     def audit(self) -> Constants:
         """Raises ValueError naming weights of the live model that an exchange would miss; what it has found to be
         constant."""
-        constants = audit(self._live, self._structure, copied=self._addresses_captured)
-        for shadow in self._layers.values():
-            shadow.constants = constants.within(shadow.modules)
+        known, copied = self._constants, self._addresses_captured
+        constants = self._constants = audit(self._live, self._structure, copied=copied, known=known)
+        if constants is not known:
+            for shadow in self._layers.values():
+                shadow.constants = constants.within(shadow.modules)
         return constants
 
     def prepare(self, tensors: Tensors, cancelled: Event) -> None:
@@ -64,6 +67,7 @@ class InPlaceUpdate:
         after `cancelled` is set.
         """
         self.discard()
+        self.audit()  # again: steps may have left something on the layers since
         tensors = list(tensors)
         for shadow, part, live in self._steps(tensors):
             self._exchange(shadow, cancellable(part, cancelled), live)
