@@ -32,6 +32,7 @@ _MAX_NAMED = 8
 # inference mode, and loading does not: a tensor of such a name that is none of theirs is refused.
 _OF_STEPS = frozenset(
     {
+        "_output",  # of shared experts, until the routed ones are done (fused_moe/runner/shared_experts.py)
         "handles",  # of expert-parallel exchanges, by micro-batch (fused_moe/prepare_finalize)
         "deepstack_input_embeds",  # Qwen3-VL: what the vision tower made of the images of this step
         "_pending_mm_embeds",  # Diffusion Gemma: likewise
@@ -42,9 +43,10 @@ _OF_STEPS = frozenset(
 )
 
 
-def audit(live: nn.Module, structure: nn.Module, *, copied: bool) -> "Constants":
+def audit(live: nn.Module, structure: nn.Module, *, copied: bool, known: "Constants | None" = None) -> "Constants":
     """What loading does not write although `live` can reach it, by its place in `structure`, which is the same model
-    without weights. `copied`: an exchange copies contents, and so does not move what is exchanged.
+    without weights. `copied`: an exchange copies contents, and so does not move what is exchanged. `known`: what an
+    earlier audit has found; it is the answer if nothing has changed.
 
     Raises ValueError naming the tensors that are neither exchanged nor constant.
     """
@@ -57,6 +59,8 @@ def audit(live: nn.Module, structure: nn.Module, *, copied: bool) -> "Constants"
             f"weights cannot be pushed into this model: a push would leave {', '.join(paths[:_MAX_NAMED])} "
             f"({len(paths)} in all) as loaded at the start, and a mix of two versions would be served"
         )
+    if known is not None and known.paths == {reached.path for reached in constants}:
+        return known
     return Constants(structure, constants)
 
 
@@ -80,6 +84,8 @@ def hidden(live: nn.Module, structure: nn.Module | None = None, *, copied: bool)
         if tensor.is_meta or tensor.numel() == 0 or id(tensor) in exchanged:
             continue
         if (id(reached.owner), reached.steps[-1].key) in places and reached.steps[-1].kind == "attribute":
+            if structure is not None and _replaces_a_weight(reached, structure):
+                yield reached
             continue
         if (address := _address(tensor)) is None or address not in memory | cache:
             yield reached
@@ -121,6 +127,14 @@ def digest(tensor: torch.Tensor) -> str:
     return hashlib.sha256(flat.numpy()).hexdigest()
 
 
+def _replaces_a_weight(reached: Reached, structure: nn.Module) -> bool:
+    """Whether a step has put a copy in the place of a reference to a weight: loading makes no such copy, so none is
+    exchanged. Attention on the CPU does so with its sinks, for their type."""
+    if isinstance(reached.owner, nn.Module) or not reached.tensor.is_inference():
+        return False
+    return isinstance(reach.follow(structure, reached), nn.Parameter)
+
+
 def _is_of_a_step(reached: Reached) -> bool:
     return reached.tensor.is_inference() and any(step.key in _OF_STEPS for step in reached.steps)
 
@@ -128,7 +142,7 @@ def _is_of_a_step(reached: Reached) -> bool:
 def _is_constructed(reached: Reached, structure: nn.Module) -> bool:
     """Whether construction has made it. A parameter is a weight whoever has made it."""
     bare = reach.follow(structure, reached)
-    if isinstance(reached.tensor, nn.Parameter) or not isinstance(bare, torch.Tensor):
+    if not isinstance(bare, torch.Tensor) or isinstance(bare, nn.Parameter) or isinstance(reached.tensor, nn.Parameter):
         return False
     # Scratch memory grows when a step needs more: what steps have made of it may have another shape.
     same_shape = bare.shape == reached.tensor.shape or reached.tensor.is_inference()

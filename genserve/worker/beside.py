@@ -38,14 +38,15 @@ class BesideUpdate:
     def audit(self) -> Constants:
         """Raises ValueError naming weights of the live model that an exchange would miss; what it has found to be
         constant."""
-        constants = audit(self._live, self._shadow.structure, copied=self._device.keeps_addresses)
-        self._shadow.constants = constants
-        return constants
+        shadow, copied = self._shadow, self._device.keeps_addresses
+        shadow.constants = audit(self._live, shadow.structure, copied=copied, known=shadow.constants)
+        return shadow.constants
 
     def prepare(self, tensors: Iterable[tuple[str, torch.Tensor]], cancelled: Event) -> None:
         """Builds a version; may run in a background thread while the live one serves. Raises what is wrong with it, and
         PrepareCancelledError soon after `cancelled` is set."""
         self._exchange = None
+        self.audit()  # again: steps may have left something on the layers since
         self._buffer.take()
         try:
             prepared = self._shadow.load(cancellable(tensors, cancelled))

@@ -52,13 +52,16 @@ class InPlaceUpdate:
         self.take_back()
         self._tensors: list[tuple[str, torch.Tensor]] | None = None
         self._began = False
+        self._constants: Constants | None = None
 
     def audit(self) -> Constants:
         """Raises ValueError naming weights of the live model that an exchange would miss; what it has found to be
         constant."""
-        constants = audit(self._live, self._structure, copied=self._device.keeps_addresses)
-        for shadow in self._layers.values():
-            shadow.constants = constants.within(shadow.modules)
+        known, copied = self._constants, self._device.keeps_addresses
+        constants = self._constants = audit(self._live, self._structure, copied=copied, known=known)
+        if constants is not known:
+            for shadow in self._layers.values():
+                shadow.constants = constants.within(shadow.modules)
         return constants
 
     def prepare(self, tensors: Tensors, cancelled: Event) -> None:
@@ -70,6 +73,7 @@ class InPlaceUpdate:
         after `cancelled` is set.
         """
         self.discard()
+        self.audit()  # again: steps may have left something on the layers since
         tensors = list(tensors)
         for shadow, part, live in self._steps(tensors):
             self._exchange(shadow, cancellable(part, cancelled), live)

@@ -30,8 +30,11 @@ _ATOMS = (str, bytes, bytearray, int, float, complex, type, type(None))
 _OUTSIDE = (
     "asyncio", "ast", "ctypes", "concurrent", "enum", "inspect", "logging", "multiprocessing", "numpy", "pathlib", "re",
     "threading", "weakref", "_thread", "_weakref", "_asyncio",
+    # Attention kernels' workspaces: they are never given weights.
+    "flashinfer.attention", "flashinfer.cascade", "flashinfer.decode", "flashinfer.mla", "flashinfer.prefill",
     "huggingface_hub", "PIL", "pydantic", "ray", "tokenizers", "torch", "transformers", "triton", "zmq",
     "vllm.compilation", "vllm.config", "vllm.distributed", "vllm.inputs", "vllm.lora", "vllm.multimodal",
+    "vllm.model_executor.layers.fused_moe.experts.lora_context",
     "vllm.platforms", "vllm.renderers", "vllm.tokenizers", "vllm.transformers_utils",
 )  # fmt: skip
 

@@ -9,6 +9,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 _SMALL: dict[str, Any] = {
@@ -137,7 +138,7 @@ def main(directory: Path) -> dict[str, Any]:
 
 
 def audits(live: Any, config: Any) -> dict[str, Any]:
-    """What each way of taking pushes says of a live model."""
+    """What each way of taking pushes says of a live model, and of a push without tensors."""
     import torch
 
     from genserve.worker.beside import BesideUpdate
@@ -146,11 +147,18 @@ def audits(live: Any, config: Any) -> dict[str, Any]:
     answers: dict[str, Any] = {}
     for kind in (BesideUpdate, InPlaceUpdate):
         update: Any = kind(live, config, torch.device("cpu"), addresses_captured=kind is InPlaceUpdate)
-        try:
-            answers[kind.__name__] = sorted(update.audit().paths)
-        except ValueError as error:
-            answers[kind.__name__] = str(error)
+        answers[f"{kind.__name__} at the start"] = answer(update.audit)
+        answers[f"{kind.__name__} at a push"] = answer(lambda update=update: update.prepare([], Event()))
     return answers
+
+
+def answer(ask: Any) -> Any:
+    """Paths of constants, or what it raised."""
+    try:
+        constants = ask()
+    except ValueError as error:
+        return str(error)
+    return sorted(constants.paths)
 
 
 if __name__ == "__main__":

@@ -144,6 +144,38 @@ def test_what_steps_keep_on_layers_is_known_by_name_and_by_who_made_it() -> None
         audit(live, model(), copied=False)
 
 
+class Attention:
+    """As vLLM's attention on the CPU, which converts its sinks in the first step."""
+
+    __module__ = "vllm.v1.attention.backends.cpu_attn"
+
+    def __init__(self, sinks: nn.Parameter) -> None:
+        self.sinks: torch.Tensor = sinks
+
+    def forward(self) -> None:
+        """As vLLM's."""
+        with torch.inference_mode():
+            self.sinks = self.sinks.to(torch.float64)
+
+
+def with_attention() -> nn.Module:
+    """A model whose attention refers to a weight."""
+    made = model()
+    experts(made).kernel = Attention(experts(made).w13_weight)
+    return made
+
+
+def test_a_copy_that_a_step_puts_in_the_place_of_a_weight_is_refused() -> None:
+    """Loading makes none, so an exchange would leave it."""
+    live, structure = with_attention(), with_attention()
+    known = audit(live, structure, copied=False)
+    assert audit(live, structure, copied=False, known=known) is known
+    experts(live).kernel.forward()
+    for copied in (False, True):
+        with pytest.raises(ValueError, match=r"leave model\.layers\.0\.mlp\.experts\.kernel\.sinks \(1 in all\)"):
+            audit(live, structure, copied=copied, known=known)
+
+
 class LoraWrapper(nn.Module):
     """As vLLM wraps a layer for adapters, which are no weights of a version."""
 
@@ -153,6 +185,22 @@ class LoraWrapper(nn.Module):
         super().__init__()
         self.base_layer = base_layer
         self.lora_a_stacked = (torch.zeros(2),)
+
+
+class MoELoRAContext:
+    """As vLLM hands the adapters of experts to their kernels, which keep it."""
+
+    __module__ = "vllm.model_executor.layers.fused_moe.experts.lora_context"
+
+    def __init__(self) -> None:
+        self.w13_lora_a_stacked = (torch.zeros(2),)
+
+
+def test_adapters_that_kernels_keep_are_not_weights_either() -> None:
+    """They change places with LoadLora."""
+    live = model()
+    experts(live).quant_method._lora_context = MoELoRAContext()
+    audit(live, model(), copied=False)
 
 
 def test_adapters_are_not_weights_and_what_they_wrap_is() -> None:
