@@ -77,9 +77,9 @@ def pinned_error(device: torch.device, size_bytes: int = RING_BYTES) -> str:
         if not host.is_pinned():
             return "torch gave memory that is not page-locked"
         host.copy_(torch.arange(256, dtype=torch.uint8).repeat(size_bytes // 256))
-        target = torch.empty(size_bytes, dtype=torch.uint8, device=device)
+        target = torch.zeros(size_bytes, dtype=torch.uint8, device=device)  # what was freed may hold the same bytes
         stream, done = torch.cuda.Stream(device), torch.cuda.Event()
-        stream.wait_stream(torch.cuda.current_stream(device))  # the memory may still be in use there
+        stream.wait_stream(torch.cuda.current_stream(device))  # zeros are written there
         with torch.cuda.stream(stream):
             target.copy_(host, non_blocking=True)
             done.record(stream)

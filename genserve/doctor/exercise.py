@@ -5,7 +5,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -81,10 +81,7 @@ class _Exercise:
         async with self._step("asking the daemon what it serves"):
             info = await self._client.server_info()
         self._max_model_len = info.limits.max_model_len
-        self._found.info = {
-            "model": info.model, "architecture": info.architecture, "dtype": info.dtype, "device": info.device,
-            "weight_update": info.weight_update, "versions": info.versions, "features": list(info.features),
-        }  # fmt: skip
+        self._found.info = {name: value for name, value in asdict(info).items() if name != "state"}
         self._found.cold = await self._snapshot(digests=True)
         if not pushes:
             return

@@ -51,7 +51,11 @@ def start(found: WayFound) -> Verdict:
     told = str(found.info.get("weight_update", ""))
     if found.way and found.way != told:
         return fail("start", f"{finding}, and takes versions {told!r} instead of {found.way!r}", _REPORT)
-    return ok("start", finding, start_s=round(found.start_s, 2))
+    figures = {"start_s": round(found.start_s, 2)}
+    if found.info.get("device") == "cuda" and found.info.get("pinned_host_bytes") == 0:
+        advice = "Pushes reach the device several times slower: see `pinned memory` above, and the daemon's log."
+        return warn("start", f"{finding}, and its workers have no page-locked memory", advice, **figures)
+    return ok("start", finding, **figures)
 
 
 def transport(pushes: Sequence[PushFound]) -> Verdict:

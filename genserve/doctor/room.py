@@ -19,6 +19,10 @@ KV_TOKENS: Final = 8192
 """Tokens that must fit the KV cache where --max-model-len does not say: one long sequence."""
 ACTIVATION_BYTES: Final = int(3 * GB)
 """Assumed for activations, captured graphs and the CUDA context of each rank."""
+RING_BYTES: Final = 256 << 20
+"""Page-locked memory of the host through which each rank's weights reach its device."""
+ON_HOST: Final = 1.1
+"""What a version that is built in host memory takes, in sizes of the model."""
 PROCESS_BYTES: Final = int(2 * GB)
 """Assumed for the daemon's and the engine's processes on the host."""
 CPU_KV_BYTES: Final = 4 << 30
@@ -128,8 +132,8 @@ def _device_needs(model: ModelSize, flags: ServeFlags) -> Mapping[str, tuple[flo
     # A large tensor is an embedding or a head: tensor-parallel ranks have a part of it, pipeline ranks have it whole.
     bounce = model.largest_bytes / flags.tensor_parallel_size
     least = weights + bounce + ACTIVATION_BYTES + _kv_bytes(model, flags) / flags.num_ranks
-    host = 2 * model.weight_bytes + PROCESS_BYTES
-    staged = model.weight_bytes * flags.data_parallel_size
+    host = 2 * model.weight_bytes + RING_BYTES * flags.num_workers + PROCESS_BYTES
+    staged = ON_HOST * model.weight_bytes * flags.data_parallel_size
     needs = ((least + weights, host), (least, host + staged), (least, host))
     return dict(zip(WAYS, needs, strict=True))
 
@@ -139,7 +143,7 @@ def _cpu_needs(model: ModelSize, flags: ServeFlags) -> Mapping[str, tuple[float,
     kv = CPU_KV_BYTES if flags.kv_cache_bytes is None else flags.kv_cache_bytes
     models = flags.data_parallel_size
     served = (2 + models) * model.weight_bytes + kv * flags.num_workers + PROCESS_BYTES
-    needs = ((served + models * model.weight_bytes, 0.0), (served + 2 * models * model.largest_bytes, 0.0))
+    needs = ((served + ON_HOST * models * model.weight_bytes, 0.0), (served + 2 * models * model.largest_bytes, 0.0))
     return dict(zip(("beside", "inplace"), needs, strict=True))
 
 

@@ -9,9 +9,9 @@ from genserve.doctor.verdict import Verdict, fail, info, ok, warn
 
 _USEFUL_PARAMETERS: Final = 0.5e9
 _WAYS: Final = {
-    "beside": "takes new versions beside the live one, in a pause of milliseconds",
-    "host": "is staged in host memory, in a longer pause",
-    "inplace": "is replaced layer by layer, in a longer pause",
+    "beside": "can take new versions beside the live one, in a pause of milliseconds",
+    "host": "can take them from host memory, in a longer pause",
+    "inplace": "can take them layer by layer, in a longer pause",
 }
 
 

@@ -27,6 +27,12 @@ def test_a_daemon_that_does_all_as_it_should_is_ok(cold: dict[str, Snapshot]) ->
 BAD: list[tuple[str, WayFound, Level, str]] = [
     ("start", WayFound("beside", "a", error="the daemon ended with status 1"), Level.FAIL, "ended with status 1"),
     ("start", way(info={"weight_update": "inplace"}), Level.FAIL, "'inplace' instead of 'beside'"),
+    (
+        "start",
+        way(info={"weight_update": "beside", "device": "cuda", "pinned_host_bytes": 0}),
+        Level.WARN,
+        "no page-locked memory",
+    ),
     ("transport", way(pushes=[push("b", shared="it runs elsewhere")]), Level.WARN, "it runs elsewhere"),
     ("greedy tokens", way(pushed=[replace(B, tokens=OTHER_TOKENS)]), Level.FAIL, "after a push of b"),
     (

@@ -6,6 +6,7 @@ from genserve.doctor.room import (
     ACTIVATION_BYTES,
     CPU_KV_BYTES,
     KV_TOKENS,
+    ON_HOST,
     PROCESS_BYTES,
     TYPICAL,
     Memory,
@@ -76,11 +77,12 @@ def test_what_does_not_fit_beside_is_staged_on_the_host_or_loaded_in_place() -> 
 
 def test_on_a_cpu_four_copies_lie_in_host_memory() -> None:
     """The live model, the served bytes, those that arrive, and what is prepared; in place without the last."""
-    beside = 4 * 16 * GB + CPU_KV_BYTES + PROCESS_BYTES
+    shadow = ON_HOST * 16 * GB
+    beside = int(3 * 16 * GB + shadow) + CPU_KV_BYTES + PROCESS_BYTES
     assert room(MODEL, Memory(None, beside), flags()).way == "beside"
     assert room(MODEL, Memory(None, beside - 1), flags()).way == "inplace"
-    assert room(MODEL, Memory(None, beside - 16 * GB), flags()).way == ""
-    twice = beside + 2 * 16 * GB + CPU_KV_BYTES
+    assert room(MODEL, Memory(None, beside - int(shadow)), flags()).way == ""
+    twice = beside + int(16 * GB + shadow) + CPU_KV_BYTES
     assert [fits("beside", MODEL, Memory(None, each), flags("-dp 2")) for each in (twice, twice - 1)] == [True, False]
     assert fits("beside", MODEL, Memory(None, beside - CPU_KV_BYTES + 2**20), flags("--kv-cache-memory-bytes 1M"))
 
