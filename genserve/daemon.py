@@ -107,7 +107,7 @@ async def serve(config: ServeConfig, args: AsyncEngineArgs) -> int:
         daemon.parts.board.become(DaemonCondition.SERVING)
         if config.weight_update == "auto" and engine.info.weight_update != "beside":
             _say("there is no memory for a second model: new weights are loaded in place, in a longer pause")
-        for warning in engine.info.warnings:
+        for warning in engine.warnings:
             _say(f"warning: {warning}")
         _say(f"ready after {time.monotonic() - began_s:.0f} s")
         print(f"genserve: serving {args.model} on {daemon.address}", flush=True)

@@ -58,8 +58,7 @@ class EngineInfo:
     """What the engine serves. `tensor_parallel_size` and so on are numbers of ranks; `device` is cpu or cuda;
     `weight_update`: beside or inplace; `max_loras`: adapters that workers can hold, 0 = none;
     `weight_transfer`: backend of vLLM's own transfer, "" without one; `logprobs_mode`: as vLLM's --logprobs-mode names
-    it; `can_sleep`: it can give its memory back; `warnings`: what its settings cost when weights are pushed, a line
-    each."""
+    it; `can_sleep`: it can give its memory back."""
 
     model: str
     architecture: str
@@ -79,7 +78,6 @@ class EngineInfo:
     weight_transfer: str = ""
     logprobs_mode: str = ""
     can_sleep: bool = True
-    warnings: tuple[str, ...] = ()
 
     @property
     def max_request_bytes(self) -> int:

@@ -92,6 +92,7 @@ class VllmEngine:
         self._workers = workers
         self._scheduling = Scheduling(llm, self._liveness)
         self._weights = LiveWeights(llm, self._liveness, workers)
+        self.warnings: tuple[str, ...] = ()  # what its settings cost when weights are pushed, a line each
         self.transfer = LiveTransfer(self._weights)
         self.loras = LiveLoras(workers, self._info.max_loras)
 
@@ -111,11 +112,12 @@ class VllmEngine:
                 disable_log_stats=args.disable_log_stats,
             )
         engine = cls(llm, meter, options)
+        engine.warnings = warnings
         try:
             assert llm.output_handler is not None  # internal: the task that ends when EngineCore dies
             llm.output_handler.add_done_callback(lambda _: engine._liveness.declare_dead())
             chosen = await engine._weights.attach(options.weight_update, _ATTACH_TIMEOUT_S)
-            engine._info = replace(engine._info, weight_update=chosen, warnings=warnings)
+            engine._info = replace(engine._info, weight_update=chosen)
             # vLLM asks the environment about something for every token, in this process only.
             enable_envs_cache()
         except BaseException:
