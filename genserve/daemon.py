@@ -106,7 +106,7 @@ async def serve(config: ServeConfig, args: AsyncEngineArgs) -> int:
         _settle_memory()
         daemon.parts.board.become(DaemonCondition.SERVING)
         _say(engine.info.weight_update_reason)
-        for warning in engine.info.warnings:
+        for warning in engine.warnings:
             _say(f"warning: {warning}")
         _say(f"ready after {time.monotonic() - began_s:.0f} s")
         print(f"genserve: serving {args.model} on {daemon.address}", flush=True)

@@ -60,8 +60,7 @@ class EngineInfo:
     for pushes, the most of any worker; `pinned_bytes`: of the host, through which they reach it, the least of any;
     `max_loras`: adapters that workers can hold, 0 = none;
     `weight_transfer`: backend of vLLM's own transfer, "" without one; `logprobs_mode`: as vLLM's --logprobs-mode names
-    it; `can_sleep`: it can give its memory back; `warnings`: what its settings cost when weights are pushed, a line
-    each."""
+    it; `can_sleep`: it can give its memory back."""
 
     model: str
     architecture: str
@@ -84,7 +83,6 @@ class EngineInfo:
     weight_transfer: str = ""
     logprobs_mode: str = ""
     can_sleep: bool = True
-    warnings: tuple[str, ...] = ()
 
     @property
     def max_request_bytes(self) -> int:

@@ -93,6 +93,7 @@ class VllmEngine:
         self._workers = workers
         self._scheduling = Scheduling(llm, self._liveness)
         self._weights = LiveWeights(llm, self._liveness, workers)
+        self.warnings: tuple[str, ...] = ()  # what its settings cost when weights are pushed, a line each
         self.transfer = LiveTransfer(self._weights)
         self.loras = LiveLoras(workers, self._info.max_loras)
 
@@ -112,6 +113,7 @@ class VllmEngine:
                 disable_log_stats=args.disable_log_stats,
             )
         engine = cls(llm, meter, options)
+        engine.warnings = warnings
         try:
             assert llm.output_handler is not None  # internal: the task that ends when EngineCore dies
             llm.output_handler.add_done_callback(lambda _: engine._liveness.declare_dead())
@@ -122,7 +124,6 @@ class VllmEngine:
                 weight_update_reason=how.reason,
                 reserved_bytes=how.reserved_bytes,
                 pinned_bytes=how.pinned_bytes,
-                warnings=warnings,
             )
             # vLLM asks the environment about something for every token, in this process only.
             enable_envs_cache()

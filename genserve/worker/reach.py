@@ -70,9 +70,7 @@ def tensors(model: nn.Module, *, closed: Collection[int] = (), skipped: Collecti
     modules = modules_by_name(model)
     # Wrappers of LoRA are modules too: what they add belongs to adapters, and what they wrap is among `modules`.
     seen = {id(module) for module in model.modules()} | set(closed)
-    queue: deque[tuple[str, tuple[Step, ...], Any]] = deque(
-        (name, (), module) for name, module in modules.items() if not _is_outside(module)
-    )
+    queue: deque[tuple[str, tuple[Step, ...], Any]] = deque((name, (), module) for name, module in modules.items())
     while queue:
         name, steps, owner = queue.popleft()
         for step, value in _references(owner):
@@ -160,13 +158,11 @@ def _is_filled(cell: Any) -> bool:
 
 
 def _is_outside(value: Any) -> bool:
-    """Whether an object is of a kind that holds no weights. Modules are looked into whoever wrote them, but LoRA's."""
+    """Whether an object is of a kind that holds no weights. Modules are looked into whoever wrote them."""
+    if isinstance(value, nn.Module | QuantizationConfig):
+        return isinstance(value, QuantizationConfig)
     # A wrapper of a function says that it is of the module of what it wraps; its globals do not.
     kind = value.__globals__.get("__name__") if isinstance(value, FunctionType) else type(value).__module__
-    if isinstance(value, nn.Module):
-        return str(kind).startswith("vllm.lora.")
-    if isinstance(value, QuantizationConfig):
-        return True
     return str(kind).startswith(_BELOW_OUTSIDE) or kind in _OUTSIDE
 
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from genserve.worker.audit import audit
 from genserve.worker.digests import weight_digests
-from tests.unit.worker.hidden_weights import HIDDEN, PrecisionConfig, Slotted, closure, experts, model
+from tests.unit.worker.hidden_weights import HIDDEN, Plain, PrecisionConfig, Slotted, closure, experts, model
 
 SCALE = "model.layers.0.mlp.experts.quant_method.w13_precision_config.weight_scale"
 
@@ -210,6 +210,39 @@ def test_adapters_are_not_weights_and_what_they_wrap_is() -> None:
     audit(live, model(), copied=False)
     experts(live).base_layer.kernel = Slotted(torch.ones(2))
     with pytest.raises(ValueError, match=r"leave model\.layers\.0\.mlp\.experts\.kernel\.weight \(1"):
+        audit(live, model(), copied=False)
+
+
+def of_package(package: str) -> Any:
+    """An object with a tensor, of a class of that package."""
+    return type("Holder", (Plain,), {"__module__": package})(tensor=torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    "package",
+    [
+        "vllm.compilation.cuda_graph",  # compiled code gets weights as inputs
+        "torch._dynamo.eval_frame",
+        "vllm.config.vllm",
+        "vllm.distributed.parallel_state",
+        "flashinfer.prefill",  # workspaces of attention
+        "transformers.cache_utils",
+        "triton.runtime.jit",
+    ],
+)
+def test_what_cannot_hold_weights_is_not_looked_into(package: str) -> None:
+    """Nor refused for what it holds: example inputs, outputs of graphs, workspaces."""
+    live = model()
+    experts(live).kernel = [of_package(package)]
+    audit(live, model(), copied=False)
+
+
+@pytest.mark.parametrize("package", ["flashinfer.fused_moe", "triton_kernels.tensor", "vllm.utils", "torchao", "b12x"])
+def test_any_other_object_is_looked_into(package: str) -> None:
+    """Libraries of kernels pack weights into objects of their own."""
+    live = model()
+    experts(live).kernel = [of_package(package)]
+    with pytest.raises(ValueError, match=r"experts\.kernel\[0\]\.tensor"):
         audit(live, model(), copied=False)
 
 
