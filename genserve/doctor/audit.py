@@ -45,8 +45,8 @@ class Audit:
 
     def words(self) -> str:
         """The first few of each kind."""
-        kinds = {"hold other values": self.stale, "are gone": self.missing, "are new": self.extra}
-        return "; ".join(f"{_some(names)} {what}" for what, names in kinds.items() if names)
+        kinds = {"other values in": self.stale, "gone is": self.missing, "new is": self.extra}
+        return "; ".join(f"{what} {_some(names)}" for what, names in kinds.items() if names)
 
 
 def _names(keys: "list[tuple[str, str]] | set[tuple[str, str]]") -> tuple[str, ...]:

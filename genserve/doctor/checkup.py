@@ -111,15 +111,15 @@ def _subject(
     directories = {name: tiny_model.write(scratch / name, each) for name, each in tensors.items()}
     flags = ["--max-model-len", str(tiny_model.MAX_MODEL_LEN), "--kv-cache-memory-bytes", str(_TINY_KV_BYTES)]
     flags += ["--max-num-seqs", "32"]
-    if facts.torch.devices:
+    if facts.devices:
         # Little is enough, also where others hold most of the device: vLLM asks for that much to be free.
-        share = min(device.free_bytes / device.total_bytes for device in facts.torch.devices)
+        share = min(device.free_bytes / device.total_bytes for device in facts.devices)
         flags += ["--gpu-memory-utilization", f"{min(_TINY_UTILIZATION, 0.9 * share):.3f}"]
     return Subject(tensors, directories, [*flags, *order.flags.passed_on], _TINY_PUSHES, digests_always=True)
 
 
 def _memory(facts: MachineFacts) -> Memory:
-    devices = [device.total_bytes for device in facts.torch.devices]
+    devices = [device.total_bytes for device in facts.devices]
     return Memory(min(devices) if devices else None, facts.host.available_bytes)
 
 

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import IO, Any, Final, Self
 
 _STDOUT_LIMIT_BYTES: Final = 1 << 20
+_KILLED_TIMEOUT_S: Final = 10.0
 
 
 class Children:
@@ -37,8 +38,13 @@ class Children:
             **arguments,
         )
         task = asyncio.ensure_future(starting)
-        task.add_done_callback(self._remember)  # also when this is cancelled while it is started
-        return await asyncio.shield(task)
+        task.add_done_callback(self._remember)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            # asyncio's start takes no cancelling: the end of the loop would wait for it for ever.
+            await asyncio.wait([task])
+            raise
 
     async def stop(self, process: asyncio.subprocess.Process, timeout_s: float) -> int | None:
         """Asks it to end; its exit status, or None when it, or a descendant, had to be killed."""
@@ -52,7 +58,11 @@ class Children:
                     await _end_of(members[0])
                 status = ended
         self._kill(process.pid)
-        await process.wait()
+        try:
+            async with asyncio.timeout(_KILLED_TIMEOUT_S):
+                await process.wait()
+        except TimeoutError:  # it hangs in the kernel, in a driver say, and nothing can be done about it
+            return None
         self._groups.discard(process.pid)
         return status
 

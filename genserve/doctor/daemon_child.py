@@ -93,7 +93,8 @@ async def daemon(
     finally:
         await child.kill()
         if reading is not None:
-            await reading
+            reading.cancel()
+            await asyncio.wait([reading])
 
 
 def _environment() -> Mapping[str, str]:

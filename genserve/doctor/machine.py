@@ -63,9 +63,14 @@ class MachineFacts:
     shared_memory_error: str = field(default="")
 
     @property
+    def devices(self) -> tuple[DeviceFacts, ...]:
+        """Those that the engine can run on."""
+        return () if self.host.has_cpu_engine else self.torch.devices
+
+    @property
     def device_type(self) -> str:
         """What the engine runs on: "cuda" or "cpu"."""
-        return "cuda" if self.torch.devices else "cpu"
+        return "cuda" if self.devices else "cpu"
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""

@@ -31,14 +31,14 @@ def machine_verdicts(facts: MachineFacts, flags: ServeFlags) -> Iterator[Verdict
     yield shm(facts.host, flags.num_workers)
     yield sharing(facts.shared_memory, facts.shared_memory_error)
     yield driver(facts.host, facts.torch)
-    num_devices = len(facts.torch.devices)
+    num_devices = len(facts.devices)
     if num_devices and num_devices < flags.num_workers:
         yield fail(
             "devices",
             f"the flags ask for {flags.num_workers} ranks, and there are {num_devices} devices",
             "Lower --tensor-parallel-size, --pipeline-parallel-size or --data-parallel-size.",
         )
-    for device in facts.torch.devices[: flags.num_workers]:
+    for device in facts.devices[: flags.num_workers]:
         yield device_memory(device, flags.gpu_memory_utilization)
         yield pinned(device)
         yield device_rates(device)
@@ -99,6 +99,12 @@ def sharing(shared: SharedMemoryFacts | None, error: str) -> Verdict:
 def driver(host: HostFacts, torch: TorchFacts) -> Verdict:
     """The driver, and whether torch can use it."""
     figures = {"driver": host.nvidia_driver, "driver_cuda": torch.driver_cuda, "torch_cuda": torch.cuda}
+    if host.has_cpu_engine and (torch.devices or host.nvidia_driver):
+        finding = f"there is a GPU (driver {host.nvidia_driver or 'unknown'}), and vLLM's build for CPUs is installed"
+        advice = 'The engine will run on the CPU: pip install "genserve[cuda]" in an environment of its own.'
+        return warn("driver", finding, advice, **figures)
+    if host.has_cpu_engine and torch.version:  # an ordinary torch says then that there is no driver, and does no harm
+        return ok("driver", f"no GPU: vLLM's build for CPUs, torch {torch.version}", **figures)
     if torch.error:
         advice = "Install a driver as new as torch's CUDA, and start the container with --gpus all."
         return fail("driver", f"torch {torch.version}: {torch.error}", advice, **figures)
@@ -109,11 +115,10 @@ def driver(host: HostFacts, torch: TorchFacts) -> Verdict:
             f"{len(torch.devices)} x {names}; driver {host.nvidia_driver or 'unknown'}, {runs}; torch {torch.version}"
         )
         return ok("driver", finding, **figures)
-    if host.nvidia_driver:
-        finding = f"there is NVIDIA's driver {host.nvidia_driver}, and torch {torch.version} cannot use it"
-        advice = 'The engine will run on the CPU: pip install "genserve[cuda]" in an environment of its own.'
-        return warn("driver", finding, advice, **figures)
-    return ok("driver", f"no GPU: torch {torch.version} runs on the CPU", **figures)
+    advice = 'pip install "genserve[cuda]", or "genserve[cpu]" where there is no GPU.'
+    return fail(
+        "driver", f"torch {torch.version} is built for the CPU, and vLLM's CPU build is missing", advice, **figures
+    )
 
 
 def device_memory(device: DeviceFacts, utilization: float) -> Verdict:

