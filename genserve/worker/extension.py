@@ -30,12 +30,14 @@ from genserve.worker.contract import (
     Digests,
     Prepare,
     RemoveLora,
+    Sleep,
     Step,
     Transfer,
 )
 from genserve.worker.digests import weight_digests
 from genserve.worker.inplace import InPlaceUpdate
 from genserve.worker.shadow import PrepareCancelledError
+from genserve.worker.slept import SleptWeights
 from genserve.worker.transfer import transfer
 
 # bf16 attention on the CPU uses AMX tiles, and dies with SIGILL in a process that has not asked the kernel for them.
@@ -86,6 +88,16 @@ class WeightExchangeExtension:
         desk, step = self._genserve, Step.from_wire(wire)
         return _acknowledge(desk.rank, step.nonce, lambda: desk.discard(step.nonce))
 
+    def genserve_sleep(self, wire: dict[str, Any]) -> dict[str, Any]:
+        """Sleep -> Ack."""
+        desk, request = self._genserve, Sleep.from_wire(wire)
+        # What the exchange has reserved of the device is to be given up here, and taken back in `genserve_wake`.
+        return _acknowledge(desk.rank, request.nonce, lambda: desk.sleeper.before_sleep(request.level))
+
+    def genserve_wake(self, wire: dict[str, Any]) -> dict[str, Any]:
+        """Nothing -> Ack."""
+        return _acknowledge(self._genserve.rank, "", self._genserve.sleeper.after_wake_up)
+
     def genserve_transfer(self, wire: dict[str, Any]) -> dict[str, Any]:
         """Transfer -> Ack."""
         request = Transfer.from_wire(wire)
@@ -134,6 +146,7 @@ class WeightDesk:
             self._update = InPlaceUpdate(live, config, worker.device, addresses_captured=captured)
         else:
             self._update = beside
+        self.sleeper = SleptWeights(worker)
         self._nonce = ""
         self._prepared = False
         self._tensors: ArenaTensors | None = None
