@@ -30,7 +30,9 @@ class EngineState:
     """What the engine is doing.
 
     `phase` is one of starting, running, paused, applying, tainted, sleeping, draining, dead. Running and waiting count
-    sequences. `weight_version` is 0 before the first push.
+    sequences. `weight_version` is 0 before the first push. `asleep_tags`: what is asleep, of scheduling, weights and
+    kv_cache; without weights pushes are accepted. `weights_discarded`: by a sleep of level 2, and no version was
+    applied since.
     """
 
     instance_id: str
@@ -39,6 +41,8 @@ class EngineState:
     pauses: list[PauseLease]
     running_requests: int
     waiting_requests: int
+    asleep_tags: list[str] = field(default_factory=list)
+    weights_discarded: bool = False
 
     @classmethod
     def of(cls, message: types_pb2.EngineState) -> "EngineState":
@@ -50,6 +54,8 @@ class EngineState:
             pauses=[PauseLease.of(lease) for lease in message.pauses],
             running_requests=message.running_requests,
             waiting_requests=message.waiting_requests,
+            asleep_tags=list(message.asleep_tags),
+            weights_discarded=message.weights_discarded,
         )
 
 

@@ -5,7 +5,7 @@ when a new vLLM moves one.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from genserve.engine.base import (
     Load,
     PauseCounts,
     PauseMode,
+    SleepTag,
     StagedTensor,
     WeightDigest,
 )
@@ -291,13 +292,17 @@ class VllmEngine:
         """Schedules again."""
         await self._scheduling.resume(timeout_s)
 
-    async def sleep(self, timeout_s: float) -> None:
-        """Gives the device's memory back."""
-        await self._scheduling.sleep(timeout_s)
+    async def sleep(self, level: int, tags: Set[SleepTag], timeout_s: float) -> None:
+        """Gives memory back."""
+        if SleepTag.WEIGHTS in tags:
+            await self._weights.before_sleep(level, timeout_s)
+        await self._scheduling.sleep(level, tags, timeout_s)
 
-    async def wake_up(self, timeout_s: float) -> None:
-        """Takes the memory again, and schedules."""
-        await self._scheduling.wake_up(timeout_s)
+    async def wake_up(self, tags: Set[SleepTag], timeout_s: float) -> None:
+        """Takes memory again, and perhaps schedules."""
+        await self._scheduling.wake_up(tags, timeout_s)
+        if SleepTag.WEIGHTS in tags:
+            await self._weights.after_wake_up(timeout_s)
 
     async def reset_prefix_cache(self, reset_running_requests: bool, timeout_s: float) -> bool:
         """Drops the prefix cache."""

@@ -20,6 +20,8 @@ from genserve.worker.contract import DAEMON_PID_VARIABLE, EXTENSION, RESERVING_W
 
 _CPU_KV_CACHE_BYTES = 4 << 30
 _MAX_CPU_LORAS = 8
+_DRAFTS = "draft.*"
+"""vLLM's name for the parameters of a draft model; the one pattern that need not match any."""
 
 
 def parser(prog: str, description: str) -> argparse.ArgumentParser:
@@ -57,6 +59,9 @@ def adapted(args: AsyncEngineArgs, weight_update: str) -> AsyncEngineArgs:
         # "auto" checks each constraint with the first backend that takes it, and compiles all of them with the one that
         # the first request came to: one request would decide what the others can say, and how long that takes.
         args.structured_outputs_config.backend = "xgrammar"
+    if args.enable_sleep_mode and _DRAFTS not in args.sleep_preserve_parameter_names:
+        # A sleep of level 2 drops the weights of a draft model too, and pushes do not bring those.
+        args.sleep_preserve_parameter_names = [*args.sleep_preserve_parameter_names, _DRAFTS]
     args.disable_log_stats = True  # vLLM's default loggers; ours is added to the engine
     if current_platform.is_cpu():
         # Packed linears are closures on the CPU: compiled code would keep the ones it has seen.

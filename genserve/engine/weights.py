@@ -13,7 +13,7 @@ from genserve.engine.liveness import Liveness
 from genserve.engine.spans import INITIAL_LABEL
 from genserve.engine.workers import WorkerError, Workers
 from genserve.errors import DeadlineError, EngineDeadError, EngineTaintedError, GenserveError, PushRolledBackError
-from genserve.worker.contract import Attach, Attached, Digests, Prepare, Step, Transfer
+from genserve.worker.contract import Attach, Attached, Digests, Prepare, Sleep, Step, Transfer
 
 _ROLLBACK_TIMEOUT_S = 30.0
 _GRACE_S = 10.0
@@ -96,6 +96,20 @@ class LiveWeights:
             raise self.given_up(error) from error
         except (GenserveError, WorkerError) as error:
             raise EngineTaintedError(f"a commit failed ({cause}) and could not be undone ({error})") from error
+
+    async def before_sleep(self, level: int, timeout_s: float) -> None:
+        """Has every rank keep what a sleep of this level would drop and nobody could restore. Raises GenserveError."""
+        await self._around_sleep("genserve_sleep", Sleep(level).to_wire(), timeout_s)
+
+    async def after_wake_up(self, timeout_s: float) -> None:
+        """Has every rank put back what it kept, once its weights are awake. Raises GenserveError."""
+        await self._around_sleep("genserve_wake", {}, timeout_s)
+
+    async def _around_sleep(self, method: str, message: dict[str, Any], timeout_s: float) -> None:
+        try:
+            await self._workers.step(method, message, timeout_s=timeout_s)
+        except WorkerError as error:
+            raise GenserveError(f"{method.removeprefix('genserve_')} failed: {error}") from error
 
     async def step(self, method: str, message: dict[str, Any], timeout_s: float) -> None:
         """One call of the contract to every rank; raises WorkerError unless all could do it."""

@@ -646,23 +646,40 @@ class SleepRequest(_message.Message):
 
     MODE_FIELD_NUMBER: _builtins.int
     TIMEOUT_FIELD_NUMBER: _builtins.int
+    LEVEL_FIELD_NUMBER: _builtins.int
+    TAGS_FIELD_NUMBER: _builtins.int
     mode: _types_pb2.PauseMode.ValueType
     """What happens to requests in flight; default KEEP: they are prefilled again after the sleep."""
+    level: _builtins.int
+    """As in vLLM: 0 stops scheduling and keeps the memory, 1 (the default) keeps the weights on the host and drops the KV
+    cache, 2 drops both. Whoever wakes the engine up after 2 need not push: the served version is restored from the
+    resident bytes.
+    """
     @_builtins.property
     def timeout(self) -> _duration_pb2.Duration:
         """Longest time to wait (WAIT waits for running requests); default 60 s. When it runs out the engine is awake."""
+
+    @_builtins.property
+    def tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What to give back; empty = what the level says. ["kv_cache"] keeps the weights on the device, where pushes go on;
+        ["weights", "kv_cache"] is as levels 1 and 2, ["scheduling"] as 0. Weights alone cannot be given back.
+        """
 
     def __init__(
         self,
         *,
         mode: _types_pb2.PauseMode.ValueType = ...,
         timeout: _duration_pb2.Duration | None = ...,
+        level: _builtins.int | None = ...,
+        tags: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["timeout", b"timeout"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_level", b"_level", "level", b"level", "timeout", b"timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["mode", b"mode", "timeout", b"timeout"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_level", b"_level", "level", b"level", "mode", b"mode", "tags", b"tags", "timeout", b"timeout"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__level: _TypeAlias = _typing.Literal["level"]  # noqa: Y015
+    _WhichOneofArgType__level: _TypeAlias = _typing.Literal["_level", b"_level"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__level) -> _WhichOneofReturnType__level | None: ...
 
 Global___SleepRequest: _TypeAlias = SleepRequest  # noqa: Y015
 
@@ -696,12 +713,19 @@ class WakeUpRequest(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    TAGS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What to wake up: "weights", "kv_cache", "scheduling"; empty = all. What is awake is left alone."""
+
     def __init__(
         self,
+        *,
+        tags: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tags", b"tags"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -709,7 +733,7 @@ Global___WakeUpRequest: _TypeAlias = WakeUpRequest  # noqa: Y015
 
 @_typing.final
 class WakeUpResponse(_message.Message):
-    """Awake: running, or paused if a lease is left."""
+    """Awake: running, or paused if a lease is left; sleeping while a part of its memory is."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -76,6 +76,14 @@ class Step(_Message):
 
 
 @dataclass(frozen=True, slots=True)
+class Sleep(_Message):
+    """Says that vLLM is about to give the memory of the weights back, at this level: 1 keeps a copy, 2 drops them."""
+
+    level: int
+    nonce: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Transfer(_Message):
     """A call of vLLM's own weight transfer. `call`: init, start, update, finish, or abandon, which undoes what an
     update that was not finished has done to the layers; `info`: JSON text of what vLLM's init and update take."""
@@ -141,6 +149,12 @@ class WeightWorker(Protocol):
 
     def genserve_discard(self, wire: dict[str, Any]) -> dict[str, Any]:
         """Step -> Ack. Frees what is prepared, or what a commit replaced."""
+
+    def genserve_sleep(self, wire: dict[str, Any]) -> dict[str, Any]:
+        """Sleep -> Ack. Before vLLM's own sleep; only while nothing is scheduled."""
+
+    def genserve_wake(self, wire: dict[str, Any]) -> dict[str, Any]:
+        """Nothing -> Ack. After vLLM's own wake-up of the weights; one that is not asleep is as good."""
 
     def genserve_transfer(self, wire: dict[str, Any]) -> dict[str, Any]:
         """Transfer -> Ack. All but init only while nothing is scheduled."""

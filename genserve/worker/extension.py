@@ -4,6 +4,7 @@ import atexit
 import ctypes
 import gc
 import json
+import logging
 import multiprocessing
 import os
 import select
@@ -28,17 +29,21 @@ from genserve.worker.contract import (
     Digests,
     Prepare,
     RemoveLora,
+    Sleep,
     Step,
     Transfer,
 )
 from genserve.worker.digests import weight_digests
 from genserve.worker.shadow import PrepareCancelledError
+from genserve.worker.slept import SleptWeights
 from genserve.worker.transfer import transfer
 from genserve.worker.update import Chosen, choose
 
 # bf16 attention on the CPU uses AMX tiles, and dies with SIGILL in a process that has not asked the kernel for them.
 if torch.cpu._is_amx_tile_supported():
     torch.cpu._init_amx()
+
+log = logging.getLogger(__name__)
 
 _BACKGROUND_NICENESS = 10
 _SWITCH_INTERVAL_S = 0.0005
@@ -84,6 +89,15 @@ class WeightExchangeExtension:
         desk, step = self._genserve, Step.from_wire(wire)
         return _acknowledge(desk.rank, step.nonce, lambda: desk.discard(step.nonce))
 
+    def genserve_sleep(self, wire: dict[str, Any]) -> dict[str, Any]:
+        """Sleep -> Ack."""
+        desk, request = self._genserve, Sleep.from_wire(wire)
+        return _acknowledge(desk.rank, request.nonce, lambda: desk.before_sleep(request.level))
+
+    def genserve_wake(self, wire: dict[str, Any]) -> dict[str, Any]:
+        """Nothing -> Ack."""
+        return _acknowledge(self._genserve.rank, "", self._genserve.after_wake_up)
+
     def genserve_transfer(self, wire: dict[str, Any]) -> dict[str, Any]:
         """Transfer -> Ack."""
         request = Transfer.from_wire(wire)
@@ -123,6 +137,7 @@ class WeightDesk:
         self._update, self._device = self._chosen.update, self._chosen.device
         # Before anything is served: a weight that no push would reach shall not be found by those who are answered.
         self.constants = self._update.audit().paths
+        self._slept = SleptWeights(worker)
         self._nonce = ""
         self._prepared = False
         self._tensors: ArenaTensors | None = None
@@ -176,6 +191,22 @@ class WeightDesk:
         if was_prepared:
             self._start(lambda _: self._release())
 
+    def before_sleep(self, level: int) -> None:
+        """Keeps what a sleep would drop, and gives up what pushes have of the device: whoever puts an engine to sleep
+        wants that memory too."""
+        self._wait_for(self._threads)
+        self._slept.before_sleep(level)
+        self._release()
+        self._update.give_up()
+
+    def after_wake_up(self) -> None:
+        """Puts back what was kept, and takes the device's memory again, if it is there: a trainer may still have it."""
+        self._slept.after_wake_up()
+        try:
+            self._update.take_back()
+        except torch.OutOfMemoryError as error:
+            log.warning("no memory for pushes is kept after the sleep, the next one looks for it: %s", error)
+
     def _start(self, work: Callable[[list[threading.Thread]], None]) -> None:
         """Does something in the background; it gets the threads that have not ended when it begins."""
         before = [thread for thread in self._threads if thread.is_alive()]
@@ -187,6 +218,13 @@ class WeightDesk:
         thread = threading.Thread(target=run, name="genserve-weights", daemon=True)
         self._threads = [*before, thread]
         thread.start()
+
+    @staticmethod
+    def _wait_for(threads: list[threading.Thread]) -> None:
+        for thread in threads:
+            thread.join(_PREDECESSOR_TIMEOUT_S)
+            if thread.is_alive():
+                raise RuntimeError("an earlier push is still being prepared or freed here")
 
     def _release(self) -> None:
         self._update.discard()
@@ -200,10 +238,7 @@ class WeightDesk:
             report.sendto(json.dumps(ack).encode(), self._attach.report_socket)
 
     def _prepare(self, request: Prepare, cancelled: threading.Event, before: list[threading.Thread]) -> None:
-        for thread in before:
-            thread.join(_PREDECESSOR_TIMEOUT_S)
-            if thread.is_alive():
-                raise RuntimeError("an earlier push is still being prepared or freed here")
+        self._wait_for(before)
         self._release()
         self._tensors = ArenaTensors(request)
         try:

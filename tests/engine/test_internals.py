@@ -4,8 +4,12 @@ import inspect
 from pathlib import Path
 
 from vllm.config import CompilationConfig
+from vllm.device_allocator.cumem import CuMemAllocator
+from vllm.device_allocator.sleep_mode_backend import CuMemBackend
 from vllm.distributed.weight_transfer import VLLMWeightSyncClient, WeightTransferEngine, WeightTransferTrainerFactory
+from vllm.lora.model_manager import LoRAModelManager
 from vllm.lora.request import LoRARequest
+from vllm.lora.worker_manager import LRUCacheWorkerLoRAManager
 from vllm.model_executor.model_loader.reload import layerwise
 from vllm.model_executor.model_loader.reload.types import LayerReloadingInfo
 from vllm.outputs import CompletionOutput
@@ -18,10 +22,13 @@ from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.engine.logprobs import LogprobsProcessor
 from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector, RequestState
 from vllm.v1.engine.utils import CoreEngineProcManager
+from vllm.v1.executor.abstract import SLEEP_TAGS, Executor
+from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.gpu_worker import Worker
 
 from genserve.client.vllm_sync import GenserveWeightSyncClient
 from genserve.engine import vllm_config
+from genserve.engine.base import MEMORY_TAGS
 from genserve.engine.generation import ConstraintKind, Sampling
 from genserve.engine.spans import INITIAL_LABEL
 from genserve.worker.contract import WeightWorker
@@ -62,6 +69,42 @@ def test_a_sleep_that_waits_still_sleeps_whenever_requests_have_ended() -> None:
     source = inspect.getsource(core.EngineCore.sleep)
     assert "pause_future.add_done_callback(pause_complete)" in source
     assert "_idle_state_callbacks.append" in inspect.getsource(core.EngineCoreProc.pause_scheduler)
+
+
+def test_an_engine_still_runs_as_soon_as_all_of_its_memory_is_awake() -> None:
+    """control.sleep wakes the last part alone, when the weights are of a version, and control.asleep counts parts as
+    vLLM does. A tag that is awake makes vLLM ignore the whole call, so engine.scheduling leaves the last part to it."""
+    assert "if fully_awake:\n            self.resume_scheduler()" in inspect.getsource(core.EngineCore.wake_up)
+    assert {tag.value for tag in MEMORY_TAGS} == SLEEP_TAGS
+    assert "is already sleeping" in inspect.getsource(Executor.sleep)
+    assert "if tag not in self.sleeping_tags:" in inspect.getsource(Executor.wake_up)
+
+
+def test_the_kv_cache_alone_is_still_given_back_by_this_name() -> None:
+    """engine.scheduling calls it for a sleep of that tag, and does without on the CPU."""
+    assert '.discard(("kv_cache",))' in inspect.getsource(core.EngineCore.release_kv_cache_memory)
+    assert "raise RuntimeError" in inspect.getsource(CPUWorker.discard)
+
+
+def test_a_sleep_of_level_2_still_keeps_buffers_and_leaves_the_rest_of_the_pool() -> None:
+    """worker.slept keeps that rest, found by its tag; vLLM copies buffers and, by name, parameters of drafts."""
+    source = inspect.getsource(Worker.sleep)
+    assert "self._sleep_saved_buffers" in source
+    assert "self._save_sleep_parameters(model)" in source
+    assert 'pattern != "draft.*"' in inspect.getsource(Worker._save_sleep_parameters)
+    assert 'offload_tags = ("weights", *offload_tags)' in inspect.getsource(CuMemBackend.suspend)
+    assert 'self._maybe_get_memory_pool_context(tag="weights")' in inspect.getsource(Worker.load_model)
+    assert "self.pointer_to_data: dict[int, AllocationData]" in inspect.getsource(CuMemAllocator.__init__)
+
+
+def test_adapters_are_still_taken_out_of_their_slots_by_these_names() -> None:
+    """worker.slept does so after a sleep of level 2; a step that uses one then puts it into a slot again."""
+    assert "self._active_adapters" in inspect.getsource(LoRAModelManager.__init__)
+    assert "self._deactivate_adapter(adapter_id)" in inspect.getsource(LoRAModelManager.deactivate_adapter)
+    mapping = inspect.getsource(LoRAModelManager.set_adapter_mapping)
+    assert "self._last_mapping" in mapping
+    assert "self._last_slot_layout" in mapping
+    assert "self._adapter_manager.activate_adapter" in inspect.getsource(LRUCacheWorkerLoRAManager.add_adapter)
 
 
 def test_engines_in_lockstep_still_refuse_to_resume_during_a_pause() -> None:
