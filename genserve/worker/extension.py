@@ -196,6 +196,7 @@ class WeightDesk:
         wants that memory too."""
         self._wait_for(self._threads)
         self._slept.before_sleep(level)
+        self._prepared = False
         self._release()
         self._update.give_up()
 
