@@ -44,9 +44,9 @@ class SleptWeights:
         with torch.inference_mode():  # what was made in that mode can be written in no other
             for tensor, kept in self._kept:
                 tensor.copy_(kept)
-        manager = getattr(self._worker.model_runner, "lora_manager", None)
-        if manager is not None:
-            _unload_stacks(manager._adapter_manager)
+            manager = getattr(self._worker.model_runner, "lora_manager", None)
+            if manager is not None:
+                _empty_slots(manager._adapter_manager)
         self._kept, self._dropped = [], False
 
     def _models(self) -> list[nn.Module]:
@@ -96,10 +96,16 @@ def _pool(device: torch.device) -> Callable[[torch.Tensor], bool]:
     return lambda tensor: any(start <= tensor.data_ptr() < end for start, end in spans)
 
 
-def _unload_stacks(manager: Any) -> None:
+def _empty_slots(manager: Any) -> None:
     """Takes adapters out of the slots on the device: the next request that uses one copies it there again from the
-    host, and makes the tensors that tell kernels about slots anew."""
+    host, and makes the tensors that tell kernels about slots anew. Empty slots hold zeros, as vLLM makes them: on the
+    CPU its kernels read one for requests without an adapter."""
     # internal: vLLM's LoRA manager.
     for lora_id in list(manager._active_adapters):
         manager.deactivate_adapter(lora_id)
+    for module in manager.modules.values():
+        for index in range(manager.lora_slots):
+            module.reset_lora(index)
+            if hasattr(module, "reset_module_to_save"):
+                module.reset_module_to_save(index)
     manager._last_mapping = manager._last_slot_layout = None

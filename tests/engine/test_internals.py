@@ -1,6 +1,7 @@
 """What the adapter uses of vLLM that is not public. Each test names the place that must change when vLLM moves."""
 
 import inspect
+import re
 from pathlib import Path
 
 from vllm.config import CompilationConfig
@@ -104,6 +105,11 @@ def test_adapters_are_still_taken_out_of_their_slots_by_these_names() -> None:
     mapping = inspect.getsource(LoRAModelManager.set_adapter_mapping)
     assert "self._last_mapping" in mapping
     assert "self._last_slot_layout" in mapping
+    assert "module.reset_lora(index)" in inspect.getsource(LoRAModelManager.activate_adapter)
+    assert "module.reset_module_to_save(index)" in inspect.getsource(LoRAModelManager.activate_adapter)
+    assert {"modules", "lora_slots"} <= set(vars(LoRAModelManager)) | set(
+        re.findall(r"self\.(\w+)", inspect.getsource(LoRAModelManager))
+    )
     assert "self._adapter_manager.activate_adapter" in inspect.getsource(LRUCacheWorkerLoRAManager.add_adapter)
 
 

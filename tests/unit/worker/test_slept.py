@@ -29,10 +29,26 @@ class Kernel:
         self.scales = {"all": [Scales(torch.full((2,), 2.0))]}
 
 
+class FakeSlots:
+    """A layer with slots for two adapters, and a whole module in each."""
+
+    def __init__(self) -> None:
+        self.stack = torch.full((2, 3), 6.0)
+        self.whole = [True, True]
+
+    def reset_lora(self, index: int) -> None:
+        self.stack[index] = 0
+
+    def reset_module_to_save(self, index: int) -> None:
+        self.whole[index] = False
+
+
 class FakeLoras:
     """vLLM's LoRA manager, as far as it is asked."""
 
     def __init__(self) -> None:
+        self.modules = {"layer": FakeSlots()}
+        self.lora_slots = 2
         self._active_adapters = {7: None, 8: None}
         self._last_mapping: Any = "mapping"
         self._last_slot_layout: Any = "layout"
@@ -112,9 +128,13 @@ def test_a_sleep_of_level_1_needs_nothing_kept() -> None:
 
 
 def test_adapters_are_copied_to_the_device_again_after_a_sleep_of_level_2() -> None:
-    """Their slots were dropped: none is taken for filled, nor the tensors that describe them for up to date."""
+    """Their slots were dropped: none is taken for filled, nor the tensors that describe them for up to date. Empty
+    ones hold zeros."""
     loras = FakeLoras()
     slept = SleptWeights(worker(nn.Linear(1, 1), loras=loras))
     slept.before_sleep(2)
     slept.after_wake_up()
     assert (loras._active_adapters, loras._last_mapping, loras._last_slot_layout) == ({}, None, None)
+    slots = loras.modules["layer"]
+    assert not slots.stack.any()
+    assert slots.whole == [False, False]
