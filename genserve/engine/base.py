@@ -56,8 +56,8 @@ class GenerationStream(Protocol):
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
     """What the engine serves. `tensor_parallel_size` and so on are numbers of ranks; `device` is cpu or cuda;
-    `weight_update`: beside, host or inplace, and `weight_update_reason` says why; `reserved_bytes`: of a device, kept
-    for pushes, the most of any worker; `pinned_bytes`: of the host, through which they reach it, the least of any;
+    `weight_update`: beside, host or inplace, and `weight_update_reason` says why; `reserved_device_bytes`: kept
+    for pushes, the most of any worker; `pinned_host_bytes`: through which they reach the device, the least of any;
     `max_loras`: adapters that workers can hold, 0 = none;
     `weight_transfer`: backend of vLLM's own transfer, "" without one; `logprobs_mode`: as vLLM's --logprobs-mode names
     it; `can_sleep`: it can give its memory back."""
@@ -76,8 +76,8 @@ class EngineInfo:
     versions: Mapping[str, str]
     weight_update: str = ""
     weight_update_reason: str = ""
-    reserved_bytes: int = 0
-    pinned_bytes: int = 0
+    reserved_device_bytes: int = 0
+    pinned_host_bytes: int = 0
     max_loras: int = 0
     max_lora_rank: int = 0
     weight_transfer: str = ""

@@ -123,8 +123,8 @@ class VllmEngine:
                 engine._info,
                 weight_update=how.weight_update,
                 weight_update_reason=how.reason,
-                reserved_bytes=how.reserved_bytes,
-                pinned_bytes=how.pinned_bytes,
+                reserved_device_bytes=how.reserved_device_bytes,
+                pinned_host_bytes=how.pinned_host_bytes,
             )
             # vLLM asks the environment about something for every token, in this process only.
             enable_envs_cache()

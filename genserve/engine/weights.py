@@ -46,8 +46,8 @@ class LiveWeights:
             weight_update=", ".join(ways),
             reason=next(each.reason for each in attached if each.weight_update == ways[-1]),
             can_roll_back=self._can_roll_back,
-            reserved_bytes=max(each.reserved_bytes for each in attached),
-            pinned_bytes=min(each.pinned_bytes for each in attached),
+            reserved_device_bytes=max(each.reserved_device_bytes for each in attached),
+            pinned_host_bytes=min(each.pinned_host_bytes for each in attached),
         )
 
     def close(self) -> None:

@@ -43,6 +43,10 @@ _OF_STEPS = frozenset(
 )
 
 
+# Permutations that depend on shapes, kept by post-processing for the next layer (quantization/mxfp4.py).
+_OF_SHAPES = frozenset({"_cache_permute_indices"})
+
+
 def audit(live: nn.Module, structure: nn.Module, *, copied: bool, known: "Constants | None" = None) -> "Constants":
     """What loading does not write although `live` can reach it, by its place in `structure`, which is the same model
     without weights. `copied`: an exchange copies contents, and so does not move what is exchanged. `known`: what an
@@ -136,6 +140,8 @@ def _replaces_a_weight(reached: Reached, structure: nn.Module) -> bool:
 
 
 def _is_of_a_step(reached: Reached) -> bool:
+    if any(step.key in _OF_SHAPES for step in reached.steps) and not reached.tensor.is_floating_point():
+        return True
     return reached.tensor.is_inference() and any(step.key in _OF_STEPS for step in reached.steps)
 
 

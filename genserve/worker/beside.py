@@ -11,7 +11,7 @@ from genserve.worker.audit import Constants, audit
 from genserve.worker.device import Device
 from genserve.worker.exchange import Buffer, ContentExchange, PointerExchange, exchange
 from genserve.worker.shadow import Shadow, cancellable
-from genserve.worker.tree import holdings
+from genserve.worker.tree import holdings, sizes_of
 
 
 class BesideUpdate:
@@ -25,9 +25,11 @@ class BesideUpdate:
         served, as for `Shadow`. Raises torch.OutOfMemoryError."""
         self._live = live
         self._device = device
+        self._place = place
         with device.work():
             self._shadow = Shadow(live, config, place, device)
             self._buffer = Buffer(holdings(live), device)
+        self.take_back()
         self._exchange: PointerExchange | ContentExchange | None = None
 
     @property
@@ -75,7 +77,11 @@ class BesideUpdate:
         """Keeps it again. Raises torch.OutOfMemoryError; then the next version looks for memory when it is prepared."""
         with self._device.work():
             self._buffer.take()
-            self._shadow.reserve()
+            if self._place.type != "cpu":
+                self._shadow.reserve()
+                # What is quantised as it is loaded has no storage before; and post-processing may make other sizes.
+                like_live = [torch.empty(size, dtype=torch.uint8, device=self._place) for size in sizes_of(self._live)]
+                del like_live
 
     def discard(self) -> None:
         """Frees the version that is not live; takes a while, and may run in a background thread."""

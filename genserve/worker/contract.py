@@ -45,8 +45,8 @@ class Attach(_Message):
 
 @dataclass(frozen=True, slots=True)
 class Attached(_Message):
-    """A worker's answer to Attach. `weight_update` is beside, host or inplace, and `reason` says why; `reserved_bytes`:
-    of the device, kept for pushes; `pinned_bytes`: of the host, through which they reach the device; `error` is empty
+    """A worker's answer to Attach. `weight_update` is beside, host or inplace, and `reason` says why;
+    `reserved_device_bytes` are kept for pushes, which reach the device through `pinned_host_bytes`; `error` is empty
     when it worked."""
 
     rank: str
@@ -54,8 +54,8 @@ class Attached(_Message):
     weight_update: str = ""
     reason: str = ""
     can_roll_back: bool = False
-    reserved_bytes: int = 0
-    pinned_bytes: int = 0
+    reserved_device_bytes: int = 0
+    pinned_host_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -227,6 +227,8 @@ def pairs(entries: list[Entry]) -> list[Pair]:
         if not isinstance(present, torch.Tensor):
             kind = "a number" if isinstance(present, float) else f"a {type(present).__name__}"
             raise ValueError(f"{entry.name} is {kind}, which code on the device has captured: restart the daemon")
+        if any(size > 1 and stride == 0 for size, stride in zip(present.shape, present.stride(), strict=True)):
+            raise ValueError(f"{entry.name} has several elements in one place, which cannot be copied to")
         if present.numel():
             by_storage.setdefault(present.untyped_storage().data_ptr(), []).append(Pair(entry.name, present, entry.new))
     for sharing in by_storage.values():

@@ -14,6 +14,9 @@ GIB: Final = 1 << 30
 HOST_MARGIN_BYTES: Final = 512 << 20
 """Left to everything else when a place on the host is looked for."""
 
+LEAST_LEFT_BYTES: Final = 2 * GIB
+"""Of a device, to activations, graphs and the least KV cache."""
+
 _KEPT_SHARE: Final = 3
 """What is left for keys and values shall be at least one in so many of what there was without a second model."""
 
@@ -42,13 +45,15 @@ ONLINE_QUANTIZATIONS: Final = frozenset(
 class Facts:
     """What a worker knows when its model is loaded, in bytes. `weights`: the live model; `largest`: its largest tensor;
     `left`: of the device for keys, values and activations, without any reserve; None on the CPU, where all memory is
-    the host's; `host`: available to this rank on the host; `quantization`: of the weights, None for plain ones."""
+    the host's; `host`: available to this rank on the host; `quantization`: of the weights, None for plain ones;
+    `is_online`: they are quantised as they are loaded."""
 
     weights: int
     largest: int
     left: int | None
     host: int
     quantization: str | None = None
+    is_online: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +70,12 @@ def place(asked: str, facts: Facts) -> Placement:
     if facts.left is None:
         return _on_cpu(asked, facts)
     needed = facts.weights + facts.largest
-    fits_device = needed <= facts.left
+    fits_device = needed + LEAST_LEFT_BYTES <= facts.left
     is_worth_it = fits_device and leaves_enough(needed, facts.left)
     fits_host = 1.1 * facts.weights + HOST_MARGIN_BYTES <= facts.host
-    refused = {way: text for way in WAYS if (text := refusal(facts.quantization, way)) is not None}
+    refused = {
+        way: text for way in WAYS if (text := refusal(facts.quantization, way, is_online=facts.is_online)) is not None
+    }
     if asked in refused:
         raise ValueError(f"--weight-update {asked}: {refused[asked]}")
     device_text = f"{_gib(needed)} of the {_gib(facts.left)} that the device has left beside the weights"
@@ -120,10 +127,10 @@ def pause_s(way: str, weights: int) -> float:
     }[way]
 
 
-def refusal(quantization: str | None, way: str) -> str | None:
+def refusal(quantization: str | None, way: str, *, is_online: bool) -> str | None:
     """Why weights of this quantisation cannot be taken in this way on an accelerator, None if they can. `quantization`
-    is model_config.quantization, None for plain weights; `way`: beside = built on the device, host = built on the host
-    and copied to the device, inplace = built on the device layer by layer, from a structure on the host."""
+    and `is_online` as in Facts; `way`: beside = built on the device, host = built on the host and copied to the device,
+    inplace = built on the device layer by layer, from a structure on the host."""
     if quantization is None or way == "beside":
         return None
     if way == "host":
@@ -132,7 +139,7 @@ def refusal(quantization: str | None, way: str) -> str | None:
             "cannot use: leave room for a second model on the device (lower "
             "--kv-cache-memory-bytes), or take --weight-update inplace"
         )
-    if way == "inplace" and (quantization in ONLINE_QUANTIZATIONS or quantization == "fp8"):
+    if way == "inplace" and is_online:
         return (
             f"weights are quantised to {quantization} as they are loaded, on the device that the structure of the "
             "model is on, and in place that is the host: leave room for a second model on the device, or serve a "

@@ -4,6 +4,7 @@ Memory of a push is mapped from another process. To pin it would take about a se
 every rank, under locks of the driver, and what a rank takes of a matrix is often strided, which pinning does not help.
 """
 
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Protocol
@@ -38,6 +39,9 @@ class PinnedRing:
         self._used = [False] * len(slots)
         self._next = 0
         self._threads = ThreadPoolExecutor(NUM_THREADS, "genserve-copy")
+        # Now, and not by the first who copies: a thread inherits the priority and the CPUs of the one that starts it.
+        all_there = threading.Barrier(NUM_THREADS)
+        list(self._threads.map(lambda _: all_there.wait(), range(NUM_THREADS)))
 
     @classmethod
     def allocate(cls) -> "PinnedRing":

@@ -84,8 +84,19 @@ def held_by(model: nn.Module) -> list[Any]:
     for owner in owners(model).values():
         found.append(owner)
         tables = [vars(owner), *(vars(owner)[table] for table in ("_parameters", "_buffers") if table in vars(owner))]
-        found += [value for table in tables for value in table.values() if isinstance(value, torch.Tensor)]
+        found += [
+            value
+            for table in tables
+            for key, value in list(table.items())
+            if key not in NOT_WEIGHTS and isinstance(value, torch.Tensor)
+        ]
     return found
+
+
+def sizes_of(model: nn.Module) -> list[int]:
+    """Of the memory of every tensor that the model holds, in bytes; what several look into counts once."""
+    storages = [value.untyped_storage() for value in held_by(model) if isinstance(value, torch.Tensor)]
+    return list({storage.data_ptr(): storage.nbytes() for storage in storages if storage.nbytes()}.values())
 
 
 def _joined(path: str, key: str) -> str:

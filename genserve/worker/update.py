@@ -13,8 +13,8 @@ from genserve.worker.beside import BesideUpdate
 from genserve.worker.contract import WEIGHT_UPDATE_KEY
 from genserve.worker.device import Device
 from genserve.worker.inplace import InPlaceUpdate
-from genserve.worker.placement import Facts, Placement, place
-from genserve.worker.tree import held_by
+from genserve.worker.placement import ONLINE_QUANTIZATIONS, Facts, Placement, place
+from genserve.worker.tree import sizes_of
 
 
 class Update(Protocol):
@@ -68,12 +68,9 @@ def choose(worker: Any) -> Chosen:
             beside = BesideUpdate(live, config, device, worker.device)
         facts = Facts(beside.num_bytes if beside is not None else 0, 0, None, host_bytes)
     else:
-        sizes = list(
-            {each.data_ptr(): each.nbytes for each in held_by(live) if isinstance(each, torch.Tensor)}.values()
-        )
-        facts = Facts(
-            sum(sizes), max(sizes, default=0), _left(worker, device), host_bytes, config.model_config.quantization
-        )
+        sizes = sizes_of(live)
+        quantization, is_online = config.model_config.quantization, _is_online(config)
+        facts = Facts(sum(sizes), max(sizes, default=0), _left(worker, device), host_bytes, quantization, is_online)
     placement = place(asked, facts)
     if placement.way == "inplace":
         return Chosen(placement, InPlaceUpdate(live, config, device), device)
@@ -81,6 +78,14 @@ def choose(worker: Any) -> Chosen:
         at = worker.device if placement.way == "beside" else torch.device("cpu")
         beside = BesideUpdate(live, config, device, at)
     return Chosen(placement, beside, device)
+
+
+def _is_online(config: Any) -> bool:
+    """Whether weights are quantised as they are loaded, from a checkpoint that is not."""
+    quantization = config.model_config.quantization
+    if quantization == "fp8":
+        return not getattr(config.quant_config, "is_checkpoint_fp8_serialized", False)
+    return quantization in ONLINE_QUANTIZATIONS
 
 
 def _left(worker: Any, device: Device) -> int:

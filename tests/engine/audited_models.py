@@ -142,13 +142,17 @@ def audits(live: Any, config: Any) -> dict[str, Any]:
     import torch
 
     from genserve.worker.beside import BesideUpdate
+    from genserve.worker.device import Device
     from genserve.worker.inplace import InPlaceUpdate
+    from tests.unit.worker.kept_device import KeptDevice
 
     answers: dict[str, Any] = {}
-    for kind in (BesideUpdate, InPlaceUpdate):
-        update: Any = kind(live, config, torch.device("cpu"), addresses_captured=kind is InPlaceUpdate)
-        answers[f"{kind.__name__} at the start"] = answer(update.audit)
-        answers[f"{kind.__name__} at a push"] = answer(lambda update=update: update.prepare([], Event()))
+    host = torch.device("cpu")
+    updates: list[Any] = [BesideUpdate(live, config, Device.of(host), host), InPlaceUpdate(live, config, KeptDevice())]
+    for update in updates:
+        name = type(update).__name__
+        answers[f"{name} at the start"] = answer(update.audit)
+        answers[f"{name} at a push"] = answer(lambda update=update: update.prepare([], Event()))
     return answers
 
 

@@ -261,3 +261,13 @@ def test_what_every_online_quantization_needs_of_other_ranks_is_known(make: Make
         "nvfp4_per_token",
     }
     assert set(ONLINE_QUANT_SHORTHAND_NAMES) <= ONLINE_QUANTIZATIONS
+
+
+def test_the_guide_tells_of_every_row() -> None:
+    """As the row says it, and of no other one."""
+    page = (Path(__file__).parents[3] / "docs/gpu.md").read_text()
+    listed = page.partition("## What is refused")[2]
+    for row in TABLE:
+        flags = ", ".join(f"`{flag}`" for flag in row.flags)
+        assert f"| {row.name} | {flags} | {row.reason} | {row.instead} |" in listed
+    assert listed.count("\n| ") == len(TABLE) + 2  # the heads

@@ -14,6 +14,6 @@ def test_a_draft_model_keeps_its_weights_through_level_2(tmp_path: Path, monkeyp
     monkeypatch.setattr(os, "environ", dict(os.environ))  # what is told to workers is no matter of later tests
     model = str(tmp_path)
     args = AsyncEngineArgs(model=model, enable_sleep_mode=True, sleep_preserve_parameter_names=["*.bias"])
-    assert vllm_config.adapted(args).sleep_preserve_parameter_names == ["*.bias", "draft.*"]
-    assert vllm_config.adapted(args).sleep_preserve_parameter_names == ["*.bias", "draft.*"]
-    assert vllm_config.adapted(AsyncEngineArgs(model=model)).sleep_preserve_parameter_names == []
+    assert vllm_config.adapted(args, "auto").sleep_preserve_parameter_names == ["*.bias", "draft.*"]
+    assert vllm_config.adapted(args, "auto").sleep_preserve_parameter_names == ["*.bias", "draft.*"]
+    assert vllm_config.adapted(AsyncEngineArgs(model=model), "auto").sleep_preserve_parameter_names == []

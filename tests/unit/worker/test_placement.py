@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from genserve.worker.placement import GIB, WAYS, Facts, duration, pause_s, place, refusal
+from genserve.worker.placement import GIB, ONLINE_QUANTIZATIONS, WAYS, Facts, duration, pause_s, place, refusal
 
 SMALL = Facts(16 * GIB, 2 * GIB, 57 * GIB, 200 * GIB)  # 8 billion parameters on 80 GB
 MEDIUM = Facts(28 * GIB, 2 * GIB, 45 * GIB, 200 * GIB)
@@ -22,7 +22,7 @@ CRAMPED = Facts(61 * GIB, 2 * GIB, 12 * GIB, 60 * GIB)
         ("auto", CRAMPED, "inplace"),
         ("host", SMALL, "host"),
         ("inplace", SMALL, "inplace"),
-        ("beside", Facts(28 * GIB, 4 * GIB, 32 * GIB, 0), "beside"),  # asked for: all that is left
+        ("beside", Facts(28 * GIB, 4 * GIB, 34 * GIB, 0), "beside"),  # asked for: all that is left
     ],
 )
 def test_the_first_way_that_there_is_memory_for_is_taken(asked: str, facts: Facts, way: str) -> None:
@@ -69,7 +69,7 @@ def test_on_the_cpu_all_memory_is_the_hosts(asked: str, host: int, way: str) -> 
         ("compressed-tensors", "host", True),
         ("compressed-tensors", "inplace", False),
         ("awq", "inplace", False),
-        ("fp8", "inplace", True),
+        ("fp8", "inplace", False),
         ("fp8_per_tensor", "inplace", True),
         ("fp8_per_tensor", "beside", False),
     ],
@@ -78,7 +78,7 @@ def test_kernels_of_the_device_cannot_pack_what_is_built_on_the_host(
     quantization: str | None, way: str, refused: bool
 ) -> None:
     """Told when the way is chosen, not at the first push."""
-    reason = refusal(quantization, way)
+    reason = refusal(quantization, way, is_online=quantization in ONLINE_QUANTIZATIONS)
     assert (reason is not None) == refused
     if reason is not None:
         assert str(quantization) in reason and "room" in reason
@@ -86,10 +86,11 @@ def test_kernels_of_the_device_cannot_pack_what_is_built_on_the_host(
 
 def test_a_way_that_cannot_build_these_weights_is_not_taken() -> None:
     """Beside takes all that is left rather than none; where it does not fit either, the start fails."""
-    fp8 = Facts(28 * GIB, 4 * GIB, 45 * GIB, 200 * GIB, "fp8")
+    fp8 = Facts(28 * GIB, 4 * GIB, 45 * GIB, 200 * GIB, "fp8", is_online=True)
     assert place("auto", fp8).way == "beside"
     assert place("auto", Facts(61 * GIB, 2 * GIB, 12 * GIB, 200 * GIB, "awq")).way == "inplace"
-    for asked, facts in (("host", fp8), ("auto", Facts(61 * GIB, 2 * GIB, 12 * GIB, 200 * GIB, "fp8"))):
+    assert place("auto", Facts(61 * GIB, 2 * GIB, 12 * GIB, 200 * GIB, "fp8")).way == "inplace"  # quantised already
+    for asked, facts in (("host", fp8), ("auto", Facts(61 * GIB, 2 * GIB, 12 * GIB, 200 * GIB, "fp8", is_online=True))):
         with pytest.raises(ValueError, match="weights"):
             place(asked, facts)
 
