@@ -202,14 +202,6 @@ TABLE: tuple[Row, ...] = (
         refused=False,
     ),
     Row(
-        name="sleep-without-graphs",
-        flags=("--enable-sleep-mode with --enforce-eager",),
-        applies=lambda config: config.model_config.enable_sleep_mode and config.model_config.enforce_eager,
-        reason="weights that a push has exchanged lie outside of the memory that a sleep gives back",
-        instead="leave --enforce-eager out",
-        refused=False,
-    ),
-    Row(
         name="kv-connector-without-reset",
         flags=("--kv-transfer-config",),
         applies=_keeps_old_keys,

@@ -129,13 +129,6 @@ FIELDS: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {
         [{"parallel_config.data_parallel_backend": "ray"}],
         [{"parallel_config.data_parallel_backend": "mp"}],
     ),
-    "sleep-without-graphs": (
-        [{"model_config.enable_sleep_mode": True, "model_config.enforce_eager": True}],
-        [
-            {"model_config.enable_sleep_mode": True, "model_config.enforce_eager": False},
-            {"model_config.enable_sleep_mode": False, "model_config.enforce_eager": True},
-        ],
-    ),
     "encoder-connector": ([{"ec_transfer_config": object()}], [{"ec_transfer_config": None}]),
 }
 
