@@ -7,7 +7,7 @@ from typing import Any, Self
 
 MAX_INGEST_PROCESSES = 64
 MAX_TIMEOUT_S = 24 * 3600.0
-WEIGHT_UPDATES = ("auto", "beside", "inplace")
+WEIGHT_UPDATES = ("auto", "beside", "host", "inplace")
 
 
 def _setting(default: Any, help: str, choices: Sequence[str] | None = None) -> Any:
@@ -45,8 +45,9 @@ class ServeConfig:
     )
     weight_update: str = _setting(
         "auto",
-        "how a worker takes a new version: beside = built next to the live one and exchanged, inplace = layer by layer "
-        "over the live one in a longer pause, where memory for a second model is lacking",
+        "how a worker takes a new version: beside = built next to the live one, on its device, and exchanged; "
+        "host = built in the host's memory and copied over in the pause (GPU only); inplace = layer by layer over the "
+        "live one, in a longer pause; auto = the first of them that there is memory for",
         WEIGHT_UPDATES,
     )
     trust_request_chat_template: bool = _setting(

@@ -25,6 +25,7 @@ from genserve.control.conditions import DaemonCondition, EngineCondition
 from genserve.control.drain import Drain
 from genserve.control.leases import LeaseTable
 from genserve.control.pause import PauseController
+from genserve.control.sleep import SleepController
 from genserve.control.state import StateBoard
 from genserve.engine import leftovers, vllm_config
 from genserve.engine.demo_model import DemoModelError, demo_model_path
@@ -38,6 +39,7 @@ from genserve.signals import children_ignore_interrupts, stop_on_signals
 from genserve.weights import lora_files
 from genserve.weights.checkpoint import CheckpointIndex
 from genserve.weights.checkpoint_files import CheckpointError, CheckpointFiles
+from genserve.weights.dropped import DroppedWeights
 from genserve.weights.lora import LoraLoader
 from genserve.weights.registry import PushRegistry
 from genserve.weights.resident import CheckpointBytes, ResidentStore, ResidentVersion
@@ -105,8 +107,9 @@ async def serve(config: ServeConfig, args: AsyncEngineArgs) -> int:
         stack.push_async_callback(_cancel, background)
         _settle_memory()
         daemon.parts.board.become(DaemonCondition.SERVING)
-        if config.weight_update == "auto" and engine.info.weight_update != "beside":
-            _say("there is no memory for a second model: new weights are loaded in place, in a longer pause")
+        _say(engine.info.weight_update_reason)
+        for warning in engine.warnings:
+            _say(f"warning: {warning}")
         _say(f"ready after {time.monotonic() - began_s:.0f} s")
         print(f"genserve: serving {args.model} on {daemon.address}", flush=True)
         failure = await _first_of(stopped, background)
@@ -174,10 +177,11 @@ async def _build(
     updater = WeightUpdater(engine, pauses, board, resident)
     loras = LoraLoader(engine, board, pauses, checkpoint)
     pushes = PushRegistry(checkpoint, engine, updater, loras, board, resident, max_staging_bytes)
+    sleeps = SleepController(engine, pauses, board, DroppedWeights(pushes, updater))
     transfers = TransferUpdates(engine, pauses, board, pushes, updater, resident)
     ingest = await _ingest(config, stack)
     parts = ServerParts(
-        config, engine, board, pauses, pushes, resident, transfers, loras, checkpoint, max_staging_bytes, ingest
+        config, engine, board, pauses, sleeps, pushes, resident, transfers, loras, checkpoint, max_staging_bytes, ingest
     )
     server = await start_server(parts)
     stack.push_async_callback(server.stop, _CLOSE_GRACE_S)

@@ -6,10 +6,11 @@ real engine would not survive.
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 
 from genserve.engine.base import (
+    MEMORY_TAGS,
     ArenaRef,
     EngineInfo,
     GenerationStream,
@@ -19,6 +20,7 @@ from genserve.engine.base import (
     LoraFiles,
     PauseCounts,
     PauseMode,
+    SleepTag,
     StagedTensor,
     WeightDigest,
 )
@@ -105,7 +107,7 @@ class ScriptedLoras:
 
 class ScriptedEngine:
     """`fails[step]` raises there once, `hangs` has steps that last until their timeout, `gates[step]` holds one up.
-    Steps are named as the methods: pause, resume, reset_prefix_cache, prepare_weights, commit_weights, ...
+    Steps are named as the methods: pause, resume, reset_caches, prepare_weights, commit_weights, ...
     `free` is cleared while a call that was given up goes on, `idle` while a request runs."""
 
     def __init__(self) -> None:
@@ -123,6 +125,8 @@ class ScriptedEngine:
         self.running = True
         self.weight_version = 0
         self.live: dict[str, bytes] = {}
+        self.dropped: dict[str, bytes] = {}
+        self.asleep: set[SleepTag] = set()
         self.prepared: dict[str, dict[str, bytes]] = {}
         self.fails: dict[str, BaseException] = {}
         self.hangs: set[str] = set()
@@ -159,18 +163,28 @@ class ScriptedEngine:
             self.misuses.append("resumed in the middle of an update")
         self.running = True
 
-    async def sleep(self, timeout_s: float) -> None:
+    async def sleep(self, level: int, tags: Set[SleepTag], timeout_s: float) -> None:
         if self.running:
             self.misuses.append("put to sleep while it ran")
-        await self.step("sleep", "sleep", timeout_s)
+        await self.step("sleep", f"sleep {level} {_names(tags)}", timeout_s)
+        self.asleep |= tags & MEMORY_TAGS
+        if level == 2 and SleepTag.WEIGHTS in tags:
+            self.live = self.dropped
 
-    async def wake_up(self, timeout_s: float) -> None:
-        await self.step("wake_up", "wake_up", timeout_s)
-        self.running = True
+    async def wake_up(self, tags: Set[SleepTag], timeout_s: float) -> None:
+        await self.step("wake_up", f"wake_up {_names(tags)}", timeout_s)
+        self.asleep -= tags
+        if not self.asleep:  # whatever was asked for, as vLLM does
+            if self.live is self.dropped:
+                self.misuses.append("ran on weights that a sleep had dropped")
+            self.running = True
 
     async def reset_prefix_cache(self, reset_running_requests: bool, timeout_s: float) -> bool:
         await self.step("reset_prefix_cache", f"reset_prefix_cache {reset_running_requests}", timeout_s)
         return True
+
+    async def reset_caches(self, timeout_s: float) -> None:
+        await self.step("reset_caches", "reset_caches", timeout_s)
 
     async def prepare_weights(
         self, nonce: str, arena: ArenaRef, tensors: Sequence[StagedTensor], timeout_s: float
@@ -182,6 +196,8 @@ class ScriptedEngine:
     async def commit_weights(self, nonce: str, version: int, timeout_s: float) -> None:
         if self.running:
             self.misuses.append("committed while it ran")
+        if SleepTag.WEIGHTS in self.asleep:
+            self.misuses.append("committed while its weights slept")
         self._committing = True
         try:
             await self.step("commit_weights", f"commit_weights {version}", timeout_s)
@@ -236,3 +252,7 @@ class ScriptedEngine:
 
     async def weight_digests(self, timeout_s: float) -> list[WeightDigest]:
         raise NotImplementedError
+
+
+def _names(tags: Set[SleepTag]) -> str:
+    return "+".join(tag.value for tag in SleepTag if tag in tags)

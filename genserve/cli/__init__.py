@@ -10,7 +10,22 @@ from collections.abc import Sequence
 from typing import Final
 
 from genserve import __version__
-from genserve.cli import bench, commit, discard, generate, lora, pause, pull, push, resume, serve, status
+from genserve.cli import (
+    bench,
+    commit,
+    discard,
+    doctor,
+    generate,
+    lora,
+    pause,
+    pull,
+    push,
+    resume,
+    serve,
+    sleep,
+    status,
+    wake_up,
+)
 from genserve.cli.streams import abandon_output, prepare_output
 from genserve.errors import GenserveError
 
@@ -69,9 +84,25 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"genserve {__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (serve, generate, push, commit, discard, pull, lora, pause, resume, status, bench):
+    commands = (
+        serve,
+        generate,
+        push,
+        commit,
+        discard,
+        pull,
+        lora,
+        pause,
+        resume,
+        sleep,
+        wake_up,
+        status,
+        bench,
+        doctor,
+    )
+    for command in commands:
         command.add_parser(subparsers)
-        subparsers.choices[command.__name__.rpartition(".")[2]].set_defaults(run=command.run)
+        subparsers.choices[command.__name__.rpartition(".")[2].replace("_", "-")].set_defaults(run=command.run)
     return parser
 
 

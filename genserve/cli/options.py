@@ -14,6 +14,7 @@ Subparsers = argparse._SubParsersAction  # argparse has no public name for what 
 
 DEFAULT_TARGET: Final = "127.0.0.1:50051"
 PAUSE_MODES: Final = ("keep", "wait", "abort")
+SLEEP_TAGS: Final = ("weights", "kv_cache", "scheduling")
 KV_POLICIES: Final = ("reuse", "recompute")
 
 _MAX_COUNT: Final = 1_000_000

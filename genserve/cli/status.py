@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from genserve.cli.options import Subparsers, add_connection_options, open_client
 
 if TYPE_CHECKING:
-    from genserve.client import Client, PauseLease, Status
+    from genserve.client import Client, EngineState, PauseLease, Status
 
 
 def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
@@ -38,8 +38,13 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def state_line(state: "EngineState") -> str:
+    """The phase, and what is asleep."""
+    return f"{state.phase}: asleep are {_asleep_row(state)}" if state.asleep_tags else state.phase
+
+
 def status_table(status: "Status", model: str, now: datetime) -> str:
-    """One line for each of phase, model and load, and one for each pause."""
+    """One line for each of phase, model and load, one for what is asleep, and one for each pause."""
     state, load = status.state, status.load
     rows = [
         ("phase", state.phase),
@@ -47,6 +52,7 @@ def status_table(status: "Status", model: str, now: datetime) -> str:
         ("model", model),
         ("load", f"{load.running} running, {load.waiting} waiting, {load.tokens_per_second:.0f} tok/s"),
         ("cache", f"{load.kv_usage:.0%} in use, {load.prefix_cache_hit_rate:.0%} of prompt tokens found"),
+        *([("asleep", _asleep_row(state))] if state.asleep_tags else []),
         *(("pause", _lease_row(lease, now)) for lease in state.pauses),
     ]
     return "\n".join(f"{name:<8} {value}" for name, value in rows)
@@ -57,6 +63,11 @@ def _statuses(client: "Client", *, watch: bool) -> "Iterator[Status]":
         yield from client.watch_status()
     else:
         yield client.status()
+
+
+def _asleep_row(state: "EngineState") -> str:
+    dropped = "; the weights were discarded" if state.weights_discarded else ""
+    return ", ".join(state.asleep_tags) + dropped
 
 
 def _lease_row(lease: "PauseLease", now: datetime) -> str:

@@ -12,7 +12,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 from genserve.client.as_completed import CompletedStream
 from genserve.client.async_client import AsyncClient
 from genserve.client.channel import ConnectionSettings, Timeouts
-from genserve.client.enums import KvPolicy, PauseMode, PushAction
+from genserve.client.enums import KvPolicy, PauseMode, PushAction, SleepTag
 from genserve.client.errors import ClientClosedError, ClientMisuseError
 from genserve.client.generation import AbortResult
 from genserve.client.lease import HeldPause
@@ -82,6 +82,7 @@ __all__ = [
     "ServedTensor",
     "ServedWeights",
     "ServerInfo",
+    "SleepTag",
     "StartedUpdate",
     "Status",
     "Timeouts",

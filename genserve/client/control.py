@@ -1,13 +1,14 @@
 """The calls of ControlService, and waiting until the daemon is ready."""
 
 import asyncio
+from collections.abc import Iterable
 from contextlib import AbstractAsyncContextManager
 from typing import Final
 
 import grpc.aio
 
 from genserve.client.channel import UNSET, ServiceCalls, Timeout
-from genserve.client.enums import KvPolicy, PauseMode, wire_value
+from genserve.client.enums import KvPolicy, PauseMode, SleepTag, wire_value
 from genserve.client.fields import build, duration, optional_duration
 from genserve.client.lease import HeldPause, held_pause
 from genserve.client.state import EngineState, PauseLease, PauseResult, ResumeResult, ServerInfo, Status
@@ -114,19 +115,39 @@ class ControlCalls(ServiceCalls):
         response = await self._connection.unary(self._connection.control.ResetCache, request, timeout_s)
         return response.reset
 
-    async def sleep(self, mode: PauseMode | None = None, *, timeout_s: float = 60.0) -> EngineState:
-        """Gives the device's memory back until `wake_up`; nothing is generated or pushed meanwhile. Default mode keep:
-        running requests go on afterwards. The daemon gives up after `timeout_s` and is awake then."""
-        request = control_pb2.SleepRequest(
-            mode=wire_value(types_pb2.PauseMode, mode, "mode"), timeout=duration(timeout_s, "timeout_s")
-        )
+    async def sleep(
+        self,
+        mode: PauseMode | None = None,
+        *,
+        level: int | None = None,
+        tags: Iterable[SleepTag] = (),
+        timeout_s: float = 60.0,
+    ) -> EngineState:
+        """Gives the device's memory back until `wake_up`; nothing is generated meanwhile, and nothing pushed before the
+        weights are awake again. Default mode keep: running requests go on afterwards.
+
+        `level` as in vLLM: 0 keeps all memory, 1 (the default) keeps the weights on the host and drops the KV cache, 2
+        drops both. `tags=["kv_cache"]` gives the KV cache back and keeps the weights where they are. The daemon gives
+        up after `timeout_s` and is awake then.
+        """
+        fields = {
+            "mode": wire_value(types_pb2.PauseMode, mode, "mode"),
+            "level": level,
+            "tags": tags,
+            "timeout": duration(timeout_s, "timeout_s"),
+        }
+        request = build(control_pb2.SleepRequest, fields)
         deadline_s = timeout_s + self._connection.timeouts.pause_slack_s
         response = await self._connection.unary(self._connection.control.Sleep, request, deadline_s)
         return EngineState.of(response.state)
 
-    async def wake_up(self, *, timeout_s: Timeout = UNSET) -> EngineState:
-        """Ends a sleep."""
-        request = control_pb2.WakeUpRequest()
+    async def wake_up(self, tags: Iterable[SleepTag] = (), *, timeout_s: float = 300.0) -> EngineState:
+        """Wakes up these parts, or all; the engine runs when none of its memory is asleep any more.
+
+        After a sleep of level 2 the daemon restores the served version first, unless one was pushed: that takes as long
+        as a push. Raises EngineTaintedError when it has no bytes to restore it with; push a version then, and repeat.
+        """
+        request = build(control_pb2.WakeUpRequest, {"tags": tags})
         response = await self._connection.unary(self._connection.control.WakeUp, request, timeout_s)
         return EngineState.of(response.state)
 

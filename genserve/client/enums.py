@@ -17,6 +17,9 @@ KvPolicy = Literal["reuse", "recompute"]
 PushAction = Literal["apply", "stage", "validate"]
 """What a push does once every byte is there; `validate` checks the manifest only and sends no bytes."""
 
+SleepTag = Literal["weights", "kv_cache", "scheduling"]
+"""A part of the engine that sleeps and wakes up."""
+
 ValueT = TypeVar("ValueT", bound=int)
 
 

@@ -30,7 +30,9 @@ class EngineState:
     """What the engine is doing.
 
     `phase` is one of starting, running, paused, applying, tainted, sleeping, draining, dead. Running and waiting count
-    sequences. `weight_version` is 0 before the first push.
+    sequences. `weight_version` is 0 before the first push. `asleep_tags`: what is asleep, of scheduling, weights and
+    kv_cache; without weights pushes are accepted. `weights_discarded`: by a sleep of level 2, and no version was
+    applied since.
     """
 
     instance_id: str
@@ -39,6 +41,8 @@ class EngineState:
     pauses: list[PauseLease]
     running_requests: int
     waiting_requests: int
+    asleep_tags: list[str] = field(default_factory=list)
+    weights_discarded: bool = False
 
     @classmethod
     def of(cls, message: types_pb2.EngineState) -> "EngineState":
@@ -50,6 +54,8 @@ class EngineState:
             pauses=[PauseLease.of(lease) for lease in message.pauses],
             running_requests=message.running_requests,
             waiting_requests=message.waiting_requests,
+            asleep_tags=list(message.asleep_tags),
+            weights_discarded=message.weights_discarded,
         )
 
 
@@ -122,8 +128,9 @@ class Limits:
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
     """What the daemon serves and can do; `versions` by component (genserve, vllm, torch, grpc, python);
-    `weight_update`: beside or inplace, how a new version is taken; `weight_transfer`: backend of vLLM's own transfer,
-    "" without one; `logprobs_mode`: what log-probabilities are of, as vLLM's --logprobs-mode names it."""
+    `weight_update`: beside, host or inplace, how a new version is taken, and `weight_update_reason`, why;
+    `reserved_device_bytes` and `pinned_host_bytes`: memory kept for that; `weight_transfer`: backend of vLLM's own
+    transfer, "" without one; `logprobs_mode`: what log-probabilities are of, as vLLM's --logprobs-mode names it."""
 
     model: str
     architecture: str
@@ -137,6 +144,9 @@ class ServerInfo:
     features: list[str]
     versions: dict[str, str]
     weight_update: str
+    weight_update_reason: str
+    reserved_device_bytes: int
+    pinned_host_bytes: int
     weight_transfer: str
     logprobs_mode: str
     state: EngineState
@@ -164,6 +174,9 @@ class ServerInfo:
             features=list(message.features),
             versions={each.component: each.version for each in message.versions},
             weight_update=message.weight_update,
+            weight_update_reason=message.weight_update_reason,
+            reserved_device_bytes=message.reserved_device_bytes,
+            pinned_host_bytes=message.pinned_host_bytes,
             weight_transfer=message.weight_transfer,
             logprobs_mode=message.logprobs_mode,
             state=EngineState.of(message.state),

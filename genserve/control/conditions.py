@@ -1,24 +1,28 @@
 """The conditions of the engine and of the daemon, and what follows from both. Pure.
 
 The two are separate because one must not hide the other: a daemon that drains still has to know that its engine is
-tainted. Clients are told one `Phase` for the pair, and what they are refused follows from that phase alone. What the
-daemon itself may do to the engine follows from the engine's condition alone.
+tainted. Clients are told one `Phase` for the pair, and what they are refused follows from that phase; with one
+exception: an engine that sleeps takes pushes and adapters once its weights are awake. What the daemon itself may do to
+the engine follows from the engine's condition alone.
 """
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
+from genserve.engine.base import SleepTag
 from genserve.errors import DrainingError, EngineDeadError, EngineSleepingError, EngineTaintedError, GenserveError
 
 
 class EngineCondition(enum.Enum):
-    """What the engine is doing. RUNNING and PAUSED follow from the pause leases; the others are entered and left."""
+    """What the engine is doing. RUNNING and PAUSED follow from the pause leases; ASLEEP and WEIGHTS_AWAKE, which is
+    asleep but for the weights, from what is asleep; the others are entered and left."""
 
     RUNNING = "RUNNING"
     PAUSED = "PAUSED"
     APPLYING = "APPLYING"
     ASLEEP = "ASLEEP"
+    WEIGHTS_AWAKE = "WEIGHTS_AWAKE"
     TAINTED = "TAINTED"
     DEAD = "DEAD"
 
@@ -44,13 +48,31 @@ class Phase(enum.Enum):
     DEAD = "DEAD"
 
 
+_SLEEPING = frozenset({EngineCondition.ASLEEP, EngineCondition.WEIGHTS_AWAKE})
+
+
+def condition_of(entered: EngineCondition | None, asleep: Set[SleepTag], *, is_paused: bool) -> EngineCondition:
+    """The condition of an engine that has entered one (None = none), of which this is asleep.
+
+    Weights of no version and death are told before sleep, for no wake-up ends them. APPLYING is not: whoever may wait
+    while weights are exchanged may not wait for a wake-up.
+    """
+    if entered in (EngineCondition.DEAD, EngineCondition.TAINTED):
+        return entered
+    if asleep:
+        return EngineCondition.ASLEEP if SleepTag.WEIGHTS in asleep else EngineCondition.WEIGHTS_AWAKE
+    if entered is not None:
+        return entered
+    return EngineCondition.PAUSED if is_paused else EngineCondition.RUNNING
+
+
 def phase_of(engine: EngineCondition, daemon: DaemonCondition) -> Phase:
     """The phase of a pair: DEAD before DRAINING before STARTING before what the engine is doing."""
     if engine is EngineCondition.DEAD:
         return Phase.DEAD
     if daemon is not DaemonCondition.SERVING:
         return Phase(daemon.value)
-    return Phase.SLEEPING if engine is EngineCondition.ASLEEP else Phase(engine.value)
+    return Phase.SLEEPING if engine in _SLEEPING else Phase(engine.value)
 
 
 def may_run(engine: EngineCondition) -> bool:
@@ -75,7 +97,7 @@ class Refusal:
 @dataclass(frozen=True, slots=True)
 class Rules:
     """What a phase allows. `serves`: health says SERVING; `admission`: why requests for tokens are refused, None = they
-    are admitted, perhaps to wait; `control`: the same for pauses, pushes and adapters."""
+    are admitted, perhaps to wait; `control`: the same for pauses, pushes and adapters, but see `weights_refusal`."""
 
     serves: bool
     admission: Refusal | None = None
@@ -86,6 +108,7 @@ _STARTING = Refusal(DrainingError, "the engine is starting", retry_after_s=1.0)
 _DRAINING = Refusal(DrainingError, "the daemon is shutting down")
 _DEAD = Refusal(EngineDeadError, "the engine has died")
 _ASLEEP = Refusal(EngineSleepingError, "the engine sleeps; wake it up first")
+_WEIGHTS_ASLEEP = Refusal(EngineSleepingError, "the engine sleeps; wake up its weights first (WakeUp{tags: weights})")
 _TAINTED = Refusal(
     EngineTaintedError, "the weights could not be proven consistent: push a full version or restart the daemon"
 )
@@ -101,3 +124,11 @@ RULES: Mapping[Phase, Rules] = {
     Phase.DRAINING: Rules(False, admission=_DRAINING, control=_DRAINING),
     Phase.DEAD: Rules(False, admission=_DEAD, control=_DEAD),
 }
+
+
+def weights_refusal(engine: EngineCondition, daemon: DaemonCondition) -> Refusal | None:
+    """Why pushes, adapters and reading the live weights are refused; None = they are accepted."""
+    phase = phase_of(engine, daemon)
+    if phase is not Phase.SLEEPING:
+        return RULES[phase].control
+    return None if engine is EngineCondition.WEIGHTS_AWAKE else _WEIGHTS_ASLEEP

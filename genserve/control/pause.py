@@ -1,7 +1,8 @@
 """Pauses the engine at the first lease and resumes it when none is left.
 
 Owns the transitions: they are serialised, so no two callers drive the engine at once. Who holds leases and when they
-end is `leases`; the phase that forbids a transition is the state board's.
+end is `leases`; sleep, which takes turns with pauses, is `sleep`; the phase that forbids a transition is the state
+board's.
 """
 
 import asyncio
@@ -10,7 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from genserve.control.admission import check_control, check_sound
+from genserve.control.admission import check_control
 from genserve.control.conditions import EngineCondition, may_run
 from genserve.control.leases import LeaseTable, PauseLease, check_text, check_ttl
 from genserve.control.state import StateBoard
@@ -19,14 +20,11 @@ from genserve.engine.base import Engine, KvPolicy, PauseCounts, PauseMode
 from genserve.errors import (
     DeadlineError,
     EngineDeadError,
-    GenserveError,
     InvalidFieldError,
     PauseLeaseLostError,
-    UnsupportedError,
 )
 
 _UNDO_TIMEOUT_S = 30.0
-_WAKE_UP_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +55,8 @@ class PauseController:
         self._engine = engine
         self._leases = leases
         self._board = board
-        self._turn = EngineTurn(engine, board)
+        self.turn = EngineTurn(engine, board)
+        """Whose turn it is, also for what is no pause."""
         self._paused = False
         self._counts: dict[str, PauseCounts] = {}  # by lease id, for repeated requests
         self._pausing: asyncio.Task[PauseCounts] | None = None
@@ -88,13 +87,13 @@ class PauseController:
         check_ttl(ttl_s)
         check_text(holder, "holder")
         check_text(request_id, "request_id")
-        async with self._turn.take(timeout_s) as deadline_s:
+        async with self.turn.take(timeout_s) as deadline_s:
             repeated = self._leases.granted_for(request_id)
             if repeated is not None:
                 counts = self._counts[repeated.lease_id]
                 return PauseGrant(repeated, counts.kept, counts.aborted)
             self._leases.check_room()
-            counts = await self._stand_still(mode, kv_policy, deadline_s)
+            counts = await self.stand_still(mode, kv_policy, deadline_s)
             lease = self._leases.grant(holder, mode, ttl_s, request_id)
             live = {active.lease_id for active in self._leases.active}
             self._counts = {i: c for i, c in self._counts.items() if i in live} | {lease.lease_id: counts}
@@ -122,7 +121,7 @@ class PauseController:
         """
         if not lease_id and not force:
             raise InvalidFieldError.of("lease_id", "is required unless force is set")
-        async with self._turn.take():
+        async with self.turn.take():
             if self._board.engine_condition is EngineCondition.DEAD:
                 raise EngineDeadError("the engine has died")
             lease_expired = False
@@ -137,52 +136,6 @@ class PauseController:
             await self._run_if_free()
             return lease_expired
 
-    async def sleep(self, mode: PauseMode, timeout_s: float) -> None:
-        """Puts the engine to sleep, also under leases. Does nothing when it sleeps. Raises as `pause`, and
-        UnsupportedError."""
-        if self._board.engine_condition is EngineCondition.ASLEEP:
-            return
-        async with self._turn.take(timeout_s) as deadline_s:
-            check_sound(self._board.engine_condition)
-            if not self._engine.info.can_sleep:
-                raise UnsupportedError("the daemon was started without --enable-sleep-mode")
-            joins = self._paused
-            await self._stand_still(mode, KvPolicy.REUSE, deadline_s)
-            try:
-                await self._engine.sleep(_remaining_s(deadline_s))
-            except EngineDeadError:
-                raise
-            except BaseException:
-                await self._turn.undo(self._wake_to(joins))
-                raise
-            self._board.enter(EngineCondition.ASLEEP)
-
-    async def wake_up(self) -> None:
-        """Ends a sleep: the engine runs, or stays paused while a lease is left. Does nothing when it does not sleep.
-        Raises DeadlineError and EngineDeadError; it sleeps on then."""
-        async with self._turn.take():
-            if self._board.engine_condition is not EngineCondition.ASLEEP:
-                return
-            await uninterrupted(self._wake_up())
-
-    async def _wake_up(self) -> None:
-        await self._engine.wake_up(_WAKE_UP_TIMEOUT_S)
-        # vLLM schedules as soon as it is awake.
-        self._paused = False
-        if self._leases.active:
-            await self._restore(paused=True)
-        self._board.enter(None)
-
-    async def _wake_to(self, paused: bool) -> None:
-        try:
-            await self._engine.wake_up(_WAKE_UP_TIMEOUT_S)
-        except Exception as error:
-            self._fail(error)
-            raise
-        self._paused = False
-        if paused:
-            await self._restore(paused)
-
     def give_up_pending(self) -> None:
         """A pause that has not taken hold raises DrainingError: call when the daemon drains."""
         if self._pausing is not None:
@@ -191,8 +144,9 @@ class PauseController:
     @asynccontextmanager
     async def undisturbed(self, timeout_s: float) -> AsyncIterator[None]:
         """Keeps pauses, resumes and commits away for a call that takes the engine long: a commit that waits behind it
-        would look like one that hangs. Raises as `pause`."""
-        async with self._turn.take(timeout_s):
+        would look like one that hangs. Raises as `pause`, but an engine that sleeps takes it once its weights are
+        awake."""
+        async with self.turn.take(timeout_s, for_weights=True):
             yield
 
     @asynccontextmanager
@@ -202,13 +156,14 @@ class PauseController:
         """Keeps the engine still for a push. Nobody else's pause, resume or expiry happens meanwhile: they wait.
 
         With `lease_id` that lease has to be live (else PauseLeaseLostError), and the engine stays paused afterwards.
-        Give the board's phase back, or enter TAINTED, before leaving. Raises as `pause`.
+        Give the board's phase back, or enter TAINTED, before leaving. Raises as `pause`, but an engine that sleeps is
+        held once its weights are awake, and sleeps on.
         """
-        async with self._turn.take(timeout_s) as deadline_s:
+        async with self.turn.take(timeout_s, for_weights=True) as deadline_s:
             if lease_id:
                 self._leases.require(lease_id)
             began_s = time.perf_counter()
-            counts = await self._stand_still(mode, kv_policy, deadline_s)
+            counts = await self.stand_still(mode, kv_policy, deadline_s)
             paused_at_s = time.perf_counter()
             hold = Hold(counts.kept, counts.aborted, pause_s=paused_at_s - began_s)
             try:
@@ -233,26 +188,25 @@ class PauseController:
                 async with asyncio.timeout(self._leases.next_expiry_s):
                     await self._changed.wait()
             except TimeoutError:
-                async with self._turn.take():
+                async with self.turn.take():
                     if self._leases.expire():
                         self._board.notify()
                         await self._run_if_free()
 
-    async def _stand_still(self, mode: PauseMode, kv_policy: KvPolicy, deadline_s: float) -> PauseCounts:
+    async def stand_still(self, mode: PauseMode, kv_policy: KvPolicy, deadline_s: float) -> PauseCounts:
+        """Stops the engine for whoever has the turn; undone when it fails. Raises as `pause`."""
         joins = self._paused
         try:
             if not joins or mode is PauseMode.ABORT:
-                counts = await self._pause_engine(mode, kv_policy, _remaining_s(deadline_s))
+                counts = await self._pause_engine(mode, kv_policy, remaining_s(deadline_s))
                 self._paused = True
                 return counts
-            if kv_policy is KvPolicy.RECOMPUTE and not await self._engine.reset_prefix_cache(
-                True, _remaining_s(deadline_s)
-            ):
-                raise GenserveError("the cache could not be dropped")
+            if kv_policy is KvPolicy.RECOMPUTE:
+                await self._engine.reset_caches(remaining_s(deadline_s))
         except EngineDeadError:
             raise
         except BaseException:
-            await self._turn.undo(self._restore(joins))
+            await self.turn.undo(self.restore(paused=joins))
             raise
         load = self._engine.load()
         return PauseCounts(kept=load.running + load.waiting, aborted=0)
@@ -269,7 +223,9 @@ class PauseController:
             self._pausing.cancel()
             self._pausing = None
 
-    async def _restore(self, paused: bool) -> None:
+    async def restore(self, *, paused: bool) -> None:
+        """Brings an engine of which nobody knows whether it runs to stand still or to run, for whoever has the turn.
+        Raises what makes the daemon end."""
         # An engine says nothing about whether it stands still after a pause that failed.
         try:
             if paused:
@@ -277,9 +233,21 @@ class PauseController:
             else:
                 await self._engine.resume(_UNDO_TIMEOUT_S)
         except Exception as error:
-            self._fail(error)
+            self.fail(error)
             raise
         self._paused = paused
+
+    async def woke_up(self) -> None:
+        """The engine runs, as it does when it wakes up; it stands still again while a lease is left. For whoever has
+        the turn."""
+        self._paused = False
+        if self._leases.active:
+            await self.restore(paused=True)
+
+    @property
+    def stands_still(self) -> bool:
+        """Whether the engine does."""
+        return self._paused
 
     async def _run_if_free(self) -> None:
         if self._paused and not self._leases.active and may_run(self._board.engine_condition):
@@ -289,12 +257,13 @@ class PauseController:
         try:
             await self._engine.resume(_UNDO_TIMEOUT_S)
         except Exception as error:
-            self._fail(error)
+            self.fail(error)
             raise
         self._paused = False
         self._board.notify()
 
-    def _fail(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
+        """The engine could not be brought to run, and nobody would be served any more: `run` raises this."""
         self._failure = error
         self._changed.set()
 
@@ -303,8 +272,9 @@ class PauseController:
         self._board.notify()
 
 
-def _remaining_s(deadline_s: float) -> float:
-    remaining_s = deadline_s - time.monotonic()
-    if remaining_s <= 0:
+def remaining_s(deadline_s: float) -> float:
+    """Seconds until a time on the monotonic clock. Raises DeadlineError."""
+    left_s = deadline_s - time.monotonic()
+    if left_s <= 0:
         raise DeadlineError("there was no time left to pause")
-    return remaining_s
+    return left_s

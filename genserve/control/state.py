@@ -1,20 +1,22 @@
 """The engine's state as the outside sees it, and the news that it changed.
 
-Owns the two conditions, of the engine and of the daemon. What follows from them is `conditions`.
+Owns the two conditions, of the engine and of the daemon, and what is asleep. What follows from them is `conditions`.
 """
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from genserve.control.conditions import RULES, DaemonCondition, EngineCondition, Phase, phase_of
+from genserve.control.asleep import Asleep
+from genserve.control.conditions import RULES, DaemonCondition, EngineCondition, Phase, condition_of, phase_of
 from genserve.control.leases import PauseLease
 from genserve.engine.base import Engine
 
 
 @dataclass(frozen=True, slots=True)
 class EngineState:
-    """What the control plane tells of the engine with every answer."""
+    """What the control plane tells of the engine with every answer. `asleep_tags`: what of it is asleep;
+    `weights_discarded`: by a sleep of level 2, and no version was applied since."""
 
     instance_id: str
     weight_version: int
@@ -22,6 +24,8 @@ class EngineState:
     pauses: Sequence[PauseLease]
     running_requests: int
     waiting_requests: int
+    asleep_tags: Sequence[str] = ()
+    weights_discarded: bool = False
 
 
 class StateBoard:
@@ -39,6 +43,7 @@ class StateBoard:
         self._instance_id = instance_id
         self._daemon = daemon
         self._entered: EngineCondition | None = None
+        self._asleep = Asleep()
         self._answers = True
         self._ended = False
         self._changed = asyncio.Event()
@@ -46,9 +51,17 @@ class StateBoard:
     @property
     def engine_condition(self) -> EngineCondition:
         """What the engine is doing, whatever the daemon is."""
-        if self._entered is not None:
-            return self._entered
-        return EngineCondition.PAUSED if self._active_leases() else EngineCondition.RUNNING
+        return condition_of(self._entered, self._asleep.tags, is_paused=bool(self._active_leases()))
+
+    @property
+    def daemon_condition(self) -> DaemonCondition:
+        """How far the daemon is."""
+        return self._daemon
+
+    @property
+    def asleep(self) -> Asleep:
+        """What of the engine is asleep."""
+        return self._asleep
 
     @property
     def phase(self) -> Phase:
@@ -70,13 +83,24 @@ class StateBoard:
             pauses=tuple(self._active_leases()),
             running_requests=load.running,
             waiting_requests=load.waiting,
+            asleep_tags=self._asleep.names,
+            weights_discarded=self._asleep.weights_lost,
         )
 
     def enter(self, condition: EngineCondition | None) -> None:
-        """Sets what the engine is doing; None = what the leases say. DEAD is for ever."""
+        """Sets what the engine is doing; None = what the sleep and the leases say. DEAD is for ever."""
         if self._entered is not EngineCondition.DEAD:
             self._entered = condition
             self.notify()
+
+    def tell_asleep(self, asleep: Asleep) -> None:
+        """Sets what is asleep."""
+        self._asleep = asleep
+        self.notify()
+
+    def tell_applied(self) -> None:
+        """A version was applied to all of the weights: whatever a sleep has dropped is there again."""
+        self.tell_asleep(replace(self._asleep, weights_lost=False))
 
     def become(self, condition: DaemonCondition) -> None:
         """Sets how far the daemon is. DRAINING is for ever."""

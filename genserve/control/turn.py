@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-from genserve.control.admission import check_control
+from genserve.control.admission import check_control, check_weights
 from genserve.control.state import StateBoard
 from genserve.engine.base import Engine
 from genserve.errors import DeadlineError, InvalidFieldError
@@ -44,10 +44,10 @@ class EngineTurn:
         self._ending: asyncio.Task[None] | None = None
 
     @asynccontextmanager
-    async def take(self, timeout_s: float | None = None) -> AsyncIterator[float]:
+    async def take(self, timeout_s: float | None = None, *, for_weights: bool = False) -> AsyncIterator[float]:
         """Takes the turn; the deadline on the monotonic clock. With `timeout_s` for a call that changes something:
-        raises InvalidFieldError ("timeout"), DeadlineError, and what stands against it. None waits as long as it takes,
-        and asks nobody."""
+        raises InvalidFieldError ("timeout"), DeadlineError, and what stands against it, as for a pause or `for_weights`
+        as for a push. None waits as long as it takes, and asks nobody."""
         if timeout_s is not None and not timeout_s > 0:
             raise InvalidFieldError.of("timeout", f"must be above 0 s, is {timeout_s:g} s")
         deadline_s = time.monotonic() + timeout_s if timeout_s is not None else float("inf")
@@ -57,7 +57,9 @@ class EngineTurn:
         except TimeoutError:
             raise DeadlineError(f"another pause, resume or push kept the engine for {timeout_s:g} s") from None
         try:
-            if timeout_s is not None:
+            if timeout_s is not None and for_weights:
+                check_weights(self._board.engine_condition, self._board.daemon_condition)
+            elif timeout_s is not None:
                 check_control(self._board.phase)
             yield deadline_s
         finally:

@@ -5,7 +5,7 @@ servicers serve both.
 """
 
 import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -56,7 +56,9 @@ class GenerationStream(Protocol):
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
     """What the engine serves. `tensor_parallel_size` and so on are numbers of ranks; `device` is cpu or cuda;
-    `weight_update`: beside or inplace; `max_loras`: adapters that workers can hold, 0 = none;
+    `weight_update`: beside, host or inplace, and `weight_update_reason` says why; `reserved_device_bytes`: kept
+    for pushes, the most of any worker; `pinned_host_bytes`: through which they reach the device, the least of any;
+    `max_loras`: adapters that workers can hold, 0 = none;
     `weight_transfer`: backend of vLLM's own transfer, "" without one; `logprobs_mode`: as vLLM's --logprobs-mode names
     it; `can_sleep`: it can give its memory back."""
 
@@ -73,6 +75,9 @@ class EngineInfo:
     data_parallel_size: int
     versions: Mapping[str, str]
     weight_update: str = ""
+    weight_update_reason: str = ""
+    reserved_device_bytes: int = 0
+    pinned_host_bytes: int = 0
     max_loras: int = 0
     max_lora_rank: int = 0
     weight_transfer: str = ""
@@ -96,6 +101,20 @@ class Load:
     kv_usage: float
     tokens_per_second: float
     prefix_cache_hit_rate: float
+
+
+class SleepTag(enum.Enum):
+    """A part of the engine that a sleep stops or gives back; the values are vLLM's tags, and the wire's. `SCHEDULING`
+    takes no memory: it is asleep whenever anything is."""
+
+    SCHEDULING = "scheduling"
+    WEIGHTS = "weights"
+    KV_CACHE = "kv_cache"
+
+
+MEMORY_TAGS = frozenset({SleepTag.WEIGHTS, SleepTag.KV_CACHE})
+"""What takes memory."""
+ALL_TAGS = frozenset(SleepTag)
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,15 +268,20 @@ class Engine(Protocol):
         """Schedules again, within `timeout_s` from when the engine is settled: one that runs in lockstep with others
         cannot leave a pause that was given up before that has taken hold."""
 
-    async def sleep(self, timeout_s: float) -> None:
-        """Gives the device's memory back; call while paused. After an error it may sleep or not: whoever called wakes
-        it up."""
+    async def sleep(self, level: int, tags: Set[SleepTag], timeout_s: float) -> None:
+        """Gives back what of the memory the tags name; call while paused. Weights are kept on the host at level 1, and
+        dropped at level 2. After an error they may be asleep or not: whoever called wakes them up."""
 
-    async def wake_up(self, timeout_s: float) -> None:
-        """Takes the memory again, and schedules."""
+    async def wake_up(self, tags: Set[SleepTag], timeout_s: float) -> None:
+        """Takes back what the tags name. With SCHEDULING it is all that sleeps, and the engine schedules; without, some
+        of the memory stays asleep, and it does not. Weights that were dropped are of no version then."""
 
     async def reset_prefix_cache(self, reset_running_requests: bool, timeout_s: float) -> bool:
         """Drops the prefix cache; whether it is dropped."""
+
+    async def reset_caches(self, timeout_s: float) -> None:
+        """Drops all that the live weights have computed: keys and values, also of running requests and in connectors,
+        and embeddings of images. Call while paused; raises GenserveError for what could not be dropped."""
 
     async def prepare_weights(
         self, nonce: str, arena: ArenaRef, tensors: Sequence[StagedTensor], timeout_s: float

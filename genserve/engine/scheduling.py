@@ -1,9 +1,14 @@
 """Stops and starts vLLM's scheduler, and puts the engine to sleep."""
 
+from collections.abc import Coroutine, Set
+from typing import Any
+
+from vllm.platforms import current_platform
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from genserve.engine.base import KvPolicy, PauseMode
+from genserve.engine.base import MEMORY_TAGS, KvPolicy, PauseMode, SleepTag
 from genserve.engine.liveness import Liveness
+from genserve.errors import EngineDeadError, GenserveError
 
 
 class Scheduling:
@@ -19,31 +24,86 @@ class Scheduling:
         self._liveness = liveness
         config = llm.vllm_config
         self._lockstep = config.parallel_config.data_parallel_size > 1 and config.model_config.is_moe
+        self._multimodal = config.model_config.is_multimodal_model
 
     async def pause(self, mode: PauseMode, kv_policy: KvPolicy, timeout_s: float) -> None:
         """Stops scheduling; WAIT returns when no request runs."""
-        # internal: AsyncLLM.pause_generation does just this and then sleeps for 20 ms.
         await self._liveness.call(
-            self._llm.engine_core.pause_scheduler_async(mode.value, kv_policy is KvPolicy.RECOMPUTE),
+            self._pause(mode, kv_policy is KvPolicy.RECOMPUTE),
             what="pause",
             timeout_s=timeout_s,
             occupies=self._lockstep,
         )
+
+    async def _pause(self, mode: PauseMode, clear_cache: bool) -> None:
+        # internal: AsyncLLM.pause_generation does just this and then sleeps for 20 ms.
+        if clear_cache and self._multimodal:
+            # EngineCore forgets its processed images, and would be sent the bare names of those that are known here.
+            await self._llm.renderer.clear_mm_cache_async()
+        await self._llm.engine_core.pause_scheduler_async(mode.value, clear_cache)
+
+    async def reset_caches(self, timeout_s: float) -> None:
+        """Drops what a pause with RECOMPUTE drops, in an engine that is paused already."""
+        await self._liveness.call(self._reset_caches(), what="reset of the caches", timeout_s=timeout_s)
+
+    async def _reset_caches(self) -> None:
+        # internal: as EngineCore._reset_caches. AsyncLLM.reset_prefix_cache tells of the first engine alone.
+        reset_running_requests = reset_connector = True
+        dropped = await self._llm.engine_core.call_utility_all_async(
+            "reset_prefix_cache", reset_running_requests, reset_connector
+        )
+        if not all(dropped):
+            raise GenserveError("the keys and values in a connector could not be dropped")
+        if self._multimodal:
+            # AsyncLLM.reset_mm_cache would wait for its warm-up on the event loop.
+            await self._llm.renderer.clear_mm_cache_async()
+            await self._llm.engine_core.reset_mm_cache_async()
+            await self._llm.engine_core.reset_encoder_cache_async()
 
     async def resume(self, timeout_s: float) -> None:
         """Schedules again, within `timeout_s` from when the engine has ended what it was asked before."""
         await self._liveness.settled()
         await self._liveness.call(self._llm.resume_generation(), what="resume", timeout_s=timeout_s)
 
-    async def sleep(self, timeout_s: float) -> None:
-        """Gives the device's memory back. The scheduler stands still already: with a mode that waits vLLM would sleep
-        whenever the last request ends, however long after the call was given up. Level 2 would drop the weights."""
-        await self._liveness.call(
-            self._llm.sleep(level=1, mode=PauseMode.KEEP.value), what="sleep", timeout_s=timeout_s
-        )
+    async def sleep(self, level: int, tags: Set[SleepTag], timeout_s: float) -> None:
+        """Gives memory back, as vLLM's sleep does for the weights with the KV cache, and its release_kv_cache_memory
+        for that alone. The scheduler stands still already: with a mode that waits vLLM would sleep whenever the last
+        request ends, however long after the call was given up."""
+        if SleepTag.WEIGHTS in tags:
+            await self._liveness.call(self._fall_asleep(level), what="sleep", timeout_s=timeout_s)
+        elif SleepTag.KV_CACHE in tags:
+            await self._liveness.call(self._give_kv_cache_back(), what="sleep", timeout_s=timeout_s)
 
-    async def wake_up(self, timeout_s: float) -> None:
-        """Takes the memory again, and schedules; within `timeout_s` from when the engine has ended what it was asked
-        before."""
+    async def _fall_asleep(self, level: int) -> None:
+        try:
+            await self._llm.sleep(level=level, mode=PauseMode.KEEP.value)
+        except Exception as error:
+            # vLLM's executor takes no rank for asleep then, whichever is, and would wake up none.
+            self._liveness.declare_dead()
+            raise EngineDeadError(f"a worker broke off in sleep, and the engine is given up: {error}") from error
+
+    async def _give_kv_cache_back(self) -> None:
+        # vLLM resets its caches for this on a GPU. On the CPU it refuses, as it has no memory to give back there.
+        if current_platform.is_cpu():
+            await self._llm.reset_prefix_cache(reset_running_requests=True)
+        else:
+            await _told(self._llm.release_kv_cache_memory(), "the KV cache could not be given back")
+
+    async def wake_up(self, tags: Set[SleepTag], timeout_s: float) -> None:
+        """Takes memory again, and with SCHEDULING schedules; within `timeout_s` from when the engine has ended what it
+        was asked before."""
         await self._liveness.settled()
-        await self._liveness.call(self._llm.wake_up(), what="wake-up", timeout_s=timeout_s)
+        # vLLM does nothing at all, and says so in its log only, when one of the tags is awake: what is to be the last
+        # part is left to it to know.
+        names = sorted(tag.value for tag in tags & MEMORY_TAGS) or [SleepTag.SCHEDULING.value]
+        is_last = SleepTag.SCHEDULING in tags and bool(tags & MEMORY_TAGS)
+        waking = _told(self._llm.wake_up(None if is_last else names), "what sleeps could not be woken up")
+        await self._liveness.call(waking, what="wake-up", timeout_s=timeout_s)
+
+
+async def _told(call: Coroutine[Any, Any, Any], failure: str) -> None:
+    """Makes a call of which vLLM raises any exception: memory that somebody else still holds is an ordinary one."""
+    try:
+        await call
+    except Exception as error:
+        raise GenserveError(f"{failure}: {error}") from error

@@ -50,6 +50,8 @@ def explained(logging_config: Mapping[str, Any], use: Callable[[str], None]) -> 
         use(str(config))
         try:
             yield
+        except EngineStartError:
+            raise
         except Exception as error:
             reported = report.read_text(encoding="utf-8").splitlines()
             # The first one: when a rank fails, the others fail after it because their connections end.

@@ -5,17 +5,18 @@ when a new vLLM moves one.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.envs import VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS, enable_envs_cache
 from vllm.lora.request import LoRARequest
+from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 
-from genserve.engine import vllm_config
+from genserve.engine import refusals, vllm_config
 from genserve.engine.activity import observer
 from genserve.engine.admission import Admission, translated
 from genserve.engine.base import (
@@ -25,6 +26,7 @@ from genserve.engine.base import (
     Load,
     PauseCounts,
     PauseMode,
+    SleepTag,
     StagedTensor,
     WeightDigest,
 )
@@ -53,7 +55,8 @@ _SHUTDOWN_TIMEOUT_S = 10.0
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
     """`max_active_requests`: sequences admitted and unfinished, above which new ones are refused; `max_n`: of one
-    request; `weight_update`: auto, beside or inplace; `trust_request_chat_template`: requests may bring one along."""
+    request; `weight_update`: auto or a way of genserve.worker.placement; `trust_request_chat_template`: requests may
+    bring one along."""
 
     max_active_requests: int
     max_n: int
@@ -91,6 +94,7 @@ class VllmEngine:
         self._workers = workers
         self._scheduling = Scheduling(llm, self._liveness)
         self._weights = LiveWeights(llm, self._liveness, workers)
+        self.warnings: tuple[str, ...] = ()  # what its settings cost when weights are pushed, a line each
         self.transfer = LiveTransfer(self._weights)
         self.loras = LiveLoras(workers, self._info.max_loras)
 
@@ -98,15 +102,30 @@ class VllmEngine:
     async def start(cls, args: AsyncEngineArgs, options: EngineOptions) -> "VllmEngine":
         """Starts the engine processes and makes every worker ready for pushes. Call before any gRPC object exists."""
         meter = LoadMeter()
-        args = vllm_config.adapted(args)
+        args = vllm_config.adapted(args, options.weight_update)
         with vllm_config.start_explained(args):
-            llm = AsyncLLM.from_engine_args(args, stat_loggers=[meter])
+            # As AsyncLLM.from_engine_args, with a look at the configuration before any process starts.
+            config = args.create_engine_config(UsageContext.ENGINE_CONTEXT)
+            warnings = refusals.check(config)
+            llm = AsyncLLM.from_vllm_config(
+                config,
+                stat_loggers=[meter],
+                enable_log_requests=args.enable_log_requests,
+                disable_log_stats=args.disable_log_stats,
+            )
         engine = cls(llm, meter, options)
+        engine.warnings = warnings
         try:
             assert llm.output_handler is not None  # internal: the task that ends when EngineCore dies
             llm.output_handler.add_done_callback(lambda _: engine._liveness.declare_dead())
-            chosen = await engine._weights.attach(options.weight_update, _ATTACH_TIMEOUT_S)
-            engine._info = replace(engine._info, weight_update=chosen)
+            how = await engine._weights.attach(_ATTACH_TIMEOUT_S)
+            engine._info = replace(
+                engine._info,
+                weight_update=how.weight_update,
+                weight_update_reason=how.reason,
+                reserved_device_bytes=how.reserved_device_bytes,
+                pinned_host_bytes=how.pinned_host_bytes,
+            )
             # vLLM asks the environment about something for every token, in this process only.
             enable_envs_cache()
         except BaseException:
@@ -273,13 +292,17 @@ class VllmEngine:
         """Schedules again."""
         await self._scheduling.resume(timeout_s)
 
-    async def sleep(self, timeout_s: float) -> None:
-        """Gives the device's memory back."""
-        await self._scheduling.sleep(timeout_s)
+    async def sleep(self, level: int, tags: Set[SleepTag], timeout_s: float) -> None:
+        """Gives memory back."""
+        if SleepTag.WEIGHTS in tags:
+            await self._weights.before_sleep(level, timeout_s)
+        await self._scheduling.sleep(level, tags, timeout_s)
 
-    async def wake_up(self, timeout_s: float) -> None:
-        """Takes the memory again, and schedules."""
-        await self._scheduling.wake_up(timeout_s)
+    async def wake_up(self, tags: Set[SleepTag], timeout_s: float) -> None:
+        """Takes memory again, and perhaps schedules."""
+        await self._scheduling.wake_up(tags, timeout_s)
+        if SleepTag.WEIGHTS in tags:
+            await self._weights.after_wake_up(timeout_s)
 
     async def reset_prefix_cache(self, reset_running_requests: bool, timeout_s: float) -> bool:
         """Drops the prefix cache."""
@@ -288,6 +311,10 @@ class VllmEngine:
             what="reset of the prefix cache",
             timeout_s=timeout_s,
         )
+
+    async def reset_caches(self, timeout_s: float) -> None:
+        """Drops all that the live weights have computed."""
+        await self._scheduling.reset_caches(timeout_s)
 
     async def prepare_weights(
         self, nonce: str, arena: ArenaRef, tensors: Sequence[StagedTensor], timeout_s: float

@@ -16,10 +16,12 @@ from vllm.utils.import_utils import resolve_obj_by_qualname
 
 from genserve.engine import start_failure
 from genserve.engine.base import EngineInfo
-from genserve.worker.contract import DAEMON_PID_VARIABLE, EXTENSION
+from genserve.worker.contract import DAEMON_PID_VARIABLE, EXTENSION, RESERVING_WORKER, WEIGHT_UPDATE_KEY
 
 _CPU_KV_CACHE_BYTES = 4 << 30
 _MAX_CPU_LORAS = 8
+_DRAFTS = "draft.*"
+"""vLLM's name for the parameters of a draft model; the one pattern that need not match any."""
 
 
 def parser(prog: str, description: str) -> argparse.ArgumentParser:
@@ -39,9 +41,14 @@ def engine_args(flags: argparse.Namespace) -> AsyncEngineArgs:
     return args
 
 
-def adapted(args: AsyncEngineArgs) -> AsyncEngineArgs:
-    """The arguments with what genserve needs: its code in the workers, which end with this process, its own
-    statistics, and no compiled code on the CPU."""
+def adapted(args: AsyncEngineArgs, weight_update: str) -> AsyncEngineArgs:
+    """The arguments with what genserve needs: its code in the workers, which end with this process and take new
+    versions as `weight_update` says, its own statistics, and no compiled code on the CPU. Raises ValueError."""
+    if weight_update == "host" and current_platform.is_cpu():
+        raise ValueError("--weight-update host is for a GPU: on the CPU beside is in the host's memory already")
+    args.additional_config = {**args.additional_config, WEIGHT_UPDATE_KEY: weight_update}
+    if args.worker_cls == "auto" and current_platform.is_cuda_alike():
+        args.worker_cls = RESERVING_WORKER
     args.worker_extension_cls = _extension(args.worker_extension_cls)
     os.environ[DAEMON_PID_VARIABLE] = str(os.getpid())
     args.use_tqdm_on_load = False
@@ -52,6 +59,9 @@ def adapted(args: AsyncEngineArgs) -> AsyncEngineArgs:
         # "auto" checks each constraint with the first backend that takes it, and compiles all of them with the one that
         # the first request came to: one request would decide what the others can say, and how long that takes.
         args.structured_outputs_config.backend = "xgrammar"
+    if args.enable_sleep_mode and _DRAFTS not in args.sleep_preserve_parameter_names:
+        # A sleep of level 2 drops the weights of a draft model too, and pushes do not bring those.
+        args.sleep_preserve_parameter_names = [*args.sleep_preserve_parameter_names, _DRAFTS]
     args.disable_log_stats = True  # vLLM's default loggers; ours is added to the engine
     if current_platform.is_cpu():
         # Packed linears are closures on the CPU: compiled code would keep the ones it has seen.

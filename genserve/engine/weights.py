@@ -13,7 +13,7 @@ from genserve.engine.liveness import Liveness
 from genserve.engine.spans import INITIAL_LABEL
 from genserve.engine.workers import WorkerError, Workers
 from genserve.errors import DeadlineError, EngineDeadError, EngineTaintedError, GenserveError, PushRolledBackError
-from genserve.worker.contract import Attach, Attached, Digests, Prepare, Step, Transfer
+from genserve.worker.contract import Attach, Attached, Digests, Prepare, Sleep, Step, Transfer
 
 _ROLLBACK_TIMEOUT_S = 30.0
 _GRACE_S = 10.0
@@ -29,18 +29,26 @@ class LiveWeights:
         self._can_roll_back = True
         self.version = 0
 
-    async def attach(self, weight_update: str, timeout_s: float) -> str:
-        """Makes every worker ready for pushes, before anything is served; how they will take them: beside or inplace,
-        or both where ranks differ. Raises RuntimeError."""
-        attach = Attach(self._workers.report_socket, sorted(os.sched_getaffinity(0)), weight_update, os.getpid())
+    async def attach(self, timeout_s: float) -> Attached:
+        """Makes every worker ready for pushes, before anything is served; how they will take them. Where ranks differ,
+        `weight_update` lists the ways, and the reason is that of the last one. Raises RuntimeError."""
+        attach = Attach(self._workers.report_socket, sorted(os.sched_getaffinity(0)), os.getpid())
         answers = await self._workers.call("genserve_attach", attach.to_wire(), timeout_s=timeout_s)
         attached = [Attached.from_wire(answer) for answer in answers]
         for each in attached:
             if each.error:
                 raise RuntimeError(f"worker {each.rank} cannot take pushes: {each.error}")
-        kinds = {each.weight_update for each in attached}
-        self._can_roll_back = kinds == {"beside"}
-        return ", ".join(sorted(kinds))
+        self._can_roll_back = all(each.can_roll_back for each in attached)
+        ways = sorted({each.weight_update for each in attached})
+        return Attached(
+            rank="",
+            error="",
+            weight_update=", ".join(ways),
+            reason=next(each.reason for each in attached if each.weight_update == ways[-1]),
+            can_roll_back=self._can_roll_back,
+            reserved_device_bytes=max(each.reserved_device_bytes for each in attached),
+            pinned_host_bytes=min(each.pinned_host_bytes for each in attached),
+        )
 
     def close(self) -> None:
         """Stops listening to workers."""
@@ -88,6 +96,20 @@ class LiveWeights:
             raise self.given_up(error) from error
         except (GenserveError, WorkerError) as error:
             raise EngineTaintedError(f"a commit failed ({cause}) and could not be undone ({error})") from error
+
+    async def before_sleep(self, level: int, timeout_s: float) -> None:
+        """Has every rank keep what a sleep of this level would drop and nobody could restore. Raises GenserveError."""
+        await self._around_sleep("genserve_sleep", Sleep(level).to_wire(), timeout_s)
+
+    async def after_wake_up(self, timeout_s: float) -> None:
+        """Has every rank put back what it kept, once its weights are awake. Raises GenserveError."""
+        await self._around_sleep("genserve_wake", {}, timeout_s)
+
+    async def _around_sleep(self, method: str, message: dict[str, Any], timeout_s: float) -> None:
+        try:
+            await self._workers.step(method, message, timeout_s=timeout_s)
+        except WorkerError as error:
+            raise GenserveError(f"{method.removeprefix('genserve_')} failed: {error}") from error
 
     async def step(self, method: str, message: dict[str, Any], timeout_s: float) -> None:
         """One call of the contract to every rank; raises WorkerError unless all could do it."""

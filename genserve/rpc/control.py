@@ -4,6 +4,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from genserve.control.pause import PauseController
+from genserve.control.sleep import SleepController
 from genserve.control.state import StateBoard
 from genserve.engine.base import Engine
 from genserve.rpc.convert import to_lease, to_state
@@ -34,11 +35,18 @@ class ControlServicer(ControlServiceServicer):
     """Operates the engine."""
 
     def __init__(
-        self, engine: Engine, pauses: PauseController, board: StateBoard, loras: LoraLoader, facts: ServerFacts
+        self,
+        engine: Engine,
+        pauses: PauseController,
+        sleeps: SleepController,
+        board: StateBoard,
+        loras: LoraLoader,
+        facts: ServerFacts,
     ) -> None:
         self._engine = engine
         self._loras = loras
         self._pauses = pauses
+        self._sleeps = sleeps
         self._board = board
         self._facts = facts
         self._watchers = Watchers("the status")
@@ -119,15 +127,15 @@ class ControlServicer(ControlServiceServicer):
         self, request: control_pb2.SleepRequest, context: "ServicerContext[Any, Any]"
     ) -> control_pb2.SleepResponse:
         """Gives the device's memory back."""
-        mode, timeout_s = sleep_arguments(request)
-        await self._pauses.sleep(mode, timeout_s)
+        mode, depth, timeout_s = sleep_arguments(request)
+        await self._sleeps.sleep(mode, depth, timeout_s)
         return control_pb2.SleepResponse(state=to_state(self._board.state()))
 
     async def WakeUp(
         self, request: control_pb2.WakeUpRequest, context: "ServicerContext[Any, Any]"
     ) -> control_pb2.WakeUpResponse:
-        """Ends a sleep."""
-        await self._pauses.wake_up()
+        """Ends a sleep, or a part of it."""
+        await self._sleeps.wake_up(request.tags)
         return control_pb2.WakeUpResponse(state=to_state(self._board.state()))
 
     async def LoadLora(

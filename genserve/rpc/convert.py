@@ -80,4 +80,6 @@ def to_state(state: EngineState) -> types_pb2.EngineState:
         pauses=map(to_lease, state.pauses),
         running_requests=state.running_requests,
         waiting_requests=state.waiting_requests,
+        asleep_tags=state.asleep_tags,
+        weights_discarded=state.weights_discarded,
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import grpc
 
 import genserve
+from genserve.control.asleep import SleepDepth
 from genserve.control.pause import PauseGrant
 from genserve.control.state import EngineState
 from genserve.engine.base import EngineInfo, KvPolicy, Load, LoadedLora, PauseMode
@@ -62,10 +63,11 @@ def pause_arguments(message: control_pb2.PauseRequest) -> PauseArguments:
     )
 
 
-def sleep_arguments(message: control_pb2.SleepRequest) -> tuple[PauseMode, float]:
-    """Mode and timeout in seconds of a Sleep, defaults filled in."""
+def sleep_arguments(message: control_pb2.SleepRequest) -> tuple[PauseMode, SleepDepth, float]:
+    """Mode, what is given back, and timeout in seconds of a Sleep, defaults filled in."""
     timeout_s = seconds(message.timeout, "timeout") if message.HasField("timeout") else DEFAULT_PAUSE_TIMEOUT_S
-    return pause_mode(message.mode, "mode"), timeout_s
+    depth = SleepDepth.of(message.level if message.HasField("level") else None, message.tags)
+    return pause_mode(message.mode, "mode"), depth, timeout_s
 
 
 def load_timeout_s(message: control_pb2.LoadLoraRequest) -> float:
@@ -133,6 +135,9 @@ def to_server_info(info: EngineInfo, facts: ServerFacts, state: EngineState) -> 
         vocab_size=info.vocab_size,
         device=info.device,
         weight_update=info.weight_update,
+        weight_update_reason=info.weight_update_reason,
+        reserved_device_bytes=info.reserved_device_bytes,
+        pinned_host_bytes=info.pinned_host_bytes,
         weight_transfer=info.weight_transfer,
         logprobs_mode=info.logprobs_mode,
         host_id=facts.host_id,

@@ -17,6 +17,7 @@ from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
 from genserve.config import ServeConfig
 from genserve.control.pause import PauseController
+from genserve.control.sleep import SleepController
 from genserve.control.state import StateBoard
 from genserve.engine.base import Engine, EngineInfo
 from genserve.rpc import health
@@ -76,6 +77,7 @@ class ServerParts:
     engine: Engine
     board: StateBoard
     pauses: PauseController
+    sleeps: SleepController
     registry: PushRegistry
     resident: ResidentStore
     transfers: TransferUpdates
@@ -141,7 +143,7 @@ def _public_server(parts: ServerParts, weights: WeightServicer) -> grpc.aio.Serv
     _add_generation(server, GenerationServicer(parts.engine, parts.board), parts.engine.info.max_request_bytes)
     _add_weights(server, weights)
     add_ControlServiceServicer_to_server(
-        ControlServicer(parts.engine, parts.pauses, parts.board, parts.loras, facts), server
+        ControlServicer(parts.engine, parts.pauses, parts.sleeps, parts.board, parts.loras, facts), server
     )
     add_HealthServicer_to_server(HealthServicer(parts.board, SERVICE_NAMES), server)
     add_reflection(server, [*SERVICE_NAMES, health.SERVICE_NAME])

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import DecodeError
 
+from genserve.control.admission import check_whole
 from genserve.control.pause import PauseController
 from genserve.control.state import StateBoard
 from genserve.engine.base import Engine, WeightDigest
@@ -162,6 +163,7 @@ class WeightServicer(WeightServiceServicer):
         weight_version = self._engine.weight_version
         if request.include_digests:
             async with self._pauses.undisturbed(DIGESTS_TIMEOUT_S):
+                check_whole(self._board.asleep.weights_lost)
                 digests = await self._engine.weight_digests(DIGESTS_TIMEOUT_S)
                 weight_version = self._engine.weight_version
         return to_weights_response(

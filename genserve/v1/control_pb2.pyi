@@ -494,6 +494,9 @@ class GetServerInfoResponse(_message.Message):
     INGEST_PORTS_FIELD_NUMBER: _builtins.int
     WEIGHT_TRANSFER_FIELD_NUMBER: _builtins.int
     LOGPROBS_MODE_FIELD_NUMBER: _builtins.int
+    WEIGHT_UPDATE_REASON_FIELD_NUMBER: _builtins.int
+    RESERVED_DEVICE_BYTES_FIELD_NUMBER: _builtins.int
+    PINNED_HOST_BYTES_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The model, as given to --model."""
     architecture: _builtins.str
@@ -505,8 +508,8 @@ class GetServerInfoResponse(_message.Message):
     device: _builtins.str
     """Device it runs on: cpu or cuda."""
     weight_update: _builtins.str
-    """How workers take a new version: "beside" = built next to the live one and exchanged, "inplace" = layer by layer over
-    the live one, in a longer pause.
+    """How workers take a new version: "beside" = built next to the live one, on its device, and exchanged; "host" = built
+    in the host's memory and copied over in the pause; "inplace" = layer by layer over the live one, in a longer pause.
     """
     host_id: _builtins.str
     """Who can hand memory over to the daemon (PushSegment): processes that see the same kernel, process ids and user. Equal
@@ -518,6 +521,16 @@ class GetServerInfoResponse(_message.Message):
     logprobs_mode: _builtins.str
     """What log-probabilities are of, as in --logprobs-mode: "raw_logprobs", before temperature and penalties, or
     "processed_logprobs", after them; the same with _logits in place of _logprobs.
+    """
+    weight_update_reason: _builtins.str
+    """Why workers take new versions in that way, what it costs in pause, and which flag would change it: a sentence for
+    people.
+    """
+    reserved_device_bytes: _builtins.int
+    """Memory of each device that is kept for new versions, in bytes: the most of any worker. 0 on the CPU."""
+    pinned_host_bytes: _builtins.int
+    """Pinned memory of the host through which new versions reach a device, in bytes: the least of any worker. 0 = none, so
+    copies take about three times as long; always 0 on the CPU.
     """
     @_builtins.property
     def limits(self) -> Global___Limits:
@@ -563,10 +576,13 @@ class GetServerInfoResponse(_message.Message):
         ingest_ports: _abc.Iterable[_builtins.int] | None = ...,
         weight_transfer: _builtins.str = ...,
         logprobs_mode: _builtins.str = ...,
+        weight_update_reason: _builtins.str = ...,
+        reserved_device_bytes: _builtins.int = ...,
+        pinned_host_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "parallelism", b"parallelism", "state", b"state"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "device", b"device", "dtype", b"dtype", "features", b"features", "host_id", b"host_id", "ingest_ports", b"ingest_ports", "limits", b"limits", "logprobs_mode", b"logprobs_mode", "model", b"model", "parallelism", b"parallelism", "state", b"state", "versions", b"versions", "vocab_size", b"vocab_size", "weight_transfer", b"weight_transfer", "weight_update", b"weight_update"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "device", b"device", "dtype", b"dtype", "features", b"features", "host_id", b"host_id", "ingest_ports", b"ingest_ports", "limits", b"limits", "logprobs_mode", b"logprobs_mode", "model", b"model", "parallelism", b"parallelism", "pinned_host_bytes", b"pinned_host_bytes", "reserved_device_bytes", b"reserved_device_bytes", "state", b"state", "versions", b"versions", "vocab_size", b"vocab_size", "weight_transfer", b"weight_transfer", "weight_update", b"weight_update", "weight_update_reason", b"weight_update_reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -630,23 +646,40 @@ class SleepRequest(_message.Message):
 
     MODE_FIELD_NUMBER: _builtins.int
     TIMEOUT_FIELD_NUMBER: _builtins.int
+    LEVEL_FIELD_NUMBER: _builtins.int
+    TAGS_FIELD_NUMBER: _builtins.int
     mode: _types_pb2.PauseMode.ValueType
     """What happens to requests in flight; default KEEP: they are prefilled again after the sleep."""
+    level: _builtins.int
+    """As in vLLM: 0 stops scheduling and keeps the memory, 1 (the default) keeps the weights on the host and drops the KV
+    cache, 2 drops both. Whoever wakes the engine up after 2 need not push: the served version is restored from the
+    resident bytes.
+    """
     @_builtins.property
     def timeout(self) -> _duration_pb2.Duration:
         """Longest time to wait (WAIT waits for running requests); default 60 s. When it runs out the engine is awake."""
+
+    @_builtins.property
+    def tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What to give back; empty = what the level says. ["kv_cache"] keeps the weights on the device, where pushes go on;
+        ["weights", "kv_cache"] is as levels 1 and 2, ["scheduling"] as 0. Weights alone cannot be given back.
+        """
 
     def __init__(
         self,
         *,
         mode: _types_pb2.PauseMode.ValueType = ...,
         timeout: _duration_pb2.Duration | None = ...,
+        level: _builtins.int | None = ...,
+        tags: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["timeout", b"timeout"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_level", b"_level", "level", b"level", "timeout", b"timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["mode", b"mode", "timeout", b"timeout"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_level", b"_level", "level", b"level", "mode", b"mode", "tags", b"tags", "timeout", b"timeout"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__level: _TypeAlias = _typing.Literal["level"]  # noqa: Y015
+    _WhichOneofArgType__level: _TypeAlias = _typing.Literal["_level", b"_level"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__level) -> _WhichOneofReturnType__level | None: ...
 
 Global___SleepRequest: _TypeAlias = SleepRequest  # noqa: Y015
 
@@ -680,12 +713,19 @@ class WakeUpRequest(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    TAGS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What to wake up: "weights", "kv_cache", "scheduling"; empty = all. What is awake is left alone."""
+
     def __init__(
         self,
+        *,
+        tags: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tags", b"tags"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -693,7 +733,7 @@ Global___WakeUpRequest: _TypeAlias = WakeUpRequest  # noqa: Y015
 
 @_typing.final
 class WakeUpResponse(_message.Message):
-    """Awake: running, or paused if a lease is left."""
+    """Awake: running, or paused if a lease is left; sleeping while a part of its memory is."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

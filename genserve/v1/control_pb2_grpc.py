@@ -151,14 +151,15 @@ class ControlServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Sleep(self, request, context):
-        """Gives the device's memory back until WakeUp. Nothing is generated, pushed or paused meanwhile.
+        """Gives the device's memory back until WakeUp. Nothing is generated or paused meanwhile, and nothing pushed before the
+        weights are awake again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WakeUp(self, request, context):
-        """Ends a sleep.
+        """Ends a sleep, or a part of it. The engine runs when all of its memory is awake.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -48,9 +48,11 @@ class ControlServiceStub:
     ResetCache: _grpc.UnaryUnaryMultiCallable[_control_pb2.ResetCacheRequest, _control_pb2.ResetCacheResponse]
     """Drops the prefix cache."""
     Sleep: _grpc.UnaryUnaryMultiCallable[_control_pb2.SleepRequest, _control_pb2.SleepResponse]
-    """Gives the device's memory back until WakeUp. Nothing is generated, pushed or paused meanwhile."""
+    """Gives the device's memory back until WakeUp. Nothing is generated or paused meanwhile, and nothing pushed before the
+    weights are awake again.
+    """
     WakeUp: _grpc.UnaryUnaryMultiCallable[_control_pb2.WakeUpRequest, _control_pb2.WakeUpResponse]
-    """Ends a sleep."""
+    """Ends a sleep, or a part of it. The engine runs when all of its memory is awake."""
     LoadLora: _grpc.UnaryUnaryMultiCallable[_control_pb2.LoadLoraRequest, _control_pb2.LoadLoraResponse]
     """Loads a LoRA adapter from a directory of the daemon's host; PushWeights brings one from elsewhere."""
     UnloadLora: _grpc.UnaryUnaryMultiCallable[_control_pb2.UnloadLoraRequest, _control_pb2.UnloadLoraResponse]
@@ -78,9 +80,11 @@ class ControlServiceAsyncStub(ControlServiceStub):
     ResetCache: _aio.UnaryUnaryMultiCallable[_control_pb2.ResetCacheRequest, _control_pb2.ResetCacheResponse]  # type: ignore[assignment]
     """Drops the prefix cache."""
     Sleep: _aio.UnaryUnaryMultiCallable[_control_pb2.SleepRequest, _control_pb2.SleepResponse]  # type: ignore[assignment]
-    """Gives the device's memory back until WakeUp. Nothing is generated, pushed or paused meanwhile."""
+    """Gives the device's memory back until WakeUp. Nothing is generated or paused meanwhile, and nothing pushed before the
+    weights are awake again.
+    """
     WakeUp: _aio.UnaryUnaryMultiCallable[_control_pb2.WakeUpRequest, _control_pb2.WakeUpResponse]  # type: ignore[assignment]
-    """Ends a sleep."""
+    """Ends a sleep, or a part of it. The engine runs when all of its memory is awake."""
     LoadLora: _aio.UnaryUnaryMultiCallable[_control_pb2.LoadLoraRequest, _control_pb2.LoadLoraResponse]  # type: ignore[assignment]
     """Loads a LoRA adapter from a directory of the daemon's host; PushWeights brings one from elsewhere."""
     UnloadLora: _aio.UnaryUnaryMultiCallable[_control_pb2.UnloadLoraRequest, _control_pb2.UnloadLoraResponse]  # type: ignore[assignment]
@@ -153,7 +157,9 @@ class ControlServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _control_pb2.SleepRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.SleepResponse, _abc.Awaitable[_control_pb2.SleepResponse]]:
-        """Gives the device's memory back until WakeUp. Nothing is generated, pushed or paused meanwhile."""
+        """Gives the device's memory back until WakeUp. Nothing is generated or paused meanwhile, and nothing pushed before the
+        weights are awake again.
+        """
 
     @_abc_1.abstractmethod
     def WakeUp(
@@ -161,7 +167,7 @@ class ControlServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _control_pb2.WakeUpRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.WakeUpResponse, _abc.Awaitable[_control_pb2.WakeUpResponse]]:
-        """Ends a sleep."""
+        """Ends a sleep, or a part of it. The engine runs when all of its memory is awake."""
 
     @_abc_1.abstractmethod
     def LoadLora(

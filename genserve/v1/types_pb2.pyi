@@ -168,6 +168,8 @@ class EngineState(_message.Message):
     PAUSES_FIELD_NUMBER: _builtins.int
     RUNNING_REQUESTS_FIELD_NUMBER: _builtins.int
     WAITING_REQUESTS_FIELD_NUMBER: _builtins.int
+    ASLEEP_TAGS_FIELD_NUMBER: _builtins.int
+    WEIGHTS_DISCARDED_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     """Changes whenever the engine is started anew."""
     weight_version: _builtins.int
@@ -178,9 +180,15 @@ class EngineState(_message.Message):
     """Sequences that are scheduled."""
     waiting_requests: _builtins.int
     """Sequences that wait to be scheduled."""
+    weights_discarded: _builtins.bool
+    """Whether a sleep of level 2 has dropped the weights, and no version was applied since."""
     @_builtins.property
     def pauses(self) -> _containers.RepeatedCompositeFieldContainer[Global___PauseLease]:
         """Pause leases that are held now."""
+
+    @_builtins.property
+    def asleep_tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What is asleep: "scheduling" whenever anything is, "weights", "kv_cache". Without "weights" pushes are accepted."""
 
     def __init__(
         self,
@@ -191,10 +199,12 @@ class EngineState(_message.Message):
         pauses: _abc.Iterable[Global___PauseLease] | None = ...,
         running_requests: _builtins.int = ...,
         waiting_requests: _builtins.int = ...,
+        asleep_tags: _abc.Iterable[_builtins.str] | None = ...,
+        weights_discarded: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance_id", b"instance_id", "pauses", b"pauses", "phase", b"phase", "running_requests", b"running_requests", "waiting_requests", b"waiting_requests", "weight_version", b"weight_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asleep_tags", b"asleep_tags", "instance_id", b"instance_id", "pauses", b"pauses", "phase", b"phase", "running_requests", b"running_requests", "waiting_requests", b"waiting_requests", "weight_version", b"weight_version", "weights_discarded", b"weights_discarded"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from genserve.control.admission import check_control
+from genserve.control.admission import check_weights
 from genserve.control.state import StateBoard
 from genserve.engine.base import Engine
 from genserve.errors import GenserveError
@@ -85,7 +85,7 @@ class Completion:
         """What the header was checked for may have changed while the bytes came."""
         if self._applying is not None:
             raise self._applying.in_progress()
-        check_control(self._board.phase)
+        check_weights(self._board.engine_condition, self._board.daemon_condition)
         check_version(push.header, self._engine.weight_version)
 
     async def _apply(self, push: LivePush) -> Applied:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from genserve.control.admission import check_control
+from genserve.control.admission import check_weights
 from genserve.control.pause import PauseController
 from genserve.control.state import StateBoard
 from genserve.control.turn import uninterrupted
@@ -64,7 +64,7 @@ class LoraLoader:
         check_lora_name(name, "lora_name")
         if not timeout_s > 0:
             raise InvalidFieldError.of("timeout", f"must be above 0 s, is {timeout_s:g} s")
-        check_control(self._board.phase)
+        check_weights(self._board.engine_condition, self._board.daemon_condition)
         make = partial(LoraFiles.of_directory, Path(path), self._engine.info.max_lora_rank, self._checkpoint)
         loaded, _ = await uninterrupted(self._load(name, make, timeout_s))
         return loaded
@@ -72,7 +72,7 @@ class LoraLoader:
     def unload(self, name: str) -> LoadedLora:
         """Takes an adapter away; what it was. Raises LoraNotFoundError."""
         self._require_enabled()
-        check_control(self._board.phase)
+        check_weights(self._board.engine_condition, self._board.daemon_condition)
         return self._engine.loras.unload(name)
 
     async def _load(self, name: str, make: Callable[[], LoraFiles], timeout_s: float) -> tuple[LoadedLora, float]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
-from genserve.control.admission import check_control
+from genserve.control.admission import check_weights
 from genserve.control.state import StateBoard
 from genserve.control.turn import uninterrupted
 from genserve.engine.base import Engine
@@ -144,7 +144,7 @@ class PushRegistry:
             applied.identity.check(header, digest)
             if self._outcomes.repeated(header) is not None:
                 return self._repeat(applied, header.attempt)
-        check_control(self._board.phase)
+        check_weights(self._board.engine_condition, self._board.daemon_condition)
         if self._closed:
             raise DrainingError("the daemon is shutting down")
         self._outcomes.check_refused(header)
@@ -234,7 +234,7 @@ class PushRegistry:
     async def reserve(self, update_id: str) -> None:
         """Keeps pushes away until `release`; staged ones stay so. Raises ApplyInProgressError, and as `open`."""
         async with self._opening:
-            check_control(self._board.phase)
+            check_weights(self._board.engine_condition, self._board.daemon_condition)
             self.check_free()
             for push in self._pushes.values():
                 if push.is_held:
@@ -276,7 +276,7 @@ class PushRegistry:
         if push_id not in self._pushes and (refused := self._outcomes.refused(push_id)) is not None:
             raise refused.error.again()
         push = self._find(push_id)
-        check_control(self._board.phase)
+        check_weights(self._board.engine_condition, self._board.daemon_condition)
         if push.lifecycle.is_busy:
             return await asyncio.shield(push.round.result)
         if not push.lifecycle.can_commit:

@@ -14,7 +14,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from genserve.control.admission import check_control, check_sound
+from genserve.control.admission import check_sound, check_weights, check_whole
 from genserve.control.conditions import EngineCondition
 from genserve.control.leases import check_text, check_ttl
 from genserve.control.pause import Hold, PauseController
@@ -136,6 +136,7 @@ class TransferUpdates:
                 self._touch(self._open)
                 return self._open
             check_sound(self._board.engine_condition)
+            check_whole(self._board.asleep.weights_lost)
             return await uninterrupted(self._start(options))
 
     async def _start(self, options: UpdateOptions) -> OpenUpdate:
@@ -238,7 +239,7 @@ class TransferUpdates:
     def _require(self, update_id: str) -> OpenUpdate:
         if self._open is not None and update_id in ("", self._open.update_id):
             return self._open
-        check_control(self._board.phase)
+        check_weights(self._board.engine_condition, self._board.daemon_condition)
         raise UpdateNotFoundError(
             f"no update {update_id!r} is open; it may have timed out, and was undone then",
             metadata={"update_id": update_id},

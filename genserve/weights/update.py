@@ -131,6 +131,7 @@ class WeightUpdater:
         """What the previous version had to be applied anew for; None when `version` is served."""
         try:
             await self._engine.commit_weights(nonce, version, timeout_s)
+            self._board.tell_applied()
             return None
         except (PushRolledBackError, DeadlineError, EngineDeadError):
             raise
@@ -152,6 +153,7 @@ class WeightUpdater:
             async with version.as_arena() as arena:
                 await self._prepare(nonce, version.manifest, arena, _HEAL_TIMEOUT_S)
                 await self._engine.commit_weights(nonce, version.weight_version, _HEAL_TIMEOUT_S)
+                self._board.tell_applied()
         except EngineDeadError:
             raise
         except Exception as error:

@@ -12,18 +12,14 @@ from genserve.worker.contract import Prepare
 
 
 class ArenaTensors:
-    """Every tensor of a push, mapped read-only. On CUDA the pages are locked, so copies to the device run at full speed
-    and do not block."""
+    """Every tensor of a push, mapped read-only. The map goes with the last tensor that views it."""
 
-    def __init__(self, request: Prepare, *, pin: bool) -> None:
+    def __init__(self, request: Prepare) -> None:
         """Raises DtypeError for a tensor of a type that is not known."""
         for name, dtype, *_ in request.tensors:
             item_bytes(name, dtype)
         self._tensors = request.tensors
         self._map: mmap.mmap = map_arena(request.arena_path, request.arena_size_bytes)
-        self._pinned_at: int | None = None
-        if pin and request.arena_size_bytes > 0:
-            self._pin(request.arena_size_bytes)
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, dtype, shape, offset, _ in self._tensors:
@@ -37,19 +33,3 @@ class ArenaTensors:
             # The map is read-only and torch has no read-only tensors; loaders only read.
             warnings.filterwarnings("ignore", message="The given buffer is not writable")
             return torch.frombuffer(self._map, dtype=dtype, count=size.numel(), offset=offset).view(size)
-
-    def _pin(self, size_bytes: int) -> None:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="The given buffer is not writable")
-            address = torch.frombuffer(self._map, dtype=torch.uint8).data_ptr()
-        read_only = 0x08  # cudaHostRegisterReadOnly
-        cudart = torch.cuda.cudart()
-        if int(cudart.cudaHostRegister(address, size_bytes, read_only)) == 0:
-            self._pinned_at = address
-
-    def close(self) -> None:
-        """Unlocks the pages. The map itself goes with the last tensor that views it."""
-        if self._pinned_at is not None:
-            torch.cuda.synchronize()
-            torch.cuda.cudart().cudaHostUnregister(self._pinned_at)
-            self._pinned_at = None

@@ -7,39 +7,52 @@ import torch
 from torch import nn
 from vllm.config import VllmConfig
 
-from genserve.weights.arena import available_memory_bytes
-from genserve.worker.exchange import Exchange
+from genserve.worker.audit import Constants, audit
+from genserve.worker.device import Device
+from genserve.worker.exchange import Buffer, ContentExchange, PointerExchange, exchange
 from genserve.worker.shadow import Shadow, cancellable
-from genserve.worker.tree import holdings
-
-MARGIN_BYTES = 512 << 20
-"""Left to everything else when a place for the second model is looked for."""
+from genserve.worker.tree import holdings, sizes_of
 
 
 class BesideUpdate:
-    """Takes memory for a second model while a push is applied, on `device`; what the exchange replaced is the way
-    back."""
+    """Builds a second model while a push is applied, on the device of the live one or on the host; what the exchange
+    replaced is the way back."""
 
-    def __init__(self, live: nn.Module, config: VllmConfig, device: torch.device, *, addresses_captured: bool) -> None:
-        """Builds the structure; while nothing is served, as for `Shadow`."""
+    can_roll_back = True
+
+    def __init__(self, live: nn.Module, config: VllmConfig, device: Device, place: torch.device) -> None:
+        """Builds the structure at `place`, and takes what a push needs of the live model's device; while nothing is
+        served, as for `Shadow`. Raises torch.OutOfMemoryError."""
         self._live = live
-        self._addresses_captured = addresses_captured
         self._device = device
-        self._shadow = Shadow(config, device)
-        self._exchange: Exchange | None = None
+        self._place = place
+        with device.work():
+            self._shadow = Shadow(live, config, place, device)
+            self._buffer = Buffer(holdings(live), device)
+        self.take_back()
+        self._exchange: PointerExchange | ContentExchange | None = None
 
     @property
-    def fits(self) -> bool:
-        """Whether there is memory for it. On a device that was found before; this is about the host."""
-        return self._device.type != "cpu" or available_memory_bytes() > 1.1 * self._shadow.num_bytes + MARGIN_BYTES
+    def num_bytes(self) -> int:
+        """Size of a version before post-processing, in bytes."""
+        return self._shadow.num_bytes
+
+    def audit(self) -> Constants:
+        """Raises ValueError naming weights of the live model that an exchange would miss; what it has found to be
+        constant."""
+        shadow, copied = self._shadow, self._device.keeps_addresses
+        shadow.constants = audit(self._live, shadow.structure, copied=copied, known=shadow.constants)
+        return shadow.constants
 
     def prepare(self, tensors: Iterable[tuple[str, torch.Tensor]], cancelled: Event) -> None:
         """Builds a version; may run in a background thread while the live one serves. Raises what is wrong with it, and
         PrepareCancelledError soon after `cancelled` is set."""
         self._exchange = None
+        self.audit()  # again: steps may have left something on the layers since
+        self._buffer.take()
         try:
             prepared = self._shadow.load(cancellable(tensors, cancelled))
-            self._exchange = Exchange(holdings(self._live), prepared, addresses_captured=self._addresses_captured)
+            self._exchange = exchange(holdings(self._live), prepared, self._device, self._buffer)
         finally:
             self._shadow.strip()
 
@@ -54,8 +67,24 @@ class BesideUpdate:
         if self._exchange is not None:
             self._exchange.rollback()
 
+    def give_up(self) -> None:
+        """Frees what is kept of the device while nothing is served, and what is prepared."""
+        self.discard()
+        self._buffer.give_up()
+        self._device.give_up()
+
+    def take_back(self) -> None:
+        """Keeps it again. Raises torch.OutOfMemoryError; then the next version looks for memory when it is prepared."""
+        with self._device.work():
+            self._buffer.take()
+            if self._place.type != "cpu":
+                self._shadow.reserve()
+                # What is quantised as it is loaded has no storage before; and post-processing may make other sizes.
+                like_live = [torch.empty(size, dtype=torch.uint8, device=self._place) for size in sizes_of(self._live)]
+                del like_live
+
     def discard(self) -> None:
         """Frees the version that is not live; takes a while, and may run in a background thread."""
-        exchange, self._exchange = self._exchange, None
-        if exchange is not None:
-            exchange.free()
+        exchanged, self._exchange = self._exchange, None
+        if exchanged is not None:
+            exchanged.free()

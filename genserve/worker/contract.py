@@ -10,6 +10,12 @@ from typing import Any, Protocol, Self, cast
 EXTENSION = "genserve.worker.extension.WeightExchangeExtension"
 """Qualified name for vLLM's `worker_extension_cls`."""
 
+RESERVING_WORKER = "genserve.worker.reserving.ReservingWorker"
+"""Qualified name for vLLM's `worker_cls` on a GPU."""
+
+WEIGHT_UPDATE_KEY = "genserve_weight_update"
+"""In vLLM's `additional_config`, which reaches workers before they load the model: --weight-update."""
+
 DAEMON_PID_VARIABLE = "GENSERVE_DAEMON_PID"
 """In the environment of the engine's processes: the process they end with."""
 
@@ -30,22 +36,26 @@ class _Message:
 @dataclass(frozen=True, slots=True)
 class Attach(_Message):
     """Gets a worker ready for pushes. `report_socket`: path of the datagram socket that reports go to; `cpus`: logical
-    CPUs that background work may use; `weight_update`: beside, inplace, or auto; `daemon_pid`: the process that the
-    worker ends with, 0 = none."""
+    CPUs that background work may use; `daemon_pid`: the process that the worker ends with, 0 = none."""
 
     report_socket: str
     cpus: Sequence[int]
-    weight_update: str = "beside"
     daemon_pid: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Attached(_Message):
-    """A worker's answer to Attach. `weight_update` is beside or inplace; `error` is empty when it worked."""
+    """A worker's answer to Attach. `weight_update` is beside, host or inplace, and `reason` says why;
+    `reserved_device_bytes` are kept for pushes, which reach the device through `pinned_host_bytes`; `error` is empty
+    when it worked."""
 
     rank: str
-    weight_update: str
     error: str
+    weight_update: str = ""
+    reason: str = ""
+    can_roll_back: bool = False
+    reserved_device_bytes: int = 0
+    pinned_host_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +73,14 @@ class Step(_Message):
     """Names the prepared version that a commit, rollback or discard is about."""
 
     nonce: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sleep(_Message):
+    """Says that vLLM is about to give the memory of the weights back, at this level: 1 keeps a copy, 2 drops them."""
+
+    level: int
+    nonce: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +149,12 @@ class WeightWorker(Protocol):
 
     def genserve_discard(self, wire: dict[str, Any]) -> dict[str, Any]:
         """Step -> Ack. Frees what is prepared, or what a commit replaced."""
+
+    def genserve_sleep(self, wire: dict[str, Any]) -> dict[str, Any]:
+        """Sleep -> Ack. Before vLLM's own sleep; only while nothing is scheduled."""
+
+    def genserve_wake(self, wire: dict[str, Any]) -> dict[str, Any]:
+        """Nothing -> Ack. After vLLM's own wake-up of the weights; one that is not asleep is as good."""
 
     def genserve_transfer(self, wire: dict[str, Any]) -> dict[str, Any]:
         """Transfer -> Ack. All but init only while nothing is scheduled."""

@@ -4,37 +4,40 @@ vLLM's own checksums read named parameters, which on the CPU are empty once a li
 weight lies outside of torch is read back by multiplying the identity with it. Products with one and sums of zeros are
 exact, so the result is the weight; of int8 weights, which are scaled on the way out, any two still give two results.
 What is packed into tensors, such as experts and 4-bit weights, is read as it is: packing is deterministic, so equal
-weights have equal bytes.
+weights have equal bytes. What only `reach` finds is read as well: an exchange would miss it, and a digest shall tell.
 """
 
 import hashlib
+from collections.abc import Collection
 from types import FunctionType
 from typing import Any
 
 import torch
 from torch import nn
 
+from genserve.worker.audit import digest as _digest
+from genserve.worker.audit import hidden
 from genserve.worker.tree import holdings, modules_by_name
 
 _BLOCK_ROWS = 256
 _WIDTHS = ("input_size_per_partition", "input_size", "embedding_dim")
 
 
-def weight_digests(model: nn.Module) -> dict[str, str]:
-    """SHA-256 (hex) of every weight of `model`, by name. Raises RuntimeError for a packed weight it cannot read."""
+def weight_digests(model: nn.Module, constants: Collection[str] = ()) -> dict[str, str]:
+    """SHA-256 (hex) of every weight of `model`, by name. `constants`: paths of tensors that an audit has found to be no
+    weights. Raises RuntimeError for a packed weight it cannot read."""
     digests: dict[str, str] = {}
     modules = modules_by_name(model)
     with torch.no_grad():
         for name, place in holdings(model).items():
             if isinstance(place.value, torch.Tensor):
-                digests[name] = _digest(place.value.detach())
+                digests[name] = _digest(place.value)
             elif place.key == "cpu_linear" or not isinstance(place.value, FunctionType | float):
                 digests[name] = _digest_of_packed(name, _layer_of(name, modules))
+        for reached in hidden(model, copied=True):
+            if reached.path not in constants and not reached.tensor.is_inference():
+                digests[reached.path] = _digest(reached.tensor)
     return digests
-
-
-def _digest(tensor: torch.Tensor) -> str:
-    return hashlib.sha256(_bytes(tensor)).hexdigest()
 
 
 def _bytes(tensor: torch.Tensor) -> Any:

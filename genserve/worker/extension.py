@@ -4,6 +4,7 @@ import atexit
 import ctypes
 import gc
 import json
+import logging
 import multiprocessing
 import os
 import select
@@ -16,11 +17,9 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch import nn
 from vllm.lora.request import LoRARequest
 
 from genserve.worker.arena_tensors import ArenaTensors
-from genserve.worker.beside import MARGIN_BYTES, BesideUpdate
 from genserve.worker.contract import (
     DAEMON_PID_VARIABLE,
     Ack,
@@ -30,17 +29,21 @@ from genserve.worker.contract import (
     Digests,
     Prepare,
     RemoveLora,
+    Sleep,
     Step,
     Transfer,
 )
 from genserve.worker.digests import weight_digests
-from genserve.worker.inplace import InPlaceUpdate
 from genserve.worker.shadow import PrepareCancelledError
+from genserve.worker.slept import SleptWeights
 from genserve.worker.transfer import transfer
+from genserve.worker.update import Chosen, choose
 
 # bf16 attention on the CPU uses AMX tiles, and dies with SIGILL in a process that has not asked the kernel for them.
 if torch.cpu._is_amx_tile_supported():
     torch.cpu._init_amx()
+
+log = logging.getLogger(__name__)
 
 _BACKGROUND_NICENESS = 10
 _SWITCH_INTERVAL_S = 0.0005
@@ -60,7 +63,7 @@ class WeightExchangeExtension:
             self._genserve = WeightDesk(self, rank, Attach.from_wire(wire))
 
         ack = Ack.from_wire(_acknowledge(rank, "", attach))
-        return Attached(rank, "" if ack.error else self._genserve.weight_update, ack.error).to_wire()
+        return (Attached(rank, ack.error) if ack.error else self._genserve.attached()).to_wire()
 
     def genserve_ping(self, wire: dict[str, Any]) -> dict[str, Any]:
         """Nothing -> Ack."""
@@ -86,6 +89,15 @@ class WeightExchangeExtension:
         desk, step = self._genserve, Step.from_wire(wire)
         return _acknowledge(desk.rank, step.nonce, lambda: desk.discard(step.nonce))
 
+    def genserve_sleep(self, wire: dict[str, Any]) -> dict[str, Any]:
+        """Sleep -> Ack."""
+        desk, request = self._genserve, Sleep.from_wire(wire)
+        return _acknowledge(desk.rank, request.nonce, lambda: desk.before_sleep(request.level))
+
+    def genserve_wake(self, wire: dict[str, Any]) -> dict[str, Any]:
+        """Nothing -> Ack."""
+        return _acknowledge(self._genserve.rank, "", self._genserve.after_wake_up)
+
     def genserve_transfer(self, wire: dict[str, Any]) -> dict[str, Any]:
         """Transfer -> Ack."""
         request = Transfer.from_wire(wire)
@@ -107,8 +119,10 @@ class WeightExchangeExtension:
     def genserve_digests(self, wire: dict[str, Any]) -> dict[str, Any]:
         """Nothing -> Digests."""
         found: dict[str, str] = {}
-        model = self.model_runner.get_model()  # type: ignore[attr-defined]
-        ack = Ack.from_wire(_acknowledge(self._genserve.rank, "", lambda: found.update(weight_digests(model))))
+        model, constants = self.model_runner.get_model(), self._genserve.constants  # type: ignore[attr-defined]
+        ack = Ack.from_wire(
+            _acknowledge(self._genserve.rank, "", lambda: found.update(weight_digests(model, constants)))
+        )
         return Digests(ack.rank, found, ack.error).to_wire()
 
 
@@ -117,23 +131,13 @@ class WeightDesk:
 
     def __init__(self, worker: Any, rank: str, attach: Attach) -> None:
         self.rank = rank
-        self._pins = worker.device.type == "cuda"
         self._attach = attach
-        live, config = worker.model_runner.get_model(), worker.vllm_config
-        captured = worker.device.type != "cpu" and not worker.model_config.enforce_eager
-        self.weight_update = attach.weight_update
-        if attach.weight_update != "inplace":
-            device = _device_with_room(worker, live)
-            # What lies on another device cannot change places with what is live: it is copied over.
-            apart = device.type != worker.device.type
-            beside = BesideUpdate(live, config, device, addresses_captured=captured or apart)
-            if attach.weight_update == "auto":
-                self.weight_update = "beside" if beside.fits else "inplace"
-        self._update: BesideUpdate | InPlaceUpdate
-        if self.weight_update == "inplace":
-            self._update = InPlaceUpdate(live, config, worker.device, addresses_captured=captured)
-        else:
-            self._update = beside
+        # The user's own worker class does not choose in time: it is done with what vLLM has left.
+        self._chosen: Chosen = getattr(worker, "genserve_chosen", None) or choose(worker)
+        self._update, self._device = self._chosen.update, self._chosen.device
+        # Before anything is served: a weight that no push would reach shall not be found by those who are answered.
+        self.constants = self._update.audit().paths
+        self._slept = SleptWeights(worker)
         self._nonce = ""
         self._prepared = False
         self._tensors: ArenaTensors | None = None
@@ -145,6 +149,19 @@ class WeightDesk:
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
         if attach.daemon_pid:
             _end_with(attach.daemon_pid)
+
+    def attached(self) -> Attached:
+        """How this worker takes new versions."""
+        placement = self._chosen.placement
+        return Attached(
+            self.rank,
+            "",
+            placement.way,
+            placement.reason,
+            self._update.can_roll_back,
+            self._device.reserved_bytes,
+            self._device.pinned_bytes,
+        )
 
     def prepare(self, request: Prepare) -> None:
         """Starts to prepare a version; a report follows."""
@@ -174,6 +191,23 @@ class WeightDesk:
         if was_prepared:
             self._start(lambda _: self._release())
 
+    def before_sleep(self, level: int) -> None:
+        """Keeps what a sleep would drop, and gives up what pushes have of the device: whoever puts an engine to sleep
+        wants that memory too."""
+        self._wait_for(self._threads)
+        self._slept.before_sleep(level)
+        self._prepared = False
+        self._release()
+        self._update.give_up()
+
+    def after_wake_up(self) -> None:
+        """Puts back what was kept, and takes the device's memory again, if it is there: a trainer may still have it."""
+        self._slept.after_wake_up()
+        try:
+            self._update.take_back()
+        except torch.OutOfMemoryError as error:
+            log.warning("no memory for pushes is kept after the sleep, the next one looks for it: %s", error)
+
     def _start(self, work: Callable[[list[threading.Thread]], None]) -> None:
         """Does something in the background; it gets the threads that have not ended when it begins."""
         before = [thread for thread in self._threads if thread.is_alive()]
@@ -186,11 +220,16 @@ class WeightDesk:
         self._threads = [*before, thread]
         thread.start()
 
+    @staticmethod
+    def _wait_for(threads: list[threading.Thread]) -> None:
+        for thread in threads:
+            thread.join(_PREDECESSOR_TIMEOUT_S)
+            if thread.is_alive():
+                raise RuntimeError("an earlier push is still being prepared or freed here")
+
     def _release(self) -> None:
         self._update.discard()
-        if self._tensors is not None:
-            self._tensors.close()
-            self._tensors = None
+        self._tensors = None
         if _malloc_trim is not None:
             _malloc_trim(0)
 
@@ -200,15 +239,13 @@ class WeightDesk:
             report.sendto(json.dumps(ack).encode(), self._attach.report_socket)
 
     def _prepare(self, request: Prepare, cancelled: threading.Event, before: list[threading.Thread]) -> None:
-        for thread in before:
-            thread.join(_PREDECESSOR_TIMEOUT_S)
-            if thread.is_alive():
-                raise RuntimeError("an earlier push is still being prepared or freed here")
+        self._wait_for(before)
         self._release()
-        self._tensors = ArenaTensors(request, pin=self._pins)
+        self._tensors = ArenaTensors(request)
         try:
-            self._update.prepare(self._tensors, cancelled)
-            with self._settling:
+            with self._device.work():
+                self._update.prepare(self._tensors, cancelled)
+            with self._settling:  # all that the device had to do for it is done
                 if cancelled.is_set():
                     raise PrepareCancelledError
                 self._prepared = True
@@ -252,15 +289,6 @@ def _step_back(attach: Attach) -> None:
     """Lets the live model's thread go first: this thread may use every CPU of the daemon, at a low priority."""
     os.sched_setaffinity(0, attach.cpus)
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _BACKGROUND_NICENESS)
-
-
-def _device_with_room(worker: Any, live: nn.Module) -> torch.device:
-    """Where a second model lies: on the live one's device if it fits beside what vLLM uses, else on the host."""
-    if worker.device.type == "cpu":
-        return torch.device("cpu")
-    needed_bytes = sum(p.numel() * p.element_size() for p in live.parameters())
-    free_bytes, _ = torch.cuda.mem_get_info(worker.device)
-    return torch.device(worker.device if free_bytes > 1.1 * needed_bytes + MARGIN_BYTES else "cpu")
 
 
 # The interpreter collects garbage twice as it ends. With torch in it that takes more than a second, and a shutdown

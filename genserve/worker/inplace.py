@@ -4,7 +4,7 @@ Not on top of vLLM's layerwise reload, which gives the live layers their loading
 layers behind, what a version lacks is served from uninitialised memory, and on the CPU a tied head keeps its old packed
 weight even when all goes well (tests/engine/test_vllm_trap.py). Here the live model never takes another form: each
 layer is built beside it, in the structure that `Shadow` keeps without storage, and exchanged when it is whole. That
-takes room for the largest layer; for two of them where addresses are captured.
+takes room for the largest layer.
 """
 
 from collections import defaultdict
@@ -18,7 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from vllm.config import VllmConfig
 from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check
 
-from genserve.worker.exchange import Exchange
+from genserve.worker.audit import Constants, audit
+from genserve.worker.device import Device
+from genserve.worker.exchange import ContentExchange, PointerExchange, exchange
 from genserve.worker.shadow import Shadow, cancellable
 from genserve.worker.tree import Holding, holdings, owners
 
@@ -34,16 +36,33 @@ class InPlaceUpdate:
     and committed, such as the previous one, is exact.
     """
 
-    def __init__(self, live: nn.Module, config: VllmConfig, device: torch.device, *, addresses_captured: bool) -> None:
-        """Builds the structure; while nothing is served, as for `Shadow`. `device` is the live model's."""
+    can_roll_back = False
+
+    def __init__(self, live: nn.Module, config: VllmConfig, device: Device) -> None:
+        """Builds the structure, and takes what the largest layer needs of the device; while nothing is served, as for
+        `Shadow`. `device` is the live model's. Raises torch.OutOfMemoryError."""
         self._live = live
-        self._addresses_captured = addresses_captured
+        self._device = device
         # On the host, where memory that nobody writes to costs nothing: on the device there is no room.
-        whole = Shadow(config, torch.device("cpu"))
-        self._layers = LayerShadow.of(whole, device)
-        self._elsewhere = LayerShadow(whole, [], [], device)
+        whole = Shadow(live, config, torch.device("cpu"), device)
+        self._structure = whole.structure
+        with device.work():
+            self._layers = LayerShadow.of(whole, device.device)
+            self._elsewhere = LayerShadow(whole, [], [], device.device)
+        self.take_back()
         self._tensors: list[tuple[str, torch.Tensor]] | None = None
         self._began = False
+        self._constants: Constants | None = None
+
+    def audit(self) -> Constants:
+        """Raises ValueError naming weights of the live model that an exchange would miss; what it has found to be
+        constant."""
+        known, copied = self._constants, self._device.keeps_addresses
+        constants = self._constants = audit(self._live, self._structure, copied=copied, known=known)
+        if constants is not known:
+            for shadow in self._layers.values():
+                shadow.constants = constants.within(shadow.modules)
+        return constants
 
     def prepare(self, tensors: Tensors, cancelled: Event) -> None:
         """Rehearses a version: does all but the exchange, and keeps none of it but the tensors; may run in a background
@@ -54,6 +73,7 @@ class InPlaceUpdate:
         after `cancelled` is set.
         """
         self.discard()
+        self.audit()  # again: steps may have left something on the layers since
         tensors = list(tensors)
         for shadow, part, live in self._steps(tensors):
             self._exchange(shadow, cancellable(part, cancelled), live)
@@ -65,13 +85,25 @@ class InPlaceUpdate:
             raise RuntimeError("nothing is prepared")
         steps = self._steps(self._tensors)
         self._began = True
-        for shadow, part, live in steps:
-            self._exchange(shadow, part, live).commit()  # what it replaced is freed before the next layer needs room
+        with self._device.work():
+            for shadow, part, live in steps:
+                self._exchange(shadow, part, live).overwrite()  # its memory is free before the next layer needs some
 
     def rollback(self) -> None:
         """Raises RuntimeError if a commit has begun: what it replaced is gone, and has to be prepared and committed."""
         if self._began:
             raise RuntimeError("what an update in place has replaced is gone")
+
+    def give_up(self) -> None:
+        """Frees what is kept of the device while nothing is served, and forgets what is prepared."""
+        self.discard()
+        self._device.give_up()
+
+    def take_back(self) -> None:
+        """Keeps it again. Raises torch.OutOfMemoryError; then the next version looks for memory when it is prepared."""
+        with self._device.work():
+            for layer in self._layers.values():
+                layer.reserve()
 
     def discard(self) -> None:
         """Forgets the version that was prepared."""
@@ -84,9 +116,11 @@ class InPlaceUpdate:
         # Checkpoints may have layers that the model leaves out: its loader knows.
         return [(self._layers.get(layer, self._elsewhere), parts[layer], dict(live[layer])) for layer in layers]
 
-    def _exchange(self, shadow: Shadow, tensors: Tensors, live: dict[str, Holding]) -> Exchange:
+    def _exchange(
+        self, shadow: Shadow, tensors: Tensors, live: dict[str, Holding]
+    ) -> PointerExchange | ContentExchange:
         try:
-            return Exchange(live, shadow.load(tensors), addresses_captured=self._addresses_captured)
+            return exchange(live, shadow.load(tensors), self._device)
         finally:
             shadow.strip()
 
@@ -110,6 +144,11 @@ class LayerShadow(Shadow):
         self._bare_parts = [(owner, attributes) for owner, attributes in whole._bare_parts if id(owner) in own]
         self._own = own
         self.strip()
+
+    @property
+    def modules(self) -> frozenset[str]:
+        """Names of the modules of this layer."""
+        return frozenset(name for name, _ in self._model.named_modules())
 
     @classmethod
     def of(cls, whole: Shadow, device: torch.device) -> "dict[Layer, LayerShadow]":

@@ -6,7 +6,6 @@ thread, takes the finished tensors out, and leaves it bare again.
 """
 
 import copy
-import gc
 import inspect
 import threading
 from collections.abc import Iterable, Iterator
@@ -26,7 +25,9 @@ from vllm.model_executor.model_loader.reload.layerwise import (
 from vllm.model_executor.model_loader.utils import initialize_model, process_weights_after_loading
 from vllm.utils.torch_utils import set_default_torch_dtype
 
-from genserve.worker.tree import Holding, holdings, owners
+from genserve.worker.audit import Constants
+from genserve.worker.device import Device
+from genserve.worker.tree import Holding, held_by, holdings, owners
 
 _TABLES = frozenset({"_parameters", "_buffers", "_modules"})
 _MAX_KEPT_ELEMENTS = 1 << 16  # of a parameter that a checkpoint may lack; larger ones are constant, or never lacking
@@ -79,15 +80,15 @@ class _Slot:
 class Shadow:
     """Builds versions of the weights in exactly the form that the live model holds them."""
 
-    def __init__(self, config: VllmConfig, device: torch.device) -> None:
+    def __init__(self, live: nn.Module, config: VllmConfig, place: torch.device, device: Device) -> None:
+        """`device`: the live model's; `place`: where the versions are built, there or on the host."""
         self._config = _apart(config)
-        self._device = device
+        self._device = place
+        self._loading = device.loading
         model_config = config.model_config
-        present = gc.get_objects()  # kept while the model is built: nothing new can get the address of something old
-        with set_default_torch_dtype(model_config.dtype), device:
+        with set_default_torch_dtype(model_config.dtype), place:
             self._model = initialize_model(vllm_config=self._config, model_config=model_config).eval()
-        shared = {id(value) for value in present}
-        del present
+        shared = {id(value) for value in held_by(live)}
         self._slots = [_Slot(p, p.shape, p.dtype, _initial(p)) for p in self._model.parameters()]
         # What the live model uses as well, such as the rotary table, is left alone: a step may be under way in it.
         own = [owner for owner in owners(self._model).values() if id(owner) not in shared]
@@ -99,7 +100,23 @@ class Shadow:
         self._take_views()
         self._stripped: dict[int, dict[str, Any]] = {}
         self._versions: dict[int, int] = {}
+        self.constants: Constants | None = None  # what loading must not write, once a live model was audited
         self.strip()
+
+    def reserve(self) -> None:
+        """Allocates what a version takes, and frees it: a device keeps that memory for pushes. The host does not."""
+        if self._device.type == "cpu":
+            return
+        try:
+            for slot in self._slots:
+                slot.allocate(self._device)
+        finally:
+            self.strip()
+
+    @property
+    def structure(self) -> nn.Module:
+        """The model without weights, between pushes."""
+        return self._model
 
     @property
     def num_bytes(self) -> int:
@@ -119,7 +136,8 @@ class Shadow:
             for module in online:
                 initialize_online_processing(module)  # vLLM does so when it builds a layer, for one load
             expected = self._expected()
-            loaded = self._model.load_weights(tensors)
+            with self._loading():
+                loaded = self._model.load_weights(tensors)
             missing = sorted(expected - set(expected if loaded is None else loaded))
             if missing:
                 raise ValueError(f"no tensor gave a value to {', '.join(missing[:8])} ({len(missing)} in all)")
@@ -141,6 +159,8 @@ class Shadow:
     def written(self) -> dict[str, Holding]:
         """What loading and post-processing may have written. Raises ValueError for what cannot be exchanged."""
         self._refuse_containers()
+        if self.constants is not None:
+            self.constants.check()
         written = {name: place for name, place in holdings(self._model).items() if self._is_written(place)}
         for name, place in written.items():
             self._refuse(name, place)

@@ -15,7 +15,7 @@ from torch import nn
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig, QuantizeMethodBase
 
 # State of requests rather than of the model: never exchanged.
-_NOT_WEIGHTS = frozenset({"kv_cache"})
+NOT_WEIGHTS = frozenset({"kv_cache"})
 
 # Where the classes of objects live that hang on layers and may hold weights: quantisation methods and schemes, kernels,
 # experts, attention implementations.
@@ -70,11 +70,33 @@ def holdings(model: nn.Module) -> dict[str, Holding]:
                     if tensor is not None:
                         found[_joined(path, key)] = Holding(owner, table, key, tensor)
         for key, value in vars(owner).items():
-            if key in _NOT_WEIGHTS or id(value) in in_place:
+            if key in NOT_WEIGHTS or id(value) in in_place:
                 continue
             if isinstance(value, torch.Tensor | FunctionType | float) or _owns_memory(value):
                 found[_joined(path, key)] = Holding(owner, "__dict__", key, value)
     return found
+
+
+def held_by(model: nn.Module) -> list[Any]:
+    """The model's modules and parts, and every tensor that one of them has: what another model that has it too shares
+    with this one."""
+    found: list[Any] = []
+    for owner in owners(model).values():
+        found.append(owner)
+        tables = [vars(owner), *(vars(owner)[table] for table in ("_parameters", "_buffers") if table in vars(owner))]
+        found += [
+            value
+            for table in tables
+            for key, value in list(table.items())
+            if key not in NOT_WEIGHTS and isinstance(value, torch.Tensor)
+        ]
+    return found
+
+
+def sizes_of(model: nn.Module) -> list[int]:
+    """Of the memory of every tensor that the model holds, in bytes; what several look into counts once."""
+    storages = [value.untyped_storage() for value in held_by(model) if isinstance(value, torch.Tensor)]
+    return list({storage.data_ptr(): storage.nbytes() for storage in storages if storage.nbytes()}.values())
 
 
 def _joined(path: str, key: str) -> str:

@@ -59,7 +59,7 @@ async def describe(checkpoint: str, prompts: list[list[int]], tensor_parallel_si
                     ],
                 }
             )
-    attach = {"report_socket": "\0unused", "cpus": sorted(os.sched_getaffinity(0)), "weight_update": "beside"}
+    attach = {"report_socket": "\0unused", "cpus": sorted(os.sched_getaffinity(0))}
     await llm.collective_rpc("genserve_attach", args=(attach,))
     digests = await llm.collective_rpc("genserve_digests", args=({},))
     checksums = await llm.compute_weight_checksums()

@@ -1,15 +1,21 @@
 """What the adapter uses of vLLM that is not public. Each test names the place that must change when vLLM moves."""
 
 import inspect
+import re
 from pathlib import Path
 
 from vllm.config import CompilationConfig
+from vllm.device_allocator.cumem import CuMemAllocator
+from vllm.device_allocator.sleep_mode_backend import CuMemBackend
 from vllm.distributed.weight_transfer import VLLMWeightSyncClient, WeightTransferEngine, WeightTransferTrainerFactory
+from vllm.lora.model_manager import LoRAModelManager
 from vllm.lora.request import LoRARequest
+from vllm.lora.worker_manager import LRUCacheWorkerLoRAManager
 from vllm.model_executor.model_loader.reload import layerwise
 from vllm.model_executor.model_loader.reload.types import LayerReloadingInfo
 from vllm.outputs import CompletionOutput
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+from vllm.utils import mem_utils
 from vllm.v1.engine import core
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.core_client import AsyncMPClient, BackgroundResources, DPLBAsyncMPClient
@@ -17,14 +23,18 @@ from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.engine.logprobs import LogprobsProcessor
 from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector, RequestState
 from vllm.v1.engine.utils import CoreEngineProcManager
+from vllm.v1.executor.abstract import SLEEP_TAGS, Executor
+from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.gpu_worker import Worker
 
 from genserve.client.vllm_sync import GenserveWeightSyncClient
 from genserve.engine import vllm_config
+from genserve.engine.base import MEMORY_TAGS
 from genserve.engine.generation import ConstraintKind, Sampling
 from genserve.engine.spans import INITIAL_LABEL
 from genserve.worker.contract import WeightWorker
 from genserve.worker.extension import WeightExchangeExtension
+from genserve.worker.reserving import ReservingWorker
 
 
 def parameters(function: object) -> set[str]:
@@ -37,7 +47,22 @@ def test_pause_generation_still_does_what_the_adapter_does_without_it() -> None:
     source = inspect.getsource(AsyncLLM.pause_generation)
     assert "self.engine_core.pause_scheduler_async(mode=mode, clear_cache=clear_cache)" in source
     assert "asyncio.sleep(0.02)" in source, "the sleep is gone: call pause_generation"
+    assert "await self.renderer.clear_mm_cache_async()" in source
     assert {"mode", "clear_cache"} <= parameters(AsyncMPClient.pause_scheduler_async)
+
+
+def test_the_caches_that_a_pause_drops_are_still_these() -> None:
+    """engine.scheduling.reset_caches drops them in an engine that is paused already, by three calls."""
+    source = inspect.getsource(core.EngineCore._reset_caches)
+    assert "reset_running_requests: bool = True" in source
+    assert "reset_connector: bool = True" in source
+    calls = [line.strip() for line in source.splitlines() if line.strip().startswith(("self.", "if not self."))]
+    assert calls == ["if not self.reset_prefix_cache(", "self.reset_mm_cache()", "self.reset_encoder_cache()"]
+    assert parameters(core.EngineCore.reset_prefix_cache) == {"self", "reset_running_requests", "reset_connector"}
+    # The processed images that the renderer knows are those that EngineCore knows.
+    source = inspect.getsource(AsyncLLM.reset_mm_cache)
+    assert "await self.renderer.clear_mm_cache_async()" in source
+    assert "await self.engine_core.reset_mm_cache_async()" in source
 
 
 def test_a_sleep_that_waits_still_sleeps_whenever_requests_have_ended() -> None:
@@ -45,6 +70,47 @@ def test_a_sleep_that_waits_still_sleeps_whenever_requests_have_ended() -> None:
     source = inspect.getsource(core.EngineCore.sleep)
     assert "pause_future.add_done_callback(pause_complete)" in source
     assert "_idle_state_callbacks.append" in inspect.getsource(core.EngineCoreProc.pause_scheduler)
+
+
+def test_an_engine_still_runs_as_soon_as_all_of_its_memory_is_awake() -> None:
+    """control.sleep wakes the last part alone, when the weights are of a version, and control.asleep counts parts as
+    vLLM does. A tag that is awake makes vLLM ignore the whole call, so engine.scheduling leaves the last part to it."""
+    assert "if fully_awake:\n            self.resume_scheduler()" in inspect.getsource(core.EngineCore.wake_up)
+    assert {tag.value for tag in MEMORY_TAGS} == SLEEP_TAGS
+    assert "is already sleeping" in inspect.getsource(Executor.sleep)
+    assert "if tag not in self.sleeping_tags:" in inspect.getsource(Executor.wake_up)
+
+
+def test_the_kv_cache_alone_is_still_given_back_by_this_name() -> None:
+    """engine.scheduling calls it for a sleep of that tag, and does without on the CPU."""
+    assert '.discard(("kv_cache",))' in inspect.getsource(core.EngineCore.release_kv_cache_memory)
+    assert "raise RuntimeError" in inspect.getsource(CPUWorker.discard)
+
+
+def test_a_sleep_of_level_2_still_keeps_buffers_and_leaves_the_rest_of_the_pool() -> None:
+    """worker.slept keeps that rest, found by its tag; vLLM copies buffers and, by name, parameters of drafts."""
+    source = inspect.getsource(Worker.sleep)
+    assert "self._sleep_saved_buffers" in source
+    assert "self._save_sleep_parameters(model)" in source
+    assert 'pattern != "draft.*"' in inspect.getsource(Worker._save_sleep_parameters)
+    assert 'offload_tags = ("weights", *offload_tags)' in inspect.getsource(CuMemBackend.suspend)
+    assert 'self._maybe_get_memory_pool_context(tag="weights")' in inspect.getsource(Worker.load_model)
+    assert "self.pointer_to_data: dict[int, AllocationData]" in inspect.getsource(CuMemAllocator.__init__)
+
+
+def test_adapters_are_still_taken_out_of_their_slots_by_these_names() -> None:
+    """worker.slept does so after a sleep of level 2; a step that uses one then puts it into a slot again."""
+    assert "self._active_adapters" in inspect.getsource(LoRAModelManager.__init__)
+    assert "self._deactivate_adapter(adapter_id)" in inspect.getsource(LoRAModelManager.deactivate_adapter)
+    mapping = inspect.getsource(LoRAModelManager.set_adapter_mapping)
+    assert "self._last_mapping" in mapping
+    assert "self._last_slot_layout" in mapping
+    assert "module.reset_lora(index)" in inspect.getsource(LoRAModelManager.activate_adapter)
+    assert "module.reset_module_to_save(index)" in inspect.getsource(LoRAModelManager.activate_adapter)
+    assert {"modules", "lora_slots"} <= set(vars(LoRAModelManager)) | set(
+        re.findall(r"self\.(\w+)", inspect.getsource(LoRAModelManager))
+    )
+    assert "self._adapter_manager.activate_adapter" in inspect.getsource(LRUCacheWorkerLoRAManager.add_adapter)
 
 
 def test_engines_in_lockstep_still_refuse_to_resume_during_a_pause() -> None:
@@ -138,6 +204,19 @@ def test_every_constraint_and_sampling_field_has_vllms_name() -> None:
 def test_layers_still_register_in_the_context_that_the_shadow_replaces() -> None:
     """worker.shadow gives the second model registries of its own."""
     assert {"static_forward_context", "static_all_moe_layers"} <= set(CompilationConfig.__dataclass_fields__)
+
+
+def test_the_gpu_worker_still_loads_the_model_before_it_counts_what_is_left() -> None:
+    """`ReservingWorker` takes memory in between, and reads how much vLLM may take."""
+    assert parameters(Worker.load_model) == parameters(ReservingWorker.load_model)
+    sizing = inspect.getsource(Worker.determine_available_memory)
+    assert "self.requested_memory" in sizing
+    assert "init_free_memory = self.init_snapshot.free_memory" in sizing
+    counted = " ".join(inspect.getsource(mem_utils.memory_profiling).split())
+    assert "total_consumed = ( result.before_create.free_memory - result.after_profile.free_memory )" in counted
+    assert "self.requested_memory = request_memory(" in inspect.getsource(Worker.init_device)
+    starting = inspect.getsource(core.EngineCore.__init__)
+    assert starting.index("executor_class(vllm_config)") < starting.index("self._initialize_kv_caches(")
 
 
 def test_the_rank_still_has_a_name() -> None:

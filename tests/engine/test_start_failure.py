@@ -29,6 +29,13 @@ STARTS: dict[str, tuple[Callable[[Path], None], list[str], str]] = {
     # The engine's process fails.
     "no memory for keys and values": (whole, ["--kv-cache-memory-bytes", "1000"], "ValueError: No available memory"),
     # No process has started. The last line of vLLM's own words is the address of a page about validation.
+    # Nor here: genserve.engine.refusals does, and these are rows of it.
+    "weights in host memory": (whole, ["--cpu-offload-gb", "1"], "[weights-offloaded-to-host]"),
+    "engines elsewhere": (
+        whole,
+        ["--data-parallel-size", "2", "--data-parallel-size-local", "1"],
+        "[engines-on-other-hosts]",
+    ),
     "a flag that vLLM refuses": (whole, ["--max-model-len", "100000000"], "max_model_len"),
 }
 

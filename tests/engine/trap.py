@@ -59,10 +59,11 @@ class Trap:
 
     def attach(self) -> None:
         """Builds genserve's in-place update."""
+        from genserve.worker.device import Device
         from genserve.worker.inplace import InPlaceUpdate
 
         model = self.model_runner.get_model()
-        self._update = InPlaceUpdate(model, self.vllm_config, self.device, addresses_captured=False)
+        self._update = InPlaceUpdate(model, self.vllm_config, Device.of(self.device))
 
     def prepare(self, checkpoint: str, faults: Faults) -> None:
         """genserve's rehearsal of an in-place update."""
@@ -84,10 +85,10 @@ class Trap:
 def _ordered(faults: Faults) -> Iterator[list[int]]:
     """In-place updates fail as ordered; the sizes of what was loaded whenever something was post-processed."""
     from genserve.worker import shadow
-    from genserve.worker.exchange import Exchange
+    from genserve.worker.exchange import PointerExchange
     from genserve.worker.shadow import Shadow
 
-    load, process, put = Shadow.load, shadow.process_weights_after_loading, Exchange._put
+    load, process, put = Shadow.load, shadow.process_weights_after_loading, PointerExchange._put
     held_bytes: list[int] = []
     num_loaded = num_put = 0
 
@@ -115,12 +116,12 @@ def _ordered(faults: Faults) -> Iterator[list[int]]:
         num_put += 1
         put(self, entry, value)
 
-    Shadow.load, Exchange._put = faulty_load, faulty_put  # type: ignore[method-assign]
+    Shadow.load, PointerExchange._put = faulty_load, faulty_put  # type: ignore[method-assign]
     shadow.process_weights_after_loading = faulty_process
     try:
         yield held_bytes
     finally:
-        Shadow.load, Exchange._put = load, put  # type: ignore[method-assign]
+        Shadow.load, PointerExchange._put = load, put  # type: ignore[method-assign]
         shadow.process_weights_after_loading = process
 
 

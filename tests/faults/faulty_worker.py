@@ -19,6 +19,8 @@ from typing import Any
 
 FAULTY_EXTENSION = "tests.faults.faulty_worker.FaultyExtension"
 FAULTS_VARIABLE = "GENSERVE_FAULTS"
+KEEP_ADDRESSES_VARIABLE = "GENSERVE_KEEP_ADDRESSES"
+"""In the environment: workers exchange weights as on a GPU, contents for contents, and vLLM leaves them unpacked."""
 CENSUS_FILE = "tasks"
 """Where the daemon writes, at SIGUSR2, how many asyncio tasks of which coroutine it has."""
 _held: list[bytearray] = []
@@ -30,8 +32,9 @@ class Fault:
 
     `step`: attach, prepare, load, commit, rollback, discard, digests, or run, a step of the model. `load` is the
     preparation in its thread, where `after` counts the tensors that were loaded before; in `commit` and `rollback` it
-    counts the entries that were put in place; -1 is the end of the step, when all is done. `kind`: raise, escape
-    (raises past the answer, into vLLM; at the begin or the end of a step), hang (until `release`), kill (SIGKILL), stop
+    counts the entries that were put in place, or the copies where addresses are kept; -1 is the end of the step, when
+    all is done. `kind`: raise, escape (raises past the answer, into vLLM; at the begin or the end of a step), hang
+    (until `release`), kill (SIGKILL), stop
     (SIGSTOP), slow (`seconds`, then goes on), compute (the same, with the CPU at work) or leak (256 MiB, until digests
     are asked for and nothing is ordered). `rank` is a part of the name ("tp1", "dp0"), "" = every rank. `skip`: how
     often, by rank, it lets the step pass before; `times`: how often until the order is spent; -1 = always.
@@ -142,7 +145,8 @@ if FAULTS_VARIABLE in os.environ:  # tests import this module too, where no work
     from vllm.v1.engine.core_client import AsyncMPClient
 
     from genserve.worker import extension
-    from genserve.worker.exchange import Exchange
+    from genserve.worker.device import Device
+    from genserve.worker.exchange import PointerExchange
     from genserve.worker.shadow import Shadow
 
     class FaultyExtension(extension.WeightExchangeExtension):
@@ -156,6 +160,8 @@ if FAULTS_VARIABLE in os.environ:  # tests import this module too, where no work
                 return execute(*args, **kwargs)
 
             self.execute_model = execute_model
+            if KEEP_ADDRESSES_VARIABLE in os.environ:
+                gc.freeze()  # as vLLM's GPU worker does
             return super().genserve_attach(wire)
 
         def genserve_prepare(self, wire: dict[str, Any]) -> dict[str, Any]:
@@ -203,9 +209,9 @@ if FAULTS_VARIABLE in os.environ:  # tests import this module too, where no work
             self.rank = rank
 
     _step = _Step()
-    _put, _load = Exchange._put, Shadow.load
+    _put, _load = PointerExchange._put, Shadow.load
 
-    def _faulty_put(self: Exchange, entry: Any, value: Any) -> None:
+    def _faulty_put(self: PointerExchange, entry: Any, value: Any) -> None:
         strike(_step.name, _step.rank, _step.done)
         _put(self, entry, value)
         _step.done += 1
@@ -219,8 +225,28 @@ if FAULTS_VARIABLE in os.environ:  # tests import this module too, where no work
 
         return _load(self, counted())
 
-    Exchange._put = _faulty_put  # type: ignore[method-assign]
+    PointerExchange._put = _faulty_put  # type: ignore[method-assign]
     Shadow.load = _faulty_load  # type: ignore[method-assign]
+
+    class _KeptAddresses(Device):
+        """The host, which does with weights what a GPU has to."""
+
+        keeps_addresses = True
+
+        def copy(self, target: Any, source: Any) -> None:
+            strike(_step.name, _step.rank, _step.done)
+            super().copy(target, source)
+            _step.done += 1
+
+    def _unpacked(layer: Any, remove_weight: bool) -> None:
+        layer.cpu_linear = torch.nn.functional.linear
+
+    if KEEP_ADDRESSES_VARIABLE in os.environ:
+        import torch
+        from vllm.model_executor.layers import utils
+
+        Device.of = _KeptAddresses  # type: ignore[method-assign,assignment]
+        utils.dispatch_cpu_unquantized_gemm = _unpacked
 
     def _tell_tasks() -> None:
         # What is measured next shall be what the daemon holds, not what the allocator keeps for later.

@@ -15,6 +15,7 @@ from google.rpc import error_details_pb2, status_pb2
 from genserve.config import ServeConfig
 from genserve.control.leases import LeaseTable
 from genserve.control.pause import PauseController
+from genserve.control.sleep import SleepController
 from genserve.control.state import StateBoard
 from genserve.engine.base import Load, WeightDigest
 from genserve.engine.generation import (
@@ -33,6 +34,7 @@ from genserve.v1.generation_pb2_grpc import GenerationServiceStub
 from genserve.v1.weights_pb2_grpc import WeightServiceStub
 from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor
 from genserve.weights.daemon_processes import DaemonProcesses
+from genserve.weights.dropped import DroppedWeights
 from genserve.weights.lora import LoraLoader
 from genserve.weights.registry import PushRegistry
 from genserve.weights.resident import ResidentStore
@@ -215,6 +217,7 @@ async def serving(
             engine,
             board,
             pauses,
+            SleepController(engine, pauses, board, DroppedWeights(pushes, updater)),
             pushes,
             resident,
             transfers,

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
+from typing import Any
 
 import grpc
 import pytest
@@ -11,6 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import genserve
 from genserve.control.conditions import Phase
+from genserve.control.sleep import SleepController
 from genserve.errors import QueueFullError
 from genserve.rpc.control import ControlServicer
 from genserve.rpc.convert_control import ServerFacts
@@ -87,6 +89,13 @@ async def test_watching_tells_of_the_load_at_the_interval_while_it_differs(daemo
     third.cancel()
 
 
+class NothingDropped:
+    """No sleep has dropped the weights."""
+
+    async def restore_dropped(self) -> None:
+        raise AssertionError
+
+
 class SlowReader:
     """A call whose first message takes so long to write that something happens meanwhile."""
 
@@ -109,7 +118,8 @@ async def test_what_changes_while_a_status_is_written_is_told_next(daemon: Daemo
     reader = SlowReader(lambda: enter_phase(daemon.board, Phase.APPLYING))
     facts = ServerFacts("m", 1, 1, [])
     loras = LoraLoader(daemon.engine, daemon.board, daemon.pauses, None)
-    servicer = ControlServicer(daemon.engine, daemon.pauses, daemon.board, loras, facts)
+    sleeps = SleepController(daemon.engine, daemon.pauses, daemon.board, NothingDropped())
+    servicer = ControlServicer(daemon.engine, daemon.pauses, sleeps, daemon.board, loras, facts)
     request = control_pb2.WatchStatusRequest(interval=Duration(seconds=60))
     watching = asyncio.create_task(servicer.WatchStatus(request, reader))  # type: ignore[arg-type]
     try:
@@ -201,7 +211,7 @@ async def test_a_sleep_has_the_mode_that_was_asked_for(daemon: Daemon, mode: typ
     """Requests are kept unless something else is said."""
     response = await daemon.control.Sleep(control_pb2.SleepRequest(mode=mode), timeout=5)
     assert response.state.phase == types_pb2.PHASE_SLEEPING
-    assert daemon.engine.calls == [f"pause {says} reuse", "sleep"]
+    assert daemon.engine.calls == [f"pause {says} reuse", "sleep 1 scheduling+weights+kv_cache"]
 
 
 async def test_digests_that_a_client_gave_up_keep_pauses_away_until_the_engine_has_ended(daemon: Daemon) -> None:
@@ -217,3 +227,62 @@ async def test_digests_that_a_client_gave_up_keep_pauses_away_until_the_engine_h
     assert daemon.engine.calls == ["weight_digests"]
     daemon.engine.free.set()
     await daemon.control.Pause(control_pb2.PauseRequest(), timeout=5)
+
+
+async def test_sleep_and_wake_up_part_by_part_as_clients_see_it(daemon: Daemon) -> None:
+    """Level and tags arrive, and every answer tells what is asleep."""
+    sleep = control_pb2.SleepRequest(level=2, mode=types_pb2.PAUSE_MODE_WAIT)
+    state = (await daemon.control.Sleep(sleep, timeout=5)).state
+    assert list(state.asleep_tags) == ["scheduling", "weights", "kv_cache"]
+    assert state.weights_discarded
+    assert daemon.engine.calls == ["pause wait reuse", "sleep 2 scheduling+weights+kv_cache"]
+    state = (await daemon.control.WakeUp(control_pb2.WakeUpRequest(tags=["weights"]), timeout=5)).state
+    assert (state.phase, list(state.asleep_tags)) == (types_pb2.PHASE_SLEEPING, ["scheduling", "kv_cache"])
+    assert (await daemon.control.GetStatus(control_pb2.GetStatusRequest(), timeout=5)).state == state
+
+
+async def test_dropped_weights_that_nobody_has_are_told_as_tainted(daemon: Daemon) -> None:
+    """This daemon has no bytes of version 0: a push is what it needs, and it says so."""
+    await daemon.control.Sleep(control_pb2.SleepRequest(level=2), timeout=5)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await daemon.control.WakeUp(control_pb2.WakeUpRequest(), timeout=5)
+    assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert reason_of(caught.value) == "ENGINE_TAINTED"
+    assert "push a complete version" in str(caught.value.details())
+    assert not daemon.engine.running
+
+
+async def test_digests_of_weights_that_sleep_or_were_dropped_are_refused(daemon: Daemon) -> None:
+    """On a GPU there is no memory to read; afterwards there is, and nothing in it."""
+    request = weights_pb2.GetWeightsRequest(include_digests=True)
+    reasons = []
+    await daemon.control.Sleep(control_pb2.SleepRequest(level=2), timeout=5)
+    for tags in (["weights"], []):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await daemon.weights.GetWeights(request, timeout=5)
+        reasons.append(reason_of(caught.value))
+        if tags:
+            await daemon.control.WakeUp(control_pb2.WakeUpRequest(tags=tags), timeout=5)
+    assert reasons == ["ENGINE_SLEEPING", "ENGINE_TAINTED"]
+    assert "weight_digests" not in daemon.engine.calls
+
+
+@pytest.mark.parametrize(
+    ("call", "fields", "field"),
+    [
+        ("Sleep", {"level": 3}, "level"),
+        ("Sleep", {"tags": ["weights"]}, "tags"),
+        ("Sleep", {"tags": ["kv_cache", "kv"]}, "tags[1]"),
+        ("WakeUp", {"tags": ["weight"]}, "tags[0]"),
+    ],
+)
+async def test_a_sleep_or_wake_up_that_means_nothing_names_its_field(
+    daemon: Daemon, call: str, fields: dict[str, Any], field: str
+) -> None:
+    """INVALID_ARGUMENT, and the engine is not asked."""
+    request = {"Sleep": control_pb2.SleepRequest, "WakeUp": control_pb2.WakeUpRequest}[call](**fields)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await getattr(daemon.control, call)(request, timeout=5)
+    assert reason_of(caught.value) == "INVALID_FIELD"
+    assert field_of(caught.value) == field
+    assert daemon.engine.calls == []

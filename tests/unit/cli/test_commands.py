@@ -20,7 +20,7 @@ from google.rpc import code_pb2, error_details_pb2
 from safetensors.numpy import save_file
 
 from genserve.cli import main, serve
-from genserve.v1 import control_pb2, generation_pb2, weights_pb2
+from genserve.v1 import control_pb2, generation_pb2, types_pb2, weights_pb2
 from tests.unit.client.scripted_daemon import ScriptedDaemon, refuse
 
 Outcome = tuple[int, str, str]
@@ -192,6 +192,20 @@ async def test_pause_with_hold_renews_until_interrupted_and_resumes(daemon: Scri
     output, errors = await process.communicate()
     assert (process.returncode, output, errors) == (0, b"resumed\n", b"")
     assert daemon.resumed == ["lease-1"]
+
+
+async def test_sleep_and_wake_up_say_what_is_asleep(daemon: ScriptedDaemon, genserve: Command) -> None:
+    """Part by part; the status shows it too."""
+    told = await genserve("sleep", "--level", "2", "--mode", "abort", "--timeout", "9s")
+    asleep = "scheduling, weights, kv_cache; the weights were discarded"
+    assert told == (0, f"sleeping: asleep are {asleep}\n", "")
+    assert f"asleep   {asleep}" in (await genserve("status"))[1]
+    told = await genserve("wake-up", "--tag", "weights")
+    assert told[:2] == (0, "sleeping: asleep are scheduling, kv_cache; the weights were discarded\n")
+    assert (await genserve("wake-up"))[1] == "running\n"
+    slept, woken, _ = daemon.sleeps
+    assert (slept.level, slept.mode, slept.timeout.seconds) == (2, types_pb2.PAUSE_MODE_ABORT, 9)
+    assert list(woken.tags) == ["weights"]
 
 
 async def test_status_is_a_table(genserve: Command) -> None:

@@ -72,11 +72,19 @@ class ScriptedDaemon(
         self.renewals_hang = False
         self.renewed = asyncio.Event()
         self.resumed: list[str] = []
+        # Sleep
+        self.sleeps: list[Message] = []
+        self.asleep_tags: list[str] = []
 
     def state(self) -> types_pb2.EngineState:
         phase = types_pb2.PHASE_PAUSED if self.leases else types_pb2.PHASE_RUNNING
         return types_pb2.EngineState(
-            instance_id="i", weight_version=self.weight_version, phase=phase, pauses=self.leases.values()
+            instance_id="i",
+            weight_version=self.weight_version,
+            phase=types_pb2.PHASE_SLEEPING if self.asleep_tags else phase,
+            pauses=self.leases.values(),
+            asleep_tags=self.asleep_tags,
+            weights_discarded=bool(self.asleep_tags),
         )
 
     async def _begin(self, context: Any) -> None:
@@ -268,6 +276,19 @@ class ScriptedDaemon(
         if lease_id not in self.leases:
             self.renewed.set()
             await refuse(context, code_pb2.FAILED_PRECONDITION, "PAUSE_LEASE_LOST", f"no lease {lease_id}")
+
+    async def Sleep(self, request: Any, context: Any) -> control_pb2.SleepResponse:
+        await self._begin(context)
+        self.sleeps.append(request)
+        self.asleep_tags = ["scheduling", "weights", "kv_cache"]
+        return control_pb2.SleepResponse(state=self.state())
+
+    async def WakeUp(self, request: Any, context: Any) -> control_pb2.WakeUpResponse:
+        await self._begin(context)
+        self.sleeps.append(request)
+        left = [tag for tag in self.asleep_tags[1:] if request.tags and tag not in request.tags]
+        self.asleep_tags = ["scheduling", *left] if left else []
+        return control_pb2.WakeUpResponse(state=self.state())
 
     async def GetStatus(self, request: Any, context: Any) -> control_pb2.GetStatusResponse:
         await self._begin(context)

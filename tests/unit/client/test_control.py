@@ -4,10 +4,12 @@ import asyncio
 from datetime import UTC
 
 import pytest
+from google.protobuf.duration_pb2 import Duration
 from grpc_health.v1 import health_pb2
 
 from genserve.client import AsyncClient
 from genserve.errors import DeadlineError, InvalidFieldError, PauseLeaseLostError
+from genserve.v1 import control_pb2, types_pb2
 from tests.unit.client.scripted_daemon import ScriptedDaemon, running_daemon
 
 
@@ -139,3 +141,39 @@ async def test_wait_ready_gives_up() -> None:
     async with AsyncClient("127.0.0.1:1") as client:
         with pytest.raises(DeadlineError, match=r"127\.0\.0\.1:1"):
             await client.wait_ready(0.2)
+
+
+async def test_sleep_and_wake_up_send_level_and_tags(daemon: ScriptedDaemon, client: AsyncClient) -> None:
+    """A level of 0 is sent as such, and none is not sent."""
+    asleep = await client.sleep("wait", level=0, tags=("kv_cache",), timeout_s=5.0)
+    assert (asleep.phase, asleep.asleep_tags, asleep.weights_discarded) == (
+        "sleeping",
+        ["scheduling", "weights", "kv_cache"],
+        True,
+    )
+    assert (await client.wake_up(["weights"])).asleep_tags == ["scheduling", "kv_cache"]
+    assert (await client.wake_up()).asleep_tags == []
+    await client.sleep()
+    timeouts = [Duration(seconds=5), Duration(seconds=60)]
+    assert daemon.sleeps == [
+        control_pb2.SleepRequest(mode=types_pb2.PAUSE_MODE_WAIT, level=0, tags=["kv_cache"], timeout=timeouts[0]),
+        control_pb2.WakeUpRequest(tags=["weights"]),
+        control_pb2.WakeUpRequest(),
+        control_pb2.SleepRequest(timeout=timeouts[1]),
+    ]
+    assert not daemon.sleeps[-1].HasField("level")
+
+
+async def test_a_wake_up_may_take_as_long_as_a_push(daemon: ScriptedDaemon, client: AsyncClient) -> None:
+    """The daemon may have to restore weights."""
+    await client.wake_up()
+    assert daemon.deadline_s is not None
+    assert 60 < daemon.deadline_s <= 300
+
+
+@pytest.mark.parametrize("call", ["sleep", "wake_up"])
+async def test_a_tag_alone_is_no_list_of_letters(client: AsyncClient, call: str) -> None:
+    """Text where a sequence is meant names the field."""
+    with pytest.raises(InvalidFieldError) as caught:
+        await getattr(client, call)(tags="weights")
+    assert caught.value.violations[0].field == "tags"

@@ -9,9 +9,28 @@ import pytest
 
 from genserve.control.leases import LeaseTable
 from genserve.control.pause import PauseController, PauseGrant
+from genserve.control.sleep import SleepController
 from genserve.control.state import StateBoard
 from genserve.engine.base import KvPolicy, PauseMode
 from tests.scripted_engine import ScriptedEngine
+
+
+class Resident:
+    """The bytes of the served version; `fails` raises instead of applying them."""
+
+    def __init__(self, engine: ScriptedEngine, board: StateBoard) -> None:
+        self._engine = engine
+        self._board = board
+        self.fails: Exception | None = None
+
+    async def restore_dropped(self) -> None:
+        if self.fails is not None:
+            raise self.fails
+        if self._engine.running:
+            self._engine.misuses.append("restored while it ran")
+        await self._engine.step("restore", "restore", 1.0)
+        self._engine.live = {"w": b"restored"}
+        self._board.tell_applied()
 
 
 @dataclass
@@ -22,6 +41,8 @@ class Rig:
     leases: LeaseTable
     board: StateBoard
     pauses: PauseController
+    sleeps: SleepController
+    resident: Resident
     background: "asyncio.Task[None]"
 
     async def pause(self, mode: PauseMode = PauseMode.KEEP, **options: Any) -> PauseGrant:
@@ -34,8 +55,10 @@ async def rig() -> AsyncIterator[Rig]:
     engine, leases = ScriptedEngine(), LeaseTable()
     board = StateBoard(engine, lambda: leases.active, "test")
     pauses = PauseController(engine, leases, board)
+    resident = Resident(engine, board)
+    sleeps = SleepController(engine, pauses, board, resident)
     background = asyncio.create_task(pauses.run())
-    yield Rig(engine, leases, board, pauses, background)
+    yield Rig(engine, leases, board, pauses, sleeps, resident, background)
     background.cancel()
     await asyncio.wait({background})
     assert engine.misuses == []

@@ -5,20 +5,30 @@ from collections.abc import Callable
 
 import pytest
 
-from genserve.control.admission import check_admission, check_control, check_sound
-from genserve.control.conditions import RULES, DaemonCondition, EngineCondition, Phase, may_run, phase_of
+from genserve.control.admission import check_admission, check_control, check_sound, check_weights
+from genserve.control.conditions import (
+    RULES,
+    DaemonCondition,
+    EngineCondition,
+    Phase,
+    condition_of,
+    may_run,
+    phase_of,
+)
+from genserve.engine.base import SleepTag
 from genserve.errors import DrainingError, EngineDeadError, EngineSleepingError, EngineTaintedError, GenserveError
 
 Error = type[GenserveError] | None
 
-# engine, daemon -> the phase told, whether health serves, what admission raises, what control calls raise
-SERVING: dict[EngineCondition, tuple[Phase, bool, Error, Error]] = {
-    EngineCondition.RUNNING: (Phase.RUNNING, True, None, None),
-    EngineCondition.PAUSED: (Phase.PAUSED, True, None, None),
-    EngineCondition.APPLYING: (Phase.APPLYING, True, None, None),
-    EngineCondition.ASLEEP: (Phase.SLEEPING, False, EngineSleepingError, EngineSleepingError),
-    EngineCondition.TAINTED: (Phase.TAINTED, False, EngineTaintedError, None),
-    EngineCondition.DEAD: (Phase.DEAD, False, EngineDeadError, EngineDeadError),
+# engine, daemon -> the phase told, whether health serves, what requests, pauses, and pushes and adapters raise
+SERVING: dict[EngineCondition, tuple[Phase, bool, Error, Error, Error]] = {
+    EngineCondition.RUNNING: (Phase.RUNNING, True, None, None, None),
+    EngineCondition.PAUSED: (Phase.PAUSED, True, None, None, None),
+    EngineCondition.APPLYING: (Phase.APPLYING, True, None, None, None),
+    EngineCondition.ASLEEP: (Phase.SLEEPING, False, EngineSleepingError, EngineSleepingError, EngineSleepingError),
+    EngineCondition.WEIGHTS_AWAKE: (Phase.SLEEPING, False, EngineSleepingError, EngineSleepingError, None),
+    EngineCondition.TAINTED: (Phase.TAINTED, False, EngineTaintedError, None, None),
+    EngineCondition.DEAD: (Phase.DEAD, False, EngineDeadError, EngineDeadError, EngineDeadError),
 }
 MAY_RUN = {EngineCondition.RUNNING, EngineCondition.PAUSED}
 
@@ -27,14 +37,15 @@ MAY_RUN = {EngineCondition.RUNNING, EngineCondition.PAUSED}
 def test_every_pair_of_conditions_has_one_meaning(engine: EngineCondition, daemon: DaemonCondition) -> None:
     """A dead engine comes first, then a daemon that starts or ends; but neither hides from the daemon itself that the
     engine may not run."""
-    phase, serves, admission, control = SERVING[engine]
+    phase, serves, admission, control, weights = SERVING[engine]
     if daemon is not DaemonCondition.SERVING and engine is not EngineCondition.DEAD:
-        phase, serves, admission, control = Phase[daemon.name], False, DrainingError, DrainingError
+        phase, serves, admission, control, weights = Phase[daemon.name], False, *(3 * (DrainingError,))
     told = phase_of(engine, daemon)
     assert told is phase
     assert RULES[told].serves is serves
     assert raised_by(check_admission, told) is admission
     assert raised_by(check_control, told) is control
+    assert raised_by(check_weights, engine, daemon) is weights
     assert may_run(engine) is (engine in MAY_RUN)
 
 
@@ -54,10 +65,37 @@ def test_only_a_tainted_engine_is_unsound(engine: EngineCondition) -> None:
         check_sound(engine)
 
 
-def raised_by(check: Callable[[Phase], None], phase: Phase) -> Error:
+EVERY_SLEEP = [frozenset(tags) for size in range(4) for tags in itertools.combinations(SleepTag, size)]
+
+
+@pytest.mark.parametrize("asleep", EVERY_SLEEP)
+@pytest.mark.parametrize("entered", [None, EngineCondition.APPLYING, EngineCondition.TAINTED, EngineCondition.DEAD])
+@pytest.mark.parametrize("is_paused", [False, True])
+def test_what_is_asleep_decides_unless_the_engine_is_dead_or_tainted(
+    asleep: frozenset[SleepTag], entered: EngineCondition | None, is_paused: bool
+) -> None:
+    """A commit while it sleeps is told as sleep: requests are refused, and do not wait as they would for a commit."""
+    expected = EngineCondition.PAUSED if is_paused else EngineCondition.RUNNING
+    if entered in (EngineCondition.TAINTED, EngineCondition.DEAD):
+        expected = entered
+    elif asleep:
+        awake = SleepTag.WEIGHTS not in asleep
+        expected = EngineCondition.WEIGHTS_AWAKE if awake else EngineCondition.ASLEEP
+    elif entered is not None:
+        expected = entered
+    assert condition_of(entered, asleep, is_paused=is_paused) is expected
+
+
+def test_a_push_into_sleeping_weights_is_told_what_to_wake_up() -> None:
+    """The error names the call."""
+    with pytest.raises(EngineSleepingError, match=r"WakeUp\{tags: weights\}"):
+        check_weights(EngineCondition.ASLEEP, DaemonCondition.SERVING)
+
+
+def raised_by(check: Callable[..., None], *conditions: object) -> Error:
     """The class of what a check raises; None if nothing."""
     try:
-        check(phase)
+        check(*conditions)
     except GenserveError as error:
         return type(error)
     return None

@@ -9,6 +9,7 @@ from genserve.control.conditions import EngineCondition, Phase
 from genserve.control.drain import Drain
 from genserve.engine.base import PauseMode
 from genserve.errors import DrainingError
+from tests.phases import enter_phase
 from tests.scripted_engine import Gate
 from tests.unit.control.conftest import Rig
 
@@ -71,14 +72,14 @@ async def test_requests_that_do_not_finish_in_time_are_ended(rig: Rig, drain: Dr
     assert rig.engine.calls == ["abort"]
 
 
-@pytest.mark.parametrize("condition", [EngineCondition.TAINTED, EngineCondition.ASLEEP])
-async def test_an_engine_that_may_not_run_is_not_resumed(rig: Rig, drain: Drain, condition: EngineCondition) -> None:
+@pytest.mark.parametrize(("phase", "condition"), [(Phase.TAINTED, "TAINTED"), (Phase.SLEEPING, "ASLEEP")])
+async def test_an_engine_that_may_not_run_is_not_resumed(rig: Rig, drain: Drain, phase: Phase, condition: str) -> None:
     """Its requests are ended at once: they could not finish."""
     await rig.pause()
     rig.engine.idle.clear()
-    rig.board.enter(condition)
+    enter_phase(rig.board, phase)
     drained = await drain.run(60.0)
-    assert drained.cut == [f"aborted requests of an engine that is {condition.value}: 1"]
+    assert drained.cut == [f"aborted requests of an engine that is {condition}: 1"]
     assert not rig.engine.running
     assert rig.engine.calls == ["pause keep reuse", "abort"]
 

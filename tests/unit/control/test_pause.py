@@ -69,10 +69,10 @@ async def test_abort_joining_a_pause_ends_the_frozen_requests(rig: Rig) -> None:
 
 
 async def test_recompute_joining_a_pause_drops_the_cache(rig: Rig) -> None:
-    """The pause that holds may have kept it."""
+    """The pause that holds may have kept it: keys and values, those in connectors, and embeddings of images."""
     await rig.pause()
     await rig.pause(kv_policy=KvPolicy.RECOMPUTE)
-    assert rig.engine.calls == ["pause keep reuse", "reset_prefix_cache True"]
+    assert rig.engine.calls == ["pause keep reuse", "reset_caches"]
 
 
 @pytest.mark.parametrize("failure", [DeadlineError("late"), RuntimeError("broken")])
@@ -285,7 +285,7 @@ async def test_hold_under_a_lease_leaves_the_engine_paused(rig: Rig) -> None:
         pass
     assert not rig.engine.running
     assert hold.paused_s is None
-    assert rig.engine.calls == ["pause keep reuse", "reset_prefix_cache True"]
+    assert rig.engine.calls == ["pause keep reuse", "reset_caches"]
 
 
 async def test_hold_under_a_lost_lease_is_refused(rig: Rig) -> None:

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from genserve.control.asleep import SleepDepth
 from genserve.control.conditions import Phase
 from genserve.engine.base import KvPolicy, PauseMode
 from genserve.errors import DeadlineError, EngineSleepingError, EngineTaintedError, UnsupportedError
@@ -11,38 +12,43 @@ from tests.phases import enter_phase
 from tests.scripted_engine import Gate
 from tests.unit.control.conftest import Rig
 
+SLEEP_1 = "sleep 1 scheduling+weights+kv_cache"
+WAKE_ALL = "wake_up scheduling+weights+kv_cache"
+WAKE_UP = ["wake_up weights", "wake_up scheduling+kv_cache"]
+"""The weights first, alone: vLLM runs as soon as it has woken the last part."""
+
 
 async def test_nothing_but_a_wake_up_reaches_a_sleeping_engine(rig: Rig) -> None:
     """Pauses and pushes are refused; a repeat of the sleep answers as the first."""
-    await rig.pauses.sleep(PauseMode.KEEP, 5.0)
+    await rig.sleeps.sleep(PauseMode.KEEP, SleepDepth(), 5.0)
     assert rig.board.phase is Phase.SLEEPING
-    await rig.pauses.sleep(PauseMode.KEEP, 5.0)
+    await rig.sleeps.sleep(PauseMode.KEEP, SleepDepth(), 5.0)
     with pytest.raises(EngineSleepingError):
         await rig.pause()
     with pytest.raises(EngineSleepingError):
         async with rig.pauses.hold(PauseMode.KEEP, KvPolicy.REUSE, timeout_s=5.0):
             pass
     await rig.pauses.resume("", force=True)
-    assert rig.engine.calls == ["pause keep reuse", "sleep"]
-    await rig.pauses.wake_up()
-    await rig.pauses.wake_up()
+    assert rig.engine.calls == ["pause keep reuse", SLEEP_1]
+    await rig.sleeps.wake_up()
+    await rig.sleeps.wake_up()
     assert rig.board.phase is Phase.RUNNING
     assert rig.engine.running
-    assert rig.engine.calls == ["pause keep reuse", "sleep", "wake_up"]
+    assert rig.engine.calls == ["pause keep reuse", SLEEP_1, *WAKE_UP]
 
 
 @pytest.mark.parametrize("mode", PauseMode)
 async def test_a_sleep_stops_requests_as_its_mode_says(rig: Rig, mode: PauseMode) -> None:
     """By a pause of that mode: the sleep itself finds the engine still."""
-    await rig.pauses.sleep(mode, 5.0)
-    assert rig.engine.calls == [f"pause {mode.value} reuse", "sleep"]
+    await rig.sleeps.sleep(mode, SleepDepth(), 5.0)
+    assert rig.engine.calls == [f"pause {mode.value} reuse", SLEEP_1]
 
 
 async def test_a_sleep_that_waits_in_vain_never_sleeps(rig: Rig) -> None:
     """The engine runs on, and is not put to sleep when the last request ends later."""
     rig.engine.hangs.add("pause")
     with pytest.raises(DeadlineError):
-        await rig.pauses.sleep(PauseMode.WAIT, 0.05)
+        await rig.sleeps.sleep(PauseMode.WAIT, SleepDepth(), 0.05)
     assert rig.engine.calls == ["pause wait reuse", "resume"]
     assert rig.engine.running
     assert rig.board.phase is Phase.RUNNING
@@ -51,8 +57,8 @@ async def test_a_sleep_that_waits_in_vain_never_sleeps(rig: Rig) -> None:
 async def test_lease_outlives_a_sleep(rig: Rig) -> None:
     """Whoever paused before finds the engine paused after it, and resumes it."""
     grant = await rig.pause()
-    await rig.pauses.sleep(PauseMode.KEEP, 5.0)
-    await rig.pauses.wake_up()
+    await rig.sleeps.sleep(PauseMode.KEEP, SleepDepth(), 5.0)
+    await rig.sleeps.wake_up()
     assert rig.board.phase is Phase.PAUSED
     assert not rig.engine.running
     await rig.pauses.resume(grant.lease.lease_id)
@@ -62,11 +68,11 @@ async def test_lease_outlives_a_sleep(rig: Rig) -> None:
 async def test_lease_that_ends_during_a_sleep_does_not_wake_the_engine(rig: Rig) -> None:
     """Its memory is not there."""
     await rig.pause(ttl_s=0.05)
-    await rig.pauses.sleep(PauseMode.KEEP, 5.0)
+    await rig.sleeps.sleep(PauseMode.KEEP, SleepDepth(), 5.0)
     await asyncio.sleep(0.1)
     assert rig.leases.active == ()
     assert not rig.engine.running
-    await rig.pauses.wake_up()
+    await rig.sleeps.wake_up()
     assert rig.engine.running
 
 
@@ -77,22 +83,22 @@ async def test_sleep_that_fails_leaves_the_engine_as_it_was(rig: Rig, paused: bo
         await rig.pause()
     rig.engine.fails["sleep"] = DeadlineError("late")
     with pytest.raises(DeadlineError):
-        await rig.pauses.sleep(PauseMode.WAIT, 5.0)
+        await rig.sleeps.sleep(PauseMode.WAIT, SleepDepth(), 5.0)
     assert rig.engine.running is not paused
     assert rig.board.phase is (Phase.PAUSED if paused else Phase.RUNNING)
-    woken = rig.engine.calls.index("wake_up")
-    assert rig.engine.calls[woken - 1 :] == ["sleep", "wake_up", *(["pause keep reuse"] if paused else [])]
+    undone = ["pause keep reuse"] if paused else ["resume"]
+    assert rig.engine.calls[rig.engine.calls.index(SLEEP_1) :] == [SLEEP_1, WAKE_ALL, *undone]
 
 
 async def test_cancelled_sleep_is_undone(rig: Rig) -> None:
     """A client that goes away leaves the engine awake and running."""
     gate = rig.engine.gates["sleep"] = Gate()
-    sleeping = asyncio.create_task(rig.pauses.sleep(PauseMode.KEEP, 5.0))
+    sleeping = asyncio.create_task(rig.sleeps.sleep(PauseMode.KEEP, SleepDepth(), 5.0))
     await gate.reached.wait()
     sleeping.cancel()
     with pytest.raises(asyncio.CancelledError):
         await sleeping
-    assert rig.engine.calls[-1] == "wake_up"
+    assert rig.engine.calls[-2:] == [WAKE_ALL, "resume"]
     assert rig.engine.running
     assert rig.board.phase is Phase.RUNNING
     await rig.pause()
@@ -102,18 +108,18 @@ async def test_unsupported_sleep_touches_nothing(rig: Rig) -> None:
     """The daemon was started without it."""
     rig.engine.can_sleep = False
     with pytest.raises(UnsupportedError, match="--enable-sleep-mode"):
-        await rig.pauses.sleep(PauseMode.KEEP, 5.0)
+        await rig.sleeps.sleep(PauseMode.KEEP, SleepDepth(), 5.0)
     assert rig.engine.calls == []
 
 
 async def test_wake_up_that_fails_can_be_repeated(rig: Rig) -> None:
     """It sleeps on."""
-    await rig.pauses.sleep(PauseMode.KEEP, 5.0)
+    await rig.sleeps.sleep(PauseMode.KEEP, SleepDepth(), 5.0)
     rig.engine.fails["wake_up"] = DeadlineError("late")
     with pytest.raises(DeadlineError):
-        await rig.pauses.wake_up()
+        await rig.sleeps.wake_up()
     assert rig.board.phase is Phase.SLEEPING
-    await rig.pauses.wake_up()
+    await rig.sleeps.wake_up()
     assert rig.engine.running
 
 
@@ -121,4 +127,4 @@ async def test_tainted_engine_does_not_sleep(rig: Rig) -> None:
     """Its wake-up would run it."""
     enter_phase(rig.board, Phase.TAINTED)
     with pytest.raises(EngineTaintedError):
-        await rig.pauses.sleep(PauseMode.KEEP, 5.0)
+        await rig.sleeps.sleep(PauseMode.KEEP, SleepDepth(), 5.0)

@@ -81,6 +81,12 @@ def test_a_refused_configuration_is_one_line_of_what_is_wrong() -> None:
         raise Validation("2 validation errors\n  a\n  b\nFor further information visit an address")
 
 
+def test_a_reason_of_our_own_stays_as_it_is() -> None:
+    """Such as a setting that is refused, before any process has started."""
+    with pytest.raises(EngineStartError, match=r"^--a cannot be$"), explained(CONFIG, configure):
+        raise EngineStartError("--a cannot be")
+
+
 def test_nothing_is_left_of_a_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No file, and what fails later is logged as ever."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

@@ -15,9 +15,11 @@ import pytest
 
 from genserve.control.leases import LeaseTable
 from genserve.control.pause import PauseController
+from genserve.control.sleep import SleepController
 from genserve.control.state import StateBoard
 from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor
 from genserve.weights.checkpoint_files import CheckpointFiles
+from genserve.weights.dropped import DroppedWeights
 from genserve.weights.lora import LoraLoader
 from genserve.weights.manifest import Manifest
 from genserve.weights.push import PushHeader, PushOutcome
@@ -57,6 +59,7 @@ class Rig:
     leases: LeaseTable
     board: StateBoard
     pauses: PauseController
+    sleeps: SleepController
     resident: ResidentStore
     registry: PushRegistry
     transfers: TransferUpdates
@@ -113,8 +116,9 @@ def build_rig(
     loras = LoraLoader(engine, board, pauses, CHECKPOINT)
     pushes = PushRegistry(CHECKPOINT, engine, updater, loras, board, resident, max_staging_bytes, clock)
     transfers = TransferUpdates(engine, pauses, board, pushes, updater, resident)
+    sleeps = SleepController(engine, pauses, board, DroppedWeights(pushes, updater))
     background = [asyncio.create_task(each.run()) for each in (pauses, pushes, transfers)]
-    return Rig(engine, leases, board, pauses, resident, pushes, transfers, loras, background)
+    return Rig(engine, leases, board, pauses, sleeps, resident, pushes, transfers, loras, background)
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from genserve.control.asleep import SleepDepth
 from genserve.control.conditions import Phase
 from genserve.engine.base import KvPolicy, PauseMode
 from genserve.errors import (
@@ -315,7 +316,7 @@ async def test_an_init_that_fails_changes_nothing(updating: Rig) -> None:
 
 async def test_a_sleeping_engine_is_not_updated(updating: Rig) -> None:
     """vLLM would crash."""
-    await updating.pauses.sleep(PauseMode.KEEP, 5.0)
+    await updating.sleeps.sleep(PauseMode.KEEP, SleepDepth(), 5.0)
     with pytest.raises(EngineSleepingError):
         await updating.transfers.start(UpdateOptions())
-    await updating.pauses.wake_up()
+    await updating.sleeps.wake_up()

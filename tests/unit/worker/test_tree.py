@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from genserve.worker.exchange import Exchange
+from genserve.worker.exchange import PointerExchange, matched
 from genserve.worker.tree import holdings
 
 
@@ -54,7 +54,7 @@ def test_what_hangs_on_layers_is_exchanged_and_put_back() -> None:
     """Numbers, tensors and foreign memory; the object itself stays, and its reference to the weight is still good."""
     live, prepared = layer_with_kernel(1.0), layer_with_kernel(2.0)
     kernel, handler, new = live[0].kernel, live[0].kernel.handler, prepared[0].kernel.handler
-    exchange = Exchange(holdings(live), holdings(prepared), addresses_captured=False)
+    exchange = PointerExchange(matched(holdings(live), holdings(prepared)))
     exchange.commit()
     assert live[0].kernel is kernel
     assert (kernel.scale, float(kernel.packed[0]), float(kernel.weight[0, 0])) == (2.0, 2.0, 2.0)

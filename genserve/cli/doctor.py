@@ -1,0 +1,76 @@
+"""`genserve doctor`: whether this machine can serve and take pushes, and what it costs."""
+
+import argparse
+from typing import Final
+
+from genserve.cli.options import Subparsers, seconds
+
+_DEFAULT_TIMEOUT_S: Final = 120.0
+_MAX_TIMEOUT_S: Final = 24 * 3600.0
+_EPILOG: Final = """\
+what comes after `--` is passed on to every daemon, and is what the room for models is computed for:
+  genserve doctor -- --tensor-parallel-size 2 --gpu-memory-utilization 0.8
+exit status: 0 = nothing fails, 1 = something does, 2 = wrong usage"""
+
+
+def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
+    """Adds the command."""
+    parser = subparsers.add_parser(
+        "doctor",
+        help="check this machine and a daemon on it",
+        description="Checks this machine, with or without a GPU: memory, bandwidths, what processes share. Then serves "
+        "a tiny built-in model in every way, pushes to it under load, and holds what it says against cold starts.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--model",
+        metavar="PATH",
+        help="check this checkpoint directory instead; its second version is itself with a norm scaled",
+    )
+    parser.add_argument(
+        "--ways", metavar="WAY,WAY", help="values of --weight-update to try (default: all that the device has)"
+    )
+    parser.add_argument("--machine-only", action="store_true", help="start no daemon")
+    parser.add_argument(
+        "--timeout-s", type=_limit, default=_DEFAULT_TIMEOUT_S, metavar="TIME", help="of each step (default: 120)"
+    )
+    parser.add_argument("--json", action="store_true", help="print everything as JSON, for a bug report")
+    parser.add_argument("serve_flags", nargs="*", metavar="SERVE_FLAGS", help="flags of `genserve serve`, after --")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints sections as they are known, or JSON at the end; the exit status. Ctrl-C leaves no process behind."""
+    import asyncio
+    import time
+
+    from genserve.doctor.children import Children
+    from genserve.doctor.report import section_lines, summary_line, to_json
+    from genserve.doctor.serve_flags import ServeFlags
+    from genserve.doctor.verdict import Section, exit_status
+
+    flags = ServeFlags.parse(args.serve_flags)
+
+    from genserve.doctor.checkup import Order, check_up, say_on_stderr
+
+    def show(section: Section) -> None:
+        if not args.json:
+            print("\n".join(section_lines(section)), flush=True)
+
+    order = Order(args.model, args.ways, flags, args.timeout_s, args.machine_only)
+    began_s = time.monotonic()
+    with Children() as children:
+        try:
+            sections, facts = asyncio.run(check_up(order, children, say_on_stderr, show))
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None  # by SIGTERM
+    elapsed_s = time.monotonic() - began_s
+    print(to_json(sections, facts, elapsed_s) if args.json else summary_line(sections, elapsed_s))
+    return exit_status(sections)
+
+
+def _limit(text: str) -> float:
+    limit_s = seconds(text)
+    if not 0.0 < limit_s <= _MAX_TIMEOUT_S:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time above 0 and of at most 24h")
+    return limit_s

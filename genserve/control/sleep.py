@@ -1,0 +1,144 @@
+"""Puts the engine to sleep and wakes it up, part by part.
+
+Shares its turns with pauses and pushes. What of the engine is asleep, and which part may follow which, is `asleep`. A
+version is applied over weights that a sleep has dropped before the engine can run, unless a push has done so by then.
+"""
+
+import logging
+from collections.abc import Sequence
+from typing import Protocol
+
+from genserve.control.admission import check_sound
+from genserve.control.asleep import Asleep, SleepDepth, tags_of
+from genserve.control.conditions import EngineCondition
+from genserve.control.pause import PauseController, remaining_s
+from genserve.control.state import StateBoard
+from genserve.control.turn import uninterrupted
+from genserve.engine.base import MEMORY_TAGS, Engine, KvPolicy, PauseMode, SleepTag
+from genserve.errors import EngineDeadError, GenserveError, UnsupportedError
+
+_WAKE_UP_TIMEOUT_S = 120.0
+_WEIGHTS = frozenset({SleepTag.WEIGHTS})
+_SCHEDULING = frozenset({SleepTag.SCHEDULING})
+
+log = logging.getLogger(__name__)
+
+
+class RestoresWeights(Protocol):
+    """Has the bytes of the served version."""
+
+    async def restore_dropped(self) -> None:
+        """Applies the served version over weights that are of none; call it while nothing is scheduled. Raises
+        EngineTaintedError when it cannot, and ApplyInProgressError while a push is under way, which may do so."""
+
+
+class SleepController:
+    """Sleep and wake-up, among the pauses of `pauses`."""
+
+    def __init__(self, engine: Engine, pauses: PauseController, board: StateBoard, restores: RestoresWeights) -> None:
+        self._engine = engine
+        self._pauses = pauses
+        self._board = board
+        self._restores = restores
+
+    async def sleep(self, mode: PauseMode, depth: SleepDepth, timeout_s: float) -> None:
+        """Puts the engine, or more of it, to sleep, also under leases; does nothing when all of it sleeps, or as much
+        as was asked for. Raises as `PauseController.pause`, UnsupportedError and EngineTaintedError; what was awake is
+        awake again then."""
+        is_asleep = self._board.engine_condition in (EngineCondition.ASLEEP, EngineCondition.WEIGHTS_AWAKE)
+        if is_asleep and not self._board.asleep.takes(depth):
+            return
+        async with self._pauses.turn.take(timeout_s, for_weights=True) as deadline_s:
+            check_sound(self._board.engine_condition)
+            before = self._board.asleep
+            if not before.takes(depth):
+                return
+            if not self._engine.info.can_sleep:
+                raise UnsupportedError("the daemon was started without --enable-sleep-mode")
+            joins = self._pauses.stands_still
+            await self._pauses.stand_still(mode, KvPolicy.REUSE, deadline_s)
+            after = before.after_sleep(depth)
+            try:
+                await self._engine.sleep(depth.level, (depth.tags - before.tags) | _SCHEDULING, remaining_s(deadline_s))
+            except EngineDeadError:
+                raise
+            except BaseException:
+                await self._pauses.turn.undo(self._undo(before, after, joins))
+                raise
+            self._board.tell_asleep(after)
+
+    async def wake_up(self, tags: Sequence[str] = ()) -> None:
+        """Wakes up these parts (none = all). When none of its memory is asleep any more the engine runs, or stays
+        paused while a lease is left. Parts that are awake are left alone.
+
+        Raises InvalidFieldError ("tags"), DeadlineError, EngineDeadError, and what `RestoresWeights.restore_dropped`
+        does; what could not be woken sleeps on then, and nothing is scheduled.
+        """
+        woken = tags_of(tags)
+        async with self._pauses.turn.take():
+            if self._board.engine_condition is EngineCondition.DEAD:
+                raise EngineDeadError("the engine has died")
+            if self._board.asleep.tags:
+                await uninterrupted(self._wake_up(self._board.asleep.after_wake_up(woken).tags))
+
+    async def _wake_up(self, left: frozenset[SleepTag]) -> None:
+        """Wakes up all but what is left asleep."""
+        asleep = (self._board.asleep.tags - left) & MEMORY_TAGS
+        # Alone, if it is not the last part: vLLM runs when it has woken that.
+        if SleepTag.WEIGHTS in asleep and self._board.asleep.tags & MEMORY_TAGS != _WEIGHTS:
+            await self._wake(_WEIGHTS)
+            asleep -= _WEIGHTS
+        if left:
+            if asleep:
+                await self._wake(asleep)
+            return
+        if self._board.asleep.weights_lost or self._board.engine_condition is EngineCondition.TAINTED:
+            await self._restores.restore_dropped()
+            self._board.enter(None)
+        try:
+            await self._engine.wake_up(asleep | _SCHEDULING, _WAKE_UP_TIMEOUT_S)
+        except EngineDeadError:
+            raise
+        except BaseException:
+            # It may run by now, or later, while everybody is told that it sleeps.
+            await self._pauses.turn.undo(self._pauses.restore(paused=True))
+            raise
+        await self._pauses.woke_up()
+        self._board.tell_asleep(Asleep())
+
+    async def _wake(self, tags: frozenset[SleepTag]) -> None:
+        """Wakes up a part while another one sleeps on."""
+        await self._engine.wake_up(tags, _WAKE_UP_TIMEOUT_S)
+        asleep = self._board.asleep
+        self._board.tell_asleep(Asleep(asleep.tags - tags, asleep.weights_lost))
+
+    async def _undo(self, before: Asleep, after: Asleep, stood_still: bool) -> None:
+        """Wakes up what a sleep that failed may have put to sleep."""
+        drops = after.weights_lost and not before.weights_lost
+        try:
+            if drops:
+                await self._engine.wake_up(_WEIGHTS, _WAKE_UP_TIMEOUT_S)
+                await self._pauses.restore(paused=True)  # it runs if nothing of it had fallen asleep
+                self._board.tell_asleep(Asleep(after.tags - _WEIGHTS, weights_lost=True))
+                if not await self._could_restore():
+                    return
+            woken = (after.tags - before.tags) & MEMORY_TAGS
+            runs = not before.tags & MEMORY_TAGS
+            await self._engine.wake_up(woken | _SCHEDULING if runs else woken, _WAKE_UP_TIMEOUT_S)
+        except Exception as error:
+            self._pauses.fail(error)
+            raise
+        self._board.tell_asleep(Asleep(before.tags, before.weights_lost))
+        if runs:
+            await self._pauses.restore(paused=stood_still)
+
+    async def _could_restore(self) -> bool:
+        """Whether the weights that a sleep may have dropped are there again; if not the engine sleeps on."""
+        try:
+            await self._restores.restore_dropped()
+        except EngineDeadError:
+            raise
+        except GenserveError as error:
+            log.error("a sleep failed when it may have dropped the weights, and the engine sleeps on: %s", error)
+            return False
+        return True

@@ -1,0 +1,149 @@
+"""All of it, in order: the machine, daemons that are pushed to in every way, and what fits."""
+
+import signal
+import sys
+import tempfile
+import time
+from asyncio import current_task, get_running_loop
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from genserve.doctor import machine, own_model, tiny_model, ways
+from genserve.doctor.children import Children
+from genserve.doctor.exercise import Subject, exercise
+from genserve.doctor.findings import WayFound
+from genserve.doctor.machine import MachineFacts
+from genserve.doctor.machine_verdicts import machine_verdicts
+from genserve.doctor.push_verdicts import cold_starts, way_verdicts
+from genserve.doctor.room import Memory, ModelSize, fits
+from genserve.doctor.room_verdicts import room_verdicts
+from genserve.doctor.serve_flags import ServeFlags
+from genserve.doctor.verdict import Section, Verdict, warn
+
+_TINY_PUSHES: Final = 5
+_OWN_PUSHES: Final = 4
+_TINY_KV_BYTES: Final = 256 << 20
+_TINY_UTILIZATION: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What is to be checked. `model` is None for the built-in one; `asked_ways` None for all of them."""
+
+    model: str | None
+    asked_ways: str | None
+    flags: ServeFlags
+    timeout_s: float
+    machine_only: bool
+
+
+async def check_up(
+    order: Order, children: Children, say: Callable[[str], None], show: Callable[[Section], None]
+) -> tuple[list[Section], dict[str, Any]]:
+    """`show` gets each section as it is known, `say` what takes time. Returns all of them and the facts.
+
+    Raises InvalidFieldError for a model or ways that cannot be, before anything is started; OSError.
+    """
+    ways.chosen(order.asked_ways, "cuda")
+    own = None if order.model is None else own_model.checkpoints(order.model)
+    size = None if order.model is None or own is None else own_model.size_of(order.model, own["a"])
+    sections: list[Section] = []
+
+    def add(title: str, verdicts: Iterator[Verdict]) -> None:
+        sections.append(Section(title, tuple(verdicts)))
+        show(sections[-1])
+
+    with _cancelled_by_sigterm():
+        say("looking at the machine")
+        facts = await machine.look(children, order.timeout_s)
+        add("machine", machine_verdicts(facts, order.flags))
+        memory = _memory(facts)
+        told: dict[str, Any] = {"machine": facts.as_dict(), "serve_flags": list(order.flags.passed_on)}
+        if not order.machine_only:
+            chosen = ways.chosen(order.asked_ways, facts.device_type)
+            with tempfile.TemporaryDirectory(prefix="genserve-doctor-") as scratch:
+                subject = _subject(order, own, facts, Path(scratch))
+                found = await _try_ways(
+                    order, subject, _that_fit(chosen, size, memory, order), children, Path(scratch), say
+                )
+            cold = cold_starts(found)
+            for each in found:
+                verdicts = way_verdicts(each, cold, expect_cold=order.model is None)
+                add(f"--weight-update {each.way}" if each.way else f"cold start on {each.started_on}", verdicts)
+            for way in chosen:
+                if all(each.way != way for each in found):
+                    add(f"--weight-update {way}", iter([_does_not_fit()]))
+            told["daemons"] = [{"way": each.way, "started_on": each.started_on, **each.info} for each in found]
+        add("what fits (computed)", room_verdicts(memory, order.flags, size))
+    return sections, told
+
+
+async def _try_ways(
+    order: Order, subject: Subject, chosen: Sequence[str], children: Children, scratch: Path, say: Callable[[str], None]
+) -> list[WayFound]:
+    """One daemon for each way. They start on one checkpoint and the other in turn, where both can be started on: each
+    gives the others the cold start to compare with. A last one gives what no other did."""
+    names, found = list(subject.directories), []
+    for number, way in enumerate(chosen):
+        name = names[number % len(names)]
+        say(f"serving {name} with --weight-update {way}")
+        began_s = time.monotonic()
+        found.append(await exercise(subject, way, name, children, scratch, order.timeout_s))
+        say(f"done after {time.monotonic() - began_s:.0f} s")
+    cold = cold_starts(found)
+    if any(each.pushed for each in found):
+        for name in names:
+            if name not in cold:
+                say(f"serving {name}, to compare with")
+                found.append(await exercise(subject, "", name, children, scratch, order.timeout_s))
+    return found
+
+
+def _subject(
+    order: Order, own: Mapping[str, tiny_model.Checkpoint] | None, facts: MachineFacts, scratch: Path
+) -> Subject:
+    if own is not None and order.model is not None:
+        return Subject(own, {"a": Path(order.model)}, order.flags.passed_on, _OWN_PUSHES, digests_always=False)
+    tensors = tiny_model.checkpoints(order.flags.tensor_parallel_size)
+    directories = {name: tiny_model.write(scratch / name, each) for name, each in tensors.items()}
+    flags = ["--max-model-len", str(tiny_model.MAX_MODEL_LEN), "--kv-cache-memory-bytes", str(_TINY_KV_BYTES)]
+    flags += ["--max-num-seqs", "32"]
+    if facts.devices:
+        # Little is enough, also where others hold most of the device: vLLM asks for that much to be free.
+        share = min(device.free_bytes / device.total_bytes for device in facts.devices)
+        flags += ["--gpu-memory-utilization", f"{min(_TINY_UTILIZATION, 0.9 * share):.3f}"]
+    return Subject(tensors, directories, [*flags, *order.flags.passed_on], _TINY_PUSHES, digests_always=True)
+
+
+def _memory(facts: MachineFacts) -> Memory:
+    devices = [device.total_bytes for device in facts.devices]
+    return Memory(min(devices) if devices else None, facts.host.available_bytes)
+
+
+def _that_fit(chosen: Sequence[str], own: ModelSize | None, memory: Memory, order: Order) -> list[str]:
+    """A machine that runs out of memory is no place to look at: a model of the user's own is served if it fits."""
+    return [way for way in chosen if own is None or fits(way, own, memory, order.flags)]
+
+
+def _does_not_fit() -> Verdict:
+    return warn("start", "not tried: there is no room for your model", "See `your model` below.")
+
+
+@contextmanager
+def _cancelled_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends this as Ctrl-C does: no process may be left behind."""
+    loop, task = get_running_loop(), current_task()
+    assert task is not None
+    loop.add_signal_handler(signal.SIGTERM, task.cancel)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)
+
+
+def say_on_stderr(line: str) -> None:
+    """Progress: none of it belongs to the report."""
+    print(f"genserve: {line}", file=sys.stderr, flush=True)

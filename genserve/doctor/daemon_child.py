@@ -1,0 +1,102 @@
+"""A daemon as users start it, `genserve serve`, in a process of its own."""
+
+import asyncio
+import os
+import sys
+from asyncio.subprocess import Process
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+from genserve.doctor.children import Children
+
+_SERVING: Final = b"genserve: serving "
+_STOP_TIMEOUT_S: Final = 30.0
+_DRAIN_TIMEOUT_S: Final = 10.0
+_TAIL_LINES: Final = 3
+_OFFLINE: Final = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+
+
+class DaemonFailedError(Exception):
+    """The daemon did not start, or did not end as it should; the text is one line, with its last words."""
+
+
+class DaemonChild:
+    """`address` is where it serves. `stop` may be called once; leaving the context kills what is left."""
+
+    def __init__(self, children: Children, process: Process, log: Path) -> None:
+        self._children = children
+        self._process = process
+        self._log = log
+        self._stopped = False
+        self.address = ""
+
+    async def wait_serving(self, timeout_s: float) -> None:
+        """Raises DaemonFailedError."""
+        assert self._process.stdout is not None
+        try:
+            async with asyncio.timeout(timeout_s):
+                async for line in self._process.stdout:
+                    if line.startswith(_SERVING):
+                        self.address = line.decode().rsplit(" on ", 1)[1].strip()
+                        return
+                status = await self._process.wait()
+        except TimeoutError:
+            raise DaemonFailedError(
+                f"the daemon did not serve within {timeout_s:g} s (--timeout-s){self.last_words()}"
+            ) from None
+        raise DaemonFailedError(f"the daemon ended with status {status}{self.last_words()}")
+
+    async def stop(self) -> str:
+        """Ends it by a signal; what was wrong about that, "" = nothing."""
+        self._stopped = True
+        status = await self._children.stop(self._process, _STOP_TIMEOUT_S)
+        if status is None:
+            return f"it, or a process of it, had to be killed {_STOP_TIMEOUT_S:g} s after SIGTERM"
+        return "" if status == 0 else f"it ended with status {status}{self.last_words()}"
+
+    async def kill(self) -> None:
+        """If it was not stopped."""
+        if not self._stopped:
+            await self._children.stop(self._process, 0.0)
+
+    async def read_on(self) -> None:
+        """A pipe that nobody reads fills up, and vLLM logs to stdout when it is told to."""
+        assert self._process.stdout is not None
+        while await self._process.stdout.read(1 << 16):
+            pass
+
+    def last_words(self) -> str:
+        """ ": " and the last lines that it has said, of its own where there are any; "" if it has said nothing."""
+        lines = [line.strip() for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
+        own = [line.removeprefix("genserve: ") for line in lines if line.startswith("genserve: ")]
+        words = "; ".join((own or lines)[-_TAIL_LINES:])
+        return f": {words}" if words else ""
+
+
+@asynccontextmanager
+async def daemon(
+    children: Children, model: Path, flags: Sequence[str], log: Path, timeout_s: float
+) -> AsyncIterator[DaemonChild]:
+    """One that serves `model`, with what it says on stderr in the file `log`. Raises DaemonFailedError."""
+    command = [sys.executable, "-m", "genserve", "serve", "--model", str(model), "--port", "0"]
+    command += ["--drain-timeout-s", str(_DRAIN_TIMEOUT_S), *flags]
+    with log.open("wb") as stderr:
+        process = await children.start(*command, stderr=stderr, env=_environment())
+    child = DaemonChild(children, process, log)
+    reading: asyncio.Task[None] | None = None
+    try:
+        await child.wait_serving(timeout_s)
+        reading = asyncio.create_task(child.read_on())
+        yield child
+    finally:
+        await child.kill()
+        if reading is not None:
+            reading.cancel()
+            await asyncio.wait([reading])
+
+
+def _environment() -> Mapping[str, str]:
+    """The user's own, as what is wrong may be in there. The model lies in a directory: no hub is asked."""
+    return {**os.environ, **_OFFLINE}

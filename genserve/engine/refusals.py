@@ -1,0 +1,222 @@
+"""Which of vLLM's settings cannot be combined with weights that are pushed, and why.
+
+A table, without vLLM: each row looks at a VllmConfig, or what has its fields. A refused setting would corrupt what is
+served, or hang it, at a push that may come hours after the start; so it is told at the start, before a process exists.
+A warned one costs something that the user has to know of.
+
+What depends on the model and not on settings, such as weights that no exchange reaches, is worker.audit's.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from genserve.engine.start_failure import EngineStartError
+
+Config = Any
+"""A VllmConfig. Its fields are vLLM's: config/parallel.py, config/offload.py, config/speculative.py and so on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A setting. `name` never changes: documents and tests refer to it. `flags` are how a user asks for it; `applies`
+    says whether a configuration has it; `reason` is a clause after "because"; `instead` is a sentence's beginning: what
+    to do. A row that is not `refused` is a warning."""
+
+    name: str
+    flags: tuple[str, ...]
+    applies: Callable[[Config], bool]
+    reason: str
+    instead: str
+    refused: bool = True
+
+    @property
+    def message(self) -> str:
+        """In one line, for users."""
+        verb = "cannot be combined with pushed weights" if self.refused else "costs something when weights are pushed"
+        return f"{' or '.join(self.flags)} {verb}, because {self.reason}; {self.instead} [{self.name}]"
+
+
+def check(config: Config) -> tuple[str, ...]:
+    """The warnings that a configuration gets; raises EngineStartError naming the flags for one that is refused."""
+    found = list(rows(config))
+    refused = [row.message for row in found if row.refused]
+    if refused:
+        raise EngineStartError("; ".join(refused))
+    return tuple(row.message for row in found)
+
+
+def rows(config: Config) -> Iterator[Row]:
+    """The rows that apply to a configuration."""
+    return (row for row in TABLE if row.applies(config))
+
+
+# Those whose scales belong to blocks: no rank needs what another one holds.
+_BLOCK_LOCAL = frozenset({"fp8_per_block", "mxfp8", "mxfp4"})
+# Speculative methods without weights of their own.
+_WITHOUT_DRAFT_WEIGHTS = frozenset({"ngram", "ngram_gpu", "suffix", "extract_hidden_states"})
+# Connectors that drop what they hold when vLLM asks them to; the others say nothing, and vLLM takes that for a yes
+# (distributed/kv_transfer/kv_connector/v1/base.py reset_cache).
+_RESETTING_CONNECTORS = frozenset({"OffloadingConnector", "SimpleCPUOffloadConnector", "MooncakeStoreConnector"})
+
+
+def _quantises_over_ranks(config: Config) -> bool:
+    parallel = config.parallel_config
+    num_sharing = parallel.tensor_parallel_size * parallel.prefill_context_parallel_size
+    if config.model_config.is_moe:
+        num_sharing *= parallel.data_parallel_size  # experts are sharded over those as well
+    return num_sharing > 1 and any(not _is_block_local(spec) for spec in _online_specs(config))
+
+
+def _online_specs(config: Config) -> Iterator[Any]:
+    """What weights are quantised to while they are loaded: vLLM's QuantSpec or name of each kind of layer."""
+    quantised = config.quant_config
+    composed = getattr(quantised, "online_quantization_config", None)
+    # An OnlineQuantizationConfig has what it was asked for as `args`.
+    asked = [getattr(each, "args", None) for each in (quantised, composed)]
+    asked.append(config.model_config.quantization_config)
+    for args in asked:
+        for spec in (getattr(args, "linear", None), getattr(args, "moe", None)):
+            if spec is not None and spec.weight is not None:
+                yield spec
+        yield from (getattr(args, "targets", None) or {}).values()
+    if config.model_config.quantization == "experts_int8":
+        yield "experts_int8"
+
+
+def _is_block_local(spec: Any) -> bool:
+    if isinstance(spec, str):
+        return spec in _BLOCK_LOCAL
+    shape = spec.weight.scale.group_shape  # of a tensor, channel or token: -1 in a dimension
+    return spec.weight.scale2 is None and shape.row > 0 and shape.col > 0
+
+
+def _has_draft_weights(config: Config) -> bool:
+    speculative = config.speculative_config
+    return speculative is not None and speculative.method not in _WITHOUT_DRAFT_WEIGHTS
+
+
+def _keeps_old_keys(config: Config) -> bool:
+    transfer = config.kv_transfer_config
+    return transfer is not None and any(name not in _RESETTING_CONNECTORS for name in _connectors(transfer))
+
+
+def _connectors(transfer: Any) -> Sequence[str]:
+    """Names of the connectors: those that a MultiConnector has, or the one."""
+    if transfer.kv_connector != "MultiConnector":
+        return [transfer.kv_connector]
+    extra = transfer.kv_connector_extra_config or {}
+    return [str(each.get("kv_connector", "")) for each in extra.get("connectors", [])]
+
+
+TABLE: tuple[Row, ...] = (
+    Row(
+        name="expert-load-balancing",
+        flags=("--enable-eplb",),
+        applies=lambda config: config.parallel_config.enable_eplb,
+        reason="it moves experts between ranks while it serves, and a push puts them where the start had them",
+        instead="leave it out: --enable-expert-parallel alone works",
+    ),
+    Row(
+        name="elastic-experts",
+        flags=("--enable-elastic-ep",),
+        applies=lambda config: config.parallel_config.enable_elastic_ep,
+        reason="ranks that join later load the checkpoint's weights, not those that were pushed",
+        instead="start as many ranks as are needed",
+    ),
+    Row(
+        name="online-quantization-over-ranks",
+        flags=("--quantization", "--quantization-config"),
+        applies=_quantises_over_ranks,
+        reason="scales of a whole tensor or channel are agreed on by all ranks while weights are loaded, and a rank "
+        "that gives a push up would leave the others waiting for ever",
+        instead="take one whose scales belong to blocks (fp8_per_block, mxfp8, mxfp4), a checkpoint that is quantised "
+        "already, or one rank",
+    ),
+    Row(
+        name="decode-context-parallelism",
+        flags=("--decode-context-parallel-size",),
+        applies=lambda config: config.parallel_config.decode_context_parallel_size > 1,
+        reason="attention gathers weights from all ranks while they are loaded, and a rank that gives a push up would "
+        "leave the others waiting for ever",
+        instead="leave it out",
+    ),
+    Row(
+        name="weights-offloaded-to-host",
+        flags=("--cpu-offload-gb", "--offload-backend uva"),
+        applies=lambda config: (
+            config.offload_config.uva.cpu_offload_gb > 0 or config.offload_config.offload_backend == "uva"
+        ),
+        reason="vLLM keeps those weights in host memory that an exchange does not reach",
+        instead="use more ranks or a smaller model",
+    ),
+    Row(
+        name="weights-prefetched-from-host",
+        flags=("--offload-group-size", "--offload-backend prefetch"),
+        applies=lambda config: (
+            config.offload_config.prefetch.offload_group_size > 0 or config.offload_config.offload_backend == "prefetch"
+        ),
+        reason="vLLM copies those weights from host memory that an exchange does not reach into every step",
+        instead="use more ranks or a smaller model",
+    ),
+    Row(
+        name="workers-on-other-hosts",
+        flags=("--nnodes",),
+        applies=lambda config: config.parallel_config.nnodes > 1,
+        reason="workers read pushed weights from memory that they share with the daemon",
+        instead="start a daemon on each host",
+    ),
+    Row(
+        name="ray-workers",
+        flags=("--distributed-executor-backend ray",),
+        applies=lambda config: config.parallel_config.use_ray,
+        reason="Ray may place workers on other hosts, and they read pushed weights from memory that they share with "
+        "the daemon",
+        instead="take --distributed-executor-backend mp",
+    ),
+    Row(
+        name="ray-engines",
+        flags=("--data-parallel-backend ray",),
+        applies=lambda config: config.parallel_config.data_parallel_backend == "ray",
+        reason="Ray may place engines on other hosts, and their workers read pushed weights from memory that they "
+        "share with the daemon",
+        instead="take --data-parallel-backend mp",
+    ),
+    Row(
+        name="engines-on-other-hosts",
+        flags=("--data-parallel-size-local",),
+        applies=lambda config: (
+            config.parallel_config.data_parallel_size_local < config.parallel_config.data_parallel_size
+        ),
+        reason="some engines run apart from the daemon, and workers read pushed weights from memory that they share "
+        "with it",
+        instead="start a daemon on each host, with --data-parallel-size of that host alone",
+    ),
+    Row(
+        name="draft-model",
+        flags=("--speculative-config",),
+        applies=_has_draft_weights,
+        reason="a push does not reach the weights that draft (MTP, EAGLE, a draft model): tokens stay right, but fewer "
+        "drafts are accepted with every version",
+        instead="start again from a new checkpoint now and then, or draft with ngram",
+        refused=False,
+    ),
+    Row(
+        name="kv-connector-without-reset",
+        flags=("--kv-transfer-config",),
+        applies=_keeps_old_keys,
+        reason="this connector does not drop what it holds when a push asks it to: keys and values of old weights "
+        "would be reused",
+        instead=f"take one of {', '.join(sorted(_RESETTING_CONNECTORS))}, or empty what it holds after every push",
+        refused=False,
+    ),
+    Row(
+        name="encoder-connector",
+        flags=("--ec-transfer-config",),
+        applies=lambda config: config.ec_transfer_config is not None,
+        reason="vLLM drops the embeddings of images that it has itself after a push, not those that the connector has",
+        instead="empty what it holds after every push",
+        refused=False,
+    ),
+)
+"""In the order in which they are told."""

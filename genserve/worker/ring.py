@@ -1,0 +1,149 @@
+"""A ring of pinned memory, through which large tensors go between the host and a CUDA device at full speed.
+
+Memory of a push is mapped from another process. To pin it would take about a second for each 4 GB, at every push and on
+every rank, under locks of the driver, and what a rank takes of a matrix is often strided, which pinning does not help.
+"""
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, Protocol
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+NUM_SLOTS: Final = 4
+NUM_THREADS: Final = 4
+SLOT_BYTES: Final = 64 << 20
+LEAST_BYTES: Final = 1 << 20
+"""Of a tensor that is worth the way through the ring."""
+
+
+class Event(Protocol):
+    """What `torch.cuda.Event` is here."""
+
+    def record(self) -> None:
+        """Marks this point of the current stream."""
+
+    def synchronize(self) -> None:
+        """Waits until the marked point is reached."""
+
+
+class PinnedRing:
+    """Belongs to one thread at a time. Copies are complete when the current stream is synchronised."""
+
+    def __init__(self, slots: list[torch.Tensor], events: list[Event]) -> None:
+        """`slots`: uint8 tensors of one size in pinned memory, with an event each."""
+        self._slots = slots
+        self._events = events
+        self._used = [False] * len(slots)
+        self._next = 0
+        self._threads = ThreadPoolExecutor(NUM_THREADS, "genserve-copy")
+        # Now, and not by the first who copies: a thread inherits the priority and the CPUs of the one that starts it.
+        all_there = threading.Barrier(NUM_THREADS)
+        list(self._threads.map(lambda _: all_there.wait(), range(NUM_THREADS)))
+
+    @classmethod
+    def allocate(cls) -> "PinnedRing":
+        """Raises RuntimeError when the driver refuses; torch leaves no error pending then."""
+        slots = [torch.empty(SLOT_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(NUM_SLOTS)]
+        return cls(slots, [torch.cuda.Event() for _ in slots])
+
+    @property
+    def size_bytes(self) -> int:
+        """Pinned memory, in bytes."""
+        return sum(slot.numel() for slot in self._slots)
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Copies between the host and the device; both have one shape and type, and any strides."""
+        if source.device.type == "cpu":
+            self.to_device(target, source)
+        else:
+            self.from_device(target, source)
+
+    def to_device(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """The host may change `source` afterwards."""
+        for to_part, from_part in _parts(target, source, self._slots[0].numel()):
+            slot = self._free_slot()
+            staged = self._staged(slot, to_part)
+            self._copy_here(staged, from_part)
+            to_part.copy_(staged, non_blocking=True)
+            self._mark(slot)
+
+    def from_device(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Complete when it returns, as the host's memory is written by this thread."""
+        for to_part, from_part in _parts(target, source, self._slots[0].numel()):
+            slot = self._free_slot()
+            staged = self._staged(slot, from_part)
+            staged.copy_(from_part, non_blocking=True)
+            self._mark(slot)
+            self._events[slot].synchronize()
+            self._used[slot] = False
+            self._copy_here(to_part, staged)
+
+    def _staged(self, slot: int, part: torch.Tensor) -> torch.Tensor:
+        return self._slots[slot][: part.nbytes].view(part.dtype).view(part.shape)
+
+    def _copy_here(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Within the host, by several threads: vLLM leaves torch one in each worker, which copies more slowly than the
+        way to the device takes."""
+        if target.dim() == 0:
+            _copy(target, source)
+        else:
+            list(self._threads.map(_copy, target.chunk(NUM_THREADS), source.chunk(NUM_THREADS)))
+
+    def _free_slot(self) -> int:
+        slot, self._next = self._next, (self._next + 1) % len(self._slots)
+        if self._used[slot]:
+            self._events[slot].synchronize()
+        return slot
+
+    def _mark(self, slot: int) -> None:
+        self._events[slot].record()
+        self._used[slot] = True
+
+
+def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
+    with torch.no_grad():  # which belongs to a thread
+        target.copy_(source)
+
+
+def _parts(target: torch.Tensor, source: torch.Tensor, most_bytes: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Corresponding parts of at most so many bytes, cut along the first dimensions."""
+    num_bytes = target.nbytes
+    if num_bytes == 0:
+        return
+    if num_bytes <= most_bytes:
+        yield target, source
+        return
+    rows = most_bytes * len(target) // num_bytes
+    if rows == 0:
+        for to_row, from_row in zip(target, source, strict=True):
+            yield from _parts(to_row, from_row, most_bytes)
+        return
+    yield from zip(target.split(rows), source.split(rows), strict=True)
+
+
+class ThroughRing(TorchDispatchMode):
+    """Sends the large copies from the host to the device that loaders make through the ring; for this thread alone."""
+
+    def __init__(self, ring: PinnedRing) -> None:
+        super().__init__()
+        self._ring = ring
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.copy_.default and goes_through(args[0], args[1]):
+            self._ring.copy(args[0], args[1])
+            return args[0]
+        return func(*args, **(kwargs or {}))
+
+
+def goes_through(target: torch.Tensor, source: torch.Tensor) -> bool:
+    """Whether a copy is one that the ring makes faster."""
+    return (
+        (target.device.type == "cpu") != (source.device.type == "cpu")
+        and target.shape == source.shape
+        and target.dtype == source.dtype
+        and target.nbytes >= LEAST_BYTES
+        and not (source if source.device.type == "cpu" else target).is_pinned()
+    )

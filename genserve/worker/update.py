@@ -1,0 +1,106 @@
+"""The way that a worker takes new versions: what it knows, the choice, and what is built for it."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from threading import Event
+from typing import Any, Protocol
+
+import torch
+
+from genserve.weights.arena import available_memory_bytes
+from genserve.worker.audit import Constants
+from genserve.worker.beside import BesideUpdate
+from genserve.worker.contract import WEIGHT_UPDATE_KEY
+from genserve.worker.device import Device
+from genserve.worker.inplace import InPlaceUpdate
+from genserve.worker.placement import ONLINE_QUANTIZATIONS, Facts, Placement, place
+from genserve.worker.tree import sizes_of
+
+
+class Update(Protocol):
+    """Prepares, commits and undoes versions, one at a time."""
+
+    can_roll_back: bool
+
+    def audit(self) -> Constants:
+        """Raises ValueError naming weights of the live model that an exchange would miss; what it has found to be
+        constant."""
+
+    def prepare(self, tensors: Iterable[tuple[str, torch.Tensor]], cancelled: Event) -> None:
+        """Builds a version, or proves that it can be built, while the live one serves."""
+
+    def commit(self) -> None:
+        """Makes it the live one; only while nothing is scheduled."""
+
+    def rollback(self) -> None:
+        """Undoes a commit, whole or in part; without one it does nothing."""
+
+    def give_up(self) -> None:
+        """Frees what is kept of the device while nothing is served, and what is prepared."""
+
+    def take_back(self) -> None:
+        """Keeps it again. Raises torch.OutOfMemoryError."""
+
+    def discard(self) -> None:
+        """Frees what is prepared, or what a commit replaced."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """How a worker takes new versions."""
+
+    placement: Placement
+    update: Update
+    device: Device
+
+
+def choose(worker: Any) -> Chosen:
+    """For a worker of vLLM whose model is loaded; while nothing is served. Raises ValueError for a way that was asked
+    for and cannot be had, and torch.OutOfMemoryError."""
+    live, config = worker.model_runner.get_model(), worker.vllm_config
+    device = Device.of(worker.device)
+    asked = config.additional_config.get(WEIGHT_UPDATE_KEY, "auto")
+    host_bytes = available_memory_bytes() // _ranks_here(config.parallel_config)
+    beside: BesideUpdate | None = None
+    if worker.device.type == "cpu":
+        # Its packed weights lie outside of torch: what a second model takes is known once there is one, empty.
+        if asked != "inplace":
+            beside = BesideUpdate(live, config, device, worker.device)
+        facts = Facts(beside.num_bytes if beside is not None else 0, 0, None, host_bytes)
+    else:
+        sizes = sizes_of(live)
+        quantization, is_online = config.model_config.quantization, _is_online(config)
+        facts = Facts(sum(sizes), max(sizes, default=0), _left(worker, device), host_bytes, quantization, is_online)
+    placement = place(asked, facts)
+    if placement.way == "inplace":
+        return Chosen(placement, InPlaceUpdate(live, config, device), device)
+    if beside is None:
+        at = worker.device if placement.way == "beside" else torch.device("cpu")
+        beside = BesideUpdate(live, config, device, at)
+    return Chosen(placement, beside, device)
+
+
+def _is_online(config: Any) -> bool:
+    """Whether weights are quantised as they are loaded, from a checkpoint that is not."""
+    quantization = config.model_config.quantization
+    if quantization == "fp8":
+        return not getattr(config.quant_config, "is_checkpoint_fp8_serialized", False)
+    return quantization in ONLINE_QUANTIZATIONS
+
+
+def _left(worker: Any, device: Device) -> int:
+    """What vLLM has left of the device for keys, values and activations, in bytes.
+
+    internal: `requested_memory` and `init_snapshot` of its GPU worker. Once the KV cache is there, what is free."""
+    free_bytes = device.free_bytes()
+    fixed_bytes = worker.cache_config.kv_cache_memory_bytes
+    if getattr(worker.model_runner, "kv_caches", None):
+        return free_bytes
+    if fixed_bytes:
+        return max(0, free_bytes - int(fixed_bytes))
+    return max(0, int(worker.requested_memory) - (int(worker.init_snapshot.free_memory) - free_bytes))
+
+
+def _ranks_here(parallel: Any) -> int:
+    """Workers on this host, which share its memory."""
+    return max(1, int(parallel.world_size) * int(parallel.data_parallel_size_local) // int(parallel.nnodes))

@@ -1,0 +1,49 @@
+"""The audit of what vLLM builds: nothing of it is refused, and a daemon whose model hides a weight does not start."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.daemon_process import SMALL_ENGINE
+from tests.engine.audited_models import CONFIGS
+
+
+@pytest.fixture(scope="module")
+def audits(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What an audit says of a model of each kind."""
+    program = [sys.executable, "-m", "tests.engine.audited_models", str(tmp_path_factory.mktemp("audited"))]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=280, check=False)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("AUDITS ")]
+    assert lines, done.stderr[-4000:]
+    found: dict[str, Any] = json.loads(lines[0].removeprefix("AUDITS "))
+    return found
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_no_model_that_is_served_today_is_refused(audits: dict[str, Any], kind: str) -> None:
+    """However its weights are taken; and nothing of it has to be called a constant."""
+    for way in ("BesideUpdate", "InPlaceUpdate"):
+        assert audits[kind][f"{way} at the start"] == []
+        assert audits[kind][f"{way} at a push"].startswith("no tensor gave a value to ")
+
+
+def test_a_weight_that_a_layer_hides_is_refused_in_every_way(audits: dict[str, Any]) -> None:
+    """By its path; also at a push, as steps may leave something on a layer after the start."""
+    assert len(audits["hidden"]) == 4
+    for answer in audits["hidden"].values():
+        assert "leave model.layers.1.mlp.kernel['scale'] (1 in all)" in answer
+
+
+def test_a_daemon_whose_model_hides_a_weight_does_not_start(checkpoints: dict[str, Path]) -> None:
+    """Its last line names the tensor."""
+    flags = ["--model", str(checkpoints["a"]), "--worker-extension-cls", "tests.engine.hiding_worker.HidingExtension"]
+    command = [sys.executable, "-m", "genserve", "serve", "--port", "0", *SMALL_ENGINE, *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 1, done.stderr[-3000:]
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("genserve: worker "), done.stderr[-3000:]
+    assert "model.layers.1.mlp.precision_config.weight_scale" in last

@@ -1,0 +1,167 @@
+"""Sleep on real vLLM, with workers that forget what GPUs do: what colocated trainers do every step."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from genserve.client import AsyncClient
+from genserve.errors import EngineSleepingError, EngineTaintedError, InvalidFieldError
+from tests.daemon_process import SMALL_ENGINE, DaemonProcess
+from tests.engine.forgetful_worker import FORGETFUL_EXTENSION, SLEEPS_VARIABLE
+from tests.engine.test_lora import CONFIG, adapter, saved
+
+PROMPT = [5, 6, 7, 8, 9, 10]
+LONG = 400
+
+
+@pytest.fixture(scope="module")
+def sleeps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where workers write what they forgot."""
+    return tmp_path_factory.mktemp("sleeps") / "log"
+
+
+@pytest.fixture(scope="module")
+def forgetful(checkpoints: dict[str, Path], sleeps: Path) -> Iterator[DaemonProcess]:
+    flags = ["--model", str(checkpoints["a"]), *SMALL_ENGINE, "--enable-lora", "--max-lora-rank", "8"]
+    process = DaemonProcess(
+        [*flags, "--worker-extension-cls", FORGETFUL_EXTENSION],
+        sleeps.with_name("stderr"),
+        env={SLEEPS_VARIABLE: str(sleeps)},
+    )
+    try:
+        yield process.wait_serving()
+    finally:
+        process.stop()
+
+
+@pytest.fixture
+async def client(forgetful: DaemonProcess) -> AsyncIterator[AsyncClient]:
+    """A client of the daemon, which is awake after every test."""
+    async with AsyncClient(forgetful.address) as connected:
+        yield connected
+        assert (await connected.wake_up()).phase == "running"
+
+
+class SleepLog:
+    """What workers have forgotten since the test began."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._path.write_text("")
+
+    def lines(self) -> list[str]:
+        """One for each call."""
+        return self._path.read_text().splitlines()
+
+
+@pytest.fixture
+def log(sleeps: Path) -> SleepLog:
+    return SleepLog(sleeps)
+
+
+async def tokens(client: AsyncClient, **options: Any) -> list[int]:
+    """A greedy continuation."""
+    options = {"max_tokens": 16, "temperature": 0.0, "ignore_eos": True} | options
+    (sequence,) = (await client.generate(PROMPT, **options)).sequences
+    return list(sequence.token_ids)
+
+
+async def digests(client: AsyncClient) -> dict[tuple[str, str], str]:
+    """Of every live tensor."""
+    return (await client.get_weights(include_digests=True)).digests
+
+
+async def test_level_2_serves_the_same_version_after_the_wake_up(client: AsyncClient, log: SleepLog) -> None:
+    """Every tensor is what it was, and a request that was under way goes on as if nothing had happened."""
+    before, whole = await tokens(client), await tokens(client, max_tokens=LONG)
+    live, version = await digests(client), (await client.status()).state.weight_version
+    begun = asyncio.create_task(tokens(client, max_tokens=LONG))
+    while (await client.status()).load.running == 0:
+        await asyncio.sleep(0.01)
+    asleep = await client.sleep(level=2)
+    assert (asleep.phase, asleep.weights_discarded) == ("sleeping", True)
+    assert not begun.done(), "nothing is proven about requests under way"
+    awake = await client.wake_up()
+    assert (awake.phase, awake.asleep_tags, awake.weights_discarded) == ("running", [], False)
+    assert await begun == whole
+    assert await tokens(client) == before
+    assert await digests(client) == live
+    assert awake.weight_version == version
+    slept, *woken = log.lines()
+    assert int(slept.removeprefix("sleep 2: ").removesuffix(" spoiled")) > 20
+    assert woken == ["wake_up weights", "wake_up all"]
+
+
+@pytest.mark.parametrize("level", [1, 2])
+async def test_a_trainer_pushes_between_the_weights_and_the_kv_cache(
+    client: AsyncClient, checkpoints: dict[str, Path], level: int
+) -> None:
+    """Nothing is generated before all is awake, and then under the new version alone."""
+    of_a = await tokens(client)
+    version = (await client.status()).state.weight_version
+    await client.push_weights(checkpoints["b"], version=version + 1)
+    of_b = await tokens(client)
+    assert of_a != of_b
+    await client.push_weights(checkpoints["a"], version=version + 2)
+    assert await tokens(client) == of_a
+    await client.sleep(level=level)
+    with pytest.raises(EngineSleepingError):
+        await client.push_weights(checkpoints["b"], version=version + 3)
+    assert (await client.wake_up(["weights"])).asleep_tags == ["scheduling", "kv_cache"]
+    applied = (await client.push_weights(checkpoints["b"], version=version + 3)).applied
+    assert applied is not None
+    assert (await client.status()).state.phase == "sleeping"
+    with pytest.raises(EngineSleepingError):
+        await tokens(client)
+    assert (await client.wake_up(["kv_cache"])).phase == "running"
+    assert await tokens(client) == of_b
+    await client.push_weights(checkpoints["a"], version=version + 4)
+
+
+async def test_dropped_weights_are_neither_digested_nor_woken_last(client: AsyncClient) -> None:
+    """On a GPU the first would read memory that is not there."""
+    await client.sleep(level=2)
+    with pytest.raises(EngineSleepingError):
+        await client.get_weights(include_digests=True)
+    with pytest.raises(InvalidFieldError) as caught:
+        await client.wake_up(["kv_cache"])
+    assert caught.value.violations[0].field == "tags"
+    await client.wake_up(["weights"])
+    with pytest.raises(EngineTaintedError):
+        await client.get_weights(include_digests=True)
+
+
+async def test_adapters_outlive_level_2(client: AsyncClient, checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    """Their slots lie in the pool of the weights: they are filled again from the host. One can be loaded while only the
+    weights are awake."""
+    one = saved(adapter(checkpoints["a"], seed=1), tmp_path / "one")
+    await client.load_lora("one", str(one))
+    before = await tokens(client, lora_name="one")
+    assert before != await tokens(client)
+    await client.sleep(level=2)
+    await client.wake_up(["weights"])
+    await client.push_lora("two", adapter(checkpoints["a"], seed=1), CONFIG)
+    await client.wake_up()
+    assert await tokens(client, lora_name="one") == before
+    assert await tokens(client, lora_name="two") == before
+
+
+@pytest.mark.parametrize("options", [{"level": 0}, {"tags": ["kv_cache"]}])
+async def test_a_sleep_that_keeps_the_weights_takes_pushes(
+    client: AsyncClient, checkpoints: dict[str, Path], options: Any
+) -> None:
+    """The engine stands still until it is woken up."""
+    before = await tokens(client)
+    version = (await client.status()).state.weight_version
+    asleep = await client.sleep(**options)
+    assert "weights" not in asleep.asleep_tags
+    await client.push_weights(checkpoints["b"], version=version + 1)
+    with pytest.raises(EngineSleepingError):
+        await tokens(client)
+    await client.wake_up()
+    assert await tokens(client) != before
+    await client.push_weights(checkpoints["a"], version=version + 2)
+    assert await tokens(client) == before

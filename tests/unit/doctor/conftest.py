@@ -1,0 +1,78 @@
+"""Facts of a machine and a daemon that are well."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from genserve.doctor.findings import PushFound, Refusal, Snapshot, WayFound
+from genserve.doctor.host import HostFacts
+from genserve.doctor.machine import DeviceFacts, MachineFacts, TorchFacts
+from genserve.doctor.shared_memory import SharedMemoryFacts
+
+GB = 10**9
+
+
+def device(**changes: Any) -> DeviceFacts:
+    """An accelerator of 80 GB that is well, with changes."""
+    return replace(
+        DeviceFacts(
+            index=0, name="H100", capability="9.0", total_bytes=80 * GB, free_bytes=79 * GB, pinned_error="",
+            rates_error="", pinned_to_device=50.0 * GB, pageable_to_device=8.0 * GB, device_to_device=1500.0 * GB,
+        ),
+        **changes,
+    )  # fmt: skip
+
+
+def host(**changes: Any) -> HostFacts:
+    """A host that is well, with changes."""
+    return replace(
+        HostFacts(
+            kernel="6.1", python="3.11.7", cpu="EPYC", num_cpus=64, total_bytes=512 * GB, available_bytes=500 * GB,
+            shm_bytes=64 * GB, shm_free_bytes=64 * GB, memcpy_bytes_per_s=12.0 * GB, nvidia_driver="575.1", packages={},
+        ),
+        **changes,
+    )  # fmt: skip
+
+
+def machine(*devices: DeviceFacts, **changes: Any) -> MachineFacts:
+    """All of it, with changes."""
+    torch = TorchFacts("2.13.0+cu130", "13.0", "13.0", "", devices)
+    return replace(MachineFacts(host(), torch, SharedMemoryFacts("", "", "1")), **changes)
+
+
+def snapshot(name: str, **changes: Any) -> Snapshot:
+    """What a daemon says under a checkpoint."""
+    digests = {("tp0", "w"): f"{name}1", ("tp0", "v"): f"{name}2"}
+    return replace(Snapshot(name, ((ord(name), 2), (3, 4)), True, digests), **changes)
+
+
+def push(name: str, **changes: Any) -> PushFound:
+    """A push under load that went well."""
+    steps = {"receive": 0.01, "prepare": 0.05, "pause": 0.002, "commit": 0.001, "resume": 0.001}
+    return replace(PushFound(name, steps, 0.004, 8, 0, [0.010] * 50, [0.008] * 50, "", "", True), **changes)
+
+
+def way(**changes: Any) -> WayFound:
+    """A daemon started on a, pushed b, a, b, that did all as it should."""
+    names = ("b", "a", "b")
+    refused = Refusal("MANIFEST_MISMATCH", "w: is [3, 4], must be [4, 4]", snapshot("b"), snapshot("b"))
+    found = WayFound(
+        "beside",
+        "a",
+        start_s=12.0,
+        info={"weight_update": "beside", "device": "cuda"},
+        cold=snapshot("a"),
+        pushed=[snapshot(name) for name in names],
+        pushes=[push(name) for name in names],
+        misshapen=refused,
+        late=replace(refused, reason="DEADLINE_EXCEEDED"),
+        stopped="",
+    )
+    return replace(found, **changes)
+
+
+@pytest.fixture
+def cold() -> dict[str, Snapshot]:
+    """Cold starts on a and b."""
+    return {name: snapshot(name) for name in "ab"}

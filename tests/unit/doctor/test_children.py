@@ -1,0 +1,92 @@
+"""Processes that the doctor starts end with it, and so do theirs."""
+
+import asyncio
+import os
+import sys
+
+import psutil
+import pytest
+
+from genserve.doctor.children import Children, members_of
+
+FAMILY = """
+import signal, subprocess, sys, time
+{on_term}
+child = subprocess.Popen([sys.executable, "-c", "import signal, time; {on_term_child}; time.sleep(600)"])
+print(child.pid, flush=True)
+time.sleep(600)
+"""
+IGNORE = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+END_CHILD = "signal.signal(signal.SIGTERM, lambda *_: (child.terminate(), child.wait(), sys.exit(0)))"
+
+
+def family(on_term: str = "", on_term_child: str = "") -> str:
+    """A program that starts another one, and sleeps with it."""
+    return FAMILY.format(on_term=on_term, on_term_child=on_term_child)
+
+
+async def start(children: Children, program: str) -> tuple[asyncio.subprocess.Process, set[int]]:
+    """The process, and all of its group once there are two."""
+    process = await children.start(
+        sys.executable, "-c", program, stderr=asyncio.subprocess.DEVNULL, env=dict(os.environ)
+    )
+    assert process.stdout is not None
+    child = int(await process.stdout.readline())
+    assert set(members_of(process.pid)) == {process.pid, child}
+    return process, {process.pid, child}
+
+
+async def test_one_that_ends_its_own_is_stopped_in_order() -> None:
+    """Its exit status is told."""
+    with Children() as children:
+        process, _ = await start(children, family(END_CHILD))
+        assert await children.stop(process, 20) == 0
+        assert members_of(process.pid) == []
+
+
+async def test_one_that_leaves_a_process_behind_is_killed_with_it() -> None:
+    """The status says that it was not in order: None."""
+    with Children() as children:
+        process, _ = await start(children, family(on_term_child=IGNORE))
+        assert await children.stop(process, 0.5) is None
+        assert members_of(process.pid) == []
+
+
+async def test_one_that_does_not_end_is_killed() -> None:
+    """After the time that it was given."""
+    with Children() as children:
+        process, _ = await start(children, family(IGNORE, IGNORE))
+        assert await children.stop(process, 0.2) is None
+        assert members_of(process.pid) == []
+
+
+async def test_what_lives_at_the_end_is_killed_without_the_event_loop() -> None:
+    """As after a second Ctrl-C."""
+    with Children() as children:
+        process, _ = await start(children, family(IGNORE, IGNORE))
+    await process.wait()
+    async with asyncio.timeout(10):
+        while members_of(process.pid):  # killed with the first one, not before it
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("num_steps", range(8))
+async def test_a_start_that_is_cancelled_ends_and_leaves_nobody(num_steps: int) -> None:
+    """At whichever step of the event loop. asyncio's own start of a process never ends if it is cancelled before it has
+    connected the pipes: none of it may be under way when the loop ends."""
+    program = "import time; time.sleep(600)"
+    before = asyncio.all_tasks()
+    with Children() as children:
+        starting = asyncio.create_task(
+            children.start(
+                sys.executable, "-c", program, stderr=asyncio.subprocess.PIPE, stdin=asyncio.subprocess.PIPE,
+                env=dict(os.environ),
+            )
+        )  # fmt: skip
+        for _ in range(num_steps):
+            await asyncio.sleep(0)
+        starting.cancel()
+        await asyncio.wait([starting], timeout=20)
+        assert asyncio.all_tasks() == before
+        started = psutil.Process().children()
+    assert all(program not in each.cmdline() for each in psutil.wait_procs(started, timeout=5)[1])

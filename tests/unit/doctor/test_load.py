@@ -1,0 +1,71 @@
+"""What is noticed of requests that run while weights are pushed, against a daemon that answers by a script."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from genserve.client import AsyncClient
+from genserve.doctor.load import NUM_STREAMS, Load, live_load
+from tests.unit.client.scripted_daemon import ScriptedDaemon, refuse, running_daemon
+
+
+@pytest.fixture
+async def daemon() -> AsyncIterator[ScriptedDaemon]:
+    """Its requests have four tokens, of which the last two are of version 1."""
+    async with running_daemon() as running:
+        yield running
+
+
+@pytest.fixture
+async def client(daemon: ScriptedDaemon) -> AsyncIterator[AsyncClient]:
+    async with AsyncClient(daemon.target) as connected:
+        yield connected
+
+
+async def test_a_request_that_has_all_of_its_tokens_is_followed_by_another(
+    daemon: ScriptedDaemon, client: AsyncClient
+) -> None:
+    """A push may take longer than any request."""
+    async with live_load(client, 100) as load, asyncio.timeout(20):
+        for _ in range(3):
+            latest = max(moment for slot in load.slots for each in slot.arrived_at for moment in each)
+            assert await load.wait_all(latest, num_tokens=4) == ""
+    assert len(daemon.requests) >= 2 * NUM_STREAMS
+    assert {request.stop.max_tokens for request in daemon.requests} == {92}
+    waits_s = load.waits_s(0.0, latest)
+    assert waits_s and min(waits_s) >= 0
+    assert load.waits_s(latest + 60, latest + 61) == []
+
+
+async def test_a_request_that_is_refused_is_lost_with_its_error(daemon: ScriptedDaemon, client: AsyncClient) -> None:
+    """While others go on."""
+    async with live_load(client, 100) as load, asyncio.timeout(20):
+        daemon.fail = lambda context: refuse(context, 14, "ENGINE_DEAD", "the engine has died")
+        assert "the engine has died" in await load.wait_all(1e12)
+
+
+async def test_what_waits_for_tokens_that_do_not_come_can_be_given_up(
+    daemon: ScriptedDaemon, client: AsyncClient
+) -> None:
+    """And ends the requests in the daemon."""
+    daemon.hangs_after = 3
+    with pytest.raises(TimeoutError):
+        async with live_load(client, 100) as load, asyncio.timeout(1):
+            await load.wait_all(1e12)
+    await asyncio.wait_for(daemon.cancelled.wait(), 10)
+
+
+def test_labels_must_cover_all_tokens_in_order_up_to_the_version_that_is_served() -> None:
+    """Of every slot."""
+    load = Load(AsyncClient("127.0.0.1:1"), 8)
+    for slot in load.slots:
+        slot.versions = [0, 0, 1, 1]
+    assert load.labels_are(1)
+    assert not load.labels_are(2)
+    load.slots[-1].covered = False
+    assert not load.labels_are(1)
+    load.slots[-1].covered, load.slots[-1].versions = True, [1, 0, 1]
+    assert not load.labels_are(1)
+    load.slots[-1].versions = []
+    assert not load.labels_are(1)

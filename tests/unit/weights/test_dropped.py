@@ -1,0 +1,165 @@
+"""Pushes into an engine that sleeps but for its weights, and weights that a sleep of level 2 has dropped."""
+
+import asyncio
+
+import pytest
+
+from genserve.control.asleep import SleepDepth
+from genserve.control.conditions import Phase
+from genserve.engine.base import PauseMode
+from genserve.errors import (
+    ApplyInProgressError,
+    EngineSleepingError,
+    EngineTaintedError,
+    PushRolledBackError,
+)
+from genserve.weights.manifest import Manifest
+from genserve.weights.push import ApplyOptions, PushAction
+from genserve.weights.transfer import UpdateOptions
+from tests.scripted_engine import Gate
+from tests.unit.weights.conftest import MANIFEST, Rig, header, tensors, weights
+
+
+async def sleep(rig: Rig, level: int = 2) -> None:
+    await rig.sleeps.sleep(PauseMode.KEEP, SleepDepth.of(level, ()), 5.0)
+
+
+async def drop_weights(rig: Rig) -> None:
+    """They are awake afterwards, and of no version."""
+    await sleep(rig)
+    await rig.sleeps.wake_up(["weights"])
+    assert rig.engine.live is rig.engine.dropped
+
+
+async def test_a_wake_up_restores_the_served_version(rig: Rig) -> None:
+    """Under its own number, before anything runs."""
+    await rig.push(header(weight_version=3))
+    await sleep(rig)
+    await rig.sleeps.wake_up()
+    assert (rig.engine.live, rig.engine.weight_version) == (tensors(3), 3)
+    assert rig.engine.running
+    assert rig.engine.calls[-4:] == [
+        "prepare_weights",
+        "commit_weights 3",
+        "discard_weights paused",
+        "wake_up scheduling+kv_cache",
+    ]
+
+
+async def test_a_wake_up_restores_the_checkpoint_before_the_first_push(rig: Rig) -> None:
+    """Its files are the bytes of version 0."""
+    await sleep(rig)
+    await rig.sleeps.wake_up()
+    assert (rig.engine.live, rig.engine.weight_version) == (tensors(0), 0)
+
+
+@pytest.mark.parametrize("level", [1, 2])
+async def test_a_push_between_the_weights_and_the_kv_cache(rig: Rig, level: int) -> None:
+    """The step of a colocated trainer: the engine stands still until all of it is awake, and nothing is restored."""
+    await sleep(rig, level)
+    await rig.sleeps.wake_up(["weights"])
+    outcome = await rig.push(header())
+    assert outcome.applied is not None
+    assert outcome.applied.paused_s is None
+    assert not rig.engine.running
+    assert (rig.board.phase, rig.board.state().weights_discarded) == (Phase.SLEEPING, False)
+    await rig.sleeps.wake_up(["kv_cache"])
+    assert rig.engine.running
+    assert rig.engine.live == tensors(1)
+    assert rig.engine.calls.count("prepare_weights") == 1
+
+
+async def test_a_push_before_the_weights_are_awake_is_refused(rig: Rig) -> None:
+    """Also a commit of what was staged."""
+    await rig.push(header(action=PushAction.STAGE))
+    await sleep(rig)
+    with pytest.raises(EngineSleepingError):
+        await rig.push(header("p2"))
+    with pytest.raises(EngineSleepingError):
+        await rig.registry.commit("p1", ApplyOptions())
+    await rig.sleeps.wake_up(["weights"])
+    await rig.registry.commit("p1", ApplyOptions())
+    assert rig.engine.live == tensors(1)
+
+
+async def test_a_partial_push_over_dropped_weights_brings_all_of_them(rig: Rig) -> None:
+    """What it lacks comes from the resident bytes, so nothing that was dropped is left."""
+    await drop_weights(rig)
+    spec = next(each for each in MANIFEST.tensors if each.name == "a")
+    part = Manifest((spec,), MANIFEST.total_bytes - 16, partial=True)
+    await rig.push(header(manifest=part), weights(1)[:16])
+    assert rig.engine.live == {"a": tensors(1)["a"], "b": tensors(0)["b"]}
+    await rig.sleeps.wake_up()
+    assert rig.engine.running
+
+
+async def test_dropped_weights_without_resident_bytes_wait_for_a_push(rig: Rig) -> None:
+    """The error says so, nothing runs, and the push heals."""
+    rig.resident.forget("are not kept (--no-resident-weights)")
+    await sleep(rig)
+    with pytest.raises(EngineTaintedError, match=r"push a complete version.*--no-resident-weights"):
+        await rig.sleeps.wake_up()
+    assert not rig.engine.running
+    assert rig.board.state().asleep_tags == ("scheduling", "kv_cache")
+    await rig.push(header())
+    await rig.sleeps.wake_up()
+    assert rig.engine.running
+    assert rig.engine.live == tensors(1)
+
+
+async def test_a_push_that_fails_over_dropped_weights_leaves_them_dropped(rig: Rig) -> None:
+    """What it was exchanged back for is of no version."""
+    await drop_weights(rig)
+    rig.engine.fails["commit_weights"] = PushRolledBackError("a rank failed")
+    with pytest.raises(PushRolledBackError):
+        await rig.push(header())
+    assert rig.board.state().weights_discarded
+    await rig.sleeps.wake_up(["kv_cache"])
+    assert rig.engine.live == tensors(0)
+    assert rig.engine.running
+
+
+async def test_a_push_that_taints_while_asleep_is_healed_and_the_engine_sleeps_on(rig: Rig) -> None:
+    """By the resident version, as it is while the engine is awake."""
+    await drop_weights(rig)
+    rig.engine.fails["commit_weights"] = EngineTaintedError("half of it")
+    with pytest.raises(PushRolledBackError):
+        await rig.push(header())
+    assert (rig.board.phase, rig.board.state().weights_discarded) == (Phase.SLEEPING, False)
+    assert rig.engine.live == tensors(0)
+    assert not rig.engine.running
+
+
+async def test_a_push_under_way_keeps_the_restoring_away(rig: Rig) -> None:
+    """A worker prepares one version at a time; whoever pushes wakes the rest up afterwards."""
+    await drop_weights(rig)
+    gate = rig.engine.gates["prepare_weights"] = Gate()
+    pushing = asyncio.create_task(rig.push(header()))
+    await gate.reached.wait()
+    with pytest.raises(ApplyInProgressError):
+        await asyncio.wait_for(rig.sleeps.wake_up(), 5)
+    assert not rig.engine.running
+    del rig.engine.gates["prepare_weights"]
+    gate.open.set()
+    await pushing
+    await rig.sleeps.wake_up()
+    assert rig.engine.live == tensors(1)
+
+
+async def test_vllm_s_transfer_takes_awake_weights_and_no_dropped_ones(rig: Rig) -> None:
+    """It may bring some of the tensors only, and what it brings is not verified."""
+    rig.engine.backend = "nccl"
+    await sleep(rig, 1)
+    await rig.sleeps.wake_up(["weights"])
+    await rig.transfers.start(UpdateOptions("u1"))
+    assert rig.board.phase is Phase.SLEEPING
+    await rig.transfers.update("u1", '{"a": "new"}', 5.0)
+    await rig.transfers.finish("u1", None, 5.0)
+    assert not rig.engine.running
+    assert rig.board.phase is Phase.SLEEPING
+    await rig.sleeps.wake_up()
+    assert rig.engine.running
+    rig.resident.forget("are not here")
+    await drop_weights(rig)
+    with pytest.raises(EngineTaintedError, match="level 2"):
+        await rig.transfers.start(UpdateOptions("u2"))

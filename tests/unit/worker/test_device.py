@@ -1,0 +1,131 @@
+"""What background work asks of CUDA, in which order, and what it does with the answers. No GPU takes part."""
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from genserve.worker.device import CudaDevice, Device
+from genserve.worker.ring import PinnedRing
+
+SECOND = torch.device("cuda:1")
+
+
+class Runtime:
+    """Answers for torch.cuda, and writes down what it was asked."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, pins: bool) -> None:
+        self.log: list[str] = []
+        for name in ("set_device", "synchronize", "empty_cache"):
+            monkeypatch.setattr(
+                torch.cuda, name, lambda *args, name=name: self.log.append(" ".join([name, *map(str, args)]))
+            )
+        monkeypatch.setattr(torch.cuda, "Stream", lambda device, priority: Stream(self.log))
+        monkeypatch.setattr(torch.cuda, "MemPool", Pool)
+        monkeypatch.setattr(torch.cuda, "stream", lambda stream: self._within("stream"))
+        monkeypatch.setattr(torch.cuda, "use_mem_pool", lambda pool, device: self._within(f"pool {device}"))
+
+        def allocate() -> PinnedRing:
+            if not pins:
+                raise RuntimeError("CUDA error: operation not supported")
+            return PinnedRing([torch.zeros(64, dtype=torch.uint8)], [Event()])
+
+        monkeypatch.setattr(PinnedRing, "allocate", allocate)
+
+    @contextlib.contextmanager
+    def _within(self, name: str) -> Iterator[None]:
+        self.log.append(f"enter {name}")
+        yield
+        self.log.append(f"leave {name}")
+
+
+class Stream:
+    """Of the device."""
+
+    def __init__(self, log: list[str]) -> None:
+        self._log = log
+
+    def synchronize(self) -> None:
+        """Noted."""
+        self._log.append("synchronize stream")
+
+
+class Pool:
+    """Two segments."""
+
+    def snapshot(self, include_traces: bool) -> list[dict[str, Any]]:
+        """As torch tells it."""
+        assert not include_traces
+        return [{"total_size": 100}, {"total_size": 23}]
+
+
+class Event:
+    """Never waited for."""
+
+    def record(self) -> None:
+        """Nothing."""
+
+    def synchronize(self) -> None:
+        """Nothing."""
+
+
+def test_work_selects_its_device_and_is_complete_when_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device first: without it a thread of rank 1 works on the first GPU. The stream is waited for last, also after
+    an error: what is reported as prepared can be copied."""
+    runtime = Runtime(monkeypatch, pins=True)
+    device = CudaDevice(SECOND)
+    with device.work():
+        runtime.log.append("work")
+    expected = [
+        "set_device cuda:1", "enter stream", "enter pool cuda:1", "work",
+        "leave pool cuda:1", "synchronize stream", "leave stream",
+    ]  # fmt: skip
+    assert runtime.log == expected
+    runtime.log.clear()
+    with pytest.raises(ValueError, match="ordered"), device.work():
+        raise ValueError("ordered")
+    assert "synchronize stream" in runtime.log
+
+
+def test_what_is_kept_is_counted_and_can_be_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a sleep; the next work keeps it anew."""
+    runtime = Runtime(monkeypatch, pins=True)
+    device = CudaDevice(SECOND)
+    assert device.reserved_bytes == 0
+    with device.work():
+        pass
+    assert device.reserved_bytes == 123
+    device.give_up()
+    assert device.reserved_bytes == 0
+    assert runtime.log[-1] == "empty_cache"
+    with device.work():
+        pass
+    assert device.reserved_bytes == 123
+
+
+def test_a_driver_that_pins_nothing_is_told_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Weights arrive all the same, and nobody says that the memory is pinned."""
+    Runtime(monkeypatch, pins=False)
+    with caplog.at_level(logging.WARNING):
+        device = CudaDevice(SECOND)
+    assert device.pinned_bytes == 0
+    assert "no pinned memory" in caplog.text
+    target = torch.zeros(4)
+    device.copy(target, torch.ones(4))
+    assert target.tolist() == [1.0] * 4
+    monkeypatch.undo()
+    Runtime(monkeypatch, pins=True)
+    assert CudaDevice(SECOND).pinned_bytes == 64
+
+
+def test_the_host_needs_nothing() -> None:
+    """And lets tensors change places."""
+    device = Device.of(torch.device("cpu"))
+    assert (device.keeps_addresses, device.reserved_bytes, device.pinned_bytes) == (False, 0, 0)
+    with device.work():
+        device.synchronize()
