@@ -50,7 +50,7 @@ def owners(model: nn.Module) -> dict[str, Any]:
     seen = {id(module) for module in model.modules()}
     queue = list(found.items())
     for path, owner in queue:  # grows while it is walked
-        for key, value in vars(owner).items():
+        for key, value in list(vars(owner).items()):  # a step may add some meanwhile
             if _is_part(value) and id(value) not in seen:
                 seen.add(id(value))
                 found[_joined(path, key)] = value
@@ -69,7 +69,7 @@ def holdings(model: nn.Module) -> dict[str, Holding]:
                 for key, tensor in vars(owner)[table].items():
                     if tensor is not None:
                         found[_joined(path, key)] = Holding(owner, table, key, tensor)
-        for key, value in vars(owner).items():
+        for key, value in list(vars(owner).items()):  # a step may add some meanwhile
             if key in NOT_WEIGHTS or id(value) in in_place:
                 continue
             if isinstance(value, torch.Tensor | FunctionType | float) or _owns_memory(value):

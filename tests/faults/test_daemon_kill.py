@@ -6,6 +6,8 @@ import signal
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
+import pytest
+
 from genserve.errors import UnavailableError
 from tests.faults.faulty_worker import Fault
 from tests.faults.footprint import Remains, tree
@@ -30,6 +32,7 @@ async def killed(subject: Subject) -> None:
     assert await remains.left() == []
 
 
+@pytest.mark.timeout(600)  # it starts five daemons, one after the other
 async def test_a_daemon_killed_at_any_step_of_a_push_leaves_nothing_of_it(
     subject: Subject, checkpoints: dict[str, Path], tmp_path: Path
 ) -> None:
