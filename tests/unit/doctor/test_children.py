@@ -36,12 +36,19 @@ async def start(children: Children, program: str) -> tuple[asyncio.subprocess.Pr
     return process, {process.pid, child}
 
 
+async def gone(process: asyncio.subprocess.Process) -> None:
+    """Waits for the group to end: what is killed goes a little later."""
+    async with asyncio.timeout(10):
+        while members_of(process.pid):
+            await asyncio.sleep(0.01)
+
+
 async def test_one_that_ends_its_own_is_stopped_in_order() -> None:
     """Its exit status is told."""
     with Children() as children:
         process, _ = await start(children, family(END_CHILD))
         assert await children.stop(process, 20) == 0
-        assert members_of(process.pid) == []
+        await gone(process)
 
 
 async def test_one_that_leaves_a_process_behind_is_killed_with_it() -> None:
@@ -49,7 +56,7 @@ async def test_one_that_leaves_a_process_behind_is_killed_with_it() -> None:
     with Children() as children:
         process, _ = await start(children, family(on_term_child=IGNORE))
         assert await children.stop(process, 0.5) is None
-        assert members_of(process.pid) == []
+        await gone(process)
 
 
 async def test_one_that_does_not_end_is_killed() -> None:
@@ -57,7 +64,7 @@ async def test_one_that_does_not_end_is_killed() -> None:
     with Children() as children:
         process, _ = await start(children, family(IGNORE, IGNORE))
         assert await children.stop(process, 0.2) is None
-        assert members_of(process.pid) == []
+        await gone(process)
 
 
 async def test_what_lives_at_the_end_is_killed_without_the_event_loop() -> None:
@@ -65,9 +72,7 @@ async def test_what_lives_at_the_end_is_killed_without_the_event_loop() -> None:
     with Children() as children:
         process, _ = await start(children, family(IGNORE, IGNORE))
     await process.wait()
-    async with asyncio.timeout(10):
-        while members_of(process.pid):  # killed with the first one, not before it
-            await asyncio.sleep(0.01)
+    await gone(process)
 
 
 @pytest.mark.parametrize("num_steps", range(8))
