@@ -217,22 +217,22 @@ async def test_a_client_that_is_dropped_ends_its_thread(silent: SilentDaemon) ->
 
 
 async def run_program(*arguments: str) -> list[dict[str, Outcome]]:
-    """Its reports; it has to end by itself, with nothing of ours to say on stderr."""
-    program = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tests.unit.client.call_table", *arguments,
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    try:
-        async with asyncio.timeout(40):
-            output, errors = await program.communicate()
-    except TimeoutError:
-        program.kill()
-        raise
-    said = errors.decode()
-    # gRPC may hand an event to the loop that `asyncio.run` has closed. Nobody but gRPC can catch that; it ends there.
-    num_of_grpc = said.count("Exception in callback PollerCompletionQueue._handle_events")
-    is_of_grpc = 0 < num_of_grpc >= said.count("Traceback")  # the end of the program may cut it off
-    assert (program.returncode, "" if is_of_grpc else said) == (0, "")
+    """Its reports; it has to end by itself, with nothing to say on stderr. gRPC may hand an event to the loop that
+    `asyncio.run` has closed, and log what comes of it, which nobody but gRPC can catch: such a run does not count."""
+    for _ in range(8):
+        program = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "tests.unit.client.call_table", *arguments,
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        try:
+            async with asyncio.timeout(40):
+                output, errors = await program.communicate()
+        except TimeoutError:
+            program.kill()
+            raise
+        if b"PollerCompletionQueue._handle_events" not in errors:
+            break
+    assert (program.returncode, errors.decode()) == (0, "")
     reports = [json.loads(line) for line in output.decode().splitlines()]
     return [{name: Outcome(*outcome) for name, outcome in report.items()} for report in reports]
 
