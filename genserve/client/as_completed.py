@@ -5,9 +5,9 @@ import contextlib
 import os
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
+from genserve.client.closing import AsyncClosing
 from genserve.client.many import ManyItem, ManyStream, StreamOverError
 from genserve.client.results import Generation
 from genserve.errors import GenserveError, QueueFullError
@@ -18,7 +18,7 @@ MAX_IN_FLIGHT: Final = 4096
 _RETRY_AFTER_S: Final = 0.5  # where the daemon gives no delay of its own
 
 
-class CompletedStream(AsyncIterator[tuple[int, Generation]]):
+class CompletedStream(AsyncClosing, AsyncIterator[tuple[int, Generation]]):
     """Gives (position among the prompts, generation) as each one ends; one that failed has an `error`.
 
     At most MAX_IN_FLIGHT requests are under way at once. One that the daemon refuses because its queue is full has not
@@ -84,17 +84,6 @@ class CompletedStream(AsyncIterator[tuple[int, Generation]]):
         if self._pid == os.getpid():
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._submitting.cancel)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.aclose()
 
 
 class _Submissions:

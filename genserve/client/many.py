@@ -6,11 +6,11 @@ import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import grpc.aio
 
+from genserve.client.closing import AsyncClosing
 from genserve.client.errors import error_of, error_of_status
 from genserve.client.final_status import FinalStatus
 from genserve.client.requests import GenerateOptions, PromptLike, generate_request
@@ -41,7 +41,7 @@ class ManyItem:
         return self.delta is None or self.delta.is_last
 
 
-class ManyStream(AsyncIterator[ManyItem]):
+class ManyStream(AsyncClosing, AsyncIterator[ManyItem]):
     """One GenerateMany call. Iterate while you submit, or submit everything first: both sides are independent.
 
     An error of a request is an item; iterating raises only what ends the whole stream. The call is cancelled, which
@@ -137,17 +137,6 @@ class ManyStream(AsyncIterator[ManyItem]):
         await asyncio.shield(
             asyncio.create_task(_write(self._call, message, self._writing, self._status, self._connection))
         )
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.aclose()
 
 
 async def _write(

@@ -5,11 +5,11 @@ import contextlib
 import os
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import grpc.aio
 
+from genserve.client.closing import AsyncClosing
 from genserve.client.final_status import FinalStatus
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class MessageReader:
                 self._loop.call_soon_threadsafe(_cancel, self._reading, self._call)
 
 
-class ResponseStream(AsyncIterator[ItemT], Generic[ItemT]):
+class ResponseStream(AsyncClosing, AsyncIterator[ItemT], Generic[ItemT]):
     """The responses of one call, in order.
 
     The call has begun when this exists. It is cancelled, which ends the request in the daemon, by `aclose()`, by
@@ -103,17 +103,6 @@ class ResponseStream(AsyncIterator[ItemT], Generic[ItemT]):
     def cancel(self) -> None:
         """`aclose` for callbacks."""
         self._messages.cancel()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.aclose()
 
 
 async def _read_all(call: Any, status: FinalStatus | None, messages: "asyncio.Queue[Any]") -> None:

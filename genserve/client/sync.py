@@ -11,10 +11,11 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from functools import wraps
 from types import TracebackType
-from typing import Any, Concatenate, Final, Literal, ParamSpec, Protocol, Self, TypeVar, Unpack
+from typing import Any, Concatenate, Final, Literal, ParamSpec, Protocol, TypeVar, Unpack
 
 from genserve.client.async_client import AsyncClient
 from genserve.client.channel import DEFAULT_TARGET, Connection, ConnectionSettings, Timeouts
+from genserve.client.closing import Closing
 from genserve.client.loop_thread import LoopThread, Mailbox
 
 P = ParamSpec("P")
@@ -107,7 +108,7 @@ def blocking_context(
     return hold
 
 
-class BlockingStream(Iterator[T]):
+class BlockingStream(Closing, Iterator[T]):
     """The items of a call, which has begun when this exists.
 
     The call is cancelled, which ends its requests in the daemon, by `close()`, by leaving `with`, by an interrupt
@@ -136,17 +137,6 @@ class BlockingStream(Iterator[T]):
         """Cancels the call unless it is over; does not wait."""
         self._client._thread.post(self._stream.cancel)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
 
 class BlockingContext(AbstractContextManager[T, bool | None]):
     """An asynchronous context manager on the client's loop, where it is ended also if this is dropped."""
@@ -173,7 +163,7 @@ class BlockingContext(AbstractContextManager[T, bool | None]):
         return is_handled if inner is exc else None
 
 
-class Client:
+class Client(Closing):
     """`AsyncClient` for code without asyncio: scripts, training loops, notebooks.
 
     Same methods and errors; `stream`, `generate_as_completed` and `watch_status` are iterators that can be closed,
@@ -234,17 +224,6 @@ class Client:
     def close(self) -> None:
         """Closes the connection and ends the thread; calls under way raise ClientClosedError. May be repeated."""
         self._thread.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 async def _next(stream: _AsyncStream[T]) -> T:

@@ -5,17 +5,17 @@ The protocol is structural, so nothing of vLLM is imported.
 
 import base64
 import pickle
-from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, Unpack
 
 from genserve.client.channel import DEFAULT_TARGET, ConnectionSettings
+from genserve.client.closing import Closing
 from genserve.client.sync import Client
 from genserve.errors import InvalidFieldError
 
 UpdateInfo = dict[str, Any] | list[dict[str, Any]]
 
 
-class GenserveWeightSyncClient:
+class GenserveWeightSyncClient(Closing):
     """The four methods, for the daemon at `target`; `settings` as for `Client`. Use it with `with`, or call `close`.
 
     `ttl_s`: how long the daemon waits for the next call of an update before it undoes it; a trainer that gathers a
@@ -64,17 +64,6 @@ class GenserveWeightSyncClient:
     def close(self) -> None:
         """Closes the connection. May be repeated."""
         self.client.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _plain(update_info: dict[str, Any]) -> dict[str, Any]:

@@ -121,13 +121,12 @@ class PointerExchange:
 class Buffer:
     """Memory on the live model's device for the largest tensor of it, where contents change places."""
 
-    _bytes = torch.empty(0, dtype=torch.uint8)
-
     def __init__(self, live: Mapping[str, Holding], device: Device) -> None:
         """Takes the memory, if the device asks for it at all."""
         tensors = [place.value for place in live.values() if isinstance(place.value, torch.Tensor)]
         self.size_bytes = max((each.nbytes for each in tensors), default=0) if device.keeps_addresses else 0
         self._device = device.device
+        self._bytes = torch.empty(0, dtype=torch.uint8)
         self.take()
 
     def take(self) -> None:

@@ -1,4 +1,4 @@
-"""Where a new version is built, what it takes of the device, and what it costs in pause. Pure, but for `worker_facts`.
+"""Where a new version is built, what it takes of the device, and what it costs in pause. Pure.
 
 beside   on the device, next to the live one: memory for a second model, the shortest pause
 host     in the host's memory, and copied over in the pause
@@ -86,20 +86,20 @@ def place(asked: str, facts: Facts) -> Placement:
             f"--weight-update host needs {_gib(1.1 * facts.weights)} of the host's memory for each rank, and "
             f"{_gib(facts.host)} is available: take inplace, or a host with more memory"
         )
-    is_only = fits_device and len(refused) == 2
+    is_only = fits_device and refused.keys() == {"host", "inplace"}
     if asked == "beside" or (asked == "auto" and (is_worth_it or is_only)):
         return Placement(
             "beside",
             f"new versions are built on the device, which keeps {device_text} for them; a push pauses for about "
-            f"{duration(pause_s('beside', facts.weights))} (computed); --weight-update host gives that memory to keys "
-            "and values",
+            f"{duration(pause_s('beside', facts.weights))} (computed)"
+            + ("" if "host" in refused else "; --weight-update host gives that memory to keys and values"),
         )
     if asked == "host" or (asked == "auto" and fits_host and "host" not in refused):
         return Placement(
             "host",
             f"new versions are built in {_gib(facts.weights)} of the host's memory, as beside would take "
             f"{device_text}; a push pauses for about {duration(pause_s('host', facts.weights))} (computed); "
-            "--weight-update beside shortens that",
+            f"{'--weight-update beside shortens' if fits_device else 'more devices would shorten'} that",
         )
     if "inplace" in refused:
         raise ValueError(f"beside takes {device_text}, and {refused['inplace']}")

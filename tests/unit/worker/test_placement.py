@@ -1,5 +1,6 @@
 """Where new versions are built, from what a worker knows."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,13 +27,28 @@ CRAMPED = Facts(61 * GIB, 2 * GIB, 12 * GIB, 60 * GIB)
     ],
 )
 def test_the_first_way_that_there_is_memory_for_is_taken(asked: str, facts: Facts, way: str) -> None:
-    """And the reason says how much of what it takes, what it costs in pause, and which flag would change it."""
+    """And the reason says how much of what it takes, and what it costs in pause."""
     placement = place(asked, facts)
     assert placement.way == way
     assert way in WAYS
     assert "GiB" in placement.reason
     assert "pauses for about" in placement.reason
-    assert way == "inplace" or "--weight-update" in placement.reason
+
+
+@pytest.mark.parametrize(
+    ("facts", "advised"),
+    [
+        (SMALL, "--weight-update host gives"),
+        (replace(SMALL, quantization="awq"), ""),  # its weights cannot be built on the host
+        (replace(MEDIUM, largest=4 * GIB), "--weight-update beside shortens"),
+        (LARGE, "more devices would shorten"),  # beside would refuse to start
+    ],
+)
+def test_no_flag_is_advised_that_would_be_refused(facts: Facts, advised: str) -> None:
+    """What the reason recommends can be had."""
+    reason = place("auto", facts).reason
+    assert advised in reason
+    assert advised or "--weight-update" not in reason
 
 
 @pytest.mark.parametrize(
