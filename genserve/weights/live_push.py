@@ -17,7 +17,7 @@ from genserve.errors import (
     PushNotFoundError,
     PushTruncatedError,
 )
-from genserve.weights.arena import Arena
+from genserve.memory.arena import Arena
 from genserve.weights.claims import Claim
 from genserve.weights.lifecycle import Lifecycle, Stage
 from genserve.weights.manifest import Manifest, PushIssue

@@ -16,6 +16,7 @@ from genserve.control.state import StateBoard
 from genserve.control.turn import uninterrupted
 from genserve.engine.base import Engine
 from genserve.errors import ApplyInProgressError, DrainingError, GenserveError, PushConflictError, PushNotFoundError
+from genserve.memory.arena import allocate_arena
 from genserve.weights.admission import (
     check_apply,
     check_header,
@@ -24,7 +25,6 @@ from genserve.weights.admission import (
     examine,
     refuse_issues,
 )
-from genserve.weights.arena import allocate_arena
 from genserve.weights.checkpoint import CheckpointIndex
 from genserve.weights.completion import Completion
 from genserve.weights.lifecycle import Stage

@@ -15,7 +15,7 @@ from genserve.control.state import StateBoard
 from genserve.control.turn import uninterrupted
 from genserve.engine.base import ArenaRef, Engine, StagedTensor
 from genserve.errors import DeadlineError, EngineDeadError, EngineTaintedError, GenserveError, PushRolledBackError
-from genserve.weights.arena import Arena
+from genserve.memory.arena import Arena
 from genserve.weights.live_push import LivePush
 from genserve.weights.manifest import Manifest
 from genserve.weights.push import Applied, StepTiming

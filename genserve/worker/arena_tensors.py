@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import torch
 
+from genserve.memory.arena import map_arena
 from genserve.tensors.dtypes import FRAMEWORK_NAMES, item_bytes
-from genserve.weights.arena import map_arena
 from genserve.worker.contract import Prepare
 
 
