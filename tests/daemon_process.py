@@ -18,13 +18,16 @@ SMALL_ENGINE = ("--max-model-len", "2048", "--kv-cache-memory-bytes", str(256 <<
 
 
 class DaemonProcess:
-    """`genserve serve` on a free port. `address` is where it serves, `stderr` what it has said so far."""
+    """`genserve serve` on a free port. `address` is where it serves, `stderr` what it has said so far; `within` is the
+    beginning of a command that runs the rest of it elsewhere."""
 
-    def __init__(self, flags: Sequence[str], log: Path, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, flags: Sequence[str], log: Path, env: dict[str, str] | None = None, within: Sequence[str] = ()
+    ) -> None:
         self._log = log
         with log.open("wb") as stderr:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "genserve", "serve", "--port", "0", *flags],
+                [*within, sys.executable, "-m", "genserve", "serve", "--port", "0", *flags],
                 stdout=subprocess.PIPE,
                 stderr=stderr,
                 env={**os.environ, **(env or {})},

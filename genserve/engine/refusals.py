@@ -160,13 +160,6 @@ TABLE: tuple[Row, ...] = (
         instead="use more ranks or a smaller model",
     ),
     Row(
-        name="workers-on-other-hosts",
-        flags=("--nnodes",),
-        applies=lambda config: config.parallel_config.nnodes > 1,
-        reason="workers read pushed weights from memory that they share with the daemon",
-        instead="start a daemon on each host",
-    ),
-    Row(
         name="ray-workers",
         flags=("--distributed-executor-backend ray",),
         applies=lambda config: config.parallel_config.use_ray,
@@ -183,14 +176,17 @@ TABLE: tuple[Row, ...] = (
         instead="take --data-parallel-backend mp",
     ),
     Row(
-        name="engines-on-other-hosts",
-        flags=("--data-parallel-size-local",),
+        name="adapters-on-other-hosts",
+        flags=("--enable-lora",),
         applies=lambda config: (
-            config.parallel_config.data_parallel_size_local < config.parallel_config.data_parallel_size
+            config.lora_config is not None
+            and (
+                config.parallel_config.nnodes > 1
+                or config.parallel_config.data_parallel_size_local < config.parallel_config.data_parallel_size
+            )
         ),
-        reason="some engines run apart from the daemon, and workers read pushed weights from memory that they share "
-        "with it",
-        instead="start a daemon on each host, with --data-parallel-size of that host alone",
+        reason="some workers run on other hosts, and an adapter is loaded from files that the daemon writes on its own",
+        instead="start a daemon on each host, or push merged weights",
     ),
     Row(
         name="draft-model",

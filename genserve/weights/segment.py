@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from genserve.errors import ChecksumMismatchError, InvalidFieldError
-from genserve.weights.checksum import crc32c_of
+from genserve.memory.checksum import crc32c_of
 from genserve.weights.daemon_processes import DaemonProcesses, file_id
 
 NAME_PREFIX = "genserve-push"

@@ -82,11 +82,18 @@ FLAGS: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {
     ),
     "weights-offloaded-to-host": ([{"cpu_offload_gb": 1}, {"offload_backend": "uva"}], [{}]),
     "weights-prefetched-from-host": ([{"offload_group_size": 2}], [{"cpu_offload_gb": 1}]),
-    "engines-on-other-hosts": (
-        [{"data_parallel_size": 2, "data_parallel_size_local": 1}],
-        [{"data_parallel_size": 2}, {"tensor_parallel_size": 2}],
+    "adapters-on-other-hosts": (
+        [
+            {"enable_lora": True, "data_parallel_size": 2, "data_parallel_size_local": 1},
+            {"enable_lora": True, "nnodes": 2, "tensor_parallel_size": 2},
+        ],
+        [
+            {"enable_lora": True, "data_parallel_size": 2},
+            {"enable_lora": True, "tensor_parallel_size": 2},
+            {"data_parallel_size": 2, "data_parallel_size_local": 1},
+            {"nnodes": 2, "tensor_parallel_size": 2},
+        ],
     ),
-    "workers-on-other-hosts": ([{"nnodes": 2, "tensor_parallel_size": 2}], [{"tensor_parallel_size": 2}]),
     "kv-connector-without-reset": (
         [
             {"kv_transfer_config": connector("ExampleConnector", shared_storage_path="/tmp")},

@@ -10,7 +10,7 @@ import google_crc32c
 import pytest
 
 from genserve.errors import ChecksumMismatchError, InvalidFieldError
-from genserve.weights.checksum import crc32c_of
+from genserve.memory.checksum import crc32c_of
 from genserve.weights.segment import Segment, SegmentChunk
 
 DATA = bytes(range(256)) * 4096  # more than is read at once
