@@ -2,6 +2,7 @@
 daemon. Pure.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from genserve.config import is_loopback
@@ -13,9 +14,12 @@ ParallelConfig = Any
 _WILDCARDS = frozenset({"0.0.0.0", "::", "[::]"})
 
 
-def daemon_address(parallel: ParallelConfig, host: str, port: int) -> str:
-    """The "HOST:PORT" at which other hosts reach the daemon that listens on `host` and `port`; "" if there are none.
-    Raises EngineStartError naming the flag that keeps them from it."""
+def daemon_address(parallel: ParallelConfig, host: str, port: int, own_ip: Callable[[], str]) -> str:
+    """The "HOST:PORT" at which other hosts reach the daemon that listens on `host` and `port`; "" if there are none, or
+    none that is known. `own_ip` tells this host's address, for Ray, which alone knows where workers will be. Raises
+    EngineStartError naming the flag that keeps other hosts from reaching it."""
+    if parallel.use_ray:
+        return "" if port <= 0 or is_loopback(host) else _joined(own_ip() if host in _WILDCARDS else host, port)
     first = _first_host(parallel)
     if first == "" or is_loopback(first):
         return ""
@@ -29,8 +33,11 @@ def daemon_address(parallel: ParallelConfig, host: str, port: int) -> str:
             f"--host {host}: the workers of other hosts fetch pushed weights from the daemon, and cannot reach it "
             f"there: listen on {first} or 0.0.0.0"
         )
-    reached = first if host in _WILDCARDS else host
-    return f"[{reached.strip('[]')}]:{port}" if ":" in reached else f"{reached}:{port}"
+    return _joined(first if host in _WILDCARDS else host, port)
+
+
+def _joined(host: str, port: int) -> str:
+    return f"[{host.strip('[]')}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _first_host(parallel: ParallelConfig) -> str:

@@ -7,6 +7,7 @@ A warned one costs something that the user has to know of.
 What depends on the model and not on settings, such as weights that no exchange reaches, is worker.audit's.
 """
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -162,17 +163,19 @@ TABLE: tuple[Row, ...] = (
     Row(
         name="ray-workers",
         flags=("--distributed-executor-backend ray",),
-        applies=lambda config: config.parallel_config.use_ray,
-        reason="Ray may place workers on other hosts, and they read pushed weights from memory that they share with "
-        "the daemon",
-        instead="take --distributed-executor-backend mp",
+        applies=lambda config: (
+            config.parallel_config.use_ray and os.environ.get("VLLM_USE_RAY_V2_EXECUTOR_BACKEND", "1") == "0"
+        ),
+        reason="VLLM_USE_RAY_V2_EXECUTOR_BACKEND=0 asks for vLLM's older Ray executor, whose workers take calls while "
+        "a step runs",
+        instead="unset VLLM_USE_RAY_V2_EXECUTOR_BACKEND, or take --distributed-executor-backend mp",
     ),
     Row(
         name="ray-engines",
         flags=("--data-parallel-backend ray",),
         applies=lambda config: config.parallel_config.data_parallel_backend == "ray",
-        reason="Ray may place engines on other hosts, and their workers read pushed weights from memory that they "
-        "share with the daemon",
+        reason="engines that are Ray actors end with nothing that a daemon can watch: a killed daemon would leave them "
+        "behind with all their memory",
         instead="take --data-parallel-backend mp",
     ),
     Row(

@@ -13,6 +13,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.envs import VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS, enable_envs_cache
 from vllm.lora.request import LoRARequest
 from vllm.usage.usage_lib import UsageContext
+from vllm.utils.network_utils import get_ip
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 
@@ -111,7 +112,7 @@ class VllmEngine:
             # As AsyncLLM.from_engine_args, with a look at the configuration before any process starts.
             config = args.create_engine_config(UsageContext.ENGINE_CONTEXT)
             warnings = refusals.check(config)
-            address = other_hosts.daemon_address(config.parallel_config, options.host, options.port)
+            address = other_hosts.daemon_address(config.parallel_config, options.host, options.port, get_ip)
             llm = AsyncLLM.from_vllm_config(
                 config,
                 stat_loggers=[meter],

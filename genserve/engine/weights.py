@@ -37,7 +37,7 @@ class LiveWeights:
         """Makes every worker ready for pushes, before anything is served; how they will take them. Where ranks differ,
         `weight_update` lists the ways, and the reason is that of the last one. Raises RuntimeError."""
         cpus = sorted(os.sched_getaffinity(0))
-        attach = Attach(self._workers.report_socket, cpus, asdict(ProcessIdentity.own()))
+        attach = Attach(self._workers.report_socket, cpus, asdict(ProcessIdentity.own()), self._address)
         answers = await self._workers.call("genserve_attach", attach.to_wire(), timeout_s=timeout_s)
         attached = [Attached.from_wire(answer) for answer in answers]
         for each in attached:
@@ -47,8 +47,8 @@ class LiveWeights:
         if self._workers.other_hosts and not self._address:
             raise RuntimeError(
                 f"worker {next(iter(self._workers.other_hosts.values()))[0]} cannot map the daemon's memory, as it "
-                "runs on another host, in another PID namespace or as another user; and vLLM's flags (--nnodes, "
-                "--data-parallel-size-local) say that there is one host"
+                "runs on another host, in another PID namespace or as another user, and it cannot reach the daemon to "
+                "fetch pushed weights: listen on an address of this host (--host, --port)"
             )
         self._can_roll_back = all(each.can_roll_back for each in attached)
         ways = sorted({each.weight_update for each in attached})

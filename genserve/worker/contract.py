@@ -36,11 +36,13 @@ class _Message:
 @dataclass(frozen=True, slots=True)
 class Attach(_Message):
     """Gets a worker ready for pushes. `report_socket`: path of the datagram socket that reports go to; `cpus`: logical
-    CPUs that background work may use on the daemon's host; `daemon`: memory.host.ProcessIdentity, as plain data."""
+    CPUs that background work may use on the daemon's host; `daemon`: its memory.host.ProcessIdentity, as plain data;
+    `daemon_address`: "HOST:PORT" at which other hosts reach it, "" if they cannot. The worker ends with the daemon."""
 
     report_socket: str
     cpus: Sequence[int]
     daemon: Mapping[str, Any]
+    daemon_address: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,11 @@ import json
 import logging
 import multiprocessing
 import os
-import select
 import socket
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Any
 
 import torch
@@ -38,6 +36,7 @@ from genserve.worker.contract import (
 )
 from genserve.worker.digests import weight_digests
 from genserve.worker.host_copy import HostCopy
+from genserve.worker.lifetime import end_with_address, end_with_process
 from genserve.worker.shadow import PrepareCancelledError
 from genserve.worker.slept import SleptWeights
 from genserve.worker.transfer import transfer
@@ -156,7 +155,8 @@ class WeightDesk:
         self.constants = self._update.audit().paths
         self._slept = SleptWeights(worker)
         # A worker that cannot map the daemon's memory says where it is, and gets the bytes on its own host.
-        self._other_host = "" if ProcessIdentity(**attach.daemon).is_here else host_id()
+        daemon = ProcessIdentity(**attach.daemon)
+        self._other_host = "" if daemon.is_here else host_id()
         # vLLM binds a worker to some of the CPUs that its parent may use.
         self._cpus = sorted(os.sched_getaffinity(os.getppid())) if self._other_host else attach.cpus
         self._host_copy: HostCopy | None = None
@@ -170,6 +170,10 @@ class WeightDesk:
         # Every operation of the live model gives Python's lock away: it shall not wait 5 ms for a background thread to
         # give it back.
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
+        if not self._other_host:
+            end_with_process(daemon.pid)
+        elif attach.daemon_address:
+            end_with_address(attach.daemon_address)
 
     def attached(self) -> Attached:
         """How this worker takes new versions."""
@@ -326,23 +330,6 @@ def _acknowledge(rank: str, nonce: str, action: Callable[[], None]) -> dict[str,
     return Ack(rank, nonce, "").to_wire()
 
 
-@cache
-def _end_with(pid: int) -> None:
-    """Ends this process when the daemon has ended, or what stands for it on this host, however that was. vLLM's
-    processes would outlive a killed daemon, with all their memory: EngineCore waits for requests for ever, and ends
-    when a worker of it has."""
-    try:
-        ended = os.pidfd_open(pid)
-    except ProcessLookupError:
-        os._exit(1)
-
-    def watch() -> None:
-        select.select([ended], [], [])
-        os._exit(1)
-
-    threading.Thread(target=watch, name="genserve-watch", daemon=True).start()
-
-
 def _step_back(cpus: Sequence[int]) -> None:
     """Lets the live model's thread go first: this thread may use every one of these CPUs, at a low priority."""
     os.sched_setaffinity(0, cpus)
@@ -354,4 +341,4 @@ def _step_back(cpus: Sequence[int]) -> None:
 atexit.register(gc.freeze)
 # Not only from the attachment on: a daemon may be ended while its engine starts.
 if DAEMON_PID_VARIABLE in os.environ and multiprocessing.parent_process() is not None:
-    _end_with(int(os.environ[DAEMON_PID_VARIABLE]))
+    end_with_process(int(os.environ[DAEMON_PID_VARIABLE]))
