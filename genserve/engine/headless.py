@@ -35,8 +35,8 @@ def run(args: AsyncEngineArgs, config: ServeConfig) -> int:
                 "--data-parallel-size-local), and where the first one is (--master-addr or --data-parallel-address)"
             )
         print(f"genserve: running workers for the daemon on {address}", file=sys.stderr, flush=True)
-        # internal: what `vllm serve --headless` calls. It takes parsed flags, some of which are not an engine's; and it is
-        # imported here because vLLM's HTTP server comes with it.
+        # internal: what `vllm serve --headless` calls. It takes parsed flags, some of which are not an engine's; and it
+        # is imported here because vLLM's HTTP server comes with it.
         from vllm.entrypoints.cli.serve import run_headless
 
         flags = {field.name: getattr(args, field.name) for field in fields(args)}

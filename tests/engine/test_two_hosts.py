@@ -21,9 +21,9 @@ from tests.engine.test_push import greedy_outputs, outputs_of
 from tests.two_hosts import ADDRESSES, Host, NoNamespacesError, two_hosts
 
 BOTH_CORES = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
-START_TIMEOUT_S = 240.0  # two starts at once, on two cores
+START_TIMEOUT_S = 420.0  # two starts at once, on two cores
 END_TIMEOUT_S = 60.0
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(900)
 
 
 class TwoHosts:
