@@ -85,10 +85,13 @@ class LiveWeights:
         request = Fetch(nonce, list(host_of), self._address, arena.push_id, arena.size_bytes, timeout_s)
         await self._workers.step("genserve_fetch", request.to_wire(), timeout_s=timeout_s)
         paths: dict[str, str] = {}
-        async for each in self._workers.progress("genserve_fetched", nonce, host_of.keys(), deadline):
-            if each.error:
-                raise WorkerError(f"{each.rank} could not fetch the bytes: {each.error}")
-            paths[host_of[each.rank]] = each.arena_path
+        try:
+            async for each in self._workers.progress("genserve_fetched", nonce, host_of.keys(), deadline):
+                if each.error:
+                    raise WorkerError(f"{each.rank} could not fetch the bytes: {each.error}")
+                paths[host_of[each.rank]] = each.arena_path
+        except DeadlineError as error:
+            raise DeadlineError(f"other hosts could not fetch the bytes within {timeout_s:g} s") from error
         return paths
 
     async def commit(self, nonce: str, version: int, timeout_s: float) -> None:

@@ -12,7 +12,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.lora.request import LoRARequest
@@ -35,12 +35,14 @@ from genserve.worker.contract import (
     Transfer,
 )
 from genserve.worker.digests import weight_digests
-from genserve.worker.host_copy import HostCopy
 from genserve.worker.lifetime import end_with_address, end_with_process
 from genserve.worker.shadow import PrepareCancelledError
 from genserve.worker.slept import SleptWeights
 from genserve.worker.transfer import transfer
 from genserve.worker.update import Chosen, choose
+
+if TYPE_CHECKING:
+    from genserve.worker.host_copy import HostCopy
 
 # bf16 attention on the CPU uses AMX tiles, and dies with SIGILL in a process that has not asked the kernel for them.
 if torch.cpu._is_amx_tile_supported():
@@ -193,6 +195,8 @@ class WeightDesk:
         """Starts to fetch a version's bytes to this host, if that is this worker's to do."""
         if self.rank not in request.ranks:
             return
+        from genserve.worker.host_copy import HostCopy  # gRPC, which workers beside the daemon need not load
+
         before, copy = self._host_copy, HostCopy(self.rank, request)
         self._host_copy = copy
 
