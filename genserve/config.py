@@ -58,6 +58,11 @@ class ServeConfig:
     drain_timeout_s: float = _setting(
         30.0, "seconds that everything may take to finish at a shutdown: requests, pauses and pushes"
     )
+    headless: bool = _setting(
+        False,
+        "run the workers of another host for the daemon of the first host: the same flags as there, and --node-rank "
+        "or --data-parallel-start-rank",
+    )
     heartbeat_timeout_s: float = _setting(
         5.0,
         "seconds without an answer of the engine or of one of its workers after which health says NOT_SERVING, and the "
@@ -69,7 +74,7 @@ class ServeConfig:
             raise ValueError(f"--port must lie in [-1, 65535], is {self.port}")
         if self.port == -1 and not self.uds:
             raise ValueError("--port -1 listens on a Unix socket alone: give --uds as well")
-        if self.port != -1 and not self.allow_insecure and not _is_loopback(self.host):
+        if self.port != -1 and not self.allow_insecure and not is_loopback(self.host):
             raise ValueError(
                 f"--host {self.host} can be reached by others, and nothing is encrypted or authenticated: "
                 "listen on 127.0.0.1 or --uds, or say --allow-insecure"
@@ -117,5 +122,6 @@ class ServeConfig:
         return cls(**{setting.name: values[setting.name] for setting in fields(cls)})
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether an address is of this host alone."""
     return host in ("localhost", "::1", "[::1]") or host.startswith("127.")

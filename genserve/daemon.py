@@ -27,7 +27,7 @@ from genserve.control.leases import LeaseTable
 from genserve.control.pause import PauseController
 from genserve.control.sleep import SleepController
 from genserve.control.state import StateBoard
-from genserve.engine import leftovers, vllm_config
+from genserve.engine import headless, leftovers, vllm_config
 from genserve.engine.demo_model import DemoModelError, demo_model_path
 from genserve.engine.vllm import EngineOptions, VllmEngine
 from genserve.engine.vllm_config import AsyncEngineArgs
@@ -77,6 +77,8 @@ def main(argv: Sequence[str]) -> int:
         if flags.model is None:
             flags.model = str(demo_model_path())
         args = vllm_config.engine_args(flags)
+        if config.headless:
+            return headless.run(args, config)
         return uvloop.run(serve(config, args))
     except (DemoModelError, OSError, ValueError, RuntimeError) as error:
         _say(str(error))
@@ -93,7 +95,12 @@ async def serve(config: ServeConfig, args: AsyncEngineArgs) -> int:
         opened = _open_checkpoint(local) if local is not None else None
         _say(f"starting the engine for {args.model}")
         options = EngineOptions(
-            config.max_active_requests, config.max_n, config.weight_update, config.trust_request_chat_template
+            config.max_active_requests,
+            config.max_n,
+            config.weight_update,
+            config.host,
+            config.port,
+            config.trust_request_chat_template,
         )
         with children_ignore_interrupts():
             engine = await VllmEngine.start(args, options)

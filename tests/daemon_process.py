@@ -18,13 +18,17 @@ SMALL_ENGINE = ("--max-model-len", "2048", "--kv-cache-memory-bytes", str(256 <<
 
 
 class DaemonProcess:
-    """`genserve serve` on a free port. `address` is where it serves, `stderr` what it has said so far."""
+    """`genserve serve` on a free port. `address` is where it serves, `stderr` what it has said so far; `within` is the
+    beginning of a command that runs the rest of it elsewhere."""
 
-    def __init__(self, flags: Sequence[str], log: Path, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, flags: Sequence[str], log: Path, env: dict[str, str] | None = None, within: Sequence[str] = ()
+    ) -> None:
         self._log = log
+        port = () if "--port" in flags else ("--port", "0")
         with log.open("wb") as stderr:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "genserve", "serve", "--port", "0", *flags],
+                [*within, sys.executable, "-m", "genserve", "serve", *port, *flags],
                 stdout=subprocess.PIPE,
                 stderr=stderr,
                 env={**os.environ, **(env or {})},
@@ -35,9 +39,9 @@ class DaemonProcess:
             )
         self.address = ""
 
-    def wait_serving(self) -> Self:
+    def wait_serving(self, timeout_s: float = START_TIMEOUT_S) -> Self:
         """Waits for the line that says where it serves."""
-        timer = threading.Timer(START_TIMEOUT_S, self.kill)
+        timer = threading.Timer(timeout_s, self.kill)
         timer.start()
         try:
             assert self.process.stdout is not None

@@ -26,7 +26,7 @@ from genserve.engine.base import (
 )
 from genserve.engine.generation import ChatPrompt, GenerationRequest, TextPrompt
 from genserve.errors import DeadlineError, LoraNotFoundError
-from genserve.weights.arena import map_arena
+from genserve.memory.arena import map_arena
 
 
 @dataclass

@@ -1,9 +1,4 @@
-"""Frames of a push as bytes.
-
-A chunk is written by hand around the tensors' memory: one copy instead of the three that building and serialising a
-protobuf message takes.
-A test holds the bytes to those of `PushWeightsRequest.SerializeToString()`.
-"""
+"""Frames of a push as bytes."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -11,15 +6,10 @@ from functools import cache
 from importlib import import_module
 from typing import Any, Final
 
+from genserve.tensors.chunk_frame import chunk_frame as encoded_chunk
 from genserve.v1 import weights_pb2
 
 END_FRAME: Final = weights_pb2.PushWeightsRequest(end=weights_pb2.PushEnd()).SerializeToString()
-
-# Tags, (field number << 3) | wire type.
-_FRAME_CHUNK: Final = b"\x12"
-_CHUNK_OFFSET: Final = b"\x08"
-_CHUNK_DATA: Final = b"\x12"
-_CHUNK_CRC32C: Final = b"\x1d"
 
 
 def header_frame(header: weights_pb2.PushHeader) -> bytes:
@@ -30,15 +20,12 @@ def header_frame(header: weights_pb2.PushHeader) -> bytes:
 def chunk_frame(offset: int, pieces: Sequence[bytes | memoryview], *, checksum: bool) -> bytes:
     """A chunk of the bytes of `pieces` at `offset`, with their CRC32C if there is a fast way to compute it."""
     extend = crc32c() if checksum else None
-    tail = b""
-    if extend is not None:
-        computed = 0
-        for piece in pieces:
-            computed = extend(computed, piece)
-        tail = _CHUNK_CRC32C + computed.to_bytes(4, "little")
-    size_bytes = sum(map(len, pieces))
-    head = (_CHUNK_OFFSET + _varint(offset) if offset > 0 else b"") + _CHUNK_DATA + _varint(size_bytes)
-    return b"".join((_FRAME_CHUNK, _varint(len(head) + size_bytes + len(tail)), head, *pieces, tail))
+    if extend is None:
+        return encoded_chunk(offset, pieces, None)
+    computed = 0
+    for piece in pieces:
+        computed = extend(computed, piece)
+    return encoded_chunk(offset, pieces, computed)
 
 
 @cache
@@ -59,12 +46,3 @@ def crc32c() -> Callable[[int, bytes | memoryview], int] | None:
         return lambda before, data: extend(before, bytes(data))
     # It takes bytes and no memoryview, but an array over one.
     return lambda before, data: extend(before, data if isinstance(data, bytes) else as_array(data, "uint8"))
-
-
-def _varint(number: int) -> bytes:
-    encoded = bytearray()
-    while number > 0x7F:
-        encoded.append(number & 0x7F | 0x80)
-        number >>= 7
-    encoded.append(number)
-    return bytes(encoded)

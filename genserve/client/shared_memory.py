@@ -6,9 +6,9 @@ import mmap
 import os
 import weakref
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Final
 
+from genserve.memory.host import host_id
 from genserve.v1 import weights_pb2
 
 # Below this a push is over before it has been asked whether memory can be handed over.
@@ -104,22 +104,13 @@ def _close_all(fds: list[int]) -> None:
         os.close(fds.pop())
 
 
-def can_share(target: str, host_id: str) -> bool:
-    """Whether the daemon at `target`, which told its `host_id`, can open this process's memory. It is so exact as it is
+def can_share(target: str, daemon_host_id: str) -> bool:
+    """Whether the daemon at `target`, whose host id was told, can open this process's memory. It is so exact as it is
     cheap: a daemon behind a proxy on this host still says no, and then bytes are sent."""
-    return host_id != "" and is_local(target) and host_id == own_host_id()
+    return daemon_host_id != "" and is_local(target) and daemon_host_id == host_id()
 
 
 def is_local(target: str) -> bool:
     """Whether a target of gRPC is an address of this host alone."""
     host = target.removeprefix("dns:").removeprefix("///").rpartition(":")[0].strip("[]")
     return target.startswith(("unix:", "unix-abstract:")) or host in ("localhost", "::1") or host.startswith("127.")
-
-
-def own_host_id() -> str:
-    """As `GetServerInfoResponse.host_id` says; "" where the kernel is not Linux."""
-    try:
-        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot_id}:{os.stat('/proc/self/ns/pid').st_ino}:{os.geteuid()}"
-    except OSError:
-        return ""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from genserve.doctor.children import Children
-from genserve.weights.arena import Arena, map_arena
+from genserve.memory.arena import Arena, map_arena
 
 _SIZE_BYTES: Final = 1 << 16
 _PATTERN: Final = bytes(range(256)) * (_SIZE_BYTES // 256)

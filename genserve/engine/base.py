@@ -127,10 +127,12 @@ class PauseCounts:
 
 @dataclass(frozen=True, slots=True)
 class ArenaRef:
-    """Where workers find staged bytes: a file they can map, and its size in bytes."""
+    """Where workers find a version's bytes: a file they can map, and its size in bytes. On other hosts they pull the
+    bytes of the push `push_id`, or the served ones where that is empty."""
 
     path: str
     size_bytes: int
+    push_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

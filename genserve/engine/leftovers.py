@@ -1,6 +1,6 @@
 """Shared memory that killed engines have left behind.
 
-Ours has no name and goes with the last process (see weights.arena). vLLM's ranks share a file in /dev/shm on the CPU,
+Ours has no name and goes with the last process (see memory.arena). vLLM's ranks share a file in /dev/shm on the CPU,
 which nobody removes when they are killed.
 """
 

@@ -7,6 +7,7 @@ A warned one costs something that the user has to know of.
 What depends on the model and not on settings, such as weights that no exchange reaches, is worker.audit's.
 """
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -160,37 +161,35 @@ TABLE: tuple[Row, ...] = (
         instead="use more ranks or a smaller model",
     ),
     Row(
-        name="workers-on-other-hosts",
-        flags=("--nnodes",),
-        applies=lambda config: config.parallel_config.nnodes > 1,
-        reason="workers read pushed weights from memory that they share with the daemon",
-        instead="start a daemon on each host",
-    ),
-    Row(
         name="ray-workers",
         flags=("--distributed-executor-backend ray",),
-        applies=lambda config: config.parallel_config.use_ray,
-        reason="Ray may place workers on other hosts, and they read pushed weights from memory that they share with "
-        "the daemon",
-        instead="take --distributed-executor-backend mp",
+        applies=lambda config: (
+            config.parallel_config.use_ray and os.environ.get("VLLM_USE_RAY_V2_EXECUTOR_BACKEND", "1") == "0"
+        ),
+        reason="VLLM_USE_RAY_V2_EXECUTOR_BACKEND=0 asks for vLLM's older Ray executor, whose workers take calls while "
+        "a step runs",
+        instead="unset VLLM_USE_RAY_V2_EXECUTOR_BACKEND, or take --distributed-executor-backend mp",
     ),
     Row(
         name="ray-engines",
         flags=("--data-parallel-backend ray",),
         applies=lambda config: config.parallel_config.data_parallel_backend == "ray",
-        reason="Ray may place engines on other hosts, and their workers read pushed weights from memory that they "
-        "share with the daemon",
+        reason="engines that are Ray actors end with nothing that a daemon can watch: a killed daemon would leave them "
+        "behind with all their memory",
         instead="take --data-parallel-backend mp",
     ),
     Row(
-        name="engines-on-other-hosts",
-        flags=("--data-parallel-size-local",),
+        name="adapters-on-other-hosts",
+        flags=("--enable-lora",),
         applies=lambda config: (
-            config.parallel_config.data_parallel_size_local < config.parallel_config.data_parallel_size
+            config.lora_config is not None
+            and (
+                config.parallel_config.nnodes > 1
+                or config.parallel_config.data_parallel_size_local < config.parallel_config.data_parallel_size
+            )
         ),
-        reason="some engines run apart from the daemon, and workers read pushed weights from memory that they share "
-        "with it",
-        instead="start a daemon on each host, with --data-parallel-size of that host alone",
+        reason="some workers run on other hosts, and an adapter is loaded from files that the daemon writes on its own",
+        instead="start a daemon on each host, or push merged weights",
     ),
     Row(
         name="draft-model",

@@ -13,10 +13,11 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.envs import VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS, enable_envs_cache
 from vllm.lora.request import LoRARequest
 from vllm.usage.usage_lib import UsageContext
+from vllm.utils.network_utils import get_ip
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 
-from genserve.engine import refusals, vllm_config
+from genserve.engine import other_hosts, refusals, vllm_config
 from genserve.engine.activity import observer
 from genserve.engine.admission import Admission, translated
 from genserve.engine.base import (
@@ -55,19 +56,23 @@ _SHUTDOWN_TIMEOUT_S = 10.0
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
     """`max_active_requests`: sequences admitted and unfinished, above which new ones are refused; `max_n`: of one
-    request; `weight_update`: auto or a way of genserve.worker.placement; `trust_request_chat_template`: requests may
+    request; `weight_update`: auto or a way of genserve.worker.placement; `host` and `port`: where the daemon listens;
+    `trust_request_chat_template`: requests may
     bring one along."""
 
     max_active_requests: int
     max_n: int
     weight_update: str = "auto"
+    host: str = "127.0.0.1"
+    port: int = 0
     trust_request_chat_template: bool = False
 
 
 class VllmEngine:
     """AsyncLLM, its requests and its workers. Made by `start`."""
 
-    def __init__(self, llm: AsyncLLM, meter: LoadMeter, options: EngineOptions) -> None:
+    def __init__(self, llm: AsyncLLM, meter: LoadMeter, options: EngineOptions, address: str) -> None:
+        """`address`: at which other hosts reach the daemon, if there are any."""
         config = llm.vllm_config
         parallel = config.parallel_config
         self._llm = llm
@@ -93,7 +98,7 @@ class VllmEngine:
         workers = Workers(llm.engine_core, self._liveness, parallel.world_size * parallel.data_parallel_size)
         self._workers = workers
         self._scheduling = Scheduling(llm, self._liveness)
-        self._weights = LiveWeights(llm, self._liveness, workers)
+        self._weights = LiveWeights(llm, self._liveness, workers, address)
         self.warnings: tuple[str, ...] = ()  # what its settings cost when weights are pushed, a line each
         self.transfer = LiveTransfer(self._weights)
         self.loras = LiveLoras(workers, self._info.max_loras)
@@ -107,13 +112,14 @@ class VllmEngine:
             # As AsyncLLM.from_engine_args, with a look at the configuration before any process starts.
             config = args.create_engine_config(UsageContext.ENGINE_CONTEXT)
             warnings = refusals.check(config)
+            address = other_hosts.daemon_address(config.parallel_config, options.host, options.port, get_ip)
             llm = AsyncLLM.from_vllm_config(
                 config,
                 stat_loggers=[meter],
                 enable_log_requests=args.enable_log_requests,
                 disable_log_stats=args.disable_log_stats,
             )
-        engine = cls(llm, meter, options)
+        engine = cls(llm, meter, options, address)
         engine.warnings = warnings
         try:
             assert llm.output_handler is not None  # internal: the task that ends when EngineCore dies

@@ -4,6 +4,7 @@ import asyncio
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -13,31 +14,42 @@ from genserve.engine.liveness import Liveness
 from genserve.engine.spans import INITIAL_LABEL
 from genserve.engine.workers import WorkerError, Workers
 from genserve.errors import DeadlineError, EngineDeadError, EngineTaintedError, GenserveError, PushRolledBackError
-from genserve.worker.contract import Attach, Attached, Digests, Prepare, Sleep, Step, Transfer
+from genserve.memory.host import ProcessIdentity
+from genserve.worker.contract import Attach, Attached, Digests, Fetch, Prepare, Sleep, Step, Transfer
 
 _ROLLBACK_TIMEOUT_S = 30.0
 _GRACE_S = 10.0
 
 
 class LiveWeights:
-    """Prepares, commits and discards versions on every rank, as `Engine` has it."""
+    """Prepares, commits and discards versions on every rank, as `Engine` has it. `address`: where other hosts reach the
+    daemon, "HOST:PORT"."""
 
-    def __init__(self, llm: AsyncLLM, liveness: Liveness, workers: Workers) -> None:
+    def __init__(self, llm: AsyncLLM, liveness: Liveness, workers: Workers, address: str) -> None:
         self._llm = llm
         self._liveness = liveness
         self._workers = workers
+        self._address = address
         self._can_roll_back = True
         self.version = 0
 
     async def attach(self, timeout_s: float) -> Attached:
         """Makes every worker ready for pushes, before anything is served; how they will take them. Where ranks differ,
         `weight_update` lists the ways, and the reason is that of the last one. Raises RuntimeError."""
-        attach = Attach(self._workers.report_socket, sorted(os.sched_getaffinity(0)), os.getpid())
+        cpus = sorted(os.sched_getaffinity(0))
+        attach = Attach(self._workers.report_socket, cpus, asdict(ProcessIdentity.own()), self._address)
         answers = await self._workers.call("genserve_attach", attach.to_wire(), timeout_s=timeout_s)
         attached = [Attached.from_wire(answer) for answer in answers]
         for each in attached:
             if each.error:
                 raise RuntimeError(f"worker {each.rank} cannot take pushes: {each.error}")
+        self._workers.other_hosts = _by_host(attached)
+        if self._workers.other_hosts and not self._address:
+            raise RuntimeError(
+                f"worker {next(iter(self._workers.other_hosts.values()))[0]} cannot map the daemon's memory, as it "
+                "runs on another host, in another PID namespace or as another user, and it cannot reach the daemon to "
+                "fetch pushed weights: listen on an address of this host (--host, --port)"
+            )
         self._can_roll_back = all(each.can_roll_back for each in attached)
         ways = sorted({each.weight_update for each in attached})
         return Attached(
@@ -56,13 +68,31 @@ class LiveWeights:
 
     async def prepare(self, nonce: str, arena: ArenaRef, tensors: Sequence[StagedTensor], timeout_s: float) -> None:
         """Builds a version beside the live one."""
-        request = Prepare(
-            nonce, arena.path, arena.size_bytes, [(t.name, t.dtype, t.shape, t.offset, t.length) for t in tensors]
-        )
+        deadline_s = time.monotonic() + timeout_s
+        places = [(t.name, t.dtype, t.shape, t.offset, t.length) for t in tensors]
         try:
-            await self._workers.step_and_report("genserve_prepare", request.to_wire(), nonce, timeout_s=timeout_s)
+            fetched = await self._fetch(nonce, arena, timeout_s) if self._workers.other_hosts else {}
+            request = Prepare(nonce, arena.path, arena.size_bytes, places, fetched)
+            left_s = max(0.0, deadline_s - time.monotonic())
+            await self._workers.step_and_report("genserve_prepare", request.to_wire(), nonce, timeout_s=left_s)
         except WorkerError as error:
             raise PushRolledBackError(f"the weights could not be prepared, nothing changed: {error}") from error
+
+    async def _fetch(self, nonce: str, arena: ArenaRef, timeout_s: float) -> dict[str, str]:
+        """Has one worker of every other host copy the bytes there; the paths of the copies by host."""
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        host_of = {ranks[0]: host for host, ranks in self._workers.other_hosts.items()}
+        request = Fetch(nonce, list(host_of), self._address, arena.push_id, arena.size_bytes, timeout_s)
+        await self._workers.step("genserve_fetch", request.to_wire(), timeout_s=timeout_s)
+        paths: dict[str, str] = {}
+        try:
+            async for each in self._workers.progress("genserve_fetched", nonce, host_of.keys(), deadline):
+                if each.error:
+                    raise WorkerError(f"{each.rank} could not fetch the bytes: {each.error}")
+                paths[host_of[each.rank]] = each.arena_path
+        except DeadlineError as error:
+            raise DeadlineError(f"other hosts could not fetch the bytes within {timeout_s:g} s") from error
+        return paths
 
     async def commit(self, nonce: str, version: int, timeout_s: float) -> None:
         """Exchanges live and prepared weights and labels later tokens, or exchanges them back."""
@@ -181,3 +211,12 @@ class LiveTransfer:
             raise GenserveError(f"vLLM's {call} failed: {error}") from error
         if time.monotonic() > deadline_s:
             raise DeadlineError(f"vLLM's {call} took longer than {timeout_s:g} s")
+
+
+def _by_host(attached: Sequence[Attached]) -> dict[str, list[str]]:
+    """The ranks that cannot map the daemon's memory, by their host."""
+    found: dict[str, list[str]] = {}
+    for each in attached:
+        if each.other_host:
+            found.setdefault(each.other_host, []).append(each.rank)
+    return found

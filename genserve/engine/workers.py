@@ -4,14 +4,16 @@ import asyncio
 import json
 import socket
 import uuid
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from typing import Any
 
 from genserve.engine.liveness import Liveness
-from genserve.errors import EngineDeadError
-from genserve.worker.contract import Ack
+from genserve.errors import EngineDeadError, GenserveError
+from genserve.worker.contract import Ack, Progress, Step
 
 _MAX_REPORT_BYTES = 64 << 10
+_FIRST_QUESTION_S = 0.02
+_QUESTIONS_S = 0.25
 
 
 class WorkerError(Exception):
@@ -19,7 +21,8 @@ class WorkerError(Exception):
 
 
 class Workers:
-    """All ranks. Owns the socket that background work reports to."""
+    """All ranks. Owns the socket that background work reports to; ranks on `other_hosts`, which cannot reach it, are
+    asked."""
 
     def __init__(self, engine_core: Any, liveness: Liveness, num_ranks: int) -> None:
         self._core = engine_core
@@ -30,6 +33,7 @@ class Workers:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.setblocking(False)
         self._socket.bind(self.report_socket)
+        self.other_hosts: dict[str, list[str]] = {}  # ranks by host
         self._reports: dict[str, tuple[list[Ack], asyncio.Future[list[Ack]]]] = {}
         asyncio.get_running_loop().add_reader(self._socket.fileno(), self._read_reports)
 
@@ -80,14 +84,43 @@ class Workers:
         deadline = loop.time() + timeout_s
         done: asyncio.Future[list[Ack]] = loop.create_future()
         self._reports[nonce] = ([], done)
+        elsewhere = {rank for ranks in self.other_hosts.values() for rank in ranks}
+        asking: asyncio.Task[None] | None = None
         try:
             await self.step(method, message, timeout_s=timeout_s)
+            if elsewhere:
+                asking = asyncio.create_task(self._report_progress("genserve_prepared", nonce, elsewhere, deadline))
             acks = await self._liveness.wait(
                 _result(done), what=method.removeprefix("genserve_"), timeout_s=max(0.0, deadline - loop.time())
             )
             self._require(acks, nonce)
         finally:
             del self._reports[nonce]
+            if asking is not None:
+                asking.cancel()
+
+    async def progress(
+        self, method: str, nonce: str, ranks: Collection[str], deadline: float
+    ) -> AsyncIterator[Progress]:
+        """What each of `ranks` has come to, as soon as it is done. They are asked, more and more seldom: each question
+        takes the engine's time between two steps. Raises DeadlineError at the loop's time `deadline`."""
+        loop = asyncio.get_running_loop()
+        waiting, interval_s = set(ranks), _FIRST_QUESTION_S
+        while waiting:
+            await asyncio.sleep(interval_s)
+            interval_s = min(1.5 * interval_s, _QUESTIONS_S)
+            answers = await self.call(method, Step(nonce).to_wire(), timeout_s=max(0.0, deadline - loop.time()))
+            for each in map(Progress.from_wire, answers):
+                if each.rank in waiting and each.done:
+                    waiting.discard(each.rank)
+                    yield each
+
+    async def _report_progress(self, method: str, nonce: str, ranks: Collection[str], deadline: float) -> None:
+        try:
+            async for each in self.progress(method, nonce, ranks, deadline):
+                self._report(Ack(each.rank, each.nonce, each.error))
+        except GenserveError:
+            pass  # the engine has died, or the time is over: whoever waits for the reports is told the same
 
     def _require(self, acks: Sequence[Ack], nonce: str) -> None:
         failed = [ack for ack in acks if ack.error]
@@ -105,14 +138,16 @@ class Workers:
                 datagram = self._socket.recv(_MAX_REPORT_BYTES)
             except BlockingIOError:
                 return
-            ack = Ack.from_wire(json.loads(datagram))
-            if ack.nonce not in self._reports:
-                continue  # of a push that was given up
-            acks, done = self._reports[ack.nonce]
-            acks.append(ack)
-            # One failure is enough to know the outcome; otherwise all must have reported.
-            if not done.done() and (ack.error or len(acks) == self._num_ranks):
-                done.set_result(acks)
+            self._report(Ack.from_wire(json.loads(datagram)))
+
+    def _report(self, ack: Ack) -> None:
+        if ack.nonce not in self._reports:
+            return  # of a push that was given up
+        acks, done = self._reports[ack.nonce]
+        acks.append(ack)
+        # One failure is enough to know the outcome; otherwise all must have reported.
+        if not done.done() and (ack.error or len(acks) == self._num_ranks):
+            done.set_result(acks)
 
 
 async def _result(future: "asyncio.Future[list[Ack]]") -> list[Ack]:

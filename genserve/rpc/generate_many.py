@@ -12,11 +12,11 @@ from genserve.control.state import StateBoard
 from genserve.engine.base import Engine, GenerationStream
 from genserve.engine.generation import GenerationRequest, GenerationUpdate
 from genserve.errors import GenserveError, InvalidFieldError
-from genserve.rpc.chunk_frame import varint
 from genserve.rpc.convert_request import MAX_ID_LENGTH, generation_request
 from genserve.rpc.convert_response import fill_response
 from genserve.rpc.received import Received
 from genserve.rpc.status import known_error, to_message
+from genserve.tensors.chunk_frame import varint
 from genserve.v1 import generation_pb2
 
 METHOD = "GenerateMany"

@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 
 from genserve.errors import InvalidFieldError, WeightVersionMismatchError
-from genserve.rpc.chunk_frame import chunk_frame
+from genserve.memory.checksum import crc32c_of
 from genserve.rpc.convert_weights import to_manifest
+from genserve.tensors.chunk_frame import chunk_frame
 from genserve.v1 import weights_pb2
-from genserve.weights.checksum import crc32c_of
 from genserve.weights.resident import ResidentVersion
 
 DEFAULT_CHUNK_BYTES = 1 << 20

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from genserve.errors import DeadlineError, InvalidFieldError, ManifestMismatchError, PushTruncatedError
-from genserve.rpc.chunk_frame import Chunk, chunk_start, parse_chunk
+from genserve.tensors.chunk_frame import Chunk, chunk_start, parse_chunk
 from genserve.v1 import weights_pb2
 from genserve.weights.segment import SegmentChunk
 from genserve.weights.segment_reader import SegmentReader

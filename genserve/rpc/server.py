@@ -20,6 +20,7 @@ from genserve.control.pause import PauseController
 from genserve.control.sleep import SleepController
 from genserve.control.state import StateBoard
 from genserve.engine.base import Engine, EngineInfo
+from genserve.memory.host import host_id
 from genserve.rpc import health
 from genserve.rpc.control import ControlServicer
 from genserve.rpc.convert_control import ServerFacts
@@ -41,7 +42,6 @@ from genserve.weights.daemon_processes import DaemonProcesses
 from genserve.weights.lora import LoraLoader
 from genserve.weights.registry import PushRegistry
 from genserve.weights.resident import ResidentStore
-from genserve.weights.segment import host_id
 from genserve.weights.transfer import TransferUpdates
 
 SERVICE_NAMES = tuple(

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import DecodeError
@@ -40,7 +40,7 @@ from genserve.v1.weights_pb2_grpc import WeightServiceServicer
 from genserve.weights.checkpoint import CheckpointIndex
 from genserve.weights.daemon_processes import DaemonProcesses
 from genserve.weights.registry import PushRegistry
-from genserve.weights.resident import ResidentStore
+from genserve.weights.resident import ResidentStore, ResidentVersion
 from genserve.weights.segment_reader import SegmentReader
 from genserve.weights.transfer import TransferUpdates
 
@@ -179,8 +179,8 @@ class WeightServicer(WeightServiceServicer):
         request: weights_pb2.PullWeightsRequest,
         context: "ServicerContext[weights_pb2.PullWeightsRequest, bytes]",
     ) -> None:
-        """The bytes of the served version. A peer that does not read lets go of them after a while."""
-        with self._resident.reading() as version:
+        """The bytes of the served version, or of a push. A peer that does not read lets go of them after a while."""
+        with self._readable(request.push_id) as version:
             async with aclosing(pull_frames(request, version)) as frames:
                 async for frame in frames:
                     try:
@@ -188,6 +188,9 @@ class WeightServicer(WeightServiceServicer):
                             await context.write(frame)
                     except TimeoutError:
                         raise DeadlineError(f"nothing was read for {PULL_WRITE_TIMEOUT_S:g} s") from None
+
+    def _readable(self, push_id: str) -> AbstractContextManager[ResidentVersion]:
+        return nullcontext(self._pushes.readable(push_id)) if push_id else self._resident.reading()
 
     async def InitWeightTransfer(
         self, request: weights_pb2.InitWeightTransferRequest, context: "ServicerContext[Any, Any]"

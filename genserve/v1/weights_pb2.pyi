@@ -972,10 +972,13 @@ class PullWeightsRequest(_message.Message):
     WEIGHT_VERSION_FIELD_NUMBER: _builtins.int
     RANGES_FIELD_NUMBER: _builtins.int
     CHUNK_BYTES_FIELD_NUMBER: _builtins.int
+    PUSH_ID_FIELD_NUMBER: _builtins.int
     weight_version: _builtins.int
     """Refuse unless this version is served; how a pull that broke goes on with `ranges`."""
     chunk_bytes: _builtins.int
     """Most bytes of a chunk; default 1 MiB."""
+    push_id: _builtins.str
+    """The push whose bytes are wanted, instead of those of the served version. All of its bytes must be there."""
     @_builtins.property
     def ranges(self) -> _containers.RepeatedCompositeFieldContainer[Global___ByteRange]:
         """The parts of the byte space to send; default all of it."""
@@ -986,10 +989,11 @@ class PullWeightsRequest(_message.Message):
         weight_version: _builtins.int | None = ...,
         ranges: _abc.Iterable[Global___ByteRange] | None = ...,
         chunk_bytes: _builtins.int = ...,
+        push_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_weight_version", b"_weight_version", "weight_version", b"weight_version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_weight_version", b"_weight_version", "chunk_bytes", b"chunk_bytes", "ranges", b"ranges", "weight_version", b"weight_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_weight_version", b"_weight_version", "chunk_bytes", b"chunk_bytes", "push_id", b"push_id", "ranges", b"ranges", "weight_version", b"weight_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__weight_version: _TypeAlias = _typing.Literal["weight_version"]  # noqa: Y015
     _WhichOneofArgType__weight_version: _TypeAlias = _typing.Literal["_weight_version", b"_weight_version"]  # noqa: Y015

@@ -17,15 +17,17 @@ from genserve.errors import (
     PushNotFoundError,
     PushTruncatedError,
 )
-from genserve.weights.arena import Arena
+from genserve.memory.arena import Arena
 from genserve.weights.claims import Claim
 from genserve.weights.lifecycle import Lifecycle, Stage
 from genserve.weights.manifest import Manifest, PushIssue
 from genserve.weights.push import LoraAdapter, PushHeader, PushOutcome, PushReport, PushState
+from genserve.weights.resident import ArenaBytes
 from genserve.weights.staging import Staging
 
 # A step that runs into the timeout ends about then, and says more.
 _LATE_S = 0.25
+_READABLE = frozenset({Stage.STAGED, Stage.PREPARING, Stage.APPLYING})
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +151,11 @@ class LivePush:
     def weights(self) -> Manifest:
         """The tensors in its arena."""
         return self.staging.weights
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether its bytes are here, good, and change no more in this state."""
+        return self.lifecycle.stage in _READABLE
 
     @property
     def is_held(self) -> bool:
@@ -338,6 +345,28 @@ class LivePush:
             lora_name=self.header.lora_name,
             attempt=self.round.attempt,
         )
+
+
+class PushBytes(ArenaBytes):
+    """The bytes of a push, for as long as they are its: the arena of one that is applied is another version's later."""
+
+    def __init__(self, push: LivePush) -> None:
+        super().__init__(push.arena)
+        self._push = push
+
+    def check(self) -> None:
+        """Raises ValueError when the push has gone on."""
+        if not self._push.is_readable:
+            raise ValueError(f"push {self._push.push_id!r} is {self._push.lifecycle.state.value}")
+
+    def view(self, start: int, end: int) -> memoryview:
+        """The bytes [start, end), not copied."""
+        view = super().view(start, end)  # keeps the arena from being taken for another version
+        self.check()
+        return view
+
+    def close(self) -> None:
+        """Nothing: the arena is the push's."""
 
 
 def _nothing_served(attempt: str, offset: int, data: bytes | memoryview) -> None:

@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 from genserve.errors import InvalidFieldError
-from genserve.weights.arena import Arena
+from genserve.memory.arena import Arena
 from genserve.weights.checkpoint import CheckpointIndex
 from genserve.weights.checkpoint_files import CheckpointError, CheckpointFile
 from genserve.weights.lora_config import LoraConfig, lora_issues

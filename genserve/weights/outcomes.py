@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from genserve.errors import ChecksumMismatchError, ChunkOutOfRangeError, PushConflictError
-from genserve.weights.checksum import crc32c_of
+from genserve.memory.checksum import crc32c_of
 from genserve.weights.live_push import LivePush, PushIdentity
 from genserve.weights.manifest import PushIssue
 from genserve.weights.push import LoraAdapter, PushHeader, PushOutcome, PushState

@@ -16,6 +16,7 @@ from genserve.control.state import StateBoard
 from genserve.control.turn import uninterrupted
 from genserve.engine.base import Engine
 from genserve.errors import ApplyInProgressError, DrainingError, GenserveError, PushConflictError, PushNotFoundError
+from genserve.memory.arena import allocate_arena
 from genserve.weights.admission import (
     check_apply,
     check_header,
@@ -24,16 +25,15 @@ from genserve.weights.admission import (
     examine,
     refuse_issues,
 )
-from genserve.weights.arena import allocate_arena
 from genserve.weights.checkpoint import CheckpointIndex
 from genserve.weights.completion import Completion
 from genserve.weights.lifecycle import Stage
-from genserve.weights.live_push import LivePush, Round
+from genserve.weights.live_push import LivePush, PushBytes, Round
 from genserve.weights.lora import LoraLoader
 from genserve.weights.manifest import Manifest, PushIssue, completed
 from genserve.weights.outcomes import AppliedPush, Outcomes
 from genserve.weights.push import ApplyOptions, PushAction, PushHeader, PushOutcome, PushReport
-from genserve.weights.resident import ResidentStore
+from genserve.weights.resident import ResidentStore, ResidentVersion
 from genserve.weights.room import plan_room
 from genserve.weights.staging import Staging
 from genserve.weights.stream import AnsweredStream, LiveStream, PushStream
@@ -262,6 +262,14 @@ class PushRegistry:
         if push_id not in self._pushes and refused is not None:
             return refused.outcome
         return PushOutcome(self._find(push_id).report())
+
+    def readable(self, push_id: str) -> ResidentVersion:
+        """The bytes of a push, to be read until it is applied, dropped or sent anew: its view raises then. Raises
+        PushNotFoundError, and PushTruncatedError unless all of them are here and checked."""
+        push = self._find(push_id)
+        if not push.is_readable:
+            raise push.truncation()
+        return ResidentVersion(push.header.weight_version, push.weights, PushBytes(push))
 
     async def commit(self, push_id: str, apply: ApplyOptions, expected_version: int | None = None) -> PushOutcome:
         """Applies a push whose bytes are all there; `expected_version` None = as its header says. Raises

@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from genserve.errors import NotResidentError, WeightVersionMismatchError
-from genserve.weights.arena import Arena, allocate_arena
+from genserve.memory.arena import Arena, allocate_arena
 from genserve.weights.checkpoint import CheckpointIndex
 from genserve.weights.checkpoint_files import CheckpointError, CheckpointFiles
 from genserve.weights.manifest import Manifest, TensorSpec

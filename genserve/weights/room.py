@@ -5,7 +5,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from genserve.errors import StagingFullError
-from genserve.weights.arena import require_memory
+from genserve.memory.arena import require_memory
 from genserve.weights.lifecycle import Stage
 from genserve.weights.live_push import LivePush
 from genserve.weights.resident import ResidentStore

@@ -13,13 +13,12 @@ import stat
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from genserve.errors import ChecksumMismatchError, InvalidFieldError
-from genserve.weights.checksum import crc32c_of
+from genserve.memory.checksum import crc32c_of
 from genserve.weights.daemon_processes import DaemonProcesses, file_id
 
 NAME_PREFIX = "genserve-push"
@@ -40,12 +39,6 @@ class SegmentChunk:
     crc32c: int | None
     taken_path: str = ""
     """The end of a pipe that is told when the piece has been copied; "" = nobody wants to know."""
-
-
-def host_id() -> str:
-    """Equal for processes that can hand memory over to each other: as `GetServerInfoResponse.host_id` says."""
-    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot_id}:{os.stat('/proc/self/ns/pid').st_ino}:{os.geteuid()}"
 
 
 class Segment:

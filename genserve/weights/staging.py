@@ -6,8 +6,8 @@ from bisect import bisect_right
 from collections.abc import Mapping
 
 from genserve.errors import ChecksumMismatchError, ChunkOutOfRangeError, PushConflictError, StagingFullError
-from genserve.weights.arena import Arena
-from genserve.weights.checksum import crc32c_of
+from genserve.memory.arena import Arena
+from genserve.memory.checksum import crc32c_of
 from genserve.weights.claims import Claim, Claims
 from genserve.weights.manifest import Manifest, completed
 from genserve.weights.push import PushIssue

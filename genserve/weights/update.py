@@ -15,7 +15,7 @@ from genserve.control.state import StateBoard
 from genserve.control.turn import uninterrupted
 from genserve.engine.base import ArenaRef, Engine, StagedTensor
 from genserve.errors import DeadlineError, EngineDeadError, EngineTaintedError, GenserveError, PushRolledBackError
-from genserve.weights.arena import Arena
+from genserve.memory.arena import Arena
 from genserve.weights.live_push import LivePush
 from genserve.weights.manifest import Manifest
 from genserve.weights.push import Applied, StepTiming
@@ -54,7 +54,7 @@ class WeightUpdater:
             self._pauses.require(options.pause_lease_id)  # told now, not after a long preparation
         try:
             began_s = time.perf_counter()
-            await self._prepare(nonce, push.weights, push.arena, _remaining_s(deadline_s, "prepare"))
+            await self._prepare(nonce, push.weights, push.arena, _remaining_s(deadline_s, "prepare"), push.push_id)
             prepare_s = time.perf_counter() - began_s
             async with self._pauses.hold(
                 options.pause_mode,
@@ -96,9 +96,11 @@ class WeightUpdater:
             requests_aborted=hold.aborted,
         )
 
-    async def _prepare(self, nonce: str, weights: Manifest, arena: Arena, timeout_s: float) -> None:
+    async def _prepare(self, nonce: str, weights: Manifest, arena: Arena, timeout_s: float, push_id: str = "") -> None:
+        """Without a `push_id` the bytes are those of the resident version."""
         tensors = [StagedTensor(t.name, t.dtype, t.shape, t.offset, t.length) for t in weights.tensors]
-        await self._engine.prepare_weights(nonce, ArenaRef(arena.path, arena.size_bytes), tensors, timeout_s)
+        where = ArenaRef(arena.path, arena.size_bytes, push_id)
+        await self._engine.prepare_weights(nonce, where, tensors, timeout_s)
 
     async def _commit(self, push: LivePush, nonce: str, deadline_s: float) -> float:
         """Exchanges the weights; seconds it took. The board says APPLYING meanwhile, and never after."""

@@ -6,20 +6,20 @@ from collections.abc import Iterator
 
 import torch
 
+from genserve.memory.arena import map_arena
 from genserve.tensors.dtypes import FRAMEWORK_NAMES, item_bytes
-from genserve.weights.arena import map_arena
 from genserve.worker.contract import Prepare
 
 
 class ArenaTensors:
     """Every tensor of a push, mapped read-only. The map goes with the last tensor that views it."""
 
-    def __init__(self, request: Prepare) -> None:
-        """Raises DtypeError for a tensor of a type that is not known."""
+    def __init__(self, request: Prepare, path: str) -> None:
+        """`path` is the arena's on this host. Raises DtypeError for a tensor of a type that is not known."""
         for name, dtype, *_ in request.tensors:
             item_bytes(name, dtype)
         self._tensors = request.tensors
-        self._map: mmap.mmap = map_arena(request.arena_path, request.arena_size_bytes)
+        self._map: mmap.mmap = map_arena(path, request.arena_size_bytes)
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, dtype, shape, offset, _ in self._tensors:

@@ -36,18 +36,21 @@ class _Message:
 @dataclass(frozen=True, slots=True)
 class Attach(_Message):
     """Gets a worker ready for pushes. `report_socket`: path of the datagram socket that reports go to; `cpus`: logical
-    CPUs that background work may use; `daemon_pid`: the process that the worker ends with, 0 = none."""
+    CPUs that background work may use on the daemon's host; `daemon`: its memory.host.ProcessIdentity, as plain data;
+    `daemon_address`: "HOST:PORT" at which other hosts reach it, "" if they cannot. The worker ends with the daemon."""
 
     report_socket: str
     cpus: Sequence[int]
-    daemon_pid: int = 0
+    daemon: Mapping[str, Any]
+    daemon_address: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Attached(_Message):
     """A worker's answer to Attach. `weight_update` is beside, host or inplace, and `reason` says why;
-    `reserved_device_bytes` are kept for pushes, which reach the device through `pinned_host_bytes`; `error` is empty
-    when it worked."""
+    `reserved_device_bytes` are kept for pushes, which reach the device through `pinned_host_bytes`; `other_host` is the
+    memory.host.host_id of a worker that cannot map the daemon's memory, "" for one that can; `error` is empty when it
+    worked."""
 
     rank: str
     error: str
@@ -56,16 +59,32 @@ class Attached(_Message):
     can_roll_back: bool = False
     reserved_device_bytes: int = 0
     pinned_host_bytes: int = 0
+    other_host: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch(_Message):
+    """Has the workers of `ranks` copy the bytes of version `nonce` to their hosts' memory, from the daemon at `address`
+    ("HOST:PORT"): PullWeights with `push_id`, or what is served where that is empty."""
+
+    nonce: str
+    ranks: Sequence[str]
+    address: str
+    push_id: str
+    size_bytes: int
+    timeout_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Prepare(_Message):
-    """Builds version `nonce` from an arena. `tensors` are (name, safetensors dtype, shape, offset, length in bytes)."""
+    """Builds version `nonce` from an arena: the daemon's, or on another host the one that `fetched_paths` has for that
+    host. `tensors` are (name, safetensors dtype, shape, offset, length in bytes)."""
 
     nonce: str
     arena_path: str
     arena_size_bytes: int
     tensors: Sequence[tuple[str, str, Sequence[int], int, int]]
+    fetched_paths: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +140,18 @@ class Ack(_Message):
 
 
 @dataclass(frozen=True, slots=True)
+class Progress(_Message):
+    """How far a worker's background work on a version is. `arena_path` is where a worker that fetched the bytes has
+    them; `error` is empty unless it is done and failed."""
+
+    rank: str
+    nonce: str
+    done: bool
+    error: str = ""
+    arena_path: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Digests(_Message):
     """SHA-256 (hex) of a worker's live tensors, by name; `error` is empty when they could be read."""
 
@@ -138,8 +169,17 @@ class WeightWorker(Protocol):
     def genserve_ping(self, wire: dict[str, Any]) -> dict[str, Any]:
         """Nothing -> Ack at once: this worker takes calls."""
 
+    def genserve_fetch(self, wire: dict[str, Any]) -> dict[str, Any]:
+        """Fetch -> Ack at once; `genserve_fetched` tells the rest."""
+
+    def genserve_fetched(self, wire: dict[str, Any]) -> dict[str, Any]:
+        """Step -> Progress of fetching. Of a worker that fetches nothing: done."""
+
     def genserve_prepare(self, wire: dict[str, Any]) -> dict[str, Any]:
-        """Prepare -> Ack at once; a second Ack goes to the report socket when it is done."""
+        """Prepare -> Ack at once; a second Ack goes to the report socket when it is done, if that is on this host."""
+
+    def genserve_prepared(self, wire: dict[str, Any]) -> dict[str, Any]:
+        """Step -> Progress of preparing."""
 
     def genserve_commit(self, wire: dict[str, Any]) -> dict[str, Any]:
         """Step -> Ack. Exchanges live and prepared weights; only while nothing is scheduled."""

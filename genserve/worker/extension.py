@@ -7,18 +7,17 @@ import json
 import logging
 import multiprocessing
 import os
-import select
 import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable
-from functools import cache
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.lora.request import LoRARequest
 
+from genserve.memory.host import ProcessIdentity, host_id
 from genserve.worker.arena_tensors import ArenaTensors
 from genserve.worker.contract import (
     DAEMON_PID_VARIABLE,
@@ -27,17 +26,23 @@ from genserve.worker.contract import (
     Attach,
     Attached,
     Digests,
+    Fetch,
     Prepare,
+    Progress,
     RemoveLora,
     Sleep,
     Step,
     Transfer,
 )
 from genserve.worker.digests import weight_digests
+from genserve.worker.lifetime import end_with_address, end_with_process
 from genserve.worker.shadow import PrepareCancelledError
 from genserve.worker.slept import SleptWeights
 from genserve.worker.transfer import transfer
 from genserve.worker.update import Chosen, choose
+
+if TYPE_CHECKING:
+    from genserve.worker.host_copy import HostCopy
 
 # bf16 attention on the CPU uses AMX tiles, and dies with SIGILL in a process that has not asked the kernel for them.
 if torch.cpu._is_amx_tile_supported():
@@ -69,10 +74,23 @@ class WeightExchangeExtension:
         """Nothing -> Ack."""
         return Ack(self._genserve.rank, "", "").to_wire()
 
+    def genserve_fetch(self, wire: dict[str, Any]) -> dict[str, Any]:
+        """Fetch -> Ack at once."""
+        desk, request = self._genserve, Fetch.from_wire(wire)
+        return _acknowledge(desk.rank, request.nonce, lambda: desk.fetch(request))
+
+    def genserve_fetched(self, wire: dict[str, Any]) -> dict[str, Any]:
+        """Step -> Progress."""
+        return self._genserve.fetched(Step.from_wire(wire).nonce).to_wire()
+
     def genserve_prepare(self, wire: dict[str, Any]) -> dict[str, Any]:
         """Prepare -> Ack at once, and another one to the report socket when it is done."""
         desk, request = self._genserve, Prepare.from_wire(wire)
         return _acknowledge(desk.rank, request.nonce, lambda: desk.prepare(request))
+
+    def genserve_prepared(self, wire: dict[str, Any]) -> dict[str, Any]:
+        """Step -> Progress."""
+        return self._genserve.prepared(Step.from_wire(wire).nonce).to_wire()
 
     def genserve_commit(self, wire: dict[str, Any]) -> dict[str, Any]:
         """Step -> Ack."""
@@ -138,8 +156,15 @@ class WeightDesk:
         # Before anything is served: a weight that no push would reach shall not be found by those who are answered.
         self.constants = self._update.audit().paths
         self._slept = SleptWeights(worker)
+        # A worker that cannot map the daemon's memory says where it is, and gets the bytes on its own host.
+        daemon = ProcessIdentity(**attach.daemon)
+        self._other_host = "" if daemon.is_here else host_id()
+        # vLLM binds a worker to some of the CPUs that its parent may use.
+        self._cpus = sorted(os.sched_getaffinity(os.getppid())) if self._other_host else attach.cpus
+        self._host_copy: HostCopy | None = None
         self._nonce = ""
         self._prepared = False
+        self._outcome = Progress(rank, "", done=True)  # of the last preparation
         self._tensors: ArenaTensors | None = None
         self._cancelled = threading.Event()
         self._settling = threading.Lock()  # a preparation either ends before a discard, or sees it
@@ -147,8 +172,10 @@ class WeightDesk:
         # Every operation of the live model gives Python's lock away: it shall not wait 5 ms for a background thread to
         # give it back.
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
-        if attach.daemon_pid:
-            _end_with(attach.daemon_pid)
+        if not self._other_host:
+            end_with_process(daemon.pid)
+        elif attach.daemon_address:
+            end_with_address(attach.daemon_address)
 
     def attached(self) -> Attached:
         """How this worker takes new versions."""
@@ -161,7 +188,33 @@ class WeightDesk:
             self._update.can_roll_back,
             self._device.reserved_bytes,
             self._device.pinned_bytes,
+            self._other_host,
         )
+
+    def fetch(self, request: Fetch) -> None:
+        """Starts to fetch a version's bytes to this host, if that is this worker's to do."""
+        if self.rank not in request.ranks:
+            return
+        from genserve.worker.host_copy import HostCopy  # gRPC, which workers beside the daemon need not load
+
+        before, copy = self._host_copy, HostCopy(self.rank, request)
+        self._host_copy = copy
+
+        def run() -> None:
+            if before is not None:
+                before.close()
+            copy.run()
+
+        threading.Thread(target=run, name="genserve-fetch", daemon=True).start()
+
+    def fetched(self, nonce: str) -> Progress:
+        """How far that is."""
+        copy = self._host_copy
+        return copy.progress if copy is not None and copy.nonce == nonce else Progress(self.rank, nonce, done=True)
+
+    def prepared(self, nonce: str) -> Progress:
+        """How far the preparation is."""
+        return self._outcome if self._outcome.nonce == nonce else Progress(self.rank, nonce, done=False)
 
     def prepare(self, request: Prepare) -> None:
         """Starts to prepare a version; a report follows."""
@@ -183,6 +236,8 @@ class WeightDesk:
     def discard(self, nonce: str) -> None:
         """Frees the version that is not live, in the background: requests are running again. A preparation that is
         still under way stops at its next tensor, and frees what it has."""
+        if self._host_copy is not None and self._host_copy.nonce == nonce:
+            self._drop_host_copy()
         if self._nonce != nonce:
             return
         with self._settling:
@@ -195,6 +250,7 @@ class WeightDesk:
         """Keeps what a sleep would drop, and gives up what pushes have of the device: whoever puts an engine to sleep
         wants that memory too."""
         self._wait_for(self._threads)
+        self._drop_host_copy()
         self._slept.before_sleep(level)
         self._prepared = False
         self._release()
@@ -213,7 +269,7 @@ class WeightDesk:
         before = [thread for thread in self._threads if thread.is_alive()]
 
         def run() -> None:
-            _step_back(self._attach)
+            _step_back(self._cpus)
             work(before)
 
         thread = threading.Thread(target=run, name="genserve-weights", daemon=True)
@@ -227,6 +283,11 @@ class WeightDesk:
             if thread.is_alive():
                 raise RuntimeError("an earlier push is still being prepared or freed here")
 
+    def _drop_host_copy(self) -> None:
+        copy, self._host_copy = self._host_copy, None
+        if copy is not None:
+            self._start(lambda _: copy.close())
+
     def _release(self) -> None:
         self._update.discard()
         self._tensors = None
@@ -235,13 +296,17 @@ class WeightDesk:
 
     def _prepare_and_report(self, request: Prepare, cancelled: threading.Event, before: list[threading.Thread]) -> None:
         ack = _acknowledge(self.rank, request.nonce, lambda: self._prepare(request, cancelled, before))
+        self._outcome = Progress(self.rank, request.nonce, True, Ack.from_wire(ack).error)
+        if self._other_host:
+            return  # the daemon's socket is not here: it asks
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as report:
             report.sendto(json.dumps(ack).encode(), self._attach.report_socket)
 
     def _prepare(self, request: Prepare, cancelled: threading.Event, before: list[threading.Thread]) -> None:
         self._wait_for(before)
         self._release()
-        self._tensors = ArenaTensors(request)
+        path = request.fetched_paths[self._other_host] if self._other_host else request.arena_path
+        self._tensors = ArenaTensors(request, path)
         try:
             with self._device.work():
                 self._update.prepare(self._tensors, cancelled)
@@ -269,25 +334,9 @@ def _acknowledge(rank: str, nonce: str, action: Callable[[], None]) -> dict[str,
     return Ack(rank, nonce, "").to_wire()
 
 
-@cache
-def _end_with(daemon_pid: int) -> None:
-    """Ends this process when the daemon has ended, however that was. vLLM's processes would outlive a killed daemon,
-    with all their memory: EngineCore waits for requests for ever, and ends when a worker of it has."""
-    try:
-        daemon = os.pidfd_open(daemon_pid)
-    except ProcessLookupError:
-        raise RuntimeError("the daemon cannot be seen: workers have to run beside it, on one host") from None
-
-    def watch() -> None:
-        select.select([daemon], [], [])
-        os._exit(1)
-
-    threading.Thread(target=watch, name="genserve-watch", daemon=True).start()
-
-
-def _step_back(attach: Attach) -> None:
-    """Lets the live model's thread go first: this thread may use every CPU of the daemon, at a low priority."""
-    os.sched_setaffinity(0, attach.cpus)
+def _step_back(cpus: Sequence[int]) -> None:
+    """Lets the live model's thread go first: this thread may use every one of these CPUs, at a low priority."""
+    os.sched_setaffinity(0, cpus)
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _BACKGROUND_NICENESS)
 
 
@@ -296,4 +345,4 @@ def _step_back(attach: Attach) -> None:
 atexit.register(gc.freeze)
 # Not only from the attachment on: a daemon may be ended while its engine starts.
 if DAEMON_PID_VARIABLE in os.environ and multiprocessing.parent_process() is not None:
-    _end_with(int(os.environ[DAEMON_PID_VARIABLE]))
+    end_with_process(int(os.environ[DAEMON_PID_VARIABLE]))

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
-from genserve.weights.arena import available_memory_bytes
+from genserve.memory.arena import available_memory_bytes
 from genserve.worker.audit import Constants
 from genserve.worker.beside import BesideUpdate
 from genserve.worker.contract import WEIGHT_UPDATE_KEY

@@ -10,7 +10,10 @@ import asyncio
 import json
 import os
 import sys
+from dataclasses import asdict
 from typing import Any
+
+from genserve.memory.host import ProcessIdentity
 
 MAX_TOKENS = 24
 NUM_LOGPROBS = 3
@@ -59,7 +62,8 @@ async def describe(checkpoint: str, prompts: list[list[int]], tensor_parallel_si
                     ],
                 }
             )
-    attach = {"report_socket": "\0unused", "cpus": sorted(os.sched_getaffinity(0))}
+    daemon = asdict(ProcessIdentity.own())
+    attach = {"report_socket": "\0unused", "cpus": sorted(os.sched_getaffinity(0)), "daemon": daemon}
     await llm.collective_rpc("genserve_attach", args=(attach,))
     digests = await llm.collective_rpc("genserve_digests", args=({},))
     checksums = await llm.compute_weight_checksums()

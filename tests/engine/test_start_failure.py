@@ -31,10 +31,10 @@ STARTS: dict[str, tuple[Callable[[Path], None], list[str], str]] = {
     # No process has started. The last line of vLLM's own words is the address of a page about validation.
     # Nor here: genserve.engine.refusals does, and these are rows of it.
     "weights in host memory": (whole, ["--cpu-offload-gb", "1"], "[weights-offloaded-to-host]"),
-    "engines elsewhere": (
+    "workers that cannot reach the daemon": (
         whole,
-        ["--data-parallel-size", "2", "--data-parallel-size-local", "1"],
-        "[engines-on-other-hosts]",
+        ["--tensor-parallel-size", "2", "--nnodes", "2", "--master-addr", "10.99.0.1", "--port", "50051"],
+        "--host 127.0.0.1",
     ),
     "a flag that vLLM refuses": (whole, ["--max-model-len", "100000000"], "max_model_len"),
 }

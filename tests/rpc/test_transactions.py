@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from genserve.rpc import push_frames
-from genserve.rpc.chunk_frame import Chunk
+from genserve.tensors.chunk_frame import Chunk
 from genserve.v1 import control_pb2, types_pb2, weights_pb2
 from tests.rpc.conftest import Daemon, field_of, reason_of
 from tests.rpc.test_weights import DATA, END, Frame, chunk, header, push, refused

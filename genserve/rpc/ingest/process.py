@@ -15,10 +15,10 @@ from google.rpc import status_pb2  # type: ignore[import-untyped]
 from grpc_status import rpc_status
 
 from genserve.allocator import keep_freed_memory
-from genserve.rpc.chunk_frame import parse_chunk
+from genserve.memory.checksum import crc32c_of
 from genserve.rpc.ingest.ring import ChunkRing
 from genserve.rpc.ingest.wire import FAILED, METHOD, OUTCOME, PATH_KEY, SERVICE
-from genserve.weights.checksum import crc32c_of
+from genserve.tensors.chunk_frame import parse_chunk
 
 _RING_BYTES = 32 << 20
 _NICENESS = 5  # generation goes first

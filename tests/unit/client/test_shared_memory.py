@@ -5,7 +5,8 @@ import os
 
 import pytest
 
-from genserve.client.shared_memory import NUM_PIECES, SharedRing, SpareRings, can_share, is_local, own_host_id
+from genserve.client.shared_memory import NUM_PIECES, SharedRing, SpareRings, can_share, is_local
+from genserve.memory.host import host_id
 from genserve.v1 import weights_pb2
 
 
@@ -25,7 +26,7 @@ from genserve.v1 import weights_pb2
 def test_targets_on_this_host(target: str, local: bool) -> None:
     """By name; whether the daemon is there too is told by its host_id."""
     assert is_local(target) is local
-    assert can_share(target, own_host_id()) is local
+    assert can_share(target, host_id()) is local
     assert not can_share(target, "")
     assert not can_share(target, "another host")
 

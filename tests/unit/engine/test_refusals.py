@@ -1,8 +1,10 @@
 """The table of settings that cannot be combined with pushed weights, on vLLM's own configurations."""
 
+import ast
 import copy
 import inspect
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -82,11 +84,18 @@ FLAGS: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {
     ),
     "weights-offloaded-to-host": ([{"cpu_offload_gb": 1}, {"offload_backend": "uva"}], [{}]),
     "weights-prefetched-from-host": ([{"offload_group_size": 2}], [{"cpu_offload_gb": 1}]),
-    "engines-on-other-hosts": (
-        [{"data_parallel_size": 2, "data_parallel_size_local": 1}],
-        [{"data_parallel_size": 2}, {"tensor_parallel_size": 2}],
+    "adapters-on-other-hosts": (
+        [
+            {"enable_lora": True, "data_parallel_size": 2, "data_parallel_size_local": 1},
+            {"enable_lora": True, "nnodes": 2, "tensor_parallel_size": 2},
+        ],
+        [
+            {"enable_lora": True, "data_parallel_size": 2},
+            {"enable_lora": True, "tensor_parallel_size": 2},
+            {"data_parallel_size": 2, "data_parallel_size_local": 1},
+            {"nnodes": 2, "tensor_parallel_size": 2},
+        ],
     ),
-    "workers-on-other-hosts": ([{"nnodes": 2, "tensor_parallel_size": 2}], [{"tensor_parallel_size": 2}]),
     "kv-connector-without-reset": (
         [
             {"kv_transfer_config": connector("ExampleConnector", shared_storage_path="/tmp")},
@@ -189,13 +198,32 @@ def test_a_row_applies_to_what_vllm_makes_of_its_flags_alone(make: Make, name: s
 
 
 @pytest.mark.parametrize("name", FIELDS)
-def test_a_row_applies_to_fields_that_vllm_sets_elsewhere(plain: VllmConfig, name: str) -> None:
+def test_a_row_applies_to_fields_that_vllm_sets_elsewhere(
+    plain: VllmConfig, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Where there is a GPU, or Ray."""
+    monkeypatch.setenv("VLLM_USE_RAY_V2_EXECUTOR_BACKEND", "0")
     applies, others = FIELDS[name]
     for fields in applies:
         assert name in applying(changed(plain, fields)), fields
     for fields in others:
         assert name not in applying(changed(plain, fields)), fields
+
+
+def test_vllms_present_ray_executor_is_taken(plain: VllmConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the one of several processes, with actors for processes: calls reach workers between their steps."""
+    monkeypatch.delenv("VLLM_USE_RAY_V2_EXECUTOR_BACKEND", raising=False)
+    with_ray = changed(plain, {"parallel_config.distributed_executor_backend": "ray"})
+    assert applying(with_ray) == set()
+    spec = find_spec("vllm.v1.executor.ray_executor_v2")  # to import it takes Ray
+    assert spec is not None and spec.origin is not None
+    classes = {
+        each.name: each for each in ast.parse(Path(spec.origin).read_text()).body if isinstance(each, ast.ClassDef)
+    }
+    executor = classes["RayExecutorV2"]
+    assert [ast.unparse(base) for base in executor.bases] == ["MultiprocExecutor"]
+    assert "collective_rpc" not in {each.name for each in executor.body if isinstance(each, ast.FunctionDef)}
+    assert [ast.unparse(base) for base in classes["RayWorkerProc"].bases] == ["WorkerProc"]
 
 
 def test_experts_are_sharded_over_data_parallel_engines(plain: VllmConfig, tmp_path: Path) -> None:

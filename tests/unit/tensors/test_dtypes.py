@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import re
 import struct
 from pathlib import Path
@@ -16,9 +15,9 @@ from genserve.client.byte_space import ByteSpace, Layout
 from genserve.client.safetensors_file import CheckpointFileError, StoredTensor, read_checkpoint, write_safetensors
 from genserve.client.tensors import tensor_sources, to_torch
 from genserve.errors import ManifestMismatchError
+from genserve.memory.arena import Arena
 from genserve.tensors.dtypes import FRAMEWORK_NAMES, ITEM_BYTES, SUB_BYTE, DtypeError
 from genserve.weights.admission import examine
-from genserve.weights.arena import Arena
 from genserve.weights.checkpoint import CheckpointIndex
 from genserve.weights.checkpoint_files import CheckpointFiles
 from genserve.weights.manifest import Manifest, TensorSpec, completed, structural_issues
@@ -73,7 +72,7 @@ def test_every_type_goes_all_the_way(tmp_path: Path, dtype: str) -> None:
     arena = Arena.allocate(whole.total_bytes)
     arena.write(whole.tensors[1].offset, source.read())
     places = [(t.name, t.dtype, t.shape, t.offset, t.length) for t in whole.tensors]
-    loaded = dict(ArenaTensors(Prepare("n", arena.path, arena.size_bytes, places)))["x"]
+    loaded = dict(ArenaTensors(Prepare("n", arena.path, arena.size_bytes, places, {}), arena.path))["x"]
     assert loaded.dtype == torch_dtype
     assert torch.equal(loaded.view(torch.uint8), tensor.view(torch.uint8))
     arena.close()
@@ -106,7 +105,7 @@ def test_a_type_that_is_not_supported_is_named_with_its_tensor(tmp_path: Path, d
     with pytest.raises(DtypeError, match=f"x: .*{dtype}"):
         Layout([("x", dtype, SHAPE)]).places()
     with pytest.raises(DtypeError, match=f"x: .*{dtype}"):
-        list(ArenaTensors(Prepare("n", f"/proc/{os.getpid()}/fd/0", 0, [("x", dtype, SHAPE, 0, 4)])))
+        list(ArenaTensors(Prepare("n", "", 0, [("x", dtype, SHAPE, 0, 4)], {}), ""))
 
 
 def test_a_tensor_of_torch_without_a_name_in_safetensors_is_named() -> None:

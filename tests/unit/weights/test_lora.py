@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from genserve.client.byte_space import ByteSpace
 from genserve.client.tensors import tensor_sources
 from genserve.errors import InvalidFieldError, UnsupportedError
+from genserve.memory.arena import Arena
 from genserve.rpc.convert_weights import manifest
-from genserve.weights.arena import Arena
 from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor
 from genserve.weights.lora_config import LoraConfig, lora_issues
 from genserve.weights.lora_files import LoraFiles, sweep

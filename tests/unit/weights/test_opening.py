@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from genserve.errors import PushNotFoundError, StagingFullError
-from genserve.weights import arena as arena_module
-from genserve.weights.arena import Arena
+from genserve.memory import arena as arena_module
+from genserve.memory.arena import Arena
 from genserve.weights.push import PushAction, PushState
 from tests.unit.weights.conftest import Rig, header, num_arenas, weights
 

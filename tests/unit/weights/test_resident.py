@@ -13,7 +13,7 @@ from genserve.errors import (
     StagingFullError,
     WeightVersionMismatchError,
 )
-from genserve.weights.arena import Arena
+from genserve.memory.arena import Arena
 from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor
 from genserve.weights.checkpoint_files import CheckpointFiles
 from genserve.weights.manifest import Manifest, TensorSpec, completed

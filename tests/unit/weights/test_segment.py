@@ -10,8 +10,8 @@ import google_crc32c
 import pytest
 
 from genserve.errors import ChecksumMismatchError, InvalidFieldError
-from genserve.weights.checksum import crc32c_of
-from genserve.weights.segment import Segment, SegmentChunk, host_id
+from genserve.memory.checksum import crc32c_of
+from genserve.weights.segment import Segment, SegmentChunk
 
 DATA = bytes(range(256)) * 4096  # more than is read at once
 
@@ -87,10 +87,3 @@ def test_checksums_of_views_are_those_of_bytes() -> None:
     """Also continued."""
     assert crc32c_of(memoryview(DATA)[3:]) == google_crc32c.value(DATA[3:])
     assert crc32c_of(memoryview(bytearray(DATA))[10:], crc32c_of(DATA[:10])) == google_crc32c.value(DATA)
-
-
-def test_a_client_finds_the_same_host_id() -> None:
-    """Each has it written down for itself, as a client imports nothing of the daemon's."""
-    from genserve.client.shared_memory import own_host_id
-
-    assert host_id() == own_host_id() != ""

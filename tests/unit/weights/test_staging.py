@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from genserve.errors import ChecksumMismatchError, ChunkOutOfRangeError, PushConflictError, StagingFullError
+from genserve.memory.arena import Arena
 from genserve.weights import staging as staging_module
-from genserve.weights.arena import Arena
 from genserve.weights.staging import Staging
 from tests.unit.weights.conftest import MANIFEST, weights
 

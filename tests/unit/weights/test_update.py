@@ -15,7 +15,7 @@ from genserve.errors import (
     PauseLeaseLostError,
     PushRolledBackError,
 )
-from genserve.weights.arena import Arena
+from genserve.memory.arena import Arena
 from genserve.weights.live_push import LivePush
 from genserve.weights.push import ApplyOptions, PushState
 from genserve.weights.staging import Staging

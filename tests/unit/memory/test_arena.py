@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from genserve.errors import StagingFullError
-from genserve.weights import arena as arena_module
-from genserve.weights.arena import Arena, allocate_arena, available_memory_bytes, map_arena
+from genserve.memory import arena as arena_module
+from genserve.memory.arena import Arena, allocate_arena, available_memory_bytes, map_arena
 
 MAP_AND_PRINT = """
 import sys
-from genserve.weights.arena import map_arena
+from genserve.memory.arena import map_arena
 mapped = map_arena(sys.argv[1], int(sys.argv[2]))
 print(mapped[4:9].decode(), flush=True)
 sys.stdin.read(1)  # until the test has closed the arena
@@ -41,7 +41,7 @@ def test_worker_process_maps_what_was_written() -> None:
 
 ALLOCATE_AND_WAIT = """
 import sys
-from genserve.weights.arena import Arena
+from genserve.memory.arena import Arena
 arena = Arena.allocate(1 << 20)
 print(arena.path, flush=True)
 sys.stdin.read(1)

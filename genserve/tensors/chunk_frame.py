@@ -1,4 +1,5 @@
-"""A chunk read straight from the bytes of its frame, or written to them: protobuf objects would copy its data."""
+"""A chunk of weights, read straight from the bytes of its frame or written to them: protobuf objects would copy its
+data. Tests hold both directions to what protobuf's classes say."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -58,12 +59,13 @@ def parse_chunk(frame: bytes) -> Chunk | None:
     return Chunk(offset, memoryview(frame)[data_start:data_end], crc32c)
 
 
-def chunk_frame(offset: int, pieces: Sequence[bytes | memoryview], crc32c: int) -> bytes:
-    """The frame of the bytes of `pieces`; they are copied once."""
+def chunk_frame(offset: int, pieces: Sequence[bytes | memoryview], crc32c: int | None) -> bytes:
+    """The frame of the bytes of `pieces`; they are copied once, where protobuf's classes would copy them three times.
+    `crc32c` None = without a checksum."""
     size_bytes = sum(map(len, pieces))
     head = b"%c%b" % (_CHUNK_OFFSET, _to_varint(offset)) if offset > 0 else b""
     head += b"%c%b" % (_CHUNK_DATA, _to_varint(size_bytes))
-    tail = b"%c%b" % (_CHUNK_CRC32C, crc32c.to_bytes(4, "little"))
+    tail = b"" if crc32c is None else b"%c%b" % (_CHUNK_CRC32C, crc32c.to_bytes(4, "little"))
     length = _to_varint(len(head) + size_bytes + len(tail))
     return b"".join((b"%c%b" % (_FRAME_CHUNK, length), head, *pieces, tail))
 

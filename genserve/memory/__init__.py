@@ -1,0 +1,1 @@
+"""Memory that processes share, and who can share it. Imports the standard library alone."""

@@ -1,0 +1,50 @@
+"""Which processes can reach each other's memory: those of one host, one PID namespace and one user."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_START_TIME = 19  # in /proc/PID/stat, behind the command's name
+
+
+def host_id() -> str:
+    """Equal for processes that can hand memory over to each other, as `GetServerInfoResponse.host_id` says: the
+    kernel's boot, the PID namespace, the user. "" where the kernel is not Linux."""
+    try:
+        return f"{_BOOT_ID.read_text().strip()}:{os.stat('/proc/self/ns/pid').st_ino}:{os.geteuid()}"
+    except OSError:
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessIdentity:
+    """A process, told apart from any other one that has the same PID elsewhere or later. `start_time`: clock ticks
+    since the boot."""
+
+    host_id: str
+    pid: int
+    start_time: int
+
+    @classmethod
+    def own(cls) -> Self:
+        """This process."""
+        pid = os.getpid()
+        return cls(host_id(), pid, _start_time(pid))
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it runs where this process can reach its memory, as /proc/PID/fd/FD."""
+        if self.host_id != host_id():
+            return False
+        try:
+            return _start_time(self.pid) == self.start_time
+        except OSError:
+            return False
+
+
+def _start_time(pid: int) -> int:
+    # The command's name is in parentheses, and may contain any character.
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[_START_TIME])
