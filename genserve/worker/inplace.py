@@ -146,7 +146,8 @@ class LayerShadow(Shadow):
         own = {id(part) for part in parts}
         self._bare = [(owner, _on(device, attributes)) for owner, attributes in whole._bare if id(owner) in own]
         self._bare_parts = [(owner, attributes) for owner, attributes in whole._bare_parts if id(owner) in own]
-        self._own = own
+        # Not "is one of its own": post-processing makes parts that were not there before.
+        self._of_others = {id(owner) for owner in owners(whole._model).values()} - own
         self.strip()
 
     @property
@@ -167,7 +168,8 @@ class LayerShadow(Shadow):
 
     def written(self) -> dict[str, Holding]:
         """As of any shadow. What several layers refer to is the first one's, as in the live model."""
-        return {name: place for name, place in super().written().items() if id(place.owner) in self._own}
+        written = super().written()
+        return {name: place for name, place in written.items() if id(place.owner) not in self._of_others}
 
 
 class _LayerModel(nn.Module):
