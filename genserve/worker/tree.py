@@ -65,7 +65,7 @@ def named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
         if id(module) not in seen:
             seen.add(id(module))
             found.append((name, module))
-            below = [(_joined(name, key), child) for key, child in module._modules.items() if child is not None]
+            below = [(_joined(name, key), child) for key, child in list(module._modules.items()) if child is not None]
             stack += reversed(below)
     return found
 
@@ -74,7 +74,7 @@ def parameters_and_buffers(named: Iterable[tuple[str, nn.Module]]) -> Iterator[t
     """Those of these modules themselves; one that several have comes several times."""
     for _, module in named:
         for table in (module._parameters, module._buffers):
-            yield from (tensor for tensor in table.values() if tensor is not None)
+            yield from (tensor for tensor in list(table.values()) if tensor is not None)
 
 
 def owners(model: nn.Module) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def holdings(model: nn.Module) -> dict[str, Holding]:
     for path, owner in _owners(named).items():
         if isinstance(owner, nn.Module):
             for table in ("_parameters", "_buffers"):
-                for key, tensor in vars(owner)[table].items():
+                for key, tensor in list(vars(owner)[table].items()):
                     if tensor is not None:
                         found[_joined(path, key)] = Holding(owner, table, key, tensor)
         for key, value in list(vars(owner).items()):  # a step may add some meanwhile
