@@ -78,9 +78,15 @@ LEFT: tuple[Row, ...] = (
     Row(_ATTENTION + "b12x.py", "B12xPagedAttentionImpl", ("_decode_plans", "_verify_plans")),
     Row(_ATTENTION + "turboquant_attn.py", "TurboQuantAttentionImpl", ("_arange_cache", "_cu_2", "_cu_2_q", "_cu_2_k")),
     Row(_ATTENTION + "ultraquant_attn.py", "UltraQuantAttentionImpl", ("_arange_cache", "_cu_2")),
-    # Views of the KV cache under other names.
+    # Of the KV cache: views of it under other names, and what says which of its entries count.
     Row(_ATTENTION + "triton_attn.py", "TritonAttentionImpl", ("_k_scale_cache", "_v_scale_cache"), in_steps=False),
     Row("models/minimax_m3/amd/model.py", "MiniMaxM3SparseAttention", ("kv_cache_k", "kv_cache_v"), in_steps=False),
+    Row(
+        "model_executor/layers/mamba/mamba_mixer2.py",
+        "MambaMixer2",
+        ("_replayssm_ring_start", "_replayssm_prev_num_accepted", "_replayssm_prev_query_len"),
+        in_steps=False,
+    ),
     # Tables: of positions, of columns and experts, of rotations that a quantised KV cache is kept in.
     Row(
         _ATTENTION + "turboquant_attn.py",
@@ -89,6 +95,11 @@ LEFT: tuple[Row, ...] = (
     ),
     Row(_ATTENTION + "ultraquant_attn.py", "Attention", ("_uq_kfull_buf", "_uq_vfull_buf")),
     Row("v1/attention/ops/flydsl_turboquant_decode.py", "Attention", ("_tq_PiT_f32", "_tq_centroids_c")),
+    Row(
+        "v1/attention/ops/flydsl_ultraquant_decode.py",
+        "Attention",
+        ("_ultraquant_PiT_f32", "_ultraquant_PiT_perm_f32"),
+    ),
     Row(
         "v1/attention/ops/triton_turboquant_decode.py",
         "Attention",

@@ -150,6 +150,16 @@ def test_a_number_that_a_step_computed_from_numbers_is_good_while_those_stay(dev
         exchange(holdings(live), holdings(prepared), device)
 
 
+def test_state_of_requests_that_lies_on_a_layer_is_left_whatever_its_size() -> None:
+    """Mamba's trackers are empty until the KV cache is bound, and a push would empty them again."""
+    live, prepared = model(), model(2.0)
+    for each, size in ((live, 5), (prepared, 0)):
+        each[0].mixer = type("MambaMixer2", (nn.Module,), {})()
+        each[0].mixer._replayssm_ring_start = torch.zeros(size, dtype=torch.int32)
+    exchange(holdings(live), holdings(prepared), CPU).commit()
+    assert live[0].mixer._replayssm_ring_start.shape == (5,)
+
+
 def test_adapters_that_experts_keep_are_nothing_that_a_step_has_made() -> None:
     """They hang on a layer, and change places with LoadLora."""
     live = model()
