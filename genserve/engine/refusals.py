@@ -143,6 +143,14 @@ TABLE: tuple[Row, ...] = (
         instead="leave it out",
     ),
     Row(
+        name="attention-fused-with-quantization",
+        flags=("--compilation-config",),
+        applies=lambda config: bool(config.compilation_config.pass_config.fuse_attn_quant),
+        reason="the first step reads the output scale of fused attention out of the weights (pass_config."
+        "fuse_attn_quant), and keeps it",
+        instead="leave fuse_attn_quant out",
+    ),
+    Row(
         name="weights-offloaded-to-host",
         flags=("--cpu-offload-gb", "--offload-backend uva"),
         applies=lambda config: (

@@ -7,7 +7,7 @@ anywhere. So every tensor that the live model can reach has to be accounted for:
 - it is exchanged: it is a holding, a parameter or a buffer that somebody refers to a second time, part of a closure
   that is exchanged whole, or, where contents are copied, it looks into the memory of one that is exchanged;
 - it is the KV cache;
-- no version can change it. It is empty; or it is one of the few tensors that vLLM's steps leave on layers, by name;
+- no version can change it. It is empty; or it is one of the tensors that vLLM's steps leave on layers (`step_made`);
   or the model's construction has made it, before anything was loaded: the bare structure that pushes are built in has
   one of the same type in the same place. Loading could still write such a tensor, so `Constants` looks whether it has,
   in that structure, whenever a version is prepared.
@@ -16,46 +16,52 @@ Everything else is refused.
 """
 
 import hashlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from genserve.worker import reach
+from genserve.worker import reach, step_made
 from genserve.worker.reach import Reached
-from genserve.worker.tree import NOT_WEIGHTS, Holding, holdings
+from genserve.worker.tree import (
+    NOT_WEIGHTS,
+    Holding,
+    holdings,
+    modules_by_name,
+    named_modules,
+    owners,
+    parameters_and_buffers,
+)
 
 _MAX_NAMED = 8
 
-# What steps keep on layers between them, as read in vLLM 0.32: no function of the weights is among them. Steps run in
-# inference mode, and loading does not: a tensor of such a name that is none of theirs is refused.
-_OF_STEPS = frozenset(
-    {
-        "_output",  # of shared experts, until the routed ones are done (fused_moe/runner/shared_experts.py)
-        "handles",  # of expert-parallel exchanges, by micro-batch (fused_moe/prepare_finalize)
-        "deepstack_input_embeds",  # Qwen3-VL: what the vision tower made of the images of this step
-        "_pending_mm_embeds",  # Diffusion Gemma: likewise
-        "_routed_sel",  # Inkling: the experts of this step
-        "_break_outputs",  # DeepSeek V4.1: between the pieces of a CUDA graph
-        "_identity_rope",  # Kimi K3: a rotary table of ones and zeros
-    }
-)
 
-
-# Permutations that depend on shapes, kept by post-processing for the next layer (quantization/mxfp4.py).
-_OF_SHAPES = frozenset({"_cache_permute_indices"})
-
-
-def audit(live: nn.Module, structure: nn.Module, *, copied: bool, known: "Constants | None" = None) -> "Constants":
+def audit(
+    live: nn.Module,
+    structure: nn.Module,
+    *,
+    copied: bool,
+    known: "Constants | None" = None,
+    loaded: Collection[str] | None = None,
+) -> "Constants":
     """What loading does not write although `live` can reach it, by its place in `structure`, which is the same model
     without weights. `copied`: an exchange copies contents, and so does not move what is exchanged. `known`: what an
-    earlier audit has found; it is the answer if nothing has changed.
+    earlier audit has found; it is the answer if nothing has changed. `loaded`: names of the holdings that `live` had
+    when it had been loaded; what it has in addition, steps have made.
 
     Raises ValueError naming the tensors that are neither exchanged nor constant.
     """
-    found = [reached for reached in hidden(live, structure, copied=copied) if not _is_of_a_step(reached)]
-    constants = [reached for reached in found if _is_constructed(reached, structure)]
+    bare = Bare.of(structure) if known is None else known.bare
+    made = list(step_made.of_weights(owners(live))) if known is None else []
+    if made:
+        raise ValueError(f"weights cannot be pushed into this model: {made[0]} ({len(made)} in all), and keeps it")
+    present = holdings(live)
+    if loaded is not None:
+        step_made.refuse_unknown({name: present[name] for name in present.keys() - loaded})
+    found = [reached for reached in hidden(live, bare, copied=copied, present=present) if not _is_left(reached)]
+    constants = [reached for reached in found if _is_constructed(reached, bare)]
     constructed = {id(reached) for reached in constants}
     paths = sorted({reached.path for reached in found if id(reached) not in constructed})
     if paths:
@@ -65,43 +71,65 @@ def audit(live: nn.Module, structure: nn.Module, *, copied: bool, known: "Consta
         )
     if known is not None and known.paths == {reached.path for reached in constants}:
         return known
-    return Constants(structure, constants)
+    return Constants(structure, bare, constants)
 
 
-def hidden(live: nn.Module, structure: nn.Module | None = None, *, copied: bool) -> Iterator[Reached]:
+def hidden(
+    live: nn.Module,
+    bare: "Bare | None" = None,
+    *,
+    copied: bool,
+    present: Mapping[str, Holding] | None = None,
+) -> Iterator[Reached]:
     """The references to tensors that an exchange does not replace, except for the KV cache and what has no contents.
-    Without the bare `structure` every closure counts as one that is exchanged if it is a holding."""
-    present = holdings(live)
-    built = holdings(structure).keys() if structure is not None else set()
+    Without the `bare` structure every closure counts as one that is exchanged if it is a holding. `present`: the
+    holdings of `live`, if they are known."""
+    present = holdings(live) if present is None else present
     # What is no tensor changes places whole, if loading has made it; a closure that was there before stays.
+    built = frozenset[str]() if bare is None else bare.built
     closed = {
         id(place.value)
         for name, place in present.items()
         if not isinstance(place.value, torch.Tensor | float) and (name not in built or not callable(place.value))
     }
     places = {(id(place.owner), place.key) for place in present.values()}
-    exchanged = {id(tensor) for tensor in [*live.parameters(), *live.buffers()]}
-    memory = _memory_of(present) if copied else set()
-    cache = _cache_memory(live)
-    for reached in reach.tensors(live, closed=closed, skipped=NOT_WEIGHTS):
+    exchanged = {id(tensor) for tensor in parameters_and_buffers(named_modules(live))}
+    memory: set[int] | None = None
+    for reached in reach.tensors(live, closed=closed, skipped=NOT_WEIGHTS, untold=exchanged):
         tensor = reached.tensor
-        if tensor.is_meta or tensor.numel() == 0 or id(tensor) in exchanged:
+        if tensor.is_meta or tensor.numel() == 0:
             continue
         if (id(reached.owner), reached.steps[-1].key) in places and reached.steps[-1].kind == "attribute":
-            if structure is not None and _replaces_a_weight(reached, structure):
+            if bare is not None and _replaces_a_weight(reached, bare):
                 yield reached
             continue
-        if (address := _address(tensor)) is None or address not in memory | cache:
+        if memory is None:
+            memory = _cache_memory(live) | (_memory_of(present) if copied else set())
+        if (address := _address(tensor)) is None or address not in memory:
             yield reached
+
+
+@dataclass(frozen=True, slots=True)
+class Bare:
+    """What is asked of the structure between pushes: its modules by name, and the names of what it holds then."""
+
+    modules: Mapping[str, nn.Module]
+    built: frozenset[str]
+
+    @staticmethod
+    def of(structure: nn.Module) -> "Bare":
+        """Of this one."""
+        return Bare(modules_by_name(structure), frozenset(holdings(structure)))
 
 
 class Constants:
     """Tensors of the bare structure that are not exchanged, because construction has made them and nothing writes
     them."""
 
-    def __init__(self, structure: nn.Module, places: Sequence[Reached]) -> None:
+    def __init__(self, structure: nn.Module, bare: Bare, places: Sequence[Reached]) -> None:
+        self.bare = bare
         self._structure = structure
-        self._contents = [(place, self._content(place)) for place in places]
+        self._contents = list(zip(places, self._digests(places), strict=True))
 
     @property
     def paths(self) -> frozenset[str]:
@@ -110,19 +138,25 @@ class Constants:
 
     def within(self, modules: Collection[str]) -> "Constants":
         """Those of these modules alone."""
-        part = Constants(self._structure, ())
+        part = Constants(self._structure, self.bare, ())
         part._contents = [(place, before) for place, before in self._contents if place.module in modules]
         return part
 
     def check(self) -> None:
         """Raises ValueError naming those that preparing a version has written."""
-        written = sorted({place.path for place, before in self._contents if self._content(place) != before})
+        now = self._digests([place for place, _ in self._contents])
+        written = sorted(
+            {place.path for (place, before), after in zip(self._contents, now, strict=True) if after != before}
+        )
         if written:
             raise ValueError(f"{', '.join(written[:_MAX_NAMED])} was written by loading, and cannot be exchanged")
 
-    def _content(self, place: Reached) -> str:
-        tensor = reach.follow(self._structure, place)
-        return digest(tensor) if isinstance(tensor, torch.Tensor) else ""
+    def _digests(self, places: Sequence[Reached]) -> list[str]:
+        """Of what lies there, "" for no tensor. Layers share some, such as scratch memory: each is read once."""
+        modules = modules_by_name(self._structure) if places else {}
+        tensors = [reach.follow(modules, place) for place in places]
+        read = {id(tensor): digest(tensor) for tensor in _distinct(tensors)}
+        return [read.get(id(tensor), "") for tensor in tensors]
 
 
 def digest(tensor: torch.Tensor) -> str:
@@ -131,31 +165,37 @@ def digest(tensor: torch.Tensor) -> str:
     return hashlib.sha256(flat.numpy()).hexdigest()
 
 
-def _replaces_a_weight(reached: Reached, structure: nn.Module) -> bool:
+def _distinct(tensors: Sequence[Any]) -> list[torch.Tensor]:
+    return list({id(tensor): tensor for tensor in tensors if isinstance(tensor, torch.Tensor)}.values())
+
+
+def _replaces_a_weight(reached: Reached, bare: Bare) -> bool:
     """Whether a step has put a copy in the place of a reference to a weight: loading makes no such copy, so none is
     exchanged. Attention on the CPU does so with its sinks, for their type."""
     if isinstance(reached.owner, nn.Module) or not reached.tensor.is_inference():
         return False
-    return isinstance(reach.follow(structure, reached), nn.Parameter)
+    return isinstance(reach.follow(bare.modules, reached), nn.Parameter)
 
 
-def _is_of_a_step(reached: Reached) -> bool:
-    if any(step.key in _OF_SHAPES for step in reached.steps) and not reached.tensor.is_floating_point():
-        return True
-    return reached.tensor.is_inference() and any(step.key in _OF_STEPS for step in reached.steps)
+def _is_left(reached: Reached) -> bool:
+    return any(
+        step_made.is_left(owner, step.key, reached.tensor)
+        for owner, step in zip(reached.owners, reached.steps, strict=True)
+        if step.kind == "attribute"
+    )
 
 
-def _is_constructed(reached: Reached, structure: nn.Module) -> bool:
+def _is_constructed(reached: Reached, bare: Bare) -> bool:
     """Whether construction has made it. A parameter is a weight whoever has made it."""
-    bare = reach.follow(structure, reached)
-    if not isinstance(bare, torch.Tensor) or isinstance(bare, nn.Parameter) or isinstance(reached.tensor, nn.Parameter):
+    before = reach.follow(bare.modules, reached)
+    if not isinstance(before, torch.Tensor) or any(isinstance(each, nn.Parameter) for each in (before, reached.tensor)):
         return False
     # Scratch memory grows when a step needs more: what steps have made of it may have another shape.
-    same_shape = bare.shape == reached.tensor.shape or reached.tensor.is_inference()
-    return bool(same_shape and bare.dtype == reached.tensor.dtype)
+    same_shape = before.shape == reached.tensor.shape or reached.tensor.is_inference()
+    return bool(same_shape and before.dtype == reached.tensor.dtype)
 
 
-def _memory_of(present: dict[str, Holding]) -> set[int]:
+def _memory_of(present: Mapping[str, Holding]) -> set[int]:
     """Where the storages of all tensors begin that are exchanged."""
     addresses = (_address(place.value) for place in present.values() if isinstance(place.value, torch.Tensor))
     return {address for address in addresses if address is not None}
@@ -164,7 +204,7 @@ def _memory_of(present: dict[str, Holding]) -> set[int]:
 def _cache_memory(live: nn.Module) -> set[int]:
     """Where the storages of the KV cache begin: attention keeps views of it."""
     found: set[int] = set()
-    for module in live.modules():
+    for _, module in named_modules(live):
         queue: list[Any] = [vars(module).get(key) for key in NOT_WEIGHTS]
         for value in queue:  # grows while it is walked
             if isinstance(value, torch.Tensor):

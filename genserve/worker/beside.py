@@ -24,6 +24,7 @@ class BesideUpdate:
         """Builds the structure at `place`, and takes what a push needs of the live model's device; while nothing is
         served, as for `Shadow`. Raises torch.OutOfMemoryError."""
         self._live = live
+        self._loaded = frozenset(holdings(live))
         self._device = device
         self._place = place
         with device.work():
@@ -41,7 +42,9 @@ class BesideUpdate:
         """Raises ValueError naming weights of the live model that an exchange would miss; what it has found to be
         constant."""
         shadow, copied = self._shadow, self._device.keeps_addresses
-        shadow.constants = audit(self._live, shadow.structure, copied=copied, known=shadow.constants)
+        shadow.constants = audit(
+            self._live, shadow.structure, copied=copied, known=shadow.constants, loaded=self._loaded
+        )
         return shadow.constants
 
     def prepare(self, tensors: Iterable[tuple[str, torch.Tensor]], cancelled: Event) -> None:
@@ -52,7 +55,8 @@ class BesideUpdate:
         self._buffer.take()
         try:
             prepared = self._shadow.load(cancellable(tensors, cancelled))
-            self._exchange = exchange(holdings(self._live), prepared, self._device, self._buffer)
+            untouched = self._shadow.untouched
+            self._exchange = exchange(holdings(self._live), prepared, self._device, self._buffer, untouched=untouched)
         finally:
             self._shadow.strip()
 

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from typing import Any
 
 import torch
+from vllm.utils.torch_utils import current_stream
 
 from genserve.worker.ring import PinnedRing, ThroughRing, goes_through
 
@@ -73,6 +74,9 @@ class CudaDevice(Device):
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
         self._pool: Any = None
+        # vLLM gives a thread a stream of its own when it first asks for the current one, unless somebody has set one.
+        # `work` sets back what there was: the default stream, in which no CUDA graph can be captured.
+        current_stream()
         # 0 is the lowest priority that CUDA has, and that of the model's stream: what counts is that it is another one.
         self._stream = torch.cuda.Stream(device, priority=0)
         self._ring: PinnedRing | None = None

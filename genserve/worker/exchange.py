@@ -6,13 +6,13 @@ instead, tensor by tensor through a buffer that is as large as the largest one: 
 what was prepared holds what was live, which is the way back.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 
+from genserve.worker import step_made
 from genserve.worker.device import Device
 from genserve.worker.tree import Holding
 
@@ -30,44 +30,55 @@ class Entry:
 
 
 def exchange(
-    live: Mapping[str, Holding], prepared: Mapping[str, Holding], device: Device, buffer: "Buffer | None" = None
+    live: Mapping[str, Holding],
+    prepared: Mapping[str, Holding],
+    device: Device,
+    buffer: "Buffer | None" = None,
+    *,
+    untouched: Collection[str] = (),
 ) -> "PointerExchange | ContentExchange":
     """A prepared version, ready to change places with the live one, in the way that the device asks for.
 
-    `prepared` may lack what is no tensor of a module: what preparing did not write is no weight. Raises ValueError,
-    naming what differs, unless both have the same structure.
+    `untouched`: names of what preparing found and did not write; `prepared` lacks them. Raises ValueError, naming what
+    differs, unless both have the same structure; what steps have made on the live model since is `step_made`'s.
     """
-    entries = matched(live, prepared)
+    entries = matched(live, prepared, untouched)
     return ContentExchange(entries, device, buffer) if device.keeps_addresses else PointerExchange(entries)
 
 
-def matched(live: Mapping[str, Holding], prepared: Mapping[str, Holding]) -> list[Entry]:
+def matched(
+    live: Mapping[str, Holding], prepared: Mapping[str, Holding], untouched: Collection[str] = ()
+) -> list[Entry]:
     """What has to change. Raises as `exchange`."""
     only_prepared = sorted(prepared.keys() - live.keys())
-    only_live = sorted(name for name in live.keys() - prepared.keys() if _is_tensor_of_module(live[name]))
-    if only_live or only_prepared:
-        raise ValueError(
-            "the prepared model differs from the live one: "
-            f"only live {only_live[:8]}, only prepared {only_prepared[:8]}"
-        )
+    if only_prepared:
+        raise ValueError(f"the prepared model differs from the live one: only prepared {only_prepared[:8]}")
+    only_live = {name: live[name] for name in live.keys() - prepared.keys() - set(untouched)}
+    step_made.refuse_unknown(only_live)
     entries: list[Entry] = []
     new_by_live: dict[int, int] = {}
     for name, place in live.items():
         if name not in prepared:
             continue
         new, present = content(prepared[name].value), content(place.value)
-        if _same(new, present):
-            continue  # shared by the models, such as the rotary table
+        if _same(new, present) or step_made.is_left(place.owner, place.key, place.value):
+            continue  # shared by the models, such as the rotary table, or made anew by a step
         if type(present) is not type(new):
             raise ValueError(f"{name} is a {type(present).__name__} live and a {type(new).__name__} prepared")
         if isinstance(present, torch.Tensor):
+            if present.numel() == 0 and new.numel() == 0:
+                continue  # what is left of a weight that was packed; nothing says of which type
             if (present.shape, present.dtype) != (new.shape, new.dtype):
                 raise ValueError(
                     f"{name} is {present.dtype}{list(present.shape)} live and {new.dtype}{list(new.shape)} prepared"
                 )
-            if present.numel() > 0 and new_by_live.setdefault(id(place.value), new.data_ptr()) != new.data_ptr():
+            if new_by_live.setdefault(id(place.value), new.data_ptr()) != new.data_ptr():
                 raise ValueError(f"{name} is tied to another tensor live and not tied prepared")
         entries.append(Entry(name, place, new))
+    computed = sorted(name for name, place in only_live.items() if step_made.is_of_numbers(place.owner, place.key))
+    changed = [entry.name for entry in entries if isinstance(entry.new, float)]
+    if computed and changed:
+        raise ValueError(f"{changed[0]} changes, and a step has computed {computed[0]} from such numbers, for good")
     return entries
 
 
@@ -272,10 +283,6 @@ def _is(entry: Entry, value: Any) -> bool:
     if not isinstance(value, torch.Tensor):
         return present is value
     return isinstance(present, torch.Tensor) and present.data_ptr() == value.data_ptr()
-
-
-def _is_tensor_of_module(place: Holding) -> bool:
-    return isinstance(place.value, torch.Tensor) and isinstance(place.owner, nn.Module)
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -42,6 +42,7 @@ class InPlaceUpdate:
         """Builds the structure, and takes what the largest layer needs of the device; while nothing is served, as for
         `Shadow`. `device` is the live model's. Raises torch.OutOfMemoryError."""
         self._live = live
+        self._loaded = frozenset(holdings(live))
         self._device = device
         # On the host, where memory that nobody writes to costs nothing: on the device there is no room.
         whole = Shadow(live, config, torch.device("cpu"), device)
@@ -58,7 +59,9 @@ class InPlaceUpdate:
         """Raises ValueError naming weights of the live model that an exchange would miss; what it has found to be
         constant."""
         known, copied = self._constants, self._device.keeps_addresses
-        constants = self._constants = audit(self._live, self._structure, copied=copied, known=known)
+        constants = self._constants = audit(
+            self._live, self._structure, copied=copied, known=known, loaded=self._loaded
+        )
         if constants is not known:
             for shadow in self._layers.values():
                 shadow.constants = constants.within(shadow.modules)
@@ -120,7 +123,8 @@ class InPlaceUpdate:
         self, shadow: Shadow, tensors: Tensors, live: dict[str, Holding]
     ) -> PointerExchange | ContentExchange:
         try:
-            return exchange(live, shadow.load(tensors), self._device)
+            prepared = shadow.load(tensors)
+            return exchange(live, prepared, self._device, untouched=shadow.untouched)
         finally:
             shadow.strip()
 
@@ -142,7 +146,8 @@ class LayerShadow(Shadow):
         own = {id(part) for part in parts}
         self._bare = [(owner, _on(device, attributes)) for owner, attributes in whole._bare if id(owner) in own]
         self._bare_parts = [(owner, attributes) for owner, attributes in whole._bare_parts if id(owner) in own]
-        self._own = own
+        # Not "is one of its own": post-processing makes parts that were not there before.
+        self._of_others = {id(owner) for owner in owners(whole._model).values()} - own
         self.strip()
 
     @property
@@ -163,7 +168,8 @@ class LayerShadow(Shadow):
 
     def written(self) -> dict[str, Holding]:
         """As of any shadow. What several layers refer to is the first one's, as in the live model."""
-        return {name: place for name, place in super().written().items() if id(place.owner) in self._own}
+        written = super().written()
+        return {name: place for name, place in written.items() if id(place.owner) not in self._of_others}
 
 
 class _LayerModel(nn.Module):

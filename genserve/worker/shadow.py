@@ -101,6 +101,7 @@ class Shadow:
         self._stripped: dict[int, dict[str, Any]] = {}
         self._versions: dict[int, int] = {}
         self.constants: Constants | None = None  # what loading must not write, once a live model was audited
+        self.untouched: frozenset[str] = frozenset()  # names of what the last load found, and did not write
         self.strip()
 
     def reserve(self) -> None:
@@ -161,9 +162,11 @@ class Shadow:
         self._refuse_containers()
         if self.constants is not None:
             self.constants.check()
-        written = {name: place for name, place in holdings(self._model).items() if self._is_written(place)}
+        present = holdings(self._model)
+        written = {name: place for name, place in present.items() if self._is_written(place)}
         for name, place in written.items():
             self._refuse(name, place)
+        self.untouched = frozenset(present.keys() - written.keys())
         return written
 
     def strip(self) -> None:

@@ -5,8 +5,10 @@ int8, in a kernel object of the layer's quantisation scheme, and the parameter i
 derived tensors as plain attributes, attention keeps scales as numbers. All of those must change together.
 """
 
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 from types import FunctionType
 from typing import Any
 
@@ -20,6 +22,8 @@ NOT_WEIGHTS = frozenset({"kv_cache"})
 # Where the classes of objects live that hang on layers and may hold weights: quantisation methods and schemes, kernels,
 # experts, attention implementations.
 _PART_PACKAGES = ("vllm.model_executor.", "vllm.models.", "vllm.v1.attention.")
+# What experts keep of adapters there: they are no weights of a version.
+_OF_ADAPTERS = "vllm.model_executor.layers.fused_moe.experts.lora_context"
 
 
 @dataclass(slots=True)
@@ -36,22 +40,55 @@ class Holding:
 
 def modules_by_name(model: nn.Module) -> dict[str, nn.Module]:
     """Modules by the name they have without LoRA, which wraps a layer and keeps the layer as `base_layer`."""
+    return without_adapters(named_modules(model))
+
+
+def without_adapters(named: Iterable[tuple[str, nn.Module]]) -> dict[str, nn.Module]:
+    """As `modules_by_name`, of what `named_modules` has found."""
     modules: dict[str, nn.Module] = {}
-    for name, module in model.named_modules():
+    for name, module in named:
         plain = name.replace(".base_layer", "")
         if plain not in modules or name.endswith(".base_layer"):
             modules[plain] = module
     return modules
 
 
+def named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """As torch's, in a fifth of the time: its generators hand every name through all the levels above."""
+    if type(model).named_modules is not nn.Module.named_modules:
+        return list(model.named_modules())
+    found: list[tuple[str, nn.Module]] = []
+    seen: set[int] = set()
+    stack = [("", model)]
+    while stack:
+        name, module = stack.pop()
+        if id(module) not in seen:
+            seen.add(id(module))
+            found.append((name, module))
+            below = [(_joined(name, key), child) for key, child in list(module._modules.items()) if child is not None]
+            stack += reversed(below)
+    return found
+
+
+def parameters_and_buffers(named: Iterable[tuple[str, nn.Module]]) -> Iterator[torch.Tensor]:
+    """Those of these modules themselves; one that several have comes several times."""
+    for _, module in named:
+        for table in (module._parameters, module._buffers):
+            yield from (tensor for tensor in list(table.values()) if tensor is not None)
+
+
 def owners(model: nn.Module) -> dict[str, Any]:
     """The modules, and the objects of vLLM that hang on them, each once, by a path that is the same in equal models."""
-    found: dict[str, Any] = dict(modules_by_name(model))
-    seen = {id(module) for module in model.modules()}
+    return _owners(named_modules(model))
+
+
+def _owners(named: Sequence[tuple[str, nn.Module]]) -> dict[str, Any]:
+    found: dict[str, Any] = dict(without_adapters(named))
+    seen = {id(module) for _, module in named}
     queue = list(found.items())
     for path, owner in queue:  # grows while it is walked
         for key, value in list(vars(owner).items()):  # a step may add some meanwhile
-            if _is_part(value) and id(value) not in seen:
+            if _role(type(value)) == "part" and id(value) not in seen:
                 seen.add(id(value))
                 found[_joined(path, key)] = value
                 queue.append((_joined(path, key), value))
@@ -62,17 +99,16 @@ def holdings(model: nn.Module) -> dict[str, Holding]:
     """Everything of `model` that loading or post-processing may write, by a name that is the same in equal models."""
     found: dict[str, Holding] = {}
     # What hangs on a layer may refer to its parameters as well: those change in place, so the reference is good.
-    in_place = {id(tensor) for tensor in [*model.parameters(), *model.buffers()]}
-    for path, owner in owners(model).items():
+    named = named_modules(model)
+    in_place = {id(tensor) for tensor in parameters_and_buffers(named)}
+    for path, owner in _owners(named).items():
         if isinstance(owner, nn.Module):
             for table in ("_parameters", "_buffers"):
-                for key, tensor in vars(owner)[table].items():
+                for key, tensor in list(vars(owner)[table].items()):
                     if tensor is not None:
                         found[_joined(path, key)] = Holding(owner, table, key, tensor)
         for key, value in list(vars(owner).items()):  # a step may add some meanwhile
-            if key in NOT_WEIGHTS or id(value) in in_place:
-                continue
-            if isinstance(value, torch.Tensor | FunctionType | float) or _owns_memory(value):
+            if _role(type(value)) == "weight" and key not in NOT_WEIGHTS and id(value) not in in_place:
                 found[_joined(path, key)] = Holding(owner, "__dict__", key, value)
     return found
 
@@ -103,13 +139,19 @@ def _joined(path: str, key: str) -> str:
     return f"{path}.{key}" if path else key
 
 
-def _is_part(value: Any) -> bool:
-    if isinstance(value, nn.Module | QuantizationConfig | Enum | type) or not hasattr(value, "__dict__"):
-        return False  # a configuration is shared by all layers of all models
-    ours = type(value).__module__.startswith(_PART_PACKAGES) or isinstance(value, QuantizeMethodBase)
-    return ours and not _owns_memory(value)
+def _role_of(kind: type) -> str:
+    """What a value of this type is to an object that has it as an attribute: a "weight", which is exchanged whole, a
+    "part", which may have weights as attributes, or neither, ""."""
+    if issubclass(kind, torch.Tensor | FunctionType | float):
+        return "weight"
+    # Frees something when it goes, and so changes places whole: what it refers to is its alone.
+    if kind.__module__.startswith("vllm.") and hasattr(kind, "__del__"):
+        return "weight"
+    # A configuration is shared by all layers of all models.
+    if issubclass(kind, nn.Module | QuantizationConfig | Enum | type) or kind.__dictoffset__ == 0:
+        return ""
+    ours = kind.__module__.startswith(_PART_PACKAGES) and kind.__module__ != _OF_ADAPTERS
+    return "part" if ours or issubclass(kind, QuantizeMethodBase) else ""
 
 
-def _owns_memory(value: Any) -> bool:
-    """Whether an object frees something when it goes: it changes places whole, for what it refers to is its alone."""
-    return type(value).__module__.startswith("vllm.") and hasattr(type(value), "__del__")
+_role: Callable[[Any], str] = cache(_role_of)

@@ -2,7 +2,8 @@
 
     python -m tests.engine.audited_models DIRECTORY
 
-No engine: the models are built in this process, with random weights, and never take a step.
+No engine: the models are built in this process, with random weights, and never take a step. Two versions are pushed
+into each, beside it and in place: which way a version came must make no difference.
 """
 
 import json
@@ -84,6 +85,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "first_k_dense_replace": 1,
         "n_group": 1,
         "topk_group": 1,
+        "topk_method": "noaux_tc",
     },
     "Qwen3NextForCausalLM": {  # gated delta nets
         **_SMALL,
@@ -130,7 +132,7 @@ def main(directory: Path) -> dict[str, Any]:
                 initialize_model_parallel(1, 1)
             loader = get_model_loader(config.load_config)
             live = loader.load_model(vllm_config=config, model_config=config.model_config)
-        found[name] = audits(live, config)
+        found[name] = audits(live, config) | pushes(live, config, written_by_transformers(checkpoint))
         if name == HIDDEN_IN:
             live.get_submodule("model.layers.1.mlp").kernel = {"scale": torch.ones(2)}
             found["hidden"] = audits(live, config)
@@ -153,6 +155,39 @@ def audits(live: Any, config: Any) -> dict[str, Any]:
         name = type(update).__name__
         answers[f"{name} at the start"] = answer(update.audit)
         answers[f"{name} at a push"] = answer(lambda update=update: update.prepare([], Event()))
+    return answers
+
+
+def written_by_transformers(checkpoint: Path) -> list[tuple[str, Any]]:
+    """The tensors of a checkpoint of that kind, with random values, as names and tensors."""
+    import torch
+    from safetensors.torch import load_file
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    whole = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(checkpoint)).to(torch.bfloat16)
+    whole.save_pretrained(checkpoint / "saved")
+    return [item for path in (checkpoint / "saved").glob("*.safetensors") for item in load_file(path).items()]
+
+
+def pushes(live: Any, config: Any, tensors: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Digests of all that the live model holds, after pushes of two versions in two ways each."""
+    import torch
+
+    from genserve.worker.beside import BesideUpdate
+    from genserve.worker.device import Device
+    from genserve.worker.digests import weight_digests
+    from genserve.worker.inplace import InPlaceUpdate
+
+    host = torch.device("cpu")
+    device = Device.of(host)
+    updates: list[Any] = [BesideUpdate(live, config, device, host), InPlaceUpdate(live, config, device)]
+    answers: dict[str, Any] = {}
+    for version, factor in (("a", 1.0), ("b", 1.25)):
+        for update in updates:
+            update.prepare([(name, tensor * factor) for name, tensor in tensors], Event())
+            update.commit()
+            update.discard()
+            answers[f"{type(update).__name__} {version}"] = weight_digests(live)
     return answers
 
 

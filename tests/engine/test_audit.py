@@ -31,6 +31,16 @@ def test_no_model_that_is_served_today_is_refused(audits: dict[str, Any], kind: 
         assert audits[kind][f"{way} at a push"].startswith("no tensor gave a value to ")
 
 
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_both_ways_of_taking_a_version_leave_the_same_weights(audits: dict[str, Any], kind: str) -> None:
+    """Everything of the other version is gone, also what post-processing makes on objects that it makes itself."""
+    a, b = ([audits[kind][f"{way} {version}"] for way in ("BesideUpdate", "InPlaceUpdate")] for version in "ab")
+    assert a[0] == a[1]
+    assert b[0] == b[1]
+    assert a[0].keys() == b[0].keys()
+    assert a[0] != b[0]
+
+
 def test_a_weight_that_a_layer_hides_is_refused_in_every_way(audits: dict[str, Any]) -> None:
     """By its path; also at a push, as steps may leave something on a layer after the start."""
     assert len(audits["hidden"]) == 4

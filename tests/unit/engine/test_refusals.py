@@ -129,6 +129,13 @@ FIELDS: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {
         [{"parallel_config.decode_context_parallel_size": 2}],
         [{"parallel_config.prefill_context_parallel_size": 2}],
     ),
+    "attention-fused-with-quantization": (
+        [{"compilation_config.pass_config.fuse_attn_quant": True}],
+        [
+            {"compilation_config.pass_config.fuse_attn_quant": False},
+            {"compilation_config.pass_config.fuse_norm_quant": True},
+        ],
+    ),
     "weights-prefetched-from-host": ([{"offload_config.offload_backend": "prefetch"}], []),
     "ray-workers": (
         [{"parallel_config.distributed_executor_backend": "ray"}],

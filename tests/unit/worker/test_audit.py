@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from genserve.worker import audit as audit_module
 from genserve.worker.audit import audit
 from genserve.worker.digests import weight_digests
 from tests.unit.worker.hidden_weights import HIDDEN, Plain, PrecisionConfig, Slotted, closure, experts, model
@@ -128,19 +129,42 @@ def test_what_is_not_as_construction_made_it_is_refused(other: torch.Tensor) -> 
         audit(live, structure, copied=False)
 
 
-def test_what_steps_keep_on_layers_is_known_by_name_and_by_who_made_it() -> None:
-    """Another name, or a tensor that loading has made, is refused."""
-    live = model()
+class SharedExperts:
+    """As vLLM's, which keeps what they say until the routed experts are done."""
+
+    def __init__(self) -> None:
+        self._output: list[Any] = [None, None]
+
+
+class B12xExperts:
+    """As vLLM's, which keeps ones, by device, from the loading on."""
+
+    def __init__(self) -> None:
+        self._unit_scales = {"cpu": torch.ones(3)}
+
+
+def of_a_step() -> torch.Tensor:
+    """A tensor that a step has made."""
     with torch.inference_mode():
-        of_a_step = torch.ones(3)
-    experts(live).handles = [None, (of_a_step,)]
+        return torch.ones(3)
+
+
+def test_what_steps_keep_on_layers_is_known_by_class_and_name_and_by_who_made_it() -> None:
+    """Another class, another name, or a tensor that loading has made, is refused."""
+    live = model()
+    experts(live).kernel = [SharedExperts(), B12xExperts()]
+    shared = experts(live).kernel[0]
+    shared._output[1] = (of_a_step(),)
     audit(live, model(), copied=False)
-    experts(live).handles = [torch.ones(3)]
-    with pytest.raises(ValueError, match=r"handles\[0\]"):
+    shared._output[1] = (torch.ones(3),)
+    with pytest.raises(ValueError, match=r"kernel\[0\]\._output\[1\]\[0\]"):
         audit(live, model(), copied=False)
-    experts(live).handles = None
-    experts(live).repacked = [of_a_step]
+    shared._output[1] = None
+    shared.repacked = [of_a_step()]
     with pytest.raises(ValueError, match=r"repacked\[0\]"):
+        audit(live, model(), copied=False)
+    experts(live).kernel = [Plain(_output=[of_a_step()])]
+    with pytest.raises(ValueError, match=r"_output\[0\]"):
         audit(live, model(), copied=False)
 
 
@@ -262,3 +286,30 @@ def test_a_walk_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
     experts(live).kernel = [[i] for i in range(50)]
     with pytest.raises(ValueError, match="more than 50 objects"):
         audit(live, model(), copied=False)
+
+
+def many(layers: int) -> nn.Module:
+    """A model of so many layers, whose construction makes four tensors on each, one of them shared by all."""
+    made, shared = model(layers), torch.zeros(64)
+    for layer in range(layers):
+        experts(made, layer).kernel = [torch.zeros(2), {"a": torch.zeros(2)}, (torch.zeros(2),), shared]
+    return made
+
+
+def test_constants_of_many_layers_are_found_in_one_walk_and_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At every push, while steps wait for Python's lock: no walk for each of them, and what layers share is no more."""
+    live, structure = many(48), many(48)
+    constants = audit(live, structure, copied=False)
+    assert len(constants.paths) == 4 * 48
+    walked, read = [], []
+    plain_walk, plain_digest = audit_module.modules_by_name, audit_module.digest
+    monkeypatch.setattr(audit_module, "modules_by_name", lambda each: walked.append(each) or plain_walk(each))
+    monkeypatch.setattr(audit_module, "digest", lambda each: read.append(each) or plain_digest(each))
+    constants.check()
+    assert (len(walked), len(read)) == (1, 3 * 48 + 1)
+    walked.clear()
+    assert audit(live, structure, copied=False, known=constants) is constants
+    assert walked == []
+    experts(structure, 47).kernel[3].data.fill_(1.0)
+    with pytest.raises(ValueError, match=r"experts\.kernel\[3\].* was written by loading"):
+        constants.check()

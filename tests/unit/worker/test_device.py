@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from vllm.utils import torch_utils
 
 from genserve.worker.device import CudaDevice, Device
 from genserve.worker.ring import PinnedRing
@@ -25,6 +26,7 @@ class Runtime:
             )
         monkeypatch.setattr(torch.cuda, "Stream", lambda device, priority: Stream(self.log))
         monkeypatch.setattr(torch.cuda, "MemPool", Pool)
+        monkeypatch.setattr("genserve.worker.device.current_stream", lambda: self.log.append("vllm's stream"))
         monkeypatch.setattr(torch.cuda, "stream", lambda stream: self._within("stream"))
         monkeypatch.setattr(torch.cuda, "use_mem_pool", lambda pool, device: self._within(f"pool {device}"))
 
@@ -77,6 +79,7 @@ def test_work_selects_its_device_and_is_complete_when_it_ends(monkeypatch: pytes
     an error: what is reported as prepared can be copied."""
     runtime = Runtime(monkeypatch, pins=True)
     device = CudaDevice(SECOND)
+    runtime.log.clear()
     with device.work():
         runtime.log.append("work")
     expected = [
@@ -88,6 +91,29 @@ def test_work_selects_its_device_and_is_complete_when_it_ends(monkeypatch: pytes
     with pytest.raises(ValueError, match="ordered"), device.work():
         raise ValueError("ordered")
     assert "synchronize stream" in runtime.log
+
+
+def test_the_thread_of_the_model_has_the_stream_of_vllm_before_it_enters_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Leaving that one would set the default stream, and vLLM would take it for one that somebody has chosen."""
+    runtime = Runtime(monkeypatch, pins=True)
+    with CudaDevice(SECOND).work():
+        pass
+    assert runtime.log[0] == "vllm's stream"
+    assert runtime.log.count("vllm's stream") == 1
+
+
+def test_vllm_still_takes_a_stream_that_was_set_for_one_that_somebody_has_chosen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It keeps the last one for each thread, and chooses only where there is none."""
+    assert torch.cuda.set_stream is torch_utils._patched_set_stream
+    monkeypatch.setattr(torch_utils, "prev_set_stream", lambda stream: None)
+    monkeypatch.setattr(torch_utils._current_stream_tls, "value", None, raising=False)
+    chosen: Any = object()
+    torch_utils._patched_set_stream(chosen)
+    assert torch_utils.current_stream() is chosen
 
 
 def test_what_is_kept_is_counted_and_can_be_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,6 +121,17 @@ def test_a_prepared_model_of_another_structure_is_refused(prepared: Packed, says
     assert live.seen() == [1.0] * 4
 
 
+@pytest.mark.parametrize("device", [CPU, KeptDevice()])
+def test_what_is_empty_is_not_compared(device: Device) -> None:
+    """MLA leaves an empty tensor in the place of a weight, of whatever type is the default just then."""
+    live, prepared = Plain(1.0), Plain(2.0)
+    live.packed = nn.Parameter(torch.empty(0, dtype=torch.bfloat16))
+    prepared.packed = nn.Parameter(torch.empty(0, 3))
+    exchange_of(live, prepared, device).commit()
+    assert live.seen() == {2.0}
+    assert live.packed.dtype == torch.bfloat16
+
+
 def addresses(module: nn.Module) -> Mapping[str, int]:
     """Where the tensors of a module lie."""
     return {name: place.value.data_ptr() for name, place in holdings(module).items()}

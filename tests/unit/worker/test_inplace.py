@@ -1,6 +1,7 @@
 """What an in-place update takes for a layer, and for a parameter with a value; without an engine."""
 
 import inspect
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,7 +9,9 @@ from torch import nn
 from vllm.model_executor.model_loader import utils
 from vllm.model_executor.model_loader.weight_tying import maybe_retie_word_embeddings
 
-from genserve.worker.inplace import _by_layer, _LayerModel
+from genserve.worker.inplace import LayerShadow, _by_layer, _LayerModel
+from genserve.worker.shadow import Shadow
+from genserve.worker.tree import owners
 
 
 class Model(nn.Module):
@@ -58,6 +61,46 @@ def test_a_walk_through_a_layer_finds_its_modules_under_their_full_names_and_no_
     assert [name for name, _ in layer.named_parameters()] == ["layers.1.weight"]
     assert [name for name, _ in layer_of(model, None).named_parameters()] == ["embedding.weight"]
     assert layer.get_submodule("layers.0") is model.layers[0]
+
+
+class Kernel:
+    """As vLLM's kernels of experts, which post-processing makes."""
+
+    __module__ = "vllm.model_executor.kernels"
+
+    def __init__(self) -> None:
+        self.scale = 0.5
+        self.packed = torch.ones(2)
+
+
+def whole_shadow(model: Model) -> Shadow:
+    """As `Shadow` is when it has built this model."""
+    shadow = object.__new__(Shadow)
+    own = owners(model).values()
+    vars(shadow).update(
+        _config=SimpleNamespace(model_config=SimpleNamespace(quantization=None)),
+        _model=model,
+        _slots=[],
+        _bare=[(owner, dict(vars(owner))) for owner in own if isinstance(owner, nn.Module)],
+        _bare_parts=[(owner, dict(vars(owner))) for owner in own if not isinstance(owner, nn.Module)],
+        _shared=set(),
+        constants=None,
+    )
+    return shadow
+
+
+def test_what_post_processing_makes_on_objects_that_it_makes_belongs_to_the_layer() -> None:
+    """And what was there before and several layers refer to, to the first one alone."""
+    model, shared = Model(), Kernel()
+    for layer in model.layers:
+        layer.shared = shared  # type: ignore[assignment]
+    first, second = (LayerShadow.of(whole_shadow(model), torch.device("cpu"))[number] for number in (0, 1))
+    for number, shadow in enumerate((first, second)):
+        model.layers[number].kernel = Kernel()  # type: ignore[assignment]
+        shared.packed = torch.zeros(2)
+        names = {f"layers.{number}.{each}" for each in ("weight", "kernel.scale", "kernel.packed")}
+        names |= {"layers.0.shared.scale", "layers.0.shared.packed"} if number == 0 else set()
+        assert shadow.written().keys() == names
 
 
 @pytest.mark.parametrize("missing", ["upper", "lower"])

@@ -5,6 +5,7 @@ import torch
 
 from genserve.worker import ring as ring_module
 from genserve.worker.ring import PinnedRing, goes_through
+from tests.unit.worker.late_device import LateDevice
 
 
 class Event:
@@ -57,6 +58,35 @@ def test_a_slot_is_used_again_when_the_device_is_done_with_it() -> None:
     assert [event.num_waits for event in events] == [0, 0]
     ring.to_device(torch.zeros(192, dtype=torch.uint8), torch.ones(192, dtype=torch.uint8))
     assert [event.num_waits for event in events] == [2, 1]
+
+
+@pytest.mark.parametrize("num_slots", [1, 2, 3])
+def test_a_slot_is_not_written_while_a_late_copy_reads_it(num_slots: int) -> None:
+    """The device makes copies when somebody waits for them: what was put into a slot too early would arrive instead."""
+    sent = torch.arange(64 * 8 - 5, dtype=torch.int32).to(torch.uint8)
+    with LateDevice(64, num_slots) as device:
+        arrived = torch.zeros_like(sent)
+        device.ring.to_device(arrived, sent)
+        sent_before = sent.clone()
+        sent.zero_()  # the host may change it
+        assert not torch.equal(arrived, sent_before)  # late indeed
+        device.wait()
+        assert torch.equal(arrived, sent_before)
+        assert device.num_waits == 8 - num_slots
+
+
+@pytest.mark.parametrize("num_slots", [1, 2, 3])
+def test_what_comes_back_late_is_waited_for(num_slots: int) -> None:
+    """Out of slots that copies to the device still read: in turns, and complete when it returns."""
+    first, second = (torch.randint(0, 255, (64 * 5,), dtype=torch.uint8) for _ in range(2))
+    with LateDevice(64, num_slots) as device:
+        on_device, back, again = (torch.zeros_like(first) for _ in range(3))
+        device.ring.to_device(on_device, first)
+        device.ring.from_device(back, on_device)
+        assert torch.equal(back, first)
+        device.ring.to_device(on_device, second)
+        device.ring.from_device(again, on_device)
+        assert torch.equal(again, second)
 
 
 def test_only_large_copies_between_host_and_device_go_through() -> None:
