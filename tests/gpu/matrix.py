@@ -21,13 +21,15 @@ Pair = tuple[Path, Path]
 @dataclass(frozen=True, slots=True)
 class Kind:
     """A kind of model. `make` writes two checkpoints, a and b, into a directory; `flags` are the daemon's; `refused`
-    says, by way, what the daemon's last line has when it does not start; what is not there is served. `unloaded` is why
-    vLLM's CPU backend does not load it, "" if it does."""
+    says, by way, what the daemon's last line has when it does not start; what is not there is served. `capability` is
+    the least compute capability of a GPU that vLLM has kernels for. `unloaded` is why vLLM's CPU backend does not load
+    it, "" if it does."""
 
     name: str
     make: Callable[[Path], Pair]
     flags: tuple[str, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
+    capability: tuple[int, int] = (8, 0)
     unloaded: str = ""
 
 
@@ -71,6 +73,7 @@ KINDS: tuple[Kind, ...] = (
         _reseeded(kinds.tiny_gpt_oss),
         ("--moe-backend", "triton"),
         {"beside": _HIDDEN, "host": _ON_HOST, "inplace": _HIDDEN},
+        capability=(9, 0),
     ),
     Kind(
         "fp8-online",

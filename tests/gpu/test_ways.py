@@ -17,16 +17,25 @@ from tests.gpu.matrix import MODES, WAYS, Kind, checkpoints_of, refused, served,
 
 PINNED_BYTES = 256 << 20
 
+
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
     pytest.mark.timeout(900),
 ]
 
 
+def needs(kind: Kind) -> None:
+    """Skips on a GPU that vLLM has no kernels for."""
+    present = torch.cuda.get_device_capability()
+    if present < kind.capability:
+        pytest.skip(f"{kind.name} needs compute capability {kind.capability}, and this GPU has {present}")
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("kind", "way"), [pytest.param(*each, id=f"{each[0].name}-{each[1]}") for each in served()])
 async def test_pushes_equal_cold_starts(kind: Kind, way: str, mode: str, tmp_path: Path) -> None:
     """Digests and greedy tokens of b, a, b, a; and memory that was kept and pinned as the daemon says."""
+    needs(kind)
     flags = (*kind.flags, "--weight-update", way, *MODES[mode])
     async with started(checkpoints_of(kind, tmp_path), tmp_path / "daemon", *flags) as subject:
         info = await subject.client.server_info()
@@ -39,6 +48,7 @@ async def test_pushes_equal_cold_starts(kind: Kind, way: str, mode: str, tmp_pat
 @pytest.mark.parametrize(("kind", "way"), [pytest.param(*each, id=f"{each[0].name}-{each[1]}") for each in refused()])
 def test_what_cannot_be_exchanged_is_refused_at_the_start(kind: Kind, way: str, tmp_path: Path) -> None:
     """The last line says why: no push is needed to find out."""
+    needs(kind)
     model = checkpoints_of(kind, tmp_path)["a"]
     flags = ["--model", str(model), *SMALL_ENGINE, *kind.flags, "--weight-update", way]
     command = [sys.executable, "-m", "genserve", "serve", "--port", "0", *flags]
