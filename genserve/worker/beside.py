@@ -28,7 +28,7 @@ class BesideUpdate:
         self._place = place
         with device.work():
             self._shadow = self._shadow_of(config, place)
-            self._buffer = Buffer(self._holdings(), device)
+            self._buffer = Buffer(self._exchanged(), device)
         self.take_back()
         self._exchange: PointerExchange | ContentExchange | None = None
 
@@ -52,7 +52,7 @@ class BesideUpdate:
         self._buffer.take()
         try:
             prepared = self._shadow.load(cancellable(tensors, cancelled))
-            self._exchange = exchange(self._holdings(), prepared, self._device, self._buffer)
+            self._exchange = exchange(holdings(self._live), prepared, self._device, self._buffer)
         finally:
             self._shadow.strip()
 
@@ -92,6 +92,6 @@ class BesideUpdate:
     def _shadow_of(self, config: VllmConfig, place: torch.device) -> Shadow:
         return Shadow(self._live, config, place, self._device)
 
-    def _holdings(self) -> dict[str, Holding]:
-        """What an exchange replaces of the live model."""
+    def _exchanged(self) -> dict[str, Holding]:
+        """What this update exchanges of the live model."""
         return holdings(self._live)

@@ -65,14 +65,17 @@ class DraftShadow(Shadow):
     shared with the served model is exchanged with that."""
 
     def __init__(self, draft: Draft, place: torch.device, device: Device) -> None:
+        self._live = draft.model
         self._shared_names = shared_names(draft)
         super().__init__(draft.model, draft.config, place, device, draft.model_config)
 
     def load(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, Holding]:
-        """As of any shadow, without what is shared. Raises NoDraftWeightsError."""
+        """As of any shadow, but for what is shared: that is what it is live. Raises NoDraftWeightsError."""
         with disable_mtp_completeness_check():  # `Shadow` says what is missing
             prepared = super().load(tensors)
-        return {name: place for name, place in prepared.items() if not _is_within(name, self._shared_names)}
+        own = {name: place for name, place in prepared.items() if not _is_within(name, self._shared_names)}
+        live = holdings(self._live)
+        return own | {name: place for name, place in live.items() if _is_within(name, self._shared_names)}
 
     def _expected(self) -> set[str]:
         return {name for name in super()._expected() if not _is_within(name, self._shared_names)}
@@ -124,8 +127,8 @@ class DraftUpdate(BesideUpdate):
     def _shadow_of(self, config: VllmConfig, place: torch.device) -> Shadow:
         return DraftShadow(self._draft, place, self._device)
 
-    def _holdings(self) -> dict[str, Holding]:
-        return {name: place for name, place in super()._holdings().items() if not _is_within(name, self._shared_names)}
+    def _exchanged(self) -> dict[str, Holding]:
+        return {name: each for name, each in super()._exchanged().items() if not _is_within(name, self._shared_names)}
 
     def let_go(self) -> None:
         """As `give_up`, but for the memory that the device keeps: another update gives that up."""

@@ -61,13 +61,13 @@ def matched(live: Mapping[str, Holding], prepared: Mapping[str, Holding]) -> lis
         if type(present) is not type(new):
             raise ValueError(f"{name} is a {type(present).__name__} live and a {type(new).__name__} prepared")
         if isinstance(present, torch.Tensor):
-            if present.shape == new.shape and present.numel() == 0:
-                continue  # its contents were packed elsewhere; vLLM leaves no type to what it makes without one
+            if present.numel() == 0 and new.numel() == 0:
+                continue  # what is left of a weight that was packed; nothing says of which type
             if (present.shape, present.dtype) != (new.shape, new.dtype):
                 raise ValueError(
                     f"{name} is {present.dtype}{list(present.shape)} live and {new.dtype}{list(new.shape)} prepared"
                 )
-            if present.numel() > 0 and new_by_live.setdefault(id(place.value), new.data_ptr()) != new.data_ptr():
+            if new_by_live.setdefault(id(place.value), new.data_ptr()) != new.data_ptr():
                 raise ValueError(f"{name} is tied to another tensor live and not tied prepared")
         entries.append(Entry(name, place, new))
     return entries
