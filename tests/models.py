@@ -42,7 +42,7 @@ def tiny_qwen3_moe(directory: Path, *, seed: int = 0, num_experts: int = 4, **op
     config = json.loads((directory / "config.json").read_text())
     hidden, width = config["hidden_size"], config["hidden_size"]
     experts = {"num_experts": num_experts, "num_experts_per_tok": 2, "moe_intermediate_size": width}
-    _write_json(directory / "config.json", {**config, **experts, "norm_topk_prob": True})
+    write_json(directory / "config.json", {**config, **experts, "norm_topk_prob": True})
 
     tensors = {name: tensor for name, tensor in load_tensors(directory).items() if ".mlp." not in name}
     generator = torch.Generator().manual_seed(seed)
@@ -116,7 +116,7 @@ def quantised(source: Path, directory: Path, kv_scale: float) -> Path:
             for i, (kind, target, weights, inputs) in enumerate(groups)
         },
     }
-    _write_json(directory / "config.json", config)
+    write_json(directory / "config.json", config)
     return directory
 
 
@@ -203,9 +203,9 @@ def _tiny(
         "use_sliding_window": False,
         "vocab_size": vocab,
     }
-    _write_json(directory / "config.json", config)
-    _write_json(directory / "generation_config.json", {"eos_token_id": eos, "pad_token_id": pad})
-    _write_tokenizer(directory, vocab, max_position_embeddings)
+    write_json(directory / "config.json", config)
+    write_json(directory / "generation_config.json", {"eos_token_id": eos, "pad_token_id": pad})
+    write_tokenizer(directory, vocab, max_position_embeddings)
 
     generator = torch.Generator().manual_seed(seed)
     tensors: dict[str, torch.Tensor] = {}
@@ -239,9 +239,9 @@ def _tiny(
     return directory
 
 
-def _write_tokenizer(directory: Path, vocab: int, max_length: int) -> None:
-    """A byte-level BPE: the 256 bytes, then pairs of frequent letters, then the three special tokens."""
-    specials = [PAD_TOKEN, START_TOKEN, EOS_TOKEN]
+def write_tokenizer(directory: Path, vocab: int, max_length: int, more: Sequence[str] = ()) -> None:
+    """A byte-level BPE: the 256 bytes, then pairs of frequent letters, then special tokens: `more`, and the three."""
+    specials = [*more, PAD_TOKEN, START_TOKEN, EOS_TOKEN]
     tokens = sorted(pre_tokenizers.ByteLevel.alphabet())
     letters = "Ġetaoinshrdlucmfwyp.,ETAOINSHRD"  # Ġ is how byte-level BPE writes a space
     pairs = [(first, second) for first in letters for second in letters[1:]]
@@ -255,13 +255,13 @@ def _write_tokenizer(directory: Path, vocab: int, max_length: int) -> None:
     tokenizer.post_processor = ByteLevelProcessor(trim_offsets=False)
     tokenizer.add_special_tokens(specials)
     tokenizer.save(str(directory / "tokenizer.json"))
-    _write_json(
+    write_json(
         directory / "tokenizer_config.json",
         {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "eos_token": EOS_TOKEN,
             "pad_token": PAD_TOKEN,
-            "additional_special_tokens": [START_TOKEN],
+            "additional_special_tokens": [*more, START_TOKEN],
             "chat_template": CHAT_TEMPLATE,
             "clean_up_tokenization_spaces": False,  # would change text on its way back
             "model_max_length": max_length,
@@ -269,5 +269,6 @@ def _write_tokenizer(directory: Path, vocab: int, max_length: int) -> None:
     )
 
 
-def _write_json(path: Path, content: dict[str, Any]) -> None:
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """As transformers writes its files."""
     path.write_text(json.dumps(content, indent=2) + "\n")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from genserve.engine.start_failure import EngineStartError
+from genserve.worker.contract import drafts_with_served_checkpoint
 
 Config = Any
 """A VllmConfig. Its fields are vLLM's: config/parallel.py, config/offload.py, config/speculative.py and so on."""
@@ -92,9 +93,11 @@ def _is_block_local(spec: Any) -> bool:
     return spec.weight.scale2 is None and shape.row > 0 and shape.col > 0
 
 
-def _has_draft_weights(config: Config) -> bool:
+def _drafts_from_elsewhere(config: Config) -> bool:
     speculative = config.speculative_config
-    return speculative is not None and speculative.method not in _WITHOUT_DRAFT_WEIGHTS
+    if speculative is None or speculative.method in _WITHOUT_DRAFT_WEIGHTS:
+        return False
+    return not drafts_with_served_checkpoint(config)
 
 
 def _keeps_old_keys(config: Config) -> bool:
@@ -202,10 +205,11 @@ TABLE: tuple[Row, ...] = (
     Row(
         name="draft-model",
         flags=("--speculative-config",),
-        applies=_has_draft_weights,
-        reason="a push does not reach the weights that draft (MTP, EAGLE, a draft model): tokens stay right, but fewer "
-        "drafts are accepted with every version",
-        instead="start again from a new checkpoint now and then, or draft with ngram",
+        applies=_drafts_from_elsewhere,
+        reason="weights that draft from a checkpoint of their own (EAGLE, a draft model) are in no push: tokens stay "
+        "right, but fewer drafts are accepted with every version",
+        instead="start again with newly trained ones now and then, draft with layers of the served checkpoint (MTP), "
+        "which pushes have, or with ngram",
         refused=False,
     ),
     Row(

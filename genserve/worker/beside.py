@@ -11,7 +11,7 @@ from genserve.worker.audit import Constants, audit
 from genserve.worker.device import Device
 from genserve.worker.exchange import Buffer, ContentExchange, PointerExchange, exchange
 from genserve.worker.shadow import Shadow, cancellable
-from genserve.worker.tree import holdings, sizes_of
+from genserve.worker.tree import Holding, holdings, sizes_of
 
 
 class BesideUpdate:
@@ -28,8 +28,8 @@ class BesideUpdate:
         self._device = device
         self._place = place
         with device.work():
-            self._shadow = Shadow(live, config, place, device)
-            self._buffer = Buffer(holdings(live), device)
+            self._shadow = self._shadow_of(config, place)
+            self._buffer = Buffer(self._exchanged(), device)
         self.take_back()
         self._exchange: PointerExchange | ContentExchange | None = None
 
@@ -92,3 +92,10 @@ class BesideUpdate:
         exchanged, self._exchange = self._exchange, None
         if exchanged is not None:
             exchanged.free()
+
+    def _shadow_of(self, config: VllmConfig, place: torch.device) -> Shadow:
+        return Shadow(self._live, config, place, self._device)
+
+    def _exchanged(self) -> dict[str, Holding]:
+        """What this update exchanges of the live model."""
+        return holdings(self._live)

@@ -20,6 +20,15 @@ DAEMON_PID_VARIABLE = "GENSERVE_DAEMON_PID"
 """In the environment of the engine's processes: the process they end with."""
 
 
+def drafts_with_served_checkpoint(config: Any) -> bool:
+    """Whether the weights that draft are in the checkpoint that is served, and so in every push of all of it: layers
+    for multi-token prediction (MTP). `config`: a VllmConfig, or what has its fields."""
+    speculative = config.speculative_config
+    if speculative is None or speculative.method != "mtp" or speculative.draft_model_config is None:
+        return False
+    return bool(speculative.draft_model_config.model == config.model_config.model)
+
+
 class _Message:
     """A dataclass that travels as a dictionary."""
 

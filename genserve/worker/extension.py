@@ -35,6 +35,7 @@ from genserve.worker.contract import (
     Transfer,
 )
 from genserve.worker.digests import weight_digests
+from genserve.worker.draft import WithDraft
 from genserve.worker.lifetime import end_with_address, end_with_process
 from genserve.worker.shadow import PrepareCancelledError
 from genserve.worker.slept import SleptWeights
@@ -137,10 +138,13 @@ class WeightExchangeExtension:
     def genserve_digests(self, wire: dict[str, Any]) -> dict[str, Any]:
         """Nothing -> Digests."""
         found: dict[str, str] = {}
-        model, constants = self.model_runner.get_model(), self._genserve.constants  # type: ignore[attr-defined]
-        ack = Ack.from_wire(
-            _acknowledge(self._genserve.rank, "", lambda: found.update(weight_digests(model, constants)))
-        )
+        desk, model = self._genserve, self.model_runner.get_model()  # type: ignore[attr-defined]
+
+        def digest() -> None:
+            found.update(weight_digests(model, desk.constants))
+            found.update(desk.draft_digests())
+
+        ack = Ack.from_wire(_acknowledge(desk.rank, "", digest))
         return Digests(ack.rank, found, ack.error).to_wire()
 
 
@@ -245,6 +249,10 @@ class WeightDesk:
             was_prepared, self._prepared = self._prepared, False
         if was_prepared:
             self._start(lambda _: self._release())
+
+    def draft_digests(self) -> dict[str, str]:
+        """SHA-256 (hex) of the weights that draft, by name, if pushes have them."""
+        return self._update.digests() if isinstance(self._update, WithDraft) else {}
 
     def before_sleep(self, level: int) -> None:
         """Keeps what a sleep would drop, and gives up what pushes have of the device: whoever puts an engine to sleep

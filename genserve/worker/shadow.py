@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.config import ModelConfig, VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.quantization.kv_cache import BaseKVCacheMethod
 from vllm.model_executor.model_loader.reload.layerwise import (
     finalize_layerwise_processing,
@@ -80,12 +80,20 @@ class _Slot:
 class Shadow:
     """Builds versions of the weights in exactly the form that the live model holds them."""
 
-    def __init__(self, live: nn.Module, config: VllmConfig, place: torch.device, device: Device) -> None:
-        """`device`: the live model's; `place`: where the versions are built, there or on the host."""
+    def __init__(
+        self,
+        live: nn.Module,
+        config: VllmConfig,
+        place: torch.device,
+        device: Device,
+        model_config: ModelConfig | None = None,
+    ) -> None:
+        """`device`: the live model's; `place`: where the versions are built, there or on the host; `model_config`: of
+        the live model, if it is not `config`'s."""
         self._config = _apart(config)
         self._device = place
         self._loading = device.loading
-        model_config = config.model_config
+        model_config = self._model_config = config.model_config if model_config is None else model_config
         with set_default_torch_dtype(model_config.dtype), place:
             self._model = initialize_model(vllm_config=self._config, model_config=model_config).eval()
         shared = {id(value) for value in held_by(live)}
@@ -139,12 +147,12 @@ class Shadow:
             expected = self._expected()
             with self._loading():
                 loaded = self._model.load_weights(tensors)
-            missing = sorted(expected - set(expected if loaded is None else loaded))
+            missing = self._missing(expected, set(expected if loaded is None else loaded))
             if missing:
                 raise ValueError(f"no tensor gave a value to {', '.join(missing[:8])} ({len(missing)} in all)")
             if online:
-                finalize_layerwise_processing(self._model, self._config.model_config)
-            process_weights_after_loading(self._model, self._config.model_config, self._device)
+                finalize_layerwise_processing(self._model, self._model_config)
+            process_weights_after_loading(self._model, self._model_config, self._device)
         return self.written()
 
     @contextmanager
@@ -154,7 +162,7 @@ class Shadow:
             stack.enter_context(torch.no_grad())
             stack.enter_context(set_current_vllm_config(self._config))
             stack.enter_context(self._device)
-            stack.enter_context(_default_dtype_here(self._config.model_config.dtype))
+            stack.enter_context(_default_dtype_here(self._model_config.dtype))
             yield
 
     def written(self) -> dict[str, Holding]:
@@ -218,6 +226,10 @@ class Shadow:
             if parameter.numel() > 0 and not optional and key != "input_scale_ub":
                 expected.add(name)
         return expected
+
+    def _missing(self, expected: set[str], loaded: set[str]) -> list[str]:
+        """The expected parameters that got none."""
+        return sorted(expected - loaded)
 
     def _is_written(self, place: Holding) -> bool:
         """Whether loading or post-processing has, or may have, written here."""

@@ -12,6 +12,7 @@ from genserve.worker.audit import Constants
 from genserve.worker.beside import BesideUpdate
 from genserve.worker.contract import WEIGHT_UPDATE_KEY
 from genserve.worker.device import Device
+from genserve.worker.draft import DraftUpdate, WithDraft, draft_of, draft_update
 from genserve.worker.inplace import InPlaceUpdate
 from genserve.worker.placement import ONLINE_QUANTIZATIONS, Facts, Placement, place
 from genserve.worker.tree import sizes_of
@@ -61,23 +62,30 @@ def choose(worker: Any) -> Chosen:
     device = Device.of(worker.device)
     asked = config.additional_config.get(WEIGHT_UPDATE_KEY, "auto")
     host_bytes = available_memory_bytes() // _ranks_here(config.parallel_config)
+    drafting: DraftUpdate | None = None
     beside: BesideUpdate | None = None
     if worker.device.type == "cpu":
         # Its packed weights lie outside of torch: what a second model takes is known once there is one, empty.
         if asked != "inplace":
             beside = BesideUpdate(live, config, device, worker.device)
-        facts = Facts(beside.num_bytes if beside is not None else 0, 0, None, host_bytes)
+        drafting = draft_update(worker, device, asked)
+        facts = Facts(sum(each.num_bytes for each in (beside, drafting) if each is not None), 0, None, host_bytes)
     else:
-        sizes = sizes_of(live)
+        # What drafts is loaded with embeddings and a head of its own, so what it shares counts twice.
+        draft = draft_of(worker)
+        sizes = [*sizes_of(live), *(sizes_of(draft.model) if draft is not None else [])]
         quantization, is_online = config.model_config.quantization, _is_online(config)
         facts = Facts(sum(sizes), max(sizes, default=0), _left(worker, device), host_bytes, quantization, is_online)
     placement = place(asked, facts)
+    at = torch.device("cpu") if placement.way == "host" else worker.device
+    update: Update
     if placement.way == "inplace":
-        return Chosen(placement, InPlaceUpdate(live, config, device), device)
-    if beside is None:
-        at = worker.device if placement.way == "beside" else torch.device("cpu")
-        beside = BesideUpdate(live, config, device, at)
-    return Chosen(placement, beside, device)
+        update = InPlaceUpdate(live, config, device)
+    else:
+        update = beside if beside is not None else BesideUpdate(live, config, device, at)
+    if drafting is None and worker.device.type != "cpu":
+        drafting = draft_update(worker, device, placement.way)
+    return Chosen(placement, update if drafting is None else WithDraft(update, drafting), device)
 
 
 def _is_online(config: Any) -> bool:

@@ -24,6 +24,7 @@ KEEP_ADDRESSES_VARIABLE = "GENSERVE_KEEP_ADDRESSES"
 CENSUS_FILE = "tasks"
 """Where the daemon writes, at SIGUSR2, how many asyncio tasks of which coroutine it has."""
 _held: list[bytearray] = []
+_CYCLES_PER_S = 1.5e9  # of a GPU
 
 
 @dataclass(frozen=True)
@@ -35,9 +36,11 @@ class Fault:
     counts the entries that were put in place, or the copies where addresses are kept; -1 is the end of the step, when
     all is done. `kind`: raise, escape (raises past the answer, into vLLM; at the begin or the end of a step), hang
     (until `release`), kill (SIGKILL), stop
-    (SIGSTOP), slow (`seconds`, then goes on), compute (the same, with the CPU at work) or leak (256 MiB, until digests
-    are asked for and nothing is ordered). `rank` is a part of the name ("tp1", "dp0"), "" = every rank. `skip`: how
-    often, by rank, it lets the step pass before; `times`: how often until the order is spent; -1 = always.
+    (SIGSTOP), slow (`seconds`, then goes on), compute (the same, with the CPU at work), queue (about so many seconds of
+    work in the GPU's stream of this thread, then goes on at once), oom (raises what torch does without memory) or leak
+    (256 MiB, until digests are asked for and nothing is ordered). `rank` is a part of the name ("tp1", "dp0"), "" =
+    every rank. `skip`: how often, by rank, it lets the step pass before; `times`: how often until the order is spent;
+    -1 = always.
     """
 
     step: str
@@ -131,6 +134,10 @@ def _strike(fault: Fault, message: str) -> None:
             until_s = time.monotonic() + fault.seconds
             while time.monotonic() < until_s:
                 pass
+        case "queue":
+            torch.cuda._sleep(int(fault.seconds * _CYCLES_PER_S))
+        case "oom":
+            raise torch.OutOfMemoryError(message)
         case "leak":
             _held.append(bytearray(b"x") * (256 << 20))
         case "hang":
@@ -141,11 +148,12 @@ def _strike(fault: Fault, message: str) -> None:
 
 
 if FAULTS_VARIABLE in os.environ:  # tests import this module too, where no worker is
+    import torch
     from vllm.v1.engine import EngineCoreRequestType
     from vllm.v1.engine.core_client import AsyncMPClient
 
     from genserve.worker import extension
-    from genserve.worker.device import Device
+    from genserve.worker.device import CudaDevice, Device
     from genserve.worker.exchange import PointerExchange
     from genserve.worker.shadow import Shadow
 
@@ -225,6 +233,14 @@ if FAULTS_VARIABLE in os.environ:  # tests import this module too, where no work
 
         return _load(self, counted())
 
+    _copy = CudaDevice.copy
+
+    def _faulty_copy(self: CudaDevice, target: Any, source: Any) -> None:
+        strike(_step.name, _step.rank, _step.done)
+        _copy(self, target, source)
+        _step.done += 1
+
+    CudaDevice.copy = _faulty_copy  # type: ignore[method-assign]
     PointerExchange._put = _faulty_put  # type: ignore[method-assign]
     Shadow.load = _faulty_load  # type: ignore[method-assign]
 
@@ -242,7 +258,6 @@ if FAULTS_VARIABLE in os.environ:  # tests import this module too, where no work
         layer.cpu_linear = torch.nn.functional.linear
 
     if KEEP_ADDRESSES_VARIABLE in os.environ:
-        import torch
         from vllm.model_executor.layers import utils
 
         Device.of = _KeptAddresses  # type: ignore[method-assign,assignment]

@@ -38,3 +38,12 @@ async def test_a_copy_that_fails_leaves_the_old_version_live(addressed: Subject,
     error = await addressed.fails(PushRolledBackError, Fault("commit", after=after))
     assert f"the commit failed, version {version} is served" in error.message
     await addressed.oracle.holds((version, "a"))
+
+
+@pytest.mark.parametrize(("step", "after"), [("load", 3), ("commit", 5)])
+async def test_memory_that_runs_out_leaves_the_old_version_live(addressed: Subject, step: str, after: int) -> None:
+    """While a version is built, or in the middle of its exchange; the message has torch's name for it."""
+    version = await addressed.oracle.served_version()
+    error = await addressed.fails(PushRolledBackError, Fault(step, "oom", after=after))
+    assert "OutOfMemoryError" in error.message
+    await addressed.oracle.holds((version, "a"))

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -152,13 +153,17 @@ FIELDS: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {
 class Speculative:
     """As vLLM's SpeculativeConfig, which looks for the draft model's files."""
 
-    def __init__(self, method: str) -> None:
+    def __init__(self, method: str, model: str = "") -> None:
         self.method = method
+        self.draft_model_config = SimpleNamespace(model=model)
 
 
 FIELDS["draft-model"] = (
     [{"speculative_config": Speculative(method)} for method in ("mtp", "eagle3", "draft_model", "custom_class")],
-    [{"speculative_config": Speculative(method)} for method in ("ngram_gpu", "suffix")],
+    [
+        *({"speculative_config": Speculative(method)} for method in ("ngram_gpu", "suffix")),
+        {"speculative_config": Speculative("mtp", "served"), "model_config.model": "served"},
+    ],
 )
 
 

@@ -137,6 +137,17 @@ def addresses(module: nn.Module) -> Mapping[str, int]:
     return {name: place.value.data_ptr() for name, place in holdings(module).items()}
 
 
+@pytest.mark.parametrize("device", [CPU, KeptDevice()])
+def test_empty_tensors_of_two_types_are_the_same(device: Device) -> None:
+    """vLLM packs latent attention on the CPU and leaves an empty weight without saying its type: it gets the default
+    one, which is another one in a background thread than while a model is loaded."""
+    live, prepared = Plain(1.0), Plain(2.0)
+    for model, dtype in ((live, torch.bfloat16), (prepared, torch.float32)):
+        model.packed = nn.Parameter(torch.empty(0, dtype=dtype))
+    exchange_of(live, prepared, device).commit()
+    assert (live.seen(), live.packed.dtype) == ({2.0}, torch.bfloat16)
+
+
 def test_where_addresses_are_kept_contents_change_places() -> None:
     """Each byte once, though a tie and a view have it too; the prepared tensors hold what was live, which is the way
     back. The device is waited for before the first copy, which prepared tensors need too, and after the last one."""

@@ -1,0 +1,68 @@
+"""The matrix of tests/gpu, as far as it can be proven without a GPU: it shall not rot where nobody can run it."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from genserve.worker.placement import WAYS as EVERY_WAY
+from genserve.worker.placement import Facts, place
+from tests.gpu.conftest import what_to_send
+from tests.gpu.matrix import KINDS, WAYS, Kind, refused, served
+from tests.gpu.on_cpu import CHECKED
+
+
+@pytest.fixture(scope="module")
+def findings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What is wrong with each kind."""
+    program = [sys.executable, "-m", "tests.gpu.on_cpu", str(tmp_path_factory.mktemp("kinds"))]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=280, check=False)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("KINDS ")]
+    assert lines, done.stderr[-4000:]
+    found: dict[str, str] = json.loads(lines[0].removeprefix("KINDS "))
+    return found
+
+
+@pytest.mark.parametrize("kind", CHECKED, ids=lambda kind: kind.name)
+def test_vllm_takes_the_checkpoints_and_pushes_of_them_equal_cold_starts(kind: Kind, findings: dict[str, str]) -> None:
+    """A kind that the CPU backend cannot load is held against the names and shapes of vLLM's class."""
+    assert findings[kind.name] == ""
+
+
+def test_every_kind_is_either_served_or_refused_in_every_way() -> None:
+    """And the ways are those that there are."""
+    assert WAYS == EVERY_WAY
+    both = [(kind.name, way) for kind, way in [*served(), *refused()]]
+    assert sorted(both) == sorted((kind.name, way) for kind in KINDS for way in WAYS)
+
+
+@pytest.mark.parametrize(("kind", "way"), [pytest.param(*each, id=f"{each[0].name}-{each[1]}") for each in refused()])
+def test_refusals_say_what_the_matrix_expects(kind: Kind, way: str) -> None:
+    """Those that are known before a model is audited."""
+    if "would leave" in kind.refused[way]:
+        pytest.skip("the audit of a model on a GPU says it")
+    online = kind.name.endswith("-online")
+    facts = Facts(1 << 20, 1 << 10, 1 << 36, 1 << 36, quantization="fp8", is_online=online)
+    with pytest.raises(ValueError, match=re.escape(kind.refused[way])):
+        place(way, facts)
+
+
+def test_who_sees_a_failure_is_told_what_to_send(tmp_path: Path) -> None:
+    """The versions, and the end of the daemon's log."""
+    (tmp_path / "daemon").mkdir()
+    (tmp_path / "daemon" / "stderr").write_text("first\n" * 100 + "the last words\n")
+    said = what_to_send("tests/gpu/test_ways.py::test_pushes[awq]", tmp_path)
+    for part in (
+        '"GPU: test_ways.py::test_pushes[awq]"',
+        "genserve doctor",
+        "nvidia-smi",
+        "\nvllm",
+        "\ntorch ",
+        "the last words",
+    ):
+        assert part in said
+    assert said.count("first") < 50
+    assert "if it was started" in what_to_send("tests/gpu/test_ways.py::test_pushes[awq]", None)
