@@ -25,22 +25,6 @@ _DEVICE_BYTES_PER_S: Final = 1.5e12  # a copy within the device
 _HOST_BYTES_PER_S: Final = 25e9  # a copy between the device and the host, through the pinned ring
 
 
-# vLLM's names for quantisation while loading (config/quantization.py _ONLINE_SHORTHANDS), "online" among them.
-ONLINE_QUANTIZATIONS: Final = frozenset(
-    {
-        "fp8_per_tensor",
-        "fp8_per_block",
-        "fp8_per_channel",
-        "mxfp8",
-        "mxfp4",
-        "int8_per_channel_weight_only",
-        "nvfp4_per_token",
-        "online",
-        "experts_int8",
-    }
-)
-
-
 @dataclass(frozen=True, slots=True)
 class Facts:
     """What a worker knows when its model is loaded, in bytes. `weights`: the live model; `largest`: its largest tensor;

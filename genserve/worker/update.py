@@ -8,12 +8,13 @@ from typing import Any, Protocol
 import torch
 
 from genserve.weights.arena import available_memory_bytes
+from genserve.worker import online_quantization
 from genserve.worker.audit import Constants
 from genserve.worker.beside import BesideUpdate
 from genserve.worker.contract import WEIGHT_UPDATE_KEY
 from genserve.worker.device import Device
 from genserve.worker.inplace import InPlaceUpdate
-from genserve.worker.placement import ONLINE_QUANTIZATIONS, Facts, Placement, place
+from genserve.worker.placement import Facts, Placement, place
 from genserve.worker.tree import sizes_of
 
 
@@ -69,7 +70,7 @@ def choose(worker: Any) -> Chosen:
         facts = Facts(beside.num_bytes if beside is not None else 0, 0, None, host_bytes)
     else:
         sizes = sizes_of(live)
-        quantization, is_online = config.model_config.quantization, _is_online(config)
+        quantization, is_online = config.model_config.quantization, online_quantization.is_online(config)
         facts = Facts(sum(sizes), max(sizes, default=0), _left(worker, device), host_bytes, quantization, is_online)
     placement = place(asked, facts)
     if placement.way == "inplace":
@@ -78,14 +79,6 @@ def choose(worker: Any) -> Chosen:
         at = worker.device if placement.way == "beside" else torch.device("cpu")
         beside = BesideUpdate(live, config, device, at)
     return Chosen(placement, beside, device)
-
-
-def _is_online(config: Any) -> bool:
-    """Whether weights are quantised as they are loaded, from a checkpoint that is not."""
-    quantization = config.model_config.quantization
-    if quantization == "fp8":
-        return not getattr(config.quant_config, "is_checkpoint_fp8_serialized", False)
-    return quantization in ONLINE_QUANTIZATIONS
 
 
 def _left(worker: Any, device: Device) -> int:
