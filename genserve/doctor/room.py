@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
+from genserve.config import CPU_KV_CACHE_BYTES, WAYS, ways
 from genserve.doctor.serve_flags import ServeFlags
-from genserve.worker.placement import WAYS, leaves_enough
+from genserve.worker.placement import leaves_enough
 
 GB: Final = 1e9
 BF16_BYTES: Final = 2
@@ -25,8 +26,6 @@ ON_HOST: Final = 1.1
 """What a version that is built in host memory takes, in sizes of the model."""
 PROCESS_BYTES: Final = int(2 * GB)
 """Assumed for the daemon's and the engine's processes on the host."""
-CPU_KV_BYTES: Final = 4 << 30
-"""What `genserve serve` gives the KV cache on a CPU where the flags do not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +84,9 @@ def room(model: ModelSize, memory: Memory, flags: ServeFlags) -> Room:
 
 
 def fits(way: str, model: ModelSize, memory: Memory, flags: ServeFlags) -> bool:
-    """Whether there is room to serve the model and to take versions that way."""
+    """Whether there is room to serve the model and to take versions that way, which is one of the device's."""
     needs = _cpu_needs(model, flags) if memory.device_bytes is None else _device_needs(model, flags)
-    on_engine, on_host = needs.get(way, needs["beside"])
+    on_engine, on_host = needs[way]
     return on_engine <= _budget_bytes(memory, flags) and on_host <= memory.host_bytes
 
 
@@ -139,12 +138,12 @@ def _device_needs(model: ModelSize, flags: ServeFlags) -> Mapping[str, tuple[flo
 
 
 def _cpu_needs(model: ModelSize, flags: ServeFlags) -> Mapping[str, tuple[float, float]]:
-    """The same on a CPU, whose memory is the host's; "host" is no way of its own there."""
-    kv = CPU_KV_BYTES if flags.kv_cache_bytes is None else flags.kv_cache_bytes
+    """The same on a CPU, whose memory is the host's."""
+    kv = CPU_KV_CACHE_BYTES if flags.kv_cache_bytes is None else flags.kv_cache_bytes
     models = flags.data_parallel_size
     served = (2 + models) * model.weight_bytes + kv * flags.num_workers + PROCESS_BYTES
     needs = ((served + ON_HOST * models * model.weight_bytes, 0.0), (served + 2 * models * model.largest_bytes, 0.0))
-    return dict(zip(("beside", "inplace"), needs, strict=True))
+    return dict(zip(ways("cpu"), needs, strict=True))
 
 
 def _kv_bytes(model: ModelSize, flags: ServeFlags) -> float:

@@ -8,7 +8,7 @@ inplace  layer by layer over the live one, in the pause: memory for the largest 
 from dataclasses import dataclass
 from typing import Final
 
-WAYS: Final = ("beside", "host", "inplace")
+from genserve.config import WAYS
 
 GIB: Final = 1 << 30
 HOST_MARGIN_BYTES: Final = 512 << 20

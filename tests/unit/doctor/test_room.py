@@ -2,9 +2,9 @@
 
 import pytest
 
+from genserve.config import CPU_KV_CACHE_BYTES
 from genserve.doctor.room import (
     ACTIVATION_BYTES,
-    CPU_KV_BYTES,
     KV_TOKENS,
     ON_HOST,
     PROCESS_BYTES,
@@ -78,13 +78,15 @@ def test_what_does_not_fit_beside_is_staged_on_the_host_or_loaded_in_place() -> 
 def test_on_a_cpu_four_copies_lie_in_host_memory() -> None:
     """The live model, the served bytes, those that arrive, and what is prepared; in place without the last."""
     shadow = ON_HOST * 16 * GB
-    beside = int(3 * 16 * GB + shadow) + CPU_KV_BYTES + PROCESS_BYTES
+    beside = int(3 * 16 * GB + shadow) + CPU_KV_CACHE_BYTES + PROCESS_BYTES
     assert room(MODEL, Memory(None, beside), flags()).way == "beside"
     assert room(MODEL, Memory(None, beside - 1), flags()).way == "inplace"
     assert room(MODEL, Memory(None, beside - int(shadow)), flags()).way == ""
-    twice = beside + int(16 * GB + shadow) + CPU_KV_BYTES
+    twice = beside + int(16 * GB + shadow) + CPU_KV_CACHE_BYTES
     assert [fits("beside", MODEL, Memory(None, each), flags("-dp 2")) for each in (twice, twice - 1)] == [True, False]
-    assert fits("beside", MODEL, Memory(None, beside - CPU_KV_BYTES + 2**20), flags("--kv-cache-memory-bytes 1M"))
+    with pytest.raises(KeyError):  # no answer for another way
+        fits("host", MODEL, Memory(None, beside), flags())
+    assert fits("beside", MODEL, Memory(None, beside - CPU_KV_CACHE_BYTES + 2**20), flags("--kv-cache-memory-bytes 1M"))
 
 
 def test_the_largest_model_is_the_largest_that_fits() -> None:

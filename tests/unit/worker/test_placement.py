@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from genserve.worker.placement import GIB, WAYS, Facts, duration, pause_s, place, refusal
+from genserve.config import WAYS
+from genserve.worker.placement import GIB, Facts, duration, pause_s, place, refusal
 
 SMALL = Facts(16 * GIB, 2 * GIB, 57 * GIB, 200 * GIB)  # 8 billion parameters on 80 GB
 MEDIUM = Facts(28 * GIB, 2 * GIB, 45 * GIB, 200 * GIB)
