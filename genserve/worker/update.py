@@ -1,6 +1,6 @@
 """The way that a worker takes new versions: what it knows, the choice, and what is built for it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from threading import Event
 from typing import Any, Protocol
@@ -61,17 +61,14 @@ def choose(worker: Any) -> Chosen:
     live, config = worker.model_runner.get_model(), worker.vllm_config
     device = Device.of(worker.device)
     asked = config.additional_config.get(WEIGHT_UPDATE_KEY, "auto")
-    host_bytes = available_memory_bytes() // _ranks_here(config.parallel_config)
     beside: BesideUpdate | None = None
     if worker.device.type == "cpu":
         # Its packed weights lie outside of torch: what a second model takes is known once there is one, empty.
         if asked != "inplace":
             beside = BesideUpdate(live, config, device, worker.device)
-        facts = Facts(beside.num_bytes if beside is not None else 0, 0, None, host_bytes)
+        facts = Facts(beside.num_bytes if beside is not None else 0, 0, None, _host_bytes(config.parallel_config))
     else:
-        sizes = sizes_of(live)
-        quantization, is_online = config.model_config.quantization, online_quantization.is_online(config)
-        facts = Facts(sum(sizes), max(sizes, default=0), _left(worker, device), host_bytes, quantization, is_online)
+        facts = gpu_facts(worker, sizes_of(live), device.free_bytes())
     placement = place(asked, facts)
     if placement.way == "inplace":
         return Chosen(placement, InPlaceUpdate(live, config, device), device)
@@ -81,11 +78,25 @@ def choose(worker: Any) -> Chosen:
     return Chosen(placement, beside, device)
 
 
-def _left(worker: Any, device: Device) -> int:
+def gpu_facts(worker: Any, sizes: Sequence[int], free_bytes: int) -> Facts:
+    """What a worker of a GPU knows; all in bytes. `sizes`: of the tensors that a push replaces; `free_bytes`: of the
+    device, that nobody has."""
+    config = worker.vllm_config
+    return Facts(
+        sum(sizes),
+        max(sizes, default=0),
+        _left(worker, free_bytes),
+        _host_bytes(config.parallel_config),
+        config.model_config.quantization,
+        online_quantization.is_online(config),
+        int(worker.cache_config.kv_cache_memory_bytes or 0),
+    )
+
+
+def _left(worker: Any, free_bytes: int) -> int:
     """What vLLM has left of the device for keys, values and activations, in bytes.
 
     internal: `requested_memory` and `init_snapshot` of its GPU worker. Once the KV cache is there, what is free."""
-    free_bytes = device.free_bytes()
     fixed_bytes = worker.cache_config.kv_cache_memory_bytes
     if getattr(worker.model_runner, "kv_caches", None):
         return free_bytes
@@ -94,6 +105,7 @@ def _left(worker: Any, device: Device) -> int:
     return max(0, int(worker.requested_memory) - (int(worker.init_snapshot.free_memory) - free_bytes))
 
 
-def _ranks_here(parallel: Any) -> int:
-    """Workers on this host, which share its memory."""
-    return max(1, int(parallel.world_size) * int(parallel.data_parallel_size_local) // int(parallel.nnodes))
+def _host_bytes(parallel: Any) -> int:
+    """Of the host's memory, for each of the workers that share it: those of this host."""
+    num_here = int(parallel.world_size) * int(parallel.data_parallel_size_local) // int(parallel.nnodes)
+    return available_memory_bytes() // max(1, num_here)

@@ -144,7 +144,6 @@ def test_a_way_that_cannot_build_these_weights_is_not_taken() -> None:
     assert place("auto", Facts(61 * GIB, 2 * GIB, 12 * GIB, 200 * GIB, "awq")).way == "inplace"
     assert place("auto", Facts(61 * GIB, 2 * GIB, 12 * GIB, 200 * GIB, "fp8")).way == "inplace"  # quantised already
     awq = Facts(28 * GIB, 4 * GIB, 45 * GIB, 200 * GIB, "awq")
-    awq = Facts(28 * GIB, 4 * GIB, 45 * GIB, 200 * GIB, "awq")
     nowhere = Facts(61 * GIB, 2 * GIB, 12 * GIB, 200 * GIB, "fp8", is_online=True)
     for asked, facts in (("host", awq), ("host", fp8), ("inplace", fp8), ("auto", nowhere)):
         with pytest.raises(ValueError, match=f"weights .*{facts.quantization}"):
