@@ -12,19 +12,12 @@ from typing import Final
 
 from genserve.config import CPU_KV_CACHE_BYTES, WAYS, ways
 from genserve.doctor.serve_flags import ServeFlags
-from genserve.worker.placement import leaves_enough
+from genserve.worker.placement import ACTIVATION_BYTES, GIB, HOST_FACTOR, RING_BYTES, leaves_enough
 
-GB: Final = 1e9
 BF16_BYTES: Final = 2
 KV_TOKENS: Final = 8192
 """Tokens that must fit the KV cache where --max-model-len does not say: one long sequence."""
-ACTIVATION_BYTES: Final = int(3 * GB)
-"""Assumed for activations, captured graphs and the CUDA context of each rank."""
-RING_BYTES: Final = 256 << 20
-"""Page-locked memory of the host through which each rank's weights reach its device."""
-ON_HOST: Final = 1.1
-"""What a version that is built in host memory takes, in sizes of the model."""
-PROCESS_BYTES: Final = int(2 * GB)
+PROCESS_BYTES: Final = 2 * GIB
 """Assumed for the daemon's and the engine's processes on the host."""
 
 
@@ -122,7 +115,7 @@ def _auto_builds_beside(model: ModelSize, budget_bytes: float, flags: ServeFlags
     """As the daemon decides; `--weight-update beside` would take all that is left."""
     weights = model.weight_bytes / flags.num_ranks
     needed = weights + model.largest_bytes / flags.tensor_parallel_size
-    return leaves_enough(needed, budget_bytes - weights - ACTIVATION_BYTES)
+    return leaves_enough(needed, budget_bytes - weights)
 
 
 def _device_needs(model: ModelSize, flags: ServeFlags) -> Mapping[str, tuple[float, float]]:
@@ -132,7 +125,7 @@ def _device_needs(model: ModelSize, flags: ServeFlags) -> Mapping[str, tuple[flo
     bounce = model.largest_bytes / flags.tensor_parallel_size
     least = weights + bounce + ACTIVATION_BYTES + _kv_bytes(model, flags) / flags.num_ranks
     host = 2 * model.weight_bytes + RING_BYTES * flags.num_workers + PROCESS_BYTES
-    staged = ON_HOST * model.weight_bytes * flags.data_parallel_size
+    staged = HOST_FACTOR * model.weight_bytes * flags.data_parallel_size
     needs = ((least + weights, host), (least, host + staged), (least, host))
     return dict(zip(WAYS, needs, strict=True))
 
@@ -142,7 +135,10 @@ def _cpu_needs(model: ModelSize, flags: ServeFlags) -> Mapping[str, tuple[float,
     kv = CPU_KV_CACHE_BYTES if flags.kv_cache_bytes is None else flags.kv_cache_bytes
     models = flags.data_parallel_size
     served = (2 + models) * model.weight_bytes + kv * flags.num_workers + PROCESS_BYTES
-    needs = ((served + ON_HOST * models * model.weight_bytes, 0.0), (served + 2 * models * model.largest_bytes, 0.0))
+    needs = (
+        (served + HOST_FACTOR * models * model.weight_bytes, 0.0),
+        (served + 2 * models * model.largest_bytes, 0.0),
+    )
     return dict(zip(ways("cpu"), needs, strict=True))
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from genserve.config import WAYS, WEIGHT_UPDATES
-from genserve.worker.placement import GIB, Facts, duration, pause_s, place
+from genserve.worker.placement import ACTIVATION_BYTES, GIB, RING_BYTES, Facts, duration, pause_s, place
+from genserve.worker.ring import NUM_SLOTS, SLOT_BYTES
 
 SMALL = Facts(16 * GIB, 2 * GIB, 57 * GIB, 200 * GIB)  # 8 billion parameters on 80 GB
 MEDIUM = Facts(28 * GIB, 2 * GIB, 45 * GIB, 200 * GIB)
@@ -160,14 +161,21 @@ def test_the_table_of_the_guide_is_what_is_computed() -> None:
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("| ")]
     rows = [row for row in rows if row[0] in MODELS]
     assert len(rows) == 7
+    assert "`--gpu-memory-utilization 0.92` and 2 GiB for activations" in page
+    assert ACTIVATION_BYTES == 2 * GIB
     for row in rows:
         weights_gib, largest_gib = (size / int(row[1]) for size in MODELS[row[0]])
-        left_gib = 0.92 * 79.1 - weights_gib - 1.5
+        left_gib = 0.92 * 79.1 - weights_gib
         facts = Facts(*(int(size * GIB) for size in (weights_gib, largest_gib, left_gib, 1000.0)))
         way = place("auto", facts).way
-        kept_gib = largest_gib + (weights_gib if way == "beside" else 0)
+        kept_gib = largest_gib + (weights_gib if way == "beside" else 0) + ACTIVATION_BYTES / GIB
         pauses = [duration(pause_s(each, facts.weights)) for each in WAYS]
-        if weights_gib + largest_gib > left_gib:
+        if not _is_taken("beside", facts):
             pauses[0] = ""
         sizes = [f"{size:.1f} GiB" for size in (weights_gib, left_gib, left_gib - kept_gib)]
         assert row[2:] == [sizes[0], sizes[1], way, sizes[2], *pauses]
+
+
+def test_the_ring_is_as_large_as_is_said() -> None:
+    """Who has no torch computes with it."""
+    assert NUM_SLOTS * SLOT_BYTES == RING_BYTES
