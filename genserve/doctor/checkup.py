@@ -1,7 +1,6 @@
 """All of it, in order: the machine, daemons that are pushed to in every way, and what fits."""
 
 import signal
-import sys
 import tempfile
 import time
 from asyncio import current_task, get_running_loop
@@ -70,12 +69,14 @@ async def check_up(
                     order, subject, _that_fit(chosen, size, memory, order), children, Path(scratch), say
                 )
             cold = cold_starts(found)
+            own_bytes = 0.0 if size is None else size.weight_bytes / order.flags.num_ranks
             for each in found:
-                verdicts = way_verdicts(each, cold, expect_cold=order.model is None)
+                verdicts = way_verdicts(each, cold, expect_cold=order.model is None, own_bytes=own_bytes)
                 add(f"--weight-update {each.way}" if each.way else f"cold start on {each.started_on}", verdicts)
             for way in chosen:
                 if all(each.way != way for each in found):
-                    add(f"--weight-update {way}", iter([_does_not_fit()]))
+                    not_tried = warn("start", "not tried: there is no room for your model", "See `your model` below.")
+                    add(f"--weight-update {way}", iter([not_tried]))
             told["daemons"] = [{"way": each.way, "started_on": each.started_on, **each.info} for each in found]
         add("what fits (computed)", room_verdicts(memory, order.flags, size))
     return sections, told
@@ -128,10 +129,6 @@ def _that_fit(chosen: Sequence[str], own: ModelSize | None, memory: Memory, orde
     return [way for way in chosen if own is None or fits(way, own, memory, order.flags)]
 
 
-def _does_not_fit() -> Verdict:
-    return warn("start", "not tried: there is no room for your model", "See `your model` below.")
-
-
 @contextmanager
 def _cancelled_by_sigterm() -> Iterator[None]:
     """SIGTERM ends this as Ctrl-C does: no process may be left behind."""
@@ -142,8 +139,3 @@ def _cancelled_by_sigterm() -> Iterator[None]:
         yield
     finally:
         loop.remove_signal_handler(signal.SIGTERM)
-
-
-def say_on_stderr(line: str) -> None:
-    """Progress: none of it belongs to the report."""
-    print(f"genserve: {line}", file=sys.stderr, flush=True)
