@@ -52,17 +52,17 @@ def run(args: argparse.Namespace) -> int:
 
     flags = ServeFlags.parse(args.serve_flags)
 
-    from genserve.doctor.checkup import Order, check_up
+    from genserve.doctor.checkup import CheckupOptions, check_up
 
     def show(section: Section) -> None:
         if not args.json:
             print("\n".join(section_lines(section)), flush=True)
 
-    order = Order(args.model, args.ways, flags, args.timeout_s, args.machine_only)
+    options = CheckupOptions(args.model, args.ways, flags, args.timeout_s, args.machine_only)
     began_s = time.monotonic()
     with Children() as children:
         try:
-            sections, facts = asyncio.run(check_up(order, children, _say, show))
+            sections, facts = asyncio.run(check_up(options, children, _say, show))
         except asyncio.CancelledError:
             raise KeyboardInterrupt from None  # by SIGTERM
     elapsed_s = time.monotonic() - began_s

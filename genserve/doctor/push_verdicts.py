@@ -5,7 +5,7 @@ from statistics import median, quantiles
 from typing import Final
 
 from genserve.doctor.audit import Audit
-from genserve.doctor.findings import PushFound, Refusal, Snapshot, WayFound
+from genserve.doctor.findings import MustFail, PushFound, Snapshot, WayFound
 from genserve.doctor.verdict import Verdict, fail, ok, warn
 from genserve.worker.placement import duration, pause_s
 
@@ -172,22 +172,22 @@ def latency(pushes: Sequence[PushFound]) -> Verdict:
     return ok("inter-token latency", finding, **figures)
 
 
-def misshapen(refusal: Refusal) -> Verdict:
+def misshapen(tried: MustFail) -> Verdict:
     """A push that does not fit is refused, with the tensor's name, and changes nothing."""
-    if refusal.reason == "":
+    if tried.reason == "":
         return fail("a misshapen tensor", "it was taken", _REPORT)
-    if refusal.reason != "MANIFEST_MISMATCH":
-        return fail("a misshapen tensor", f"{refusal.reason}: {refusal.message}", _REPORT)
-    return _unchanged("a misshapen tensor", "refused with MANIFEST_MISMATCH", refusal)
+    if tried.reason != "MANIFEST_MISMATCH":
+        return fail("a misshapen tensor", f"{tried.reason}: {tried.message}", _REPORT)
+    return _unchanged("a misshapen tensor", "refused with MANIFEST_MISMATCH", tried)
 
 
-def late(refusal: Refusal) -> Verdict:
+def late(tried: MustFail) -> Verdict:
     """A push that fails when all of its bytes are there changes nothing."""
-    if refusal.reason == "":
+    if tried.reason == "":
         return warn("a push that ends late", "it was applied in time: nothing is proven", "Repeat it.")
-    if refusal.reason not in ("DEADLINE_EXCEEDED", "PUSH_ROLLED_BACK"):
-        return fail("a push that ends late", f"{refusal.reason}: {refusal.message}", _REPORT)
-    return _unchanged("a push that ends late", f"undone with {refusal.reason}", refusal)
+    if tried.reason not in ("DEADLINE_EXCEEDED", "PUSH_ROLLED_BACK"):
+        return fail("a push that ends late", f"{tried.reason}: {tried.message}", _REPORT)
+    return _unchanged("a push that ends late", f"undone with {tried.reason}", tried)
 
 
 def stop(problem: str) -> Verdict:
@@ -197,11 +197,11 @@ def stop(problem: str) -> Verdict:
     return ok("stop", "SIGTERM ended the daemon and every process of it")
 
 
-def _unchanged(check: str, finding: str, refusal: Refusal) -> Verdict:
+def _unchanged(check: str, finding: str, tried: MustFail) -> Verdict:
     """Whether what was served before is served after."""
-    if refusal.after is None:
+    if tried.after is None:
         return fail(check, f"{finding}, and the daemon did not answer after it", _REPORT)
-    before, after = refusal.before, refusal.after
+    before, after = tried.before, tried.after
     if (after.tokens, after.digests) != (before.tokens, before.digests) or not after.labelled:
         return fail(check, f"{finding}, and something else is served after it", _REPORT)
     return ok(check, f"{finding}; the version before is served")

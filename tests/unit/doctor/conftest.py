@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from genserve.doctor.findings import PushFound, Refusal, Snapshot, WayFound
+from genserve.doctor.findings import MustFail, PushFound, Snapshot, WayFound
 from genserve.doctor.host import HostFacts
 from genserve.doctor.machine import DeviceFacts, MachineFacts, TorchFacts
 from genserve.doctor.shared_memory import SharedMemoryFacts
@@ -58,7 +58,7 @@ def push(name: str, **changes: Any) -> PushFound:
 def way(**changes: Any) -> WayFound:
     """A daemon started on a, pushed b, a, b, that did all as it should."""
     names = ("b", "a", "b")
-    refused = Refusal("MANIFEST_MISMATCH", "w: is [3, 4], must be [4, 4]", snapshot("b"), snapshot("b"))
+    refused = MustFail("MANIFEST_MISMATCH", "w: is [3, 4], must be [4, 4]", snapshot("b"), snapshot("b"))
     found = WayFound(
         "beside",
         "a",

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from genserve.doctor.findings import Refusal, Snapshot, WayFound
+from genserve.doctor.findings import MustFail, Snapshot, WayFound
 from genserve.doctor.push_verdicts import cold_starts, way_verdicts
 from genserve.doctor.verdict import Level, Verdict
 from genserve.worker.placement import pause_s
@@ -12,7 +12,7 @@ from tests.unit.doctor.conftest import push, snapshot, way
 
 OTHER_TOKENS = ((9, 9), (9, 9))
 B = snapshot("b")
-LATE = Refusal("DEADLINE_EXCEEDED", "no time was left", B, B)
+LATE = MustFail("DEADLINE_EXCEEDED", "no time was left", B, B)
 
 
 def verdicts(found: WayFound, cold: dict[str, Snapshot], *, expect_cold: bool = True) -> dict[str, Verdict]:
@@ -58,11 +58,11 @@ BAD: list[tuple[str, WayFound, Level, str]] = [
     ("pause", way(pushes=[push("b", paused_s=1.5)]), Level.WARN, "p50 1500.0 ms"),
     ("inter-token latency", way(pushes=[push("b", waits_s=[0.2] * 9)]), Level.WARN, "200.0/200.0 ms while preparing"),
     ("inter-token latency", way(pushes=[push("b", waits_s=[])]), Level.WARN, "no token came"),
-    ("a misshapen tensor", way(misshapen=Refusal("", "", B, B)), Level.FAIL, "it was taken"),
-    ("a misshapen tensor", way(misshapen=Refusal("INTERNAL", "KeyError", B, B)), Level.FAIL, "INTERNAL: KeyError"),
+    ("a misshapen tensor", way(misshapen=MustFail("", "", B, B)), Level.FAIL, "it was taken"),
+    ("a misshapen tensor", way(misshapen=MustFail("INTERNAL", "KeyError", B, B)), Level.FAIL, "INTERNAL: KeyError"),
     (
         "a misshapen tensor",
-        way(misshapen=Refusal("MANIFEST_MISMATCH", "", B, snapshot("a"))),
+        way(misshapen=MustFail("MANIFEST_MISMATCH", "", B, snapshot("a"))),
         Level.FAIL,
         "something else is served",
     ),
