@@ -1,6 +1,6 @@
 """The way that a worker takes new versions: what it knows, the choice, and what is built for it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from threading import Event
 from typing import Any, Protocol
@@ -8,13 +8,14 @@ from typing import Any, Protocol
 import torch
 
 from genserve.memory.arena import available_memory_bytes
+from genserve.worker import online_quantization
 from genserve.worker.audit import Constants
 from genserve.worker.beside import BesideUpdate
 from genserve.worker.contract import WEIGHT_UPDATE_KEY
 from genserve.worker.device import Device
 from genserve.worker.draft import DraftUpdate, WithDraft, draft_of, draft_update
 from genserve.worker.inplace import InPlaceUpdate
-from genserve.worker.placement import ONLINE_QUANTIZATIONS, Facts, Placement, place
+from genserve.worker.placement import Facts, Placement, place
 from genserve.worker.tree import sizes_of
 
 
@@ -61,7 +62,6 @@ def choose(worker: Any) -> Chosen:
     live, config = worker.model_runner.get_model(), worker.vllm_config
     device = Device.of(worker.device)
     asked = config.additional_config.get(WEIGHT_UPDATE_KEY, "auto")
-    host_bytes = available_memory_bytes() // _ranks_here(config.parallel_config)
     drafting: DraftUpdate | None = None
     beside: BesideUpdate | None = None
     if worker.device.type == "cpu":
@@ -69,13 +69,13 @@ def choose(worker: Any) -> Chosen:
         if asked != "inplace":
             beside = BesideUpdate(live, config, device, worker.device)
         drafting = draft_update(worker, device, asked)
-        facts = Facts(sum(each.num_bytes for each in (beside, drafting) if each is not None), 0, None, host_bytes)
+        num_bytes = sum(each.num_bytes for each in (beside, drafting) if each is not None)
+        facts = Facts(num_bytes, 0, None, _host_bytes(config.parallel_config))
     else:
         # What drafts is loaded with embeddings and a head of its own, so what it shares counts twice.
         draft = draft_of(worker)
         sizes = [*sizes_of(live), *(sizes_of(draft.model) if draft is not None else [])]
-        quantization, is_online = config.model_config.quantization, _is_online(config)
-        facts = Facts(sum(sizes), max(sizes, default=0), _left(worker, device), host_bytes, quantization, is_online)
+        facts = gpu_facts(worker, sizes, device.free_bytes())
     placement = place(asked, facts)
     at = torch.device("cpu") if placement.way == "host" else worker.device
     update: Update
@@ -88,19 +88,25 @@ def choose(worker: Any) -> Chosen:
     return Chosen(placement, update if drafting is None else WithDraft(update, drafting), device)
 
 
-def _is_online(config: Any) -> bool:
-    """Whether weights are quantised as they are loaded, from a checkpoint that is not."""
-    quantization = config.model_config.quantization
-    if quantization == "fp8":
-        return not getattr(config.quant_config, "is_checkpoint_fp8_serialized", False)
-    return quantization in ONLINE_QUANTIZATIONS
+def gpu_facts(worker: Any, sizes: Sequence[int], free_bytes: int) -> Facts:
+    """What a worker of a GPU knows; all in bytes. `sizes`: of the tensors that a push replaces; `free_bytes`: of the
+    device, that nobody has."""
+    config = worker.vllm_config
+    return Facts(
+        sum(sizes),
+        max(sizes, default=0),
+        _left(worker, free_bytes),
+        _host_bytes(config.parallel_config),
+        config.model_config.quantization,
+        online_quantization.is_online(config),
+        int(worker.cache_config.kv_cache_memory_bytes or 0),
+    )
 
 
-def _left(worker: Any, device: Device) -> int:
+def _left(worker: Any, free_bytes: int) -> int:
     """What vLLM has left of the device for keys, values and activations, in bytes.
 
     internal: `requested_memory` and `init_snapshot` of its GPU worker. Once the KV cache is there, what is free."""
-    free_bytes = device.free_bytes()
     fixed_bytes = worker.cache_config.kv_cache_memory_bytes
     if getattr(worker.model_runner, "kv_caches", None):
         return free_bytes
@@ -109,6 +115,7 @@ def _left(worker: Any, device: Device) -> int:
     return max(0, int(worker.requested_memory) - (int(worker.init_snapshot.free_memory) - free_bytes))
 
 
-def _ranks_here(parallel: Any) -> int:
-    """Workers on this host, which share its memory."""
-    return max(1, int(parallel.world_size) * int(parallel.data_parallel_size_local) // int(parallel.nnodes))
+def _host_bytes(parallel: Any) -> int:
+    """Of the host's memory, for each of the workers that share it: those of this host."""
+    num_here = int(parallel.world_size) * int(parallel.data_parallel_size_local) // int(parallel.nnodes)
+    return available_memory_bytes() // max(1, num_here)
