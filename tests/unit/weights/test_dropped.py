@@ -226,7 +226,18 @@ async def test_vllm_s_transfer_takes_awake_weights_and_no_dropped_ones(rig: Rig)
     assert rig.board.phase is Phase.SLEEPING
     await rig.sleeps.wake_up()
     assert rig.engine.running
-    rig.resident.forget("are not here")
     await drop_weights(rig)
-    with pytest.raises(EngineTaintedError, match="level 2"):
+    with pytest.raises(EngineTaintedError, match=r"push a complete version .* not here to be restored.*level 1"):
         await rig.transfers.start(UpdateOptions("u2"))
+    await rig.push(header(weight_version=5))
+    await rig.transfers.start(UpdateOptions("u3"))
+
+
+async def test_vllm_s_transfer_follows_the_wake_up_that_restores(rig: Rig) -> None:
+    """The error says so while the bytes of the served version are here."""
+    rig.engine.backend = "nccl"
+    await drop_weights(rig)
+    with pytest.raises(EngineTaintedError, match="wake up the rest, which restores the served version"):
+        await rig.transfers.start(UpdateOptions("u1"))
+    await rig.sleeps.wake_up()
+    await rig.transfers.start(UpdateOptions("u1"))
