@@ -127,8 +127,8 @@ class ControlCalls(ServiceCalls):
         weights are awake again. Default mode keep: running requests go on afterwards.
 
         `level` as in vLLM: 0 keeps all memory, 1 (the default) keeps the weights on the host and drops the KV cache, 2
-        drops both. `tags=["kv_cache"]` gives the KV cache back and keeps the weights where they are. The daemon gives
-        up after `timeout_s` and is awake then.
+        drops both. `tags=["kv_cache"]` gives the KV cache back and keeps the weights where they are. A push that is
+        being applied ends first. The daemon gives up after `timeout_s` and is awake then.
         """
         fields = {
             "mode": wire_value(types_pb2.PauseMode, mode, "mode"),

@@ -244,11 +244,6 @@ class PauseController:
         if self._leases.active:
             await self.restore(paused=True)
 
-    @property
-    def stands_still(self) -> bool:
-        """Whether the engine does."""
-        return self._paused
-
     async def _run_if_free(self) -> None:
         if self._paused and not self._leases.active and may_run(self._board.engine_condition):
             await uninterrupted(self._run_engine())

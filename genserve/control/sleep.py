@@ -5,7 +5,9 @@ version is applied over weights that a sleep has dropped before the engine can r
 """
 
 import logging
+import time
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Protocol
 
 from genserve.control.admission import check_sound
@@ -13,7 +15,7 @@ from genserve.control.asleep import Asleep, SleepDepth, tags_of
 from genserve.control.conditions import EngineCondition
 from genserve.control.pause import PauseController, remaining_s
 from genserve.control.state import StateBoard
-from genserve.control.turn import uninterrupted
+from genserve.control.turn import check_timeout, uninterrupted
 from genserve.engine.base import MEMORY_TAGS, Engine, KvPolicy, PauseMode, SleepTag
 from genserve.errors import EngineDeadError, GenserveError, UnsupportedError
 
@@ -25,7 +27,11 @@ log = logging.getLogger(__name__)
 
 
 class RestoresWeights(Protocol):
-    """Has the bytes of the served version."""
+    """Has the bytes of the served version, and applies those of pushes."""
+
+    def between_pushes(self, timeout_s: float) -> AbstractAsyncContextManager[None]:
+        """A time in which no push is applied: it begins when the one that is has ended. Raises DeadlineError, naming
+        the push that took longer."""
 
     async def restore_dropped(self) -> None:
         """Applies the served version over weights that are of none; call it while nothing is scheduled. Raises
@@ -43,19 +49,26 @@ class SleepController:
 
     async def sleep(self, mode: PauseMode, depth: SleepDepth, timeout_s: float) -> None:
         """Puts the engine, or more of it, to sleep, also under leases; does nothing when all of it sleeps, or as much
-        as was asked for. Raises as `PauseController.pause`, UnsupportedError and EngineTaintedError; what was awake is
-        awake again then."""
+        as was asked for. Weights fall asleep when the push that is being applied has ended: its version is served
+        afterwards. Raises as `PauseController.pause`, UnsupportedError and EngineTaintedError; what was awake is awake
+        again then."""
         is_asleep = self._board.engine_condition in (EngineCondition.ASLEEP, EngineCondition.WEIGHTS_AWAKE)
         if is_asleep and not self._board.asleep.takes(depth):
             return
-        async with self._pauses.turn.take(timeout_s, for_weights=True) as deadline_s:
+        check_timeout(timeout_s)
+        ends_s = time.monotonic() + timeout_s
+        async with AsyncExitStack() as stack:
+            if SleepTag.WEIGHTS in depth.tags:
+                # Before the turn, which the push needs for its commit.
+                await stack.enter_async_context(self._restores.between_pushes(timeout_s))
+            turn = self._pauses.turn.take(remaining_s(ends_s), for_weights=True)
+            deadline_s = await stack.enter_async_context(turn)
             check_sound(self._board.engine_condition)
             before = self._board.asleep
             if not before.takes(depth):
                 return
             if not self._engine.info.can_sleep:
                 raise UnsupportedError("the daemon was started without --enable-sleep-mode")
-            joins = self._pauses.stands_still
             await self._pauses.stand_still(mode, KvPolicy.REUSE, deadline_s)
             after = before.after_sleep(depth)
             try:
@@ -63,7 +76,7 @@ class SleepController:
             except EngineDeadError:
                 raise
             except BaseException:
-                await self._pauses.turn.undo(self._undo(before, after, joins))
+                await self._pauses.turn.undo(self._undo(before, after))
                 raise
             self._board.tell_asleep(after)
 
@@ -112,7 +125,7 @@ class SleepController:
         asleep = self._board.asleep
         self._board.tell_asleep(Asleep(asleep.tags - tags, asleep.weights_lost))
 
-    async def _undo(self, before: Asleep, after: Asleep, stood_still: bool) -> None:
+    async def _undo(self, before: Asleep, after: Asleep) -> None:
         """Wakes up what a sleep that failed may have put to sleep."""
         drops = after.weights_lost and not before.weights_lost
         try:
@@ -130,7 +143,7 @@ class SleepController:
             raise
         self._board.tell_asleep(Asleep(before.tags, before.weights_lost))
         if runs:
-            await self._pauses.restore(paused=stood_still)
+            await self._pauses.woke_up()
 
     async def _could_restore(self) -> bool:
         """Whether the weights that a sleep may have dropped are there again; if not the engine sleeps on."""

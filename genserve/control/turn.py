@@ -32,6 +32,12 @@ async def uninterrupted(work: Coroutine[Any, Any, T]) -> T:
     return task.result()
 
 
+def check_timeout(timeout_s: float) -> None:
+    """Raises InvalidFieldError ("timeout")."""
+    if not timeout_s > 0:
+        raise InvalidFieldError.of("timeout", f"must be above 0 s, is {timeout_s:g} s")
+
+
 class EngineTurn:
     """The turn. A caller who gives up (its client has gone, its time is over) leaves the engine at work: the turn goes
     on until that has ended, as a pause behind it would time out, and so would the undoing of that pause."""
@@ -48,8 +54,8 @@ class EngineTurn:
         """Takes the turn; the deadline on the monotonic clock. With `timeout_s` for a call that changes something:
         raises InvalidFieldError ("timeout"), DeadlineError, and what stands against it, as for a pause or `for_weights`
         as for a push. None waits as long as it takes, and asks nobody."""
-        if timeout_s is not None and not timeout_s > 0:
-            raise InvalidFieldError.of("timeout", f"must be above 0 s, is {timeout_s:g} s")
+        if timeout_s is not None:
+            check_timeout(timeout_s)
         deadline_s = time.monotonic() + timeout_s if timeout_s is not None else float("inf")
         try:
             async with asyncio.timeout(timeout_s):

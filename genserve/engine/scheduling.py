@@ -15,8 +15,9 @@ class Scheduling:
     """Pause, resume, sleep and wake-up of an engine.
 
     Engines of a mixture of experts under data parallelism run in `lockstep`: they pause together, and vLLM raises when
-    one is resumed before that has happened. So their pause is a call to be waited for, also after it was given up. Any
-    other engine leaves a pause that was given up at once.
+    one is resumed before that has happened. So their pause is a call to be waited for, also after it was given up: by
+    the next pause too, as vLLM keeps a flag and no count of what is pending, and an engine that has taken two pauses
+    for one waits for the others for ever. Any other engine leaves a pause that was given up at once.
     """
 
     def __init__(self, llm: AsyncLLM, liveness: Liveness) -> None:
@@ -27,7 +28,10 @@ class Scheduling:
         self._multimodal = config.model_config.is_multimodal_model
 
     async def pause(self, mode: PauseMode, kv_policy: KvPolicy, timeout_s: float) -> None:
-        """Stops scheduling; WAIT returns when no request runs."""
+        """Stops scheduling; WAIT returns when no request runs. In lockstep within `timeout_s` from when the engine has
+        ended what it was asked before."""
+        if self._lockstep:
+            await self._liveness.settled()
         await self._liveness.call(
             self._pause(mode, kv_policy is KvPolicy.RECOMPUTE),
             what="pause",

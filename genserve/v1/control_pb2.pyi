@@ -657,7 +657,9 @@ class SleepRequest(_message.Message):
     """
     @_builtins.property
     def timeout(self) -> _duration_pb2.Duration:
-        """Longest time to wait (WAIT waits for running requests); default 60 s. When it runs out the engine is awake."""
+        """Longest time to wait, for a push that is being applied and in WAIT for running requests; default 60 s. When it runs
+        out the engine is awake.
+        """
 
     @_builtins.property
     def tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:

@@ -1,5 +1,7 @@
 """The weights that a sleep of level 2 has dropped, applied anew from the resident bytes before the engine can run."""
 
+from contextlib import AbstractAsyncContextManager
+
 from genserve.errors import EngineTaintedError
 from genserve.weights.registry import PushRegistry
 from genserve.weights.update import WeightUpdater
@@ -13,6 +15,10 @@ class DroppedWeights:
     def __init__(self, pushes: PushRegistry, updater: WeightUpdater) -> None:
         self._pushes = pushes
         self._updater = updater
+
+    def between_pushes(self, timeout_s: float) -> AbstractAsyncContextManager[None]:
+        """A time in which no push is applied."""
+        return self._updater.between_pushes(timeout_s)
 
     async def restore_dropped(self) -> None:
         """Applies the served version over weights that are of none."""

@@ -14,7 +14,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from genserve.control.admission import check_sound, check_weights, check_whole
+from genserve.control.admission import check_sound, check_weights
 from genserve.control.conditions import EngineCondition
 from genserve.control.leases import check_text, check_ttl
 from genserve.control.pause import Hold, PauseController
@@ -136,8 +136,21 @@ class TransferUpdates:
                 self._touch(self._open)
                 return self._open
             check_sound(self._board.engine_condition)
-            check_whole(self._board.asleep.weights_lost)
+            self._check_whole()
             return await uninterrupted(self._start(options))
+
+    def _check_whole(self) -> None:
+        """Raises EngineTaintedError, saying what to do, while the weights are those that a sleep has dropped: vLLM does
+        not tell whether an update brings all of them."""
+        if not self._board.asleep.weights_lost:
+            return
+        way = "wake up the rest, which restores the served version, or push a complete one (PushWeights)"
+        if self._resident.served is None:
+            way = "push a complete version (PushWeights): the bytes of the served one are not here to be restored"
+        raise EngineTaintedError(
+            f"the sleep of level 2 has dropped the weights, and vLLM's transfer may bring some of them only: {way}, "
+            "and start the update then; a trainer that sends through vLLM's transfer alone sleeps with level 1"
+        )
 
     async def _start(self, options: UpdateOptions) -> OpenUpdate:
         deadline_s = time.monotonic() + options.timeout_s

@@ -5,10 +5,14 @@ commit replaced is the way back. Should that fail as well, the resident bytes of
 only if even that fails the engine is tainted, and stands still until a push or a restart heals it.
 """
 
+import asyncio
 import logging
 import time
 import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
+from genserve.control.admission import check_weights
 from genserve.control.conditions import EngineCondition
 from genserve.control.pause import PauseController
 from genserve.control.state import StateBoard
@@ -35,19 +39,52 @@ class WeightUpdater:
         self._pauses = pauses
         self._board = board
         self._resident = resident
+        self._alone = asyncio.Lock()
+        self._applied_id = ""
+
+    @asynccontextmanager
+    async def between_pushes(self, timeout_s: float) -> AsyncIterator[None]:
+        """Waits until the push that is being applied has ended, and has the next one wait. Raises DeadlineError, naming
+        the push."""
+        async with self._its_turn(
+            timeout_s,
+            lambda: (
+                f"push {self._applied_id!r} was still being applied after {timeout_s:g} s: allow more time, or call "
+                "again when GetPush says that it has ended"
+            ),
+        ):
+            yield
 
     async def apply(self, push: LivePush) -> Applied:
         """Prepares, pauses, commits, resumes, and frees what was replaced; all within the header's `apply.timeout_s`.
 
         On any error the previous version is served and the engine is as it was: PauseLeaseLostError, DeadlineError,
-        DrainingError, EngineDeadError, and PushRolledBackError for what went wrong in the engine. The exception is
-        EngineTaintedError: the live weights are unknown then, and the engine stands still. To undo what took too long
-        takes time beyond the timeout.
+        DrainingError, EngineDeadError, EngineSleepingError when a sleep of the weights came first, and
+        PushRolledBackError for what went wrong in the engine. The exception is EngineTaintedError: the live weights are
+        unknown then, and the engine stands still. To undo what took too long takes time beyond the timeout.
 
         `verify` is the time that checksums took while bytes were received, so it is part of `receive` as well.
         """
+        deadline_s = time.monotonic() + push.header.apply.timeout_s
+        async with self._its_turn(push.header.apply.timeout_s, lambda: "no time was left to prepare; nothing changed"):
+            self._applied_id = push.push_id
+            check_weights(self._board.engine_condition, self._board.daemon_condition)
+            return await self._apply(push, deadline_s)
+
+    @asynccontextmanager
+    async def _its_turn(self, timeout_s: float, too_late: Callable[[], str]) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._alone.acquire()
+        except TimeoutError:
+            raise DeadlineError(too_late()) from None
+        try:
+            yield
+        finally:
+            self._alone.release()
+
+    async def _apply(self, push: LivePush, deadline_s: float) -> Applied:
         options = push.header.apply
-        deadline_s = time.monotonic() + options.timeout_s
         previous_version = self._engine.weight_version
         nonce = uuid.uuid4().hex
         if options.pause_lease_id:

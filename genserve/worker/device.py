@@ -9,14 +9,15 @@ On the CPU there is nothing to select, to wait for or to keep. On CUDA
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from vllm.utils.torch_utils import current_stream
 
-from genserve.worker.ring import PinnedRing, ThroughRing, goes_through
+from genserve.worker.ring import Event, PinnedRing, ThroughRing, goes_through
+from genserve.worker.swap import HostSwap
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +53,14 @@ class Device:
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Copies, at once or in the order of this thread's other copies; `synchronize` completes it."""
         target.copy_(source)
+
+    def can_swap(self, live: torch.Tensor, new: torch.Tensor) -> bool:
+        """Whether `swap` takes these two: a live tensor and one on the host."""
+        return False
+
+    def swap(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> HostSwap:
+        """Of tensors that it takes."""
+        raise NotImplementedError("the host's tensors change places")
 
     def give_up(self) -> None:
         """Gives back what is kept for pushes, until something is allocated again."""
@@ -121,6 +130,16 @@ class CudaDevice(Device):
         else:
             target.copy_(source, non_blocking=True)
 
+    def can_swap(self, live: torch.Tensor, new: torch.Tensor) -> bool:
+        """If it is large. Copies of a tensor with gaps would take memory of the device."""
+        is_to_host = live.device == self.device and new.device.type == "cpu"
+        return self._ring is not None and is_to_host and goes_through(live, new) and live.is_contiguous()
+
+    def swap(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> HostSwap:
+        """In two streams of its own, for the two directions."""
+        assert self._ring is not None
+        return HostSwap(pairs, self._ring, _CopyStream(self.device), _CopyStream(self.device))
+
     @property
     def reserved_bytes(self) -> int:
         """Of the pool."""
@@ -130,3 +149,21 @@ class CudaDevice(Device):
     def free_bytes(self) -> int:
         """As the driver tells."""
         return int(torch.cuda.mem_get_info(self.device)[0])
+
+
+class _CopyStream:
+    """`swap.CopyStream`; copies to and from pinned memory alone are made later."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device, priority=0)
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        with torch.cuda.stream(self._stream):
+            target.copy_(source, non_blocking=True)
+
+    def record(self, event: Event) -> None:
+        with torch.cuda.stream(self._stream):
+            event.record()
+
+    def wait(self, event: Event) -> None:
+        self._stream.wait_event(event)

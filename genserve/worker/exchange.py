@@ -2,8 +2,9 @@
 
 The live model keeps its modules, parameters and attention layers, which hold the KV cache and which others refer to;
 what they point at changes. Where addresses have to stay (CUDA graphs, kernels, vLLM's sleep), contents change places
-instead, tensor by tensor through a buffer that is as large as the largest one: nothing is allocated by a commit, and
-what was prepared holds what was live, which is the way back.
+instead, tensor by tensor through a buffer that is as large as the largest one, or through pinned memory (`swap`) where
+prepared ones are on the host: nothing is allocated by a commit, and what was prepared holds what was live, which is the
+way back.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -174,6 +175,11 @@ class ContentExchange:
         tensor that was prepared on a third device."""
         self._pairs = pairs(entries)
         self._device = device
+        # Large ones on the host take another way than the buffer.
+        swaps = [device.can_swap(pair.live, pair.new) for pair in self._pairs]
+        by_swap = [(pair.live, pair.new) for pair, swapped in zip(self._pairs, swaps, strict=True) if swapped]
+        self._by_buffer = [pair for pair, swapped in zip(self._pairs, swaps, strict=True) if not swapped]
+        self._host_swap = device.swap(by_swap) if by_swap else None
         self._buffer = buffer
         self._num_swapped = 0
         self._undo: Callable[[], None] | None = None  # of the swap that is under way
@@ -189,7 +195,9 @@ class ContentExchange:
         """Swaps the contents; raises RuntimeError for what the device refuses. `rollback` is the way back from any
         point of it."""
         self._device.synchronize()  # what steps and the preparation have begun
-        for pair in self._pairs:
+        if self._host_swap is not None:
+            self._host_swap.commit()
+        for pair in self._by_buffer:
             self._swap(pair)
             self._num_swapped += 1
         self._device.synchronize()
@@ -207,13 +215,18 @@ class ContentExchange:
             self._undo()
             self._undo = None
         while self._num_swapped:
-            pair = self._pairs[self._num_swapped - 1]
+            pair = self._by_buffer[self._num_swapped - 1]
             self._device.copy(pair.live, pair.new)
             self._num_swapped -= 1
+        if self._host_swap is not None:
+            self._device.synchronize()
+            self._host_swap.rollback()
         self._device.synchronize()
 
     def free(self) -> None:
         """Lets go of the values that are not live, one at a time."""
+        self._host_swap = None
+        self._by_buffer = []
         while self._pairs:
             self._pairs.pop()
 

@@ -29,7 +29,7 @@ _KEPT_SHARE: Final = 3
 
 # What the pauses are computed from, for an H100 on PCIe 5; none of it was measured.
 _DEVICE_BYTES_PER_S: Final = 1.5e12  # a copy within the device
-_HOST_BYTES_PER_S: Final = 25e9  # a copy between the device and the host, through the pinned ring
+_HOST_BYTES_PER_S: Final = 25e9  # a copy between the device and the host, through the pinned ring; in each direction
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,10 +140,11 @@ def leaves_enough(needed: float, left: float) -> bool:
 
 def pause_s(way: str, weights: int) -> float:
     """How long copies stop generation on a GPU, in seconds, for so many bytes on each: three copies within the device,
-    one to the host and one back, or one to the device. The step that is under way comes on top, some 20 ms."""
+    one to the host and one back at the same time, or one to the device. The step that is under way comes on top, some
+    20 ms."""
     return {
         "beside": 3 * weights / _DEVICE_BYTES_PER_S,
-        "host": 2 * weights / _HOST_BYTES_PER_S,
+        "host": weights / _HOST_BYTES_PER_S,
         "inplace": weights / _HOST_BYTES_PER_S,
     }[way]
 

@@ -6,15 +6,18 @@ every rank, under locks of the driver, and what a rank takes of a matrix is ofte
 
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Final, Protocol
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-NUM_SLOTS: Final = 4
-NUM_THREADS: Final = 4
-SLOT_BYTES: Final = 64 << 20
+NUM_SLOTS: Final = 8
+SLOT_BYTES: Final = 32 << 20
+NUM_THREADS: Final = 8
+COPY_THREADS: Final = 4
+"""Of them that one copy within the host takes: an exchange copies in both directions at a time."""
+
 LEAST_BYTES: Final = 1 << 20
 """Of a tensor that is worth the way through the ring."""
 
@@ -54,6 +57,16 @@ class PinnedRing:
         """Pinned memory, in bytes."""
         return sum(slot.numel() for slot in self._slots)
 
+    @property
+    def slot_bytes(self) -> int:
+        """What passes at a time, in bytes."""
+        return int(self._slots[0].nbytes)
+
+    @property
+    def slots(self) -> list[tuple[torch.Tensor, Event]]:
+        """All of them, for whoever uses them in another order; nothing may be under way when that begins and ends."""
+        return list(zip(self._slots, self._events, strict=True))
+
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Copies between the host and the device; both have one shape and type, and any strides."""
         if source.device.type == "cpu":
@@ -63,34 +76,40 @@ class PinnedRing:
 
     def to_device(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """The host may change `source` afterwards."""
-        for to_part, from_part in _parts(target, source, self._slots[0].numel()):
+        for to_part, from_part in parts(target, source, self.slot_bytes):
             slot = self._free_slot()
-            staged = self._staged(slot, to_part)
+            staged = staged_as(self._slots[slot], to_part)
             self._copy_here(staged, from_part)
             to_part.copy_(staged, non_blocking=True)
             self._mark(slot)
 
     def from_device(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Complete when it returns, as the host's memory is written by this thread."""
-        for to_part, from_part in _parts(target, source, self._slots[0].numel()):
+        for to_part, from_part in parts(target, source, self.slot_bytes):
             slot = self._free_slot()
-            staged = self._staged(slot, from_part)
+            staged = staged_as(self._slots[slot], from_part)
             staged.copy_(from_part, non_blocking=True)
             self._mark(slot)
             self._events[slot].synchronize()
             self._used[slot] = False
             self._copy_here(to_part, staged)
 
-    def _staged(self, slot: int, part: torch.Tensor) -> torch.Tensor:
-        return self._slots[slot][: part.nbytes].view(part.dtype).view(part.shape)
+    def start_copy(self, target: torch.Tensor, source: torch.Tensor) -> "list[Future[None]]":
+        """Copies within the host, in several threads: vLLM leaves torch one in each worker, which copies more slowly
+        than the way to the device takes. `finish_copy` waits for it."""
+        if target.dim() == 0:
+            return [self._threads.submit(_copy, target, source)]
+        chunks = zip(target.chunk(COPY_THREADS), source.chunk(COPY_THREADS), strict=True)
+        return [self._threads.submit(_copy, *chunk) for chunk in chunks]
+
+    def finish_copy(self, copy: "list[Future[None]]") -> None:
+        """Returns when all threads are done with it. Raises what went wrong in one."""
+        wait(copy)
+        for part in copy:
+            part.result()
 
     def _copy_here(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Within the host, by several threads: vLLM leaves torch one in each worker, which copies more slowly than the
-        way to the device takes."""
-        if target.dim() == 0:
-            _copy(target, source)
-        else:
-            list(self._threads.map(_copy, target.chunk(NUM_THREADS), source.chunk(NUM_THREADS)))
+        self.finish_copy(self.start_copy(target, source))
 
     def _free_slot(self) -> int:
         slot, self._next = self._next, (self._next + 1) % len(self._slots)
@@ -108,7 +127,12 @@ def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
         target.copy_(source)
 
 
-def _parts(target: torch.Tensor, source: torch.Tensor, most_bytes: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def staged_as(slot: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+    """The beginning of a slot, with the part's shape and type."""
+    return slot[: part.nbytes].view(part.dtype).view(part.shape)
+
+
+def parts(target: torch.Tensor, source: torch.Tensor, most_bytes: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Corresponding parts of at most so many bytes, cut along the first dimensions."""
     num_bytes = target.nbytes
     if num_bytes == 0:
@@ -119,7 +143,7 @@ def _parts(target: torch.Tensor, source: torch.Tensor, most_bytes: int) -> Itera
     rows = most_bytes * len(target) // num_bytes
     if rows == 0:
         for to_row, from_row in zip(target, source, strict=True):
-            yield from _parts(to_row, from_row, most_bytes)
+            yield from parts(to_row, from_row, most_bytes)
         return
     yield from zip(target.split(rows), source.split(rows), strict=True)
 

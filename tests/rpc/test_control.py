@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
 
 import grpc
@@ -90,7 +91,10 @@ async def test_watching_tells_of_the_load_at_the_interval_while_it_differs(daemo
 
 
 class NothingDropped:
-    """No sleep has dropped the weights."""
+    """No sleep has dropped the weights, and nobody pushes."""
+
+    def between_pushes(self, timeout_s: float) -> AbstractAsyncContextManager[None]:
+        return nullcontext()
 
     async def restore_dropped(self) -> None:
         raise AssertionError

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,9 @@ class Resident:
         self._engine = engine
         self._board = board
         self.fails: Exception | None = None
+
+    def between_pushes(self, timeout_s: float) -> AbstractAsyncContextManager[None]:
+        return nullcontext()
 
     async def restore_dropped(self) -> None:
         if self.fails is not None:

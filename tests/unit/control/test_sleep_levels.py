@@ -197,7 +197,6 @@ async def test_a_sleep_that_fails_may_have_dropped_the_weights(rig: Rig) -> None
         "pause keep reuse",
         "restore",
         "wake_up scheduling+weights+kv_cache",
-        "resume",
     ]
     assert rig.board.phase is Phase.RUNNING
     assert not rig.board.state().weights_discarded

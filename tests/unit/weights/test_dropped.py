@@ -1,6 +1,7 @@
 """Pushes into an engine that sleeps but for its weights, and weights that a sleep of level 2 has dropped."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -9,12 +10,13 @@ from genserve.control.conditions import Phase
 from genserve.engine.base import PauseMode
 from genserve.errors import (
     ApplyInProgressError,
+    DeadlineError,
     EngineSleepingError,
     EngineTaintedError,
     PushRolledBackError,
 )
 from genserve.weights.manifest import Manifest
-from genserve.weights.push import ApplyOptions, PushAction
+from genserve.weights.push import ApplyOptions, PushAction, PushOutcome
 from genserve.weights.transfer import UpdateOptions
 from tests.scripted_engine import Gate
 from tests.unit.weights.conftest import MANIFEST, Rig, header, tensors, weights
@@ -146,6 +148,71 @@ async def test_a_push_under_way_keeps_the_restoring_away(rig: Rig) -> None:
     assert rig.engine.live == tensors(1)
 
 
+async def prepares(rig: Rig) -> tuple[Gate, "asyncio.Task[PushOutcome]"]:
+    """A push that the workers prepare, until the gate opens."""
+    gate = rig.engine.gates["prepare_weights"] = Gate()
+    pushing = asyncio.create_task(rig.push(header()))
+    await gate.reached.wait()
+    del rig.engine.gates["prepare_weights"]
+    return gate, pushing
+
+
+@pytest.mark.parametrize("level", [1, 2])
+async def test_a_sleep_waits_for_the_push_that_is_being_prepared(rig: Rig, level: int) -> None:
+    """Nothing of it is lost: it is applied, and its version is served after the wake-up."""
+    gate, pushing = await prepares(rig)
+    sleeping = asyncio.create_task(sleep(rig, level))
+    await asyncio.sleep(0.02)
+    assert (rig.board.phase, rig.engine.running) == (Phase.RUNNING, True)
+    gate.open.set()
+    assert (await pushing).applied is not None
+    await sleeping
+    assert rig.engine.asleep
+    await rig.sleeps.wake_up()
+    assert (rig.engine.live, rig.engine.weight_version) == (tensors(1), 1)
+
+
+async def test_a_sleep_whose_time_is_over_names_the_push_that_it_waited_for(rig: Rig) -> None:
+    """And touches nothing: requests run, and the push is applied."""
+    gate, pushing = await prepares(rig)
+    with pytest.raises(DeadlineError, match=r"push 'p1' was still being applied after 0.05 s: .*GetPush"):
+        await rig.sleeps.sleep(PauseMode.KEEP, SleepDepth.of(2, ()), 0.05)
+    assert rig.engine.calls == ["prepare_weights"]
+    gate.open.set()
+    assert (await pushing).applied is not None
+    await sleep(rig)
+
+
+@pytest.mark.parametrize("options", [{"level": 0}, {"tags": ["kv_cache"]}])
+async def test_a_sleep_that_keeps_the_weights_waits_for_no_push(rig: Rig, options: Any) -> None:
+    """Which is applied while the engine sleeps."""
+    gate, pushing = await prepares(rig)
+    depth = SleepDepth.of(options.get("level"), options.get("tags", ()))
+    await rig.sleeps.sleep(PauseMode.KEEP, depth, 5.0)
+    gate.open.set()
+    assert (await pushing).applied is not None
+    await rig.sleeps.wake_up()
+    assert rig.engine.live == tensors(1)
+
+
+async def test_a_push_that_meets_a_sleep_under_way_keeps_its_bytes(rig: Rig) -> None:
+    """It is refused before a worker is asked for memory, and can be committed after the wake-up without being sent
+    again."""
+    gate = rig.engine.gates["sleep"] = Gate()
+    sleeping = asyncio.create_task(sleep(rig, 1))
+    await gate.reached.wait()
+    pushing = asyncio.create_task(rig.push(header()))
+    await asyncio.sleep(0.02)
+    gate.open.set()
+    await sleeping
+    with pytest.raises(EngineSleepingError):
+        await pushing
+    assert "prepare_weights" not in rig.engine.calls
+    await rig.sleeps.wake_up()
+    assert (await rig.registry.commit("p1", ApplyOptions())).applied is not None
+    assert rig.engine.live == tensors(1)
+
+
 async def test_vllm_s_transfer_takes_awake_weights_and_no_dropped_ones(rig: Rig) -> None:
     """It may bring some of the tensors only, and what it brings is not verified."""
     rig.engine.backend = "nccl"
@@ -159,7 +226,18 @@ async def test_vllm_s_transfer_takes_awake_weights_and_no_dropped_ones(rig: Rig)
     assert rig.board.phase is Phase.SLEEPING
     await rig.sleeps.wake_up()
     assert rig.engine.running
-    rig.resident.forget("are not here")
     await drop_weights(rig)
-    with pytest.raises(EngineTaintedError, match="level 2"):
+    with pytest.raises(EngineTaintedError, match=r"push a complete version .* not here to be restored.*level 1"):
         await rig.transfers.start(UpdateOptions("u2"))
+    await rig.push(header(weight_version=5))
+    await rig.transfers.start(UpdateOptions("u3"))
+
+
+async def test_vllm_s_transfer_follows_the_wake_up_that_restores(rig: Rig) -> None:
+    """The error says so while the bytes of the served version are here."""
+    rig.engine.backend = "nccl"
+    await drop_weights(rig)
+    with pytest.raises(EngineTaintedError, match="wake up the rest, which restores the served version"):
+        await rig.transfers.start(UpdateOptions("u1"))
+    await rig.sleeps.wake_up()
+    await rig.transfers.start(UpdateOptions("u1"))

@@ -10,7 +10,8 @@ import torch
 from vllm.utils import torch_utils
 
 from genserve.worker.device import CudaDevice, Device
-from genserve.worker.ring import PinnedRing
+from genserve.worker.ring import LEAST_BYTES, PinnedRing
+from genserve.worker.swap import LEAST_SLOTS
 
 SECOND = torch.device("cuda:1")
 
@@ -33,7 +34,8 @@ class Runtime:
         def allocate() -> PinnedRing:
             if not pins:
                 raise RuntimeError("CUDA error: operation not supported")
-            return PinnedRing([torch.zeros(64, dtype=torch.uint8)], [Event()])
+            slots = [torch.zeros(64, dtype=torch.uint8) for _ in range(LEAST_SLOTS)]
+            return PinnedRing(slots, [Event() for _ in slots])
 
         monkeypatch.setattr(PinnedRing, "allocate", allocate)
 
@@ -53,6 +55,10 @@ class Stream:
     def synchronize(self) -> None:
         """Noted."""
         self._log.append("synchronize stream")
+
+    def wait_event(self, event: object) -> None:
+        """Noted."""
+        self._log.append("wait")
 
 
 class Pool:
@@ -146,7 +152,49 @@ def test_a_driver_that_pins_nothing_is_told_of(
     assert target.tolist() == [1.0] * 4
     monkeypatch.undo()
     Runtime(monkeypatch, pins=True)
-    assert CudaDevice(SECOND).pinned_bytes == 64
+    assert CudaDevice(SECOND).pinned_bytes == 64 * LEAST_SLOTS
+
+
+def test_a_swap_has_a_stream_for_each_direction(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies between the device and pinned memory are asked for in those streams, and not waited for by the copy; the
+    way up waits for the way down."""
+    runtime = Runtime(monkeypatch, pins=True)
+    copies: list[bool] = []
+    copy = torch.Tensor.copy_
+
+    def noted(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+        if non_blocking:
+            runtime.log.append("copy")
+        copies.append(non_blocking)
+        return copy(target, source, non_blocking)
+
+    monkeypatch.setattr(torch.Tensor, "copy_", noted)
+    live, new = torch.zeros(64), torch.ones(64)
+    CudaDevice(SECOND).swap([(live, new)]).commit()
+    one_way = ["enter stream", "copy", "leave stream", "enter stream", "leave stream"]  # and the event
+    assert sorted({*runtime.log}) == ["copy", "enter stream", "leave stream", "wait"]
+    assert runtime.log[:5] == one_way
+    assert (runtime.log.count("copy"), runtime.log.count("wait")) == (8, 4)
+    assert len(copies) > 8, "copies within the host are made at once"
+    assert (live.tolist(), new.tolist()) == ([1.0] * 64, [0.0] * 64)
+
+
+def test_large_tensors_without_gaps_are_swapped_with_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through pinned memory, if there is any. A copy of a tensor with gaps would take memory of the device."""
+    Runtime(monkeypatch, pins=True)
+    place = torch.device("meta")
+    live = torch.empty(2, LEAST_BYTES, dtype=torch.uint8, device=place)
+    new = torch.empty(2, LEAST_BYTES, dtype=torch.uint8)
+    device = CudaDevice(place)
+    assert device.can_swap(live, new)
+    assert device.can_swap(live[0], new[0])
+    assert not device.can_swap(new, live)
+    assert not device.can_swap(live, live)
+    assert not device.can_swap(live[0, 1:], new[0, 1:])
+    assert not device.can_swap(live.t(), new.t())
+    monkeypatch.undo()
+    Runtime(monkeypatch, pins=False)
+    assert not CudaDevice(place).can_swap(live, new)
 
 
 def test_the_host_needs_nothing() -> None:
