@@ -39,7 +39,6 @@ from genserve.signals import children_ignore_interrupts, stop_on_signals
 from genserve.weights import lora_files
 from genserve.weights.checkpoint import CheckpointIndex
 from genserve.weights.checkpoint_files import CheckpointError, CheckpointFiles
-from genserve.weights.dropped import DroppedWeights
 from genserve.weights.lora import LoraLoader
 from genserve.weights.registry import PushRegistry
 from genserve.weights.resident import CheckpointBytes, ResidentStore, ResidentVersion
@@ -184,7 +183,7 @@ async def _build(
     updater = WeightUpdater(engine, pauses, board, resident)
     loras = LoraLoader(engine, board, pauses, checkpoint)
     pushes = PushRegistry(checkpoint, engine, updater, loras, board, resident, max_staging_bytes)
-    sleeps = SleepController(engine, pauses, board, DroppedWeights(pushes, updater))
+    sleeps = SleepController(engine, pauses, board, updater)
     transfers = TransferUpdates(engine, pauses, board, pushes, updater, resident)
     ingest = await _ingest(config, stack)
     parts = ServerParts(

@@ -171,13 +171,13 @@ class ScriptedEngine:
         if level == 2 and SleepTag.WEIGHTS in tags:
             self.live = self.dropped
 
-    async def wake_up(self, tags: Set[SleepTag], timeout_s: float) -> None:
-        await self.step("wake_up", f"wake_up {_names(tags)}", timeout_s)
+    async def wake_up(self, tags: Set[SleepTag], timeout_s: float, *, paused: bool = False) -> None:
+        await self.step("wake_up", f"wake_up {_names(tags)}{' paused' if paused else ''}", timeout_s)
         self.asleep -= tags
         if not self.asleep:  # whatever was asked for, as vLLM does
             if self.live is self.dropped:
                 self.misuses.append("ran on weights that a sleep had dropped")
-            self.running = True
+            self.running = not paused
 
     async def reset_prefix_cache(self, reset_running_requests: bool, timeout_s: float) -> bool:
         await self.step("reset_prefix_cache", f"reset_prefix_cache {reset_running_requests}", timeout_s)

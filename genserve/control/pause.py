@@ -237,12 +237,14 @@ class PauseController:
             raise
         self._paused = paused
 
-    async def woke_up(self) -> None:
-        """The engine runs, as it does when it wakes up; it stands still again while a lease is left. For whoever has
-        the turn."""
-        self._paused = False
-        if self._leases.active:
-            await self.restore(paused=True)
+    @property
+    def is_leased(self) -> bool:
+        """Whether the engine has to stand still when it is awake. It stays so for as long as one has the turn."""
+        return bool(self._leases.active)
+
+    def woke_up(self, *, paused: bool) -> None:
+        """The engine is awake, and runs or stands still. For whoever has the turn."""
+        self._paused = paused
 
     async def _run_if_free(self) -> None:
         if self._paused and not self._leases.active and may_run(self._board.engine_condition):

@@ -34,8 +34,8 @@ class RestoresWeights(Protocol):
         the push that took longer."""
 
     async def restore_dropped(self) -> None:
-        """Applies the served version over weights that are of none; call it while nothing is scheduled. Raises
-        EngineTaintedError when it cannot, and ApplyInProgressError while a push is under way, which may do so."""
+        """Applies the served version over weights that are of none; call it between pushes, while nothing is scheduled.
+        Raises EngineTaintedError when it cannot."""
 
 
 class SleepController:
@@ -88,11 +88,25 @@ class SleepController:
         does; what could not be woken sleeps on then, and nothing is scheduled.
         """
         woken = tags_of(tags)
-        async with self._pauses.turn.take():
-            if self._board.engine_condition is EngineCondition.DEAD:
-                raise EngineDeadError("the engine has died")
-            if self._board.asleep.tags:
-                await uninterrupted(self._wake_up(self._board.asleep.after_wake_up(woken).tags))
+        while True:
+            async with AsyncExitStack() as stack:
+                is_between = self._needs_restoring
+                if is_between:
+                    # Before the turn, which a push needs for its commit; it may bring the weights that are missing.
+                    await stack.enter_async_context(self._restores.between_pushes(_WAKE_UP_TIMEOUT_S))
+                await stack.enter_async_context(self._pauses.turn.take())
+                if self._board.engine_condition is EngineCondition.DEAD:
+                    raise EngineDeadError("the engine has died")
+                if self._needs_restoring and not is_between:
+                    continue  # weights were dropped while this call waited for its turn
+                if self._board.asleep.tags:
+                    await uninterrupted(self._wake_up(self._board.asleep.after_wake_up(woken).tags))
+                return
+
+    @property
+    def _needs_restoring(self) -> bool:
+        """Whether a version has to be applied before the engine may run."""
+        return self._board.asleep.weights_lost or self._board.engine_condition is EngineCondition.TAINTED
 
     async def _wake_up(self, left: frozenset[SleepTag]) -> None:
         """Wakes up all but what is left asleep."""
@@ -105,18 +119,19 @@ class SleepController:
             if asleep:
                 await self._wake(asleep)
             return
-        if self._board.asleep.weights_lost or self._board.engine_condition is EngineCondition.TAINTED:
+        if self._needs_restoring:
             await self._restores.restore_dropped()
             self._board.enter(None)
+        paused = self._pauses.is_leased
         try:
-            await self._engine.wake_up(asleep | _SCHEDULING, _WAKE_UP_TIMEOUT_S)
+            await self._engine.wake_up(asleep | _SCHEDULING, _WAKE_UP_TIMEOUT_S, paused=paused)
         except EngineDeadError:
             raise
         except BaseException:
             # It may run by now, or later, while everybody is told that it sleeps.
             await self._pauses.turn.undo(self._pauses.restore(paused=True))
             raise
-        await self._pauses.woke_up()
+        self._pauses.woke_up(paused=paused)
         self._board.tell_asleep(Asleep())
 
     async def _wake(self, tags: frozenset[SleepTag]) -> None:
@@ -126,7 +141,7 @@ class SleepController:
         self._board.tell_asleep(Asleep(asleep.tags - tags, asleep.weights_lost))
 
     async def _undo(self, before: Asleep, after: Asleep) -> None:
-        """Wakes up what a sleep that failed may have put to sleep."""
+        """Wakes up what a sleep that failed may have put to sleep; between pushes, if it may have dropped weights."""
         drops = after.weights_lost and not before.weights_lost
         try:
             if drops:
@@ -136,14 +151,14 @@ class SleepController:
                 if not await self._could_restore():
                     return
             woken = (after.tags - before.tags) & MEMORY_TAGS
-            runs = not before.tags & MEMORY_TAGS
-            await self._engine.wake_up(woken | _SCHEDULING if runs else woken, _WAKE_UP_TIMEOUT_S)
+            runs, paused = not before.tags & MEMORY_TAGS, self._pauses.is_leased
+            await self._engine.wake_up(woken | _SCHEDULING if runs else woken, _WAKE_UP_TIMEOUT_S, paused=paused)
         except Exception as error:
             self._pauses.fail(error)
             raise
         self._board.tell_asleep(Asleep(before.tags, before.weights_lost))
         if runs:
-            await self._pauses.woke_up()
+            self._pauses.woke_up(paused=paused)
 
     async def _could_restore(self) -> bool:
         """Whether the weights that a sleep may have dropped are there again; if not the engine sleeps on."""

@@ -274,9 +274,10 @@ class Engine(Protocol):
         """Gives back what of the memory the tags name; call while paused. Weights are kept on the host at level 1, and
         dropped at level 2. After an error they may be asleep or not: whoever called wakes them up."""
 
-    async def wake_up(self, tags: Set[SleepTag], timeout_s: float) -> None:
-        """Takes back what the tags name. With SCHEDULING it is all that sleeps, and the engine schedules; without, some
-        of the memory stays asleep, and it does not. Weights that were dropped are of no version then."""
+    async def wake_up(self, tags: Set[SleepTag], timeout_s: float, *, paused: bool = False) -> None:
+        """Takes back what the tags name. With SCHEDULING it is all that sleeps, and the engine schedules, or with
+        `paused` stands still without a step in between; without, some of the memory stays asleep, and it does not.
+        Weights that were dropped are of no version then."""
 
     async def reset_prefix_cache(self, reset_running_requests: bool, timeout_s: float) -> bool:
         """Drops the prefix cache; whether it is dropped."""

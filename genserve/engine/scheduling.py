@@ -1,5 +1,6 @@
 """Stops and starts vLLM's scheduler, and puts the engine to sleep."""
 
+import asyncio
 from collections.abc import Coroutine, Set
 from typing import Any
 
@@ -93,16 +94,27 @@ class Scheduling:
         else:
             await _told(self._llm.release_kv_cache_memory(), "the KV cache could not be given back")
 
-    async def wake_up(self, tags: Set[SleepTag], timeout_s: float) -> None:
-        """Takes memory again, and with SCHEDULING schedules; within `timeout_s` from when the engine has ended what it
-        was asked before."""
+    async def wake_up(self, tags: Set[SleepTag], timeout_s: float, *, paused: bool = False) -> None:
+        """Takes memory again, and with SCHEDULING schedules, unless it is to be `paused`; within `timeout_s` from when
+        the engine has ended what it was asked before."""
         await self._liveness.settled()
         # vLLM does nothing at all, and says so in its log only, when one of the tags is awake: what is to be the last
         # part is left to it to know.
         names = sorted(tag.value for tag in tags & MEMORY_TAGS) or [SleepTag.SCHEDULING.value]
         is_last = SleepTag.SCHEDULING in tags and bool(tags & MEMORY_TAGS)
         waking = _told(self._llm.wake_up(None if is_last else names), "what sleeps could not be woken up")
+        if paused and SleepTag.SCHEDULING in tags:
+            waking = self._paused_after(waking)
         await self._liveness.call(waking, what="wake-up", timeout_s=timeout_s)
+
+    async def _paused_after(self, waking: Coroutine[Any, Any, None]) -> None:
+        """vLLM schedules as soon as the last part is awake. EngineCore takes all calls that have come before it takes a
+        step, so a pause that is sent right behind the wake-up leaves no step between the two."""
+        pausing = self._pause(PauseMode.KEEP, clear_cache=False)
+        outcomes = await asyncio.gather(waking, pausing, return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
 
 
 async def _told(call: Coroutine[Any, Any, Any], failure: str) -> None:

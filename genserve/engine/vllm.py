@@ -304,9 +304,9 @@ class VllmEngine:
             await self._weights.before_sleep(level, timeout_s)
         await self._scheduling.sleep(level, tags, timeout_s)
 
-    async def wake_up(self, tags: Set[SleepTag], timeout_s: float) -> None:
+    async def wake_up(self, tags: Set[SleepTag], timeout_s: float, *, paused: bool = False) -> None:
         """Takes memory again, and perhaps schedules."""
-        await self._scheduling.wake_up(tags, timeout_s)
+        await self._scheduling.wake_up(tags, timeout_s, paused=paused)
         if SleepTag.WEIGHTS in tags:
             await self._weights.after_wake_up(timeout_s)
 

@@ -55,6 +55,16 @@ class WeightUpdater:
         ):
             yield
 
+    async def restore_dropped(self) -> None:
+        """Applies the served version over weights that are of none: for whoever is between pushes, while nothing is
+        scheduled. Raises EngineTaintedError."""
+        await self.restore(
+            EngineTaintedError(
+                "the weights are of no version, since a sleep of level 2 dropped them or a commit failed; the engine "
+                "sleeps on, with its weights awake: push a complete version, then wake up the rest"
+            )
+        )
+
     async def apply(self, push: LivePush) -> Applied:
         """Prepares, pauses, commits, resumes, and frees what was replaced; all within the header's `apply.timeout_s`.
 

@@ -34,7 +34,6 @@ from genserve.v1.generation_pb2_grpc import GenerationServiceStub
 from genserve.v1.weights_pb2_grpc import WeightServiceStub
 from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor
 from genserve.weights.daemon_processes import DaemonProcesses
-from genserve.weights.dropped import DroppedWeights
 from genserve.weights.lora import LoraLoader
 from genserve.weights.registry import PushRegistry
 from genserve.weights.resident import ResidentStore
@@ -217,7 +216,7 @@ async def serving(
             engine,
             board,
             pauses,
-            SleepController(engine, pauses, board, DroppedWeights(pushes, updater)),
+            SleepController(engine, pauses, board, updater),
             pushes,
             resident,
             transfers,

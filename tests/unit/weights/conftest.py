@@ -19,7 +19,6 @@ from genserve.control.sleep import SleepController
 from genserve.control.state import StateBoard
 from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor
 from genserve.weights.checkpoint_files import CheckpointFiles
-from genserve.weights.dropped import DroppedWeights
 from genserve.weights.lora import LoraLoader
 from genserve.weights.manifest import Manifest
 from genserve.weights.push import PushHeader, PushOutcome
@@ -116,7 +115,7 @@ def build_rig(
     loras = LoraLoader(engine, board, pauses, CHECKPOINT)
     pushes = PushRegistry(CHECKPOINT, engine, updater, loras, board, resident, max_staging_bytes, clock)
     transfers = TransferUpdates(engine, pauses, board, pushes, updater, resident)
-    sleeps = SleepController(engine, pauses, board, DroppedWeights(pushes, updater))
+    sleeps = SleepController(engine, pauses, board, updater)
     background = [asyncio.create_task(each.run()) for each in (pauses, pushes, transfers)]
     return Rig(engine, leases, board, pauses, sleeps, resident, pushes, transfers, loras, background)
 

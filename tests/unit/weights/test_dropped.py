@@ -9,10 +9,10 @@ from genserve.control.asleep import SleepDepth
 from genserve.control.conditions import Phase
 from genserve.engine.base import PauseMode
 from genserve.errors import (
-    ApplyInProgressError,
     DeadlineError,
     EngineSleepingError,
     EngineTaintedError,
+    GenserveError,
     PushRolledBackError,
 )
 from genserve.weights.manifest import Manifest
@@ -132,20 +132,33 @@ async def test_a_push_that_taints_while_asleep_is_healed_and_the_engine_sleeps_o
     assert not rig.engine.running
 
 
-async def test_a_push_under_way_keeps_the_restoring_away(rig: Rig) -> None:
-    """A worker prepares one version at a time; whoever pushes wakes the rest up afterwards."""
+async def test_a_wake_up_waits_for_the_push_that_may_bring_the_weights(rig: Rig) -> None:
+    """A worker prepares one version at a time; nothing has to be restored afterwards."""
     await drop_weights(rig)
     gate = rig.engine.gates["prepare_weights"] = Gate()
     pushing = asyncio.create_task(rig.push(header()))
     await gate.reached.wait()
-    with pytest.raises(ApplyInProgressError):
-        await asyncio.wait_for(rig.sleeps.wake_up(), 5)
-    assert not rig.engine.running
+    waking = asyncio.create_task(rig.sleeps.wake_up())
+    await asyncio.sleep(0.02)
+    assert not rig.engine.running and not waking.done()
     del rig.engine.gates["prepare_weights"]
     gate.open.set()
     await pushing
-    await rig.sleeps.wake_up()
+    await waking
+    assert rig.engine.running
     assert rig.engine.live == tensors(1)
+    assert rig.engine.calls.count("prepare_weights") == 1
+
+
+async def test_a_sleep_that_fails_while_a_push_arrives_is_undone(rig: Rig) -> None:
+    """Bytes that arrive are in nobody's way: the weights are restored and requests run."""
+    stream = await rig.registry.open(header())
+    rig.engine.fails["sleep"] = GenserveError("an earlier push is still being freed here")
+    with pytest.raises(GenserveError, match="being freed"):
+        await sleep(rig)
+    assert (rig.board.phase, rig.engine.running) == (Phase.RUNNING, True)
+    assert rig.engine.live == tensors(0)
+    stream.detach()
 
 
 async def prepares(rig: Rig) -> tuple[Gate, "asyncio.Task[PushOutcome]"]:
