@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median, quantiles
 from typing import Final
 
-from genserve.doctor.audit import Audit
+from genserve.doctor.audit import Audit, Reachable
 from genserve.doctor.findings import PushFound, Refusal, Snapshot, WayFound
 from genserve.doctor.verdict import Verdict, fail, ok, warn
 
@@ -22,6 +22,8 @@ def cold_starts(found: Sequence[WayFound]) -> dict[str, Snapshot]:
 def way_verdicts(found: WayFound, cold: Mapping[str, Snapshot], *, expect_cold: bool) -> Iterator[Verdict]:
     """Every check of one daemon. `expect_cold`: whether each checkpoint that was pushed should have a cold start."""
     yield start(found)
+    if found.info.get("model_memory"):
+        yield reach(Reachable(**found.info["model_memory"]))
     if found.pushes:
         yield transport(found.pushes)
     if found.pushed:
@@ -56,6 +58,13 @@ def start(found: WayFound) -> Verdict:
         advice = "Pushes reach the device several times slower: see `pinned memory` above, and the daemon's log."
         return warn("start", f"{finding}, and its workers have no page-locked memory", advice, **figures)
     return ok("start", finding, **figures)
+
+
+def reach(memory: Reachable) -> Verdict:
+    """Nothing that a model holds is out of an exchange's reach."""
+    if memory.hidden_bytes:
+        return fail("reach", memory.words(), f"A push leaves that as it is. {_REPORT}", **memory.figures)
+    return ok("reach", memory.words(), **memory.figures)
 
 
 def transport(pushes: Sequence[PushFound]) -> Verdict:

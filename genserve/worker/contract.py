@@ -4,7 +4,7 @@ What crosses is msgpack: plain dictionaries, made from and turned into these cla
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol, Self, cast
 
 EXTENSION = "genserve.worker.extension.WeightExchangeExtension"
@@ -46,7 +46,8 @@ class Attach(_Message):
 @dataclass(frozen=True, slots=True)
 class Attached(_Message):
     """A worker's answer to Attach. `weight_update` is beside, host or inplace, and `reason` says why;
-    `reserved_device_bytes` are kept for pushes, which reach the device through `pinned_host_bytes`; `error` is empty
+    `reserved_device_bytes` are kept for pushes, which reach the device through `pinned_host_bytes`;
+    `reachable_bytes` are the model's, by what an exchange does with them (`reachable`); `error` is empty
     when it worked."""
 
     rank: str
@@ -56,6 +57,7 @@ class Attached(_Message):
     can_roll_back: bool = False
     reserved_device_bytes: int = 0
     pinned_host_bytes: int = 0
+    reachable_bytes: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

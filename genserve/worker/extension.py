@@ -34,6 +34,7 @@ from genserve.worker.contract import (
     Transfer,
 )
 from genserve.worker.digests import weight_digests
+from genserve.worker.reachable import reachable_bytes
 from genserve.worker.shadow import PrepareCancelledError
 from genserve.worker.slept import SleptWeights
 from genserve.worker.transfer import transfer
@@ -137,6 +138,7 @@ class WeightDesk:
         self._update, self._device = self._chosen.update, self._chosen.device
         # Before anything is served: a weight that no push would reach shall not be found by those who are answered.
         self.constants = self._update.audit().paths
+        self._reachable_bytes = reachable_bytes(worker.model_runner.get_model(), self.constants)
         self._slept = SleptWeights(worker)
         self._nonce = ""
         self._prepared = False
@@ -161,6 +163,7 @@ class WeightDesk:
             self._update.can_roll_back,
             self._device.reserved_bytes,
             self._device.pinned_bytes,
+            self._reachable_bytes,
         )
 
     def prepare(self, request: Prepare) -> None:
