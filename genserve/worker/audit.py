@@ -105,7 +105,7 @@ def hidden(
             continue
         if memory is None:
             memory = cache_memory(live) | (_memory_of(present) if copied else set())
-        if (address := _address(tensor)) is None or address not in memory:
+        if (address := address_of(tensor)) is None or address not in memory:
             yield reached
 
 
@@ -198,7 +198,7 @@ def _is_constructed(reached: Reached, bare: Bare) -> bool:
 
 def _memory_of(present: Mapping[str, Holding]) -> set[int]:
     """Where the storages of all tensors begin that are exchanged."""
-    addresses = (_address(place.value) for place in present.values() if isinstance(place.value, torch.Tensor))
+    addresses = (address_of(place.value) for place in present.values() if isinstance(place.value, torch.Tensor))
     return {address for address in addresses if address is not None}
 
 
@@ -209,13 +209,13 @@ def cache_memory(live: nn.Module) -> set[int]:
         queue: list[Any] = [vars(module).get(key) for key in NOT_WEIGHTS]
         for value in queue:  # grows while it is walked
             if isinstance(value, torch.Tensor):
-                found |= {address for address in [_address(value)] if address is not None}
+                found |= {address for address in [address_of(value)] if address is not None}
             elif isinstance(value, list | tuple):
                 queue.extend(value)
     return found
 
 
-def _address(tensor: torch.Tensor) -> int | None:
+def address_of(tensor: torch.Tensor) -> int | None:
     """Of its storage; None for one that has none of its own, such as a wrapper of other tensors."""
     if tensor.layout is not torch.strided or hasattr(tensor, "__tensor_flatten__"):
         return None

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from genserve.worker import reach
-from genserve.worker.audit import cache_memory, is_left
+from genserve.worker.audit import address_of, cache_memory, is_left
 from genserve.worker.reach import Reached
 from genserve.worker.tree import NOT_WEIGHTS, holdings, named_modules, parameters_and_buffers
 
@@ -37,13 +37,12 @@ def reachable_bytes(live: nn.Module, constants: Collection[str]) -> dict[str, in
 
     found: dict[tuple[torch.device, int], tuple[int, str]] = {}
     for reached in reach.tensors(live):
-        if reached.tensor.is_meta or reached.tensor.layout is not torch.strided:
+        if reached.tensor.is_meta or (address := address_of(reached.tensor)) is None:
             continue
-        storage = reached.tensor.untyped_storage()
-        key = (storage.device, storage.data_ptr())
+        key = (reached.tensor.device, address)
         # A reference that an exchange reaches says more of a memory than one that it does not.
         known = found.get(key, (0, "hidden"))[1]
-        what = min(known, kind(reached, storage.data_ptr()), key=KINDS.index)
-        found[key] = (storage.nbytes(), what)
+        what = min(known, kind(reached, address), key=KINDS.index)
+        found[key] = (reached.tensor.untyped_storage().nbytes(), what)
     sizes = {what: sum(size for size, each in found.values() if each == what) for what in KINDS}
     return {"reachable": sum(sizes.values()), **sizes}
