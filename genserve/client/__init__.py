@@ -33,7 +33,17 @@ from genserve.client.results import (
     WeightSpan,
 )
 from genserve.client.safetensors_file import CheckpointFileError
-from genserve.client.state import EngineState, Limits, Load, PauseLease, PauseResult, ResumeResult, ServerInfo, Status
+from genserve.client.state import (
+    EngineState,
+    Limits,
+    Load,
+    ModelMemory,
+    PauseLease,
+    PauseResult,
+    ResumeResult,
+    ServerInfo,
+    Status,
+)
 from genserve.client.stream import ResponseStream
 from genserve.client.sync import BlockingStream, Client
 from genserve.client.transfer import FinishedUpdate, StartedUpdate
@@ -66,6 +76,7 @@ __all__ = [
     "Lora",
     "ManyItem",
     "ManyStream",
+    "ModelMemory",
     "PauseLease",
     "PauseMode",
     "PauseResult",

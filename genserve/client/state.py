@@ -126,11 +126,35 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelMemory:
+    """Memory that the model reached when it had been loaded, of all ranks together, in bytes: what a push exchanges,
+    the KV cache, what is constant, and what is none of these, which should be 0."""
+
+    reachable_bytes: int
+    exchanged_bytes: int
+    kv_cache_bytes: int
+    constant_bytes: int
+    hidden_bytes: int
+
+    @classmethod
+    def of(cls, message: control_pb2.ModelMemory) -> "ModelMemory":
+        """From the wire."""
+        return cls(
+            reachable_bytes=message.reachable_bytes,
+            exchanged_bytes=message.exchanged_bytes,
+            kv_cache_bytes=message.kv_cache_bytes,
+            constant_bytes=message.constant_bytes,
+            hidden_bytes=message.hidden_bytes,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class ServerInfo:
     """What the daemon serves and can do; `versions` by component (genserve, vllm, torch, grpc, python);
     `weight_update`: beside, host or inplace, how a new version is taken, and `weight_update_reason`, why;
-    `reserved_device_bytes` and `pinned_host_bytes`: memory kept for that; `weight_transfer`: backend of vLLM's own
-    transfer, "" without one; `logprobs_mode`: what log-probabilities are of, as vLLM's --logprobs-mode names it."""
+    `reserved_device_bytes` and `pinned_host_bytes`: memory kept for that; `model_memory`: what the model reaches;
+    `weight_transfer`: backend of vLLM's own transfer, "" without one; `logprobs_mode`: what log-probabilities are of,
+    as vLLM's --logprobs-mode names it."""
 
     model: str
     architecture: str
@@ -147,6 +171,7 @@ class ServerInfo:
     weight_update_reason: str
     reserved_device_bytes: int
     pinned_host_bytes: int
+    model_memory: ModelMemory
     weight_transfer: str
     logprobs_mode: str
     state: EngineState
@@ -177,6 +202,7 @@ class ServerInfo:
             weight_update_reason=message.weight_update_reason,
             reserved_device_bytes=message.reserved_device_bytes,
             pinned_host_bytes=message.pinned_host_bytes,
+            model_memory=ModelMemory.of(message.model_memory),
             weight_transfer=message.weight_transfer,
             logprobs_mode=message.logprobs_mode,
             state=EngineState.of(message.state),

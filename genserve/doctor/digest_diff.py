@@ -1,15 +1,16 @@
-"""What the workers hold, and whether a push replaced all of it.
+"""What the workers hold, whether a push replaced all of it, and how many bytes a push would not reach.
 
 The one place that asks a daemon for it. A tensor that a push leaves alone has the digest of the version before it, or
 the workers refuse it when the daemon starts.
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from genserve.client import AsyncClient
 from genserve.doctor.findings import Digests
 
 _NUM_NAMED = 5
+_MB = 1e6
 
 
 async def held_weights(client: AsyncClient, timeout_s: float) -> Digests:
@@ -47,6 +48,30 @@ class DigestDiff:
         """The first few of each kind."""
         kinds = {"other values in": self.stale, "gone is": self.missing, "new is": self.extra}
         return "; ".join(f"{what} {_some(names)}" for what, names in kinds.items() if names)
+
+
+@dataclass(frozen=True, slots=True)
+class Reachable:
+    """Memory that a model reached when it had been loaded, of all ranks, in bytes, and what a push does with it."""
+
+    reachable_bytes: int
+    exchanged_bytes: int
+    kv_cache_bytes: int
+    constant_bytes: int
+    hidden_bytes: int
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """For --json."""
+        return asdict(self)
+
+    def words(self) -> str:
+        """In one line."""
+        return (
+            f"of {self.reachable_bytes / _MB:.1f} MB that the model reaches, {self.exchanged_bytes / _MB:.1f} are "
+            f"exchanged, {self.kv_cache_bytes / _MB:.1f} are keys and values, {self.constant_bytes / _MB:.1f} are "
+            f"constant and {self.hidden_bytes / _MB:.1f} are none of these"
+        )
 
 
 def _names(keys: "list[tuple[str, str]] | set[tuple[str, str]]") -> tuple[str, ...]:

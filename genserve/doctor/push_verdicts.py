@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median, quantiles
 from typing import Final
 
-from genserve.doctor.digest_diff import DigestDiff
+from genserve.doctor.digest_diff import DigestDiff, Reachable
 from genserve.doctor.findings import MustFail, PushFound, Snapshot, WayFound
 from genserve.doctor.verdict import Verdict, fail, ok, warn
 from genserve.worker.placement import duration, pause_s
@@ -28,6 +28,8 @@ def way_verdicts(
     """Every check of one daemon. `expect_cold`: whether each checkpoint that was pushed should have a cold start;
     `own_bytes`: of the user's model on each rank, 0 for the built-in one."""
     yield start(found)
+    if found.info.get("model_memory"):
+        yield reach(Reachable(**found.info["model_memory"]))
     if found.pushes:
         yield transport(found.pushes)
     if found.pushed:
@@ -62,6 +64,13 @@ def start(found: WayFound) -> Verdict:
         advice = "Pushes reach the device several times slower: see `pinned memory` above, and the daemon's log."
         return warn("start", f"{finding}, and its workers have no page-locked memory", advice, **figures)
     return ok("start", finding, **figures)
+
+
+def reach(memory: Reachable) -> Verdict:
+    """Nothing that a model holds is out of an exchange's reach."""
+    if memory.hidden_bytes:
+        return fail("reach", memory.words(), f"A push leaves that as it is. {_REPORT}", **memory.figures)
+    return ok("reach", memory.words(), **memory.figures)
 
 
 def transport(pushes: Sequence[PushFound]) -> Verdict:

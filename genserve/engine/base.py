@@ -54,6 +54,19 @@ class GenerationStream(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class ModelMemory:
+    """Bytes that the model reaches, of all ranks together, when it has been loaded: `exchanged` by a push, the KV
+    cache, `constant`, which no version changes, and `hidden`, which should be 0. Once each; memory that torch does not
+    know, such as weights that oneDNN has packed, is not in them."""
+
+    reachable_bytes: int = 0
+    exchanged_bytes: int = 0
+    kv_cache_bytes: int = 0
+    constant_bytes: int = 0
+    hidden_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class EngineInfo:
     """What the engine serves. `tensor_parallel_size` and so on are numbers of ranks; `device` is cpu or cuda;
     `weight_update`: beside, host or inplace, and `weight_update_reason` says why; `reserved_device_bytes`: kept
@@ -78,6 +91,7 @@ class EngineInfo:
     weight_update_reason: str = ""
     reserved_device_bytes: int = 0
     pinned_host_bytes: int = 0
+    model_memory: ModelMemory = ModelMemory()
     max_loras: int = 0
     max_lora_rank: int = 0
     weight_transfer: str = ""

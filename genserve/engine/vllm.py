@@ -25,6 +25,7 @@ from genserve.engine.base import (
     EngineInfo,
     KvPolicy,
     Load,
+    ModelMemory,
     PauseCounts,
     PauseMode,
     SleepTag,
@@ -131,6 +132,7 @@ class VllmEngine:
                 weight_update_reason=how.reason,
                 reserved_device_bytes=how.reserved_device_bytes,
                 pinned_host_bytes=how.pinned_host_bytes,
+                model_memory=ModelMemory(**{f"{kind}_bytes": size for kind, size in how.reachable_bytes.items()}),
             )
             # vLLM asks the environment about something for every token, in this process only.
             enable_envs_cache()

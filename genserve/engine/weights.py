@@ -3,6 +3,7 @@
 import asyncio
 import os
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -60,6 +61,7 @@ class LiveWeights:
             can_roll_back=self._can_roll_back,
             reserved_device_bytes=max(each.reserved_device_bytes for each in attached),
             pinned_host_bytes=min(each.pinned_host_bytes for each in attached),
+            reachable_bytes=dict(sum((Counter(each.reachable_bytes) for each in attached), Counter())),
         )
 
     def close(self) -> None:

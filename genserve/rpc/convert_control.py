@@ -138,6 +138,13 @@ def to_server_info(info: EngineInfo, facts: ServerFacts, state: EngineState) -> 
         weight_update_reason=info.weight_update_reason,
         reserved_device_bytes=info.reserved_device_bytes,
         pinned_host_bytes=info.pinned_host_bytes,
+        model_memory=control_pb2.ModelMemory(
+            reachable_bytes=info.model_memory.reachable_bytes,
+            exchanged_bytes=info.model_memory.exchanged_bytes,
+            kv_cache_bytes=info.model_memory.kv_cache_bytes,
+            constant_bytes=info.model_memory.constant_bytes,
+            hidden_bytes=info.model_memory.hidden_bytes,
+        ),
         weight_transfer=info.weight_transfer,
         logprobs_mode=info.logprobs_mode,
         host_id=facts.host_id,

@@ -497,6 +497,7 @@ class GetServerInfoResponse(_message.Message):
     WEIGHT_UPDATE_REASON_FIELD_NUMBER: _builtins.int
     RESERVED_DEVICE_BYTES_FIELD_NUMBER: _builtins.int
     PINNED_HOST_BYTES_FIELD_NUMBER: _builtins.int
+    MODEL_MEMORY_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The model, as given to --model."""
     architecture: _builtins.str
@@ -558,6 +559,10 @@ class GetServerInfoResponse(_message.Message):
         Everything may be sent to the daemon's own port as well.
         """
 
+    @_builtins.property
+    def model_memory(self) -> Global___ModelMemory:
+        """What the model reached when it had been loaded, and what a push does with it."""
+
     def __init__(
         self,
         *,
@@ -579,14 +584,55 @@ class GetServerInfoResponse(_message.Message):
         weight_update_reason: _builtins.str = ...,
         reserved_device_bytes: _builtins.int = ...,
         pinned_host_bytes: _builtins.int = ...,
+        model_memory: Global___ModelMemory | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "parallelism", b"parallelism", "state", b"state"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "model_memory", b"model_memory", "parallelism", b"parallelism", "state", b"state"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "device", b"device", "dtype", b"dtype", "features", b"features", "host_id", b"host_id", "ingest_ports", b"ingest_ports", "limits", b"limits", "logprobs_mode", b"logprobs_mode", "model", b"model", "parallelism", b"parallelism", "pinned_host_bytes", b"pinned_host_bytes", "reserved_device_bytes", b"reserved_device_bytes", "state", b"state", "versions", b"versions", "vocab_size", b"vocab_size", "weight_transfer", b"weight_transfer", "weight_update", b"weight_update", "weight_update_reason", b"weight_update_reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "device", b"device", "dtype", b"dtype", "features", b"features", "host_id", b"host_id", "ingest_ports", b"ingest_ports", "limits", b"limits", "logprobs_mode", b"logprobs_mode", "model", b"model", "model_memory", b"model_memory", "parallelism", b"parallelism", "pinned_host_bytes", b"pinned_host_bytes", "reserved_device_bytes", b"reserved_device_bytes", "state", b"state", "versions", b"versions", "vocab_size", b"vocab_size", "weight_transfer", b"weight_transfer", "weight_update", b"weight_update", "weight_update_reason", b"weight_update_reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetServerInfoResponse: _TypeAlias = GetServerInfoResponse  # noqa: Y015
+
+@_typing.final
+class ModelMemory(_message.Message):
+    """Memory that a model reaches, of all ranks together, in bytes. Tensors that share some count once. Memory that torch
+    does not know, such as weights that oneDNN has packed on a CPU, is not in it.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REACHABLE_BYTES_FIELD_NUMBER: _builtins.int
+    EXCHANGED_BYTES_FIELD_NUMBER: _builtins.int
+    KV_CACHE_BYTES_FIELD_NUMBER: _builtins.int
+    CONSTANT_BYTES_FIELD_NUMBER: _builtins.int
+    HIDDEN_BYTES_FIELD_NUMBER: _builtins.int
+    reachable_bytes: _builtins.int
+    """All of it: the sum of the others."""
+    exchanged_bytes: _builtins.int
+    """Weights, and what is made of them: every push replaces it."""
+    kv_cache_bytes: _builtins.int
+    """Keys and values."""
+    constant_bytes: _builtins.int
+    """What no version changes: tables, and scratch memory."""
+    hidden_bytes: _builtins.int
+    """Nothing of these. A model with such weights is refused at the start, so it is 0."""
+    def __init__(
+        self,
+        *,
+        reachable_bytes: _builtins.int = ...,
+        exchanged_bytes: _builtins.int = ...,
+        kv_cache_bytes: _builtins.int = ...,
+        constant_bytes: _builtins.int = ...,
+        hidden_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["constant_bytes", b"constant_bytes", "exchanged_bytes", b"exchanged_bytes", "hidden_bytes", b"hidden_bytes", "kv_cache_bytes", b"kv_cache_bytes", "reachable_bytes", b"reachable_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ModelMemory: _TypeAlias = ModelMemory  # noqa: Y015
 
 @_typing.final
 class ResetCacheRequest(_message.Message):

@@ -60,7 +60,7 @@ def audit(
     present = holdings(live)
     if loaded is not None:
         step_made.refuse_unknown({name: present[name] for name in present.keys() - loaded})
-    found = [reached for reached in hidden(live, bare, copied=copied, present=present) if not _is_left(reached)]
+    found = [reached for reached in hidden(live, bare, copied=copied, present=present) if not is_left(reached)]
     constants = [reached for reached in found if _is_constructed(reached, bare)]
     constructed = {id(reached) for reached in constants}
     paths = sorted({reached.path for reached in found if id(reached) not in constructed})
@@ -104,8 +104,8 @@ def hidden(
                 yield reached
             continue
         if memory is None:
-            memory = _cache_memory(live) | (_memory_of(present) if copied else set())
-        if (address := _address(tensor)) is None or address not in memory:
+            memory = cache_memory(live) | (_memory_of(present) if copied else set())
+        if (address := address_of(tensor)) is None or address not in memory:
             yield reached
 
 
@@ -177,7 +177,8 @@ def _replaces_a_weight(reached: Reached, bare: Bare) -> bool:
     return isinstance(reach.follow(bare.modules, reached), nn.Parameter)
 
 
-def _is_left(reached: Reached) -> bool:
+def is_left(reached: Reached) -> bool:
+    """Whether it is one that steps leave on layers, and no version changes."""
     return any(
         step_made.is_left(owner, step.key, reached.tensor)
         for owner, step in zip(reached.owners, reached.steps, strict=True)
@@ -197,24 +198,24 @@ def _is_constructed(reached: Reached, bare: Bare) -> bool:
 
 def _memory_of(present: Mapping[str, Holding]) -> set[int]:
     """Where the storages of all tensors begin that are exchanged."""
-    addresses = (_address(place.value) for place in present.values() if isinstance(place.value, torch.Tensor))
+    addresses = (address_of(place.value) for place in present.values() if isinstance(place.value, torch.Tensor))
     return {address for address in addresses if address is not None}
 
 
-def _cache_memory(live: nn.Module) -> set[int]:
+def cache_memory(live: nn.Module) -> set[int]:
     """Where the storages of the KV cache begin: attention keeps views of it."""
     found: set[int] = set()
     for _, module in named_modules(live):
         queue: list[Any] = [vars(module).get(key) for key in NOT_WEIGHTS]
         for value in queue:  # grows while it is walked
             if isinstance(value, torch.Tensor):
-                found |= {address for address in [_address(value)] if address is not None}
+                found |= {address for address in [address_of(value)] if address is not None}
             elif isinstance(value, list | tuple):
                 queue.extend(value)
     return found
 
 
-def _address(tensor: torch.Tensor) -> int | None:
+def address_of(tensor: torch.Tensor) -> int | None:
     """Of its storage; None for one that has none of its own, such as a wrapper of other tensors."""
     if tensor.layout is not torch.strided or hasattr(tensor, "__tensor_flatten__"):
         return None

@@ -4,7 +4,7 @@ What crosses is msgpack: plain dictionaries, made from and turned into these cla
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol, Self, cast
 
 EXTENSION = "genserve.worker.extension.WeightExchangeExtension"
@@ -58,8 +58,8 @@ class Attach(_Message):
 class Attached(_Message):
     """A worker's answer to Attach. `weight_update` is beside, host or inplace, and `reason` says why;
     `reserved_device_bytes` are kept for pushes, which reach the device through `pinned_host_bytes`; `other_host` is the
-    memory.host.host_id of a worker that cannot map the daemon's memory, "" for one that can; `error` is empty when it
-    worked."""
+    memory.host.host_id of a worker that cannot map the daemon's memory, "" for one that can; `reachable_bytes` are the
+    model's, by what an exchange does with them (`reachable`); `error` is empty when it worked."""
 
     rank: str
     error: str
@@ -69,6 +69,7 @@ class Attached(_Message):
     reserved_device_bytes: int = 0
     pinned_host_bytes: int = 0
     other_host: str = ""
+    reachable_bytes: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,7 @@ from genserve.worker.contract import (
 from genserve.worker.digests import weight_digests
 from genserve.worker.draft import WithDraft
 from genserve.worker.lifetime import end_with_address, end_with_process
+from genserve.worker.reachable import reachable_bytes
 from genserve.worker.shadow import PrepareCancelledError
 from genserve.worker.slept import SleptWeights
 from genserve.worker.transfer import transfer
@@ -159,6 +160,7 @@ class WeightDesk:
         self._update, self._device = self._chosen.update, self._chosen.device
         # Before anything is served: a weight that no push would reach shall not be found by those who are answered.
         self.constants = self._update.audit().paths
+        self._reachable_bytes = reachable_bytes(worker.model_runner.get_model(), self.constants)
         self._slept = SleptWeights(worker)
         # A worker that cannot map the daemon's memory says where it is, and gets the bytes on its own host.
         daemon = ProcessIdentity(**attach.daemon)
@@ -193,6 +195,7 @@ class WeightDesk:
             self._device.reserved_bytes,
             self._device.pinned_bytes,
             self._other_host,
+            self._reachable_bytes,
         )
 
     def fetch(self, request: Fetch) -> None:

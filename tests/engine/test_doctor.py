@@ -14,7 +14,7 @@ from genserve.doctor import tiny_model
 
 COMMAND = [sys.executable, "-m", "genserve", "doctor"]
 CHECKS = {
-    "start", "transport", "greedy tokens", "weights", "labels", "streams", "pause", "inter-token latency",
+    "start", "reach", "transport", "greedy tokens", "weights", "labels", "streams", "pause", "inter-token latency",
     "a misshapen tensor", "a push that ends late", "stop",
 }  # fmt: skip
 

@@ -55,6 +55,17 @@ def push(name: str, **changes: Any) -> PushFound:
     return replace(PushFound(name, steps, 0.004, 8, 0, [0.010] * 50, [0.008] * 50, "", "", True), **changes)
 
 
+def memory(hidden_bytes: int = 0) -> dict[str, int]:
+    """What a daemon says of a model's, as GetServerInfo has it."""
+    return {
+        "reachable_bytes": 9 * GB + 2_000_000 + hidden_bytes,
+        "exchanged_bytes": 3 * GB,
+        "kv_cache_bytes": 6 * GB,
+        "constant_bytes": 2_000_000,
+        "hidden_bytes": hidden_bytes,
+    }
+
+
 def way(**changes: Any) -> WayFound:
     """A daemon started on a, pushed b, a, b, that did all as it should."""
     names = ("b", "a", "b")
@@ -63,7 +74,7 @@ def way(**changes: Any) -> WayFound:
         "beside",
         "a",
         start_s=12.0,
-        info={"weight_update": "beside", "device": "cuda"},
+        info={"weight_update": "beside", "device": "cuda", "model_memory": memory()},
         cold=snapshot("a"),
         pushed=[snapshot(name) for name in names],
         pushes=[push(name) for name in names],

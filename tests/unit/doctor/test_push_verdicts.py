@@ -8,7 +8,7 @@ from genserve.doctor.findings import MustFail, Snapshot, WayFound
 from genserve.doctor.push_verdicts import cold_starts, way_verdicts
 from genserve.doctor.verdict import Level, Verdict
 from genserve.worker.placement import pause_s
-from tests.unit.doctor.conftest import push, snapshot, way
+from tests.unit.doctor.conftest import memory, push, snapshot, way
 
 OTHER_TOKENS = ((9, 9), (9, 9))
 B = snapshot("b")
@@ -25,6 +25,17 @@ def test_a_daemon_that_does_all_as_it_should_is_ok(cold: dict[str, Snapshot]) ->
     assert {verdict.level for verdict in verdicts(way(), cold).values()} == {Level.OK}
 
 
+def test_the_bytes_that_a_model_reaches_are_told_in_words_and_figures(cold: dict[str, Snapshot]) -> None:
+    """In all, and by what a push does with them."""
+    told = verdicts(way(), cold)["reach"]
+    assert told.finding == (
+        "of 9002.0 MB that the model reaches, 3000.0 are exchanged, 6000.0 are keys and values, 2.0 are constant and "
+        "0.0 are none of these"
+    )
+    assert told.figures == memory()
+    assert "reach" not in verdicts(way(info={"weight_update": "beside", "device": "cuda"}), cold)
+
+
 BAD: list[tuple[str, WayFound, Level, str]] = [
     ("start", WayFound("beside", "a", error="the daemon ended with status 1"), Level.FAIL, "ended with status 1"),
     ("start", way(info={"weight_update": "inplace"}), Level.FAIL, "'inplace' instead of 'beside'"),
@@ -33,6 +44,12 @@ BAD: list[tuple[str, WayFound, Level, str]] = [
         way(info={"weight_update": "beside", "device": "cuda", "pinned_host_bytes": 0}),
         Level.WARN,
         "no page-locked memory",
+    ),
+    (
+        "reach",
+        way(info={"weight_update": "beside", "model_memory": memory(hidden_bytes=700_000)}),
+        Level.FAIL,
+        "2.0 are constant and 0.7 are none of these",
     ),
     ("transport", way(pushes=[push("b", shared="it runs elsewhere")]), Level.WARN, "it runs elsewhere"),
     ("greedy tokens", way(pushed=[replace(B, tokens=OTHER_TOKENS)]), Level.FAIL, "after a push of b"),

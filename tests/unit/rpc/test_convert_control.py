@@ -10,7 +10,7 @@ from google.protobuf.duration_pb2 import Duration
 from genserve.client.state import ServerInfo
 from genserve.control.conditions import Phase
 from genserve.control.state import EngineState
-from genserve.engine.base import EngineInfo, KvPolicy, PauseMode
+from genserve.engine.base import EngineInfo, KvPolicy, ModelMemory, PauseMode
 from genserve.errors import InvalidFieldError
 from genserve.rpc.convert import seconds, to_duration
 from genserve.rpc.convert_control import (
@@ -99,6 +99,7 @@ def test_every_fact_of_the_engine_reaches_the_client_under_its_own_name() -> Non
     facts: dict[str, Any] = {
         name: f"{name}-value" if name in texts else number for number, name in enumerate(names, start=10)
     }
+    facts["model_memory"] = ModelMemory(*range(100, 100 + len(dataclasses.fields(ModelMemory))))
     info = EngineInfo(**facts, versions={"vllm": "1", "torch": "2"})
     state = EngineState("instance", 1, Phase.RUNNING, (), 0, 0)
     told = ServerInfo.of(to_server_info(info, ServerFacts("served", 1, 2, ["push"]), state))
@@ -106,6 +107,7 @@ def test_every_fact_of_the_engine_reaches_the_client_under_its_own_name() -> Non
     # Which adapters fit, and whether it can sleep, is told by `features` and by errors.
     kept_back = {"max_loras", "max_lora_rank", "can_sleep"}
     expected = {**facts, "model": "served", "max_message_bytes": 1, "max_staging_bytes": 2, "features": ["push"]}
+    expected["model_memory"] = dataclasses.asdict(facts["model_memory"])
     assert {name: found.get(name) for name in expected if name not in kept_back} == {
         name: value for name, value in expected.items() if name not in kept_back
     }
