@@ -88,6 +88,7 @@ class CudaDevice(Device):
         current_stream()
         # 0 is the lowest priority that CUDA has, and that of the model's stream: what counts is that it is another one.
         self._stream = torch.cuda.Stream(device, priority=0)
+        self._down, self._up = _CopyStream(device), _CopyStream(device)
         self._ring: PinnedRing | None = None
         try:
             self._ring = PinnedRing.allocate()
@@ -138,7 +139,7 @@ class CudaDevice(Device):
     def swap(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> HostSwap:
         """In two streams of its own, for the two directions."""
         assert self._ring is not None
-        return HostSwap(pairs, self._ring, _CopyStream(self.device), _CopyStream(self.device))
+        return HostSwap(pairs, self._ring, self._down, self._up)
 
     @property
     def reserved_bytes(self) -> int:

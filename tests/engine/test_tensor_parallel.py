@@ -9,6 +9,7 @@ from genserve.client import AsyncClient
 from genserve.errors import PushRolledBackError
 from tests.daemon_process import SMALL_ENGINE, DaemonProcess
 from tests.engine.conftest import Reference
+from tests.engine.forgetful_worker import FORGETFUL_EXTENSION, SLEEPS_VARIABLE
 from tests.engine.test_lora import CONFIG, PROMPT, adapter, merged
 from tests.engine.test_push import greedy_outputs, outputs_of
 
@@ -20,7 +21,8 @@ async def sharded(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPat
     """A client of a daemon on checkpoint a with two ranks, which take adapters."""
     log = tmp_path_factory.mktemp("sharded") / "stderr"
     flags = ["--model", str(checkpoints["a"]), "--tensor-parallel-size", "2", "--enable-lora", *SMALL_ENGINE]
-    process = DaemonProcess(flags, log, env=BOTH_CORES)
+    flags += ["--worker-extension-cls", FORGETFUL_EXTENSION]  # its ranks forget at a sleep what GPUs do
+    process = DaemonProcess(flags, log, env={**BOTH_CORES, SLEEPS_VARIABLE: str(log.with_name("sleeps"))})
     try:
         process.wait_serving()
         async with AsyncClient(process.address) as client:
@@ -73,3 +75,34 @@ async def test_an_adapter_is_loaded_on_both_ranks(sharded: AsyncClient, checkpoi
     assert distance(found, await likely()) < 0.15
     assert distance(found, base) > 0.5
     await sharded.unload_lora("policy")
+
+
+@pytest.mark.parametrize("level", [1, 2])
+async def test_two_ranks_sleep_and_wake_up(sharded: AsyncClient, checkpoints: dict[str, Path], level: int) -> None:
+    """Each rank drops its shard and its slots of adapters: the served version and an adapter are there again after the
+    wake-up, and so is what is pushed between the weights and the KV cache."""
+
+    async def outputs() -> object:
+        alone = await greedy_outputs(sharded)
+        adapted = await sharded.generate(PROMPT, max_tokens=8, temperature=0.0, ignore_eos=True, lora_name="kept")
+        return alone, adapted.token_ids
+
+    version = (await sharded.get_weights()).weight_version
+    await sharded.push_lora("kept", adapter(checkpoints["a"], seed=1), CONFIG)
+    await sharded.push_weights(checkpoints["b"], version=version + 1)
+    of_b = await outputs()
+    await sharded.push_weights(checkpoints["a"], version=version + 2)
+    of_a, live = await outputs(), (await sharded.get_weights(include_digests=True)).digests
+    assert of_a != of_b
+    asleep = await sharded.sleep(level=level)
+    assert (asleep.phase, asleep.weights_discarded) == ("sleeping", level == 2)
+    awake = await sharded.wake_up()
+    assert (awake.phase, awake.weights_discarded) == ("running", False)
+    assert await outputs() == of_a
+    assert (await sharded.get_weights(include_digests=True)).digests == live
+    await sharded.sleep(level=level)
+    await sharded.wake_up(["weights"])
+    await sharded.push_weights(checkpoints["b"], version=version + 3)
+    await sharded.wake_up(["kv_cache"])
+    assert await outputs() == of_b
+    await sharded.unload_lora("kept")
