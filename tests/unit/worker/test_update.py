@@ -26,6 +26,7 @@ def worker(asked: str = "auto", kv_cache_memory_bytes: int | None = None, **para
             parallel_config=SimpleNamespace(**ranks),
             model_config=SimpleNamespace(quantization=None),
             quant_config=None,
+            speculative_config=None,
         ),
         cache_config=SimpleNamespace(kv_cache_memory_bytes=kv_cache_memory_bytes),
         model_runner=SimpleNamespace(get_model=lambda: nn.Linear(1, 1), kv_caches=[]),
