@@ -75,7 +75,7 @@ def place(asked: str, facts: Facts) -> Placement:
     if asked == "auto" and way == "beside" and len(possible) > 1 and not leaves_enough(_needed(facts), facts.left):
         lacking["beside"] = f"takes {_of_the_device(facts, facts.left)}, which leaves too little for keys and values"
         way = possible[1]
-    return Placement(way, _reason(way, asked, facts, lacking, possible))
+    return Placement(way, _reason(way, asked, facts, facts.left, lacking, possible))
 
 
 def _lacking(way: str, facts: Facts, left: int) -> str | None:
@@ -107,21 +107,21 @@ def _remedies(ways: Sequence[str], facts: Facts, left: int) -> list[str]:
     return remedies
 
 
-def _reason(way: str, asked: str, facts: Facts, lacking: Mapping[str, str], possible: Sequence[str]) -> str:
+def _reason(way: str, asked: str, facts: Facts, left: int, lacking: Mapping[str, str], possible: Sequence[str]) -> str:
     """In a sentence for the log. `possible`: what --weight-update may say as well."""
-    assert facts.left is not None
     pause = f"a push pauses for about {duration(pause_s(way, facts.weights))} (computed)"
     others = [f"{each} {lacking[each]}" for each in WAYS[: WAYS.index(way)] if each in lacking]
     why = "as --weight-update says" if asked == way else f"as {'; '.join(others)}"
     if way == "beside":
         gives = "; --weight-update host gives that memory to keys and values" if "host" in possible else ""
-        kept = _of_the_device(facts, facts.left)
+        kept = _of_the_device(facts, left)
         return f"new versions are built on the device, which keeps {kept} for them; {pause}{gives}"
     if way == "host":
         shortens = "--weight-update beside shortens" if "beside" in possible else "more devices would shorten"
         return f"new versions are built in {_gib(facts.weights)} of the host's memory, {why}; {pause}; {shortens} that"
     healed = "one that fails there is healed by another load"
-    return f"new versions are loaded over the live one, {why}; {pause}, and {healed}"
+    shortens = "; --weight-update beside shortens that" if "beside" in possible else ""
+    return f"new versions are loaded over the live one, {why}; {pause}, and {healed}{shortens}"
 
 
 def _needed(facts: Facts) -> int:

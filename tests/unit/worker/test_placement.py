@@ -44,6 +44,7 @@ def test_the_first_way_that_there_is_memory_for_is_taken(asked: str, facts: Fact
         (SMALL, "--weight-update host gives"),
         (replace(MEDIUM, largest=4 * GIB), "--weight-update beside shortens"),
         (LARGE, "more devices would shorten"),  # beside would refuse to start
+        (replace(MEDIUM, largest=4 * GIB, host=0), "--weight-update beside shortens"),  # inplace
     ],
 )
 def test_the_other_way_is_told_of(facts: Facts, advised: str) -> None:
