@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Final
 
 from genserve.client import AsyncClient, PushResult
-from genserve.doctor.audit import held_weights
 from genserve.doctor.children import Children
 from genserve.doctor.daemon_child import DaemonFailedError, daemon
+from genserve.doctor.digest_diff import held_weights
 from genserve.doctor.findings import MustFail, PushFound, Snapshot, WayFound
 from genserve.doctor.load import live_load
 from genserve.doctor.tiny_model import Checkpoint

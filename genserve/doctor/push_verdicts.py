@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median, quantiles
 from typing import Final
 
-from genserve.doctor.audit import Audit
+from genserve.doctor.digest_diff import DigestDiff
 from genserve.doctor.findings import MustFail, PushFound, Snapshot, WayFound
 from genserve.doctor.verdict import Verdict, fail, ok, warn
 from genserve.worker.placement import duration, pause_s
@@ -104,9 +104,9 @@ def weights(pushed: Sequence[Snapshot], cold: Mapping[str, Snapshot]) -> Verdict
     if not compared or not any(cold[snapshot.name].digests for snapshot in compared):
         return warn(check, "digests of a push and of a cold start could not be compared", "See why checks ended early.")
     for snapshot in compared:
-        audit = Audit.of(cold[snapshot.name].digests, snapshot.digests)
-        if audit.differs:
-            return fail(check, f"after a push of {snapshot.name}: {audit.words()}", advice)
+        diff = DigestDiff.of(cold[snapshot.name].digests, snapshot.digests)
+        if diff.differs:
+            return fail(check, f"after a push of {snapshot.name}: {diff.words()}", advice)
     for snapshot in pushed:
         same = [each.name for each in cold.values() if each.name != snapshot.name and each.digests == snapshot.digests]
         if snapshot.digests and same:

@@ -19,7 +19,7 @@ async def held_weights(client: AsyncClient, timeout_s: float) -> Digests:
 
 
 @dataclass(frozen=True, slots=True)
-class Audit:
+class DigestDiff:
     """How `pushed` differs from what a cold start holds, by "rank name"."""
 
     num_held: int
@@ -28,7 +28,7 @@ class Audit:
     extra: tuple[str, ...]
 
     @classmethod
-    def of(cls, cold: Digests, pushed: Digests) -> "Audit":
+    def of(cls, cold: Digests, pushed: Digests) -> "DigestDiff":
         """Of two sets of digests, which are of the same checkpoint."""
         stale = [key for key, digest in cold.items() if key in pushed and pushed[key] != digest]
         return cls(
