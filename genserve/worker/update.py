@@ -10,7 +10,7 @@ import torch
 from genserve.weights.arena import available_memory_bytes
 from genserve.worker.audit import Constants
 from genserve.worker.beside import BesideUpdate
-from genserve.worker.contract import WEIGHT_UPDATE_KEY
+from genserve.worker.contract import RANKS_HERE_KEY, WEIGHT_UPDATE_KEY
 from genserve.worker.device import Device
 from genserve.worker.inplace import InPlaceUpdate
 from genserve.worker.placement import ONLINE_QUANTIZATIONS, Facts, Placement, place
@@ -60,7 +60,7 @@ def choose(worker: Any) -> Chosen:
     live, config = worker.model_runner.get_model(), worker.vllm_config
     device = Device.of(worker.device)
     asked = config.additional_config.get(WEIGHT_UPDATE_KEY, "auto")
-    host_bytes = available_memory_bytes() // _ranks_here(config.parallel_config)
+    host_bytes = available_memory_bytes() // _ranks_here(config)
     beside: BesideUpdate | None = None
     if worker.device.type == "cpu":
         # Its packed weights lie outside of torch: what a second model takes is known once there is one, empty.
@@ -101,6 +101,7 @@ def _left(worker: Any, device: Device) -> int:
     return max(0, int(worker.requested_memory) - (int(worker.init_snapshot.free_memory) - free_bytes))
 
 
-def _ranks_here(parallel: Any) -> int:
-    """Workers on this host, which share its memory."""
-    return max(1, int(parallel.world_size) * int(parallel.data_parallel_size_local) // int(parallel.nnodes))
+def _ranks_here(config: Any) -> int:
+    """Workers on this host, which share its memory. The daemon counts them: vLLM gives each replica of a dense model a
+    configuration without data parallelism."""
+    return max(1, int(config.additional_config.get(RANKS_HERE_KEY, 1)))
