@@ -7,7 +7,16 @@ from typing import Any, Self
 
 MAX_INGEST_PROCESSES = 64
 MAX_TIMEOUT_S = 24 * 3600.0
-WEIGHT_UPDATES = ("auto", "beside", "host", "inplace")
+WAYS = ("beside", "host", "inplace")
+"""How a worker can take a new version; those that pause least first."""
+WEIGHT_UPDATES = ("auto", *WAYS)
+CPU_KV_CACHE_BYTES = 4 << 30
+"""What the KV cache gets on a CPU where no flag says."""
+
+
+def ways(device_type: str) -> tuple[str, ...]:
+    """The ways that differ on a device: on a CPU, beside is in the host's memory already."""
+    return tuple(way for way in WAYS if device_type != "cpu" or way != "host")
 
 
 def _setting(default: Any, help: str, choices: Sequence[str] | None = None) -> Any:

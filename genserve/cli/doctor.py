@@ -1,6 +1,7 @@
 """`genserve doctor`: whether this machine can serve and take pushes, and what it costs."""
 
 import argparse
+import sys
 from typing import Final
 
 from genserve.cli.options import Subparsers, seconds
@@ -51,22 +52,27 @@ def run(args: argparse.Namespace) -> int:
 
     flags = ServeFlags.parse(args.serve_flags)
 
-    from genserve.doctor.checkup import Order, check_up, say_on_stderr
+    from genserve.doctor.checkup import CheckupOptions, check_up
 
     def show(section: Section) -> None:
         if not args.json:
             print("\n".join(section_lines(section)), flush=True)
 
-    order = Order(args.model, args.ways, flags, args.timeout_s, args.machine_only)
+    options = CheckupOptions(args.model, args.ways, flags, args.timeout_s, args.machine_only)
     began_s = time.monotonic()
     with Children() as children:
         try:
-            sections, facts = asyncio.run(check_up(order, children, say_on_stderr, show))
+            sections, facts = asyncio.run(check_up(options, children, _say, show))
         except asyncio.CancelledError:
             raise KeyboardInterrupt from None  # by SIGTERM
     elapsed_s = time.monotonic() - began_s
     print(to_json(sections, facts, elapsed_s) if args.json else summary_line(sections, elapsed_s))
     return exit_status(sections)
+
+
+def _say(line: str) -> None:
+    """Progress: none of it belongs to the report."""
+    print(f"genserve: {line}", file=sys.stderr, flush=True)
 
 
 def _limit(text: str) -> float:

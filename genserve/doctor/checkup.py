@@ -1,7 +1,6 @@
 """All of it, in order: the machine, daemons that are pushed to in every way, and what fits."""
 
 import signal
-import sys
 import tempfile
 import time
 from asyncio import current_task, get_running_loop
@@ -30,7 +29,7 @@ _TINY_UTILIZATION: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class CheckupOptions:
     """What is to be checked. `model` is None for the built-in one; `asked_ways` None for all of them."""
 
     model: str | None
@@ -41,15 +40,15 @@ class Order:
 
 
 async def check_up(
-    order: Order, children: Children, say: Callable[[str], None], show: Callable[[Section], None]
+    options: CheckupOptions, children: Children, say: Callable[[str], None], show: Callable[[Section], None]
 ) -> tuple[list[Section], dict[str, Any]]:
     """`show` gets each section as it is known, `say` what takes time. Returns all of them and the facts.
 
     Raises InvalidFieldError for a model or ways that cannot be, before anything is started; OSError.
     """
-    ways.chosen(order.asked_ways, "cuda")
-    own = None if order.model is None else own_model.checkpoints(order.model)
-    size = None if order.model is None or own is None else own_model.size_of(order.model, own["a"])
+    ways.chosen(options.asked_ways, "cuda")
+    own = None if options.model is None else own_model.checkpoints(options.model)
+    size = None if options.model is None or own is None else own_model.size_of(options.model, own["a"])
     sections: list[Section] = []
 
     def add(title: str, verdicts: Iterator[Verdict]) -> None:
@@ -58,31 +57,38 @@ async def check_up(
 
     with _cancelled_by_sigterm():
         say("looking at the machine")
-        facts = await machine.look(children, order.timeout_s)
-        add("machine", machine_verdicts(facts, order.flags))
+        facts = await machine.look(children, options.timeout_s)
+        add("machine", machine_verdicts(facts, options.flags))
         memory = _memory(facts)
-        told: dict[str, Any] = {"machine": facts.as_dict(), "serve_flags": list(order.flags.passed_on)}
-        if not order.machine_only:
-            chosen = ways.chosen(order.asked_ways, facts.device_type)
+        told: dict[str, Any] = {"machine": facts.as_dict(), "serve_flags": list(options.flags.passed_on)}
+        if not options.machine_only:
+            chosen = ways.chosen(options.asked_ways, facts.device_type)
             with tempfile.TemporaryDirectory(prefix="genserve-doctor-") as scratch:
-                subject = _subject(order, own, facts, Path(scratch))
+                subject = _subject(options, own, facts, Path(scratch))
                 found = await _try_ways(
-                    order, subject, _that_fit(chosen, size, memory, order), children, Path(scratch), say
+                    options, subject, _that_fit(chosen, size, memory, options), children, Path(scratch), say
                 )
             cold = cold_starts(found)
+            own_bytes = 0.0 if size is None else size.weight_bytes / options.flags.num_ranks
             for each in found:
-                verdicts = way_verdicts(each, cold, expect_cold=order.model is None)
+                verdicts = way_verdicts(each, cold, expect_cold=options.model is None, own_bytes=own_bytes)
                 add(f"--weight-update {each.way}" if each.way else f"cold start on {each.started_on}", verdicts)
             for way in chosen:
                 if all(each.way != way for each in found):
-                    add(f"--weight-update {way}", iter([_does_not_fit()]))
+                    not_tried = warn("start", "not tried: there is no room for your model", "See `your model` below.")
+                    add(f"--weight-update {way}", iter([not_tried]))
             told["daemons"] = [{"way": each.way, "started_on": each.started_on, **each.info} for each in found]
-        add("what fits (computed)", room_verdicts(memory, order.flags, size))
+        add("what fits (computed)", room_verdicts(memory, options.flags, size))
     return sections, told
 
 
 async def _try_ways(
-    order: Order, subject: Subject, chosen: Sequence[str], children: Children, scratch: Path, say: Callable[[str], None]
+    options: CheckupOptions,
+    subject: Subject,
+    chosen: Sequence[str],
+    children: Children,
+    scratch: Path,
+    say: Callable[[str], None],
 ) -> list[WayFound]:
     """One daemon for each way. They start on one checkpoint and the other in turn, where both can be started on: each
     gives the others the cold start to compare with. A last one gives what no other did."""
@@ -91,23 +97,23 @@ async def _try_ways(
         name = names[number % len(names)]
         say(f"serving {name} with --weight-update {way}")
         began_s = time.monotonic()
-        found.append(await exercise(subject, way, name, children, scratch, order.timeout_s))
+        found.append(await exercise(subject, way, name, children, scratch, options.timeout_s))
         say(f"done after {time.monotonic() - began_s:.0f} s")
     cold = cold_starts(found)
     if any(each.pushed for each in found):
         for name in names:
             if name not in cold:
                 say(f"serving {name}, to compare with")
-                found.append(await exercise(subject, "", name, children, scratch, order.timeout_s))
+                found.append(await exercise(subject, "", name, children, scratch, options.timeout_s))
     return found
 
 
 def _subject(
-    order: Order, own: Mapping[str, tiny_model.Checkpoint] | None, facts: MachineFacts, scratch: Path
+    options: CheckupOptions, own: Mapping[str, tiny_model.Checkpoint] | None, facts: MachineFacts, scratch: Path
 ) -> Subject:
-    if own is not None and order.model is not None:
-        return Subject(own, {"a": Path(order.model)}, order.flags.passed_on, _OWN_PUSHES, digests_always=False)
-    tensors = tiny_model.checkpoints(order.flags.tensor_parallel_size)
+    if own is not None and options.model is not None:
+        return Subject(own, {"a": Path(options.model)}, options.flags.passed_on, _OWN_PUSHES, digests_always=False)
+    tensors = tiny_model.checkpoints(options.flags.tensor_parallel_size)
     directories = {name: tiny_model.write(scratch / name, each) for name, each in tensors.items()}
     flags = ["--max-model-len", str(tiny_model.MAX_MODEL_LEN), "--kv-cache-memory-bytes", str(_TINY_KV_BYTES)]
     flags += ["--max-num-seqs", "32"]
@@ -115,7 +121,7 @@ def _subject(
         # Little is enough, also where others hold most of the device: vLLM asks for that much to be free.
         share = min(device.free_bytes / device.total_bytes for device in facts.devices)
         flags += ["--gpu-memory-utilization", f"{min(_TINY_UTILIZATION, 0.9 * share):.3f}"]
-    return Subject(tensors, directories, [*flags, *order.flags.passed_on], _TINY_PUSHES, digests_always=True)
+    return Subject(tensors, directories, [*flags, *options.flags.passed_on], _TINY_PUSHES, digests_always=True)
 
 
 def _memory(facts: MachineFacts) -> Memory:
@@ -123,13 +129,9 @@ def _memory(facts: MachineFacts) -> Memory:
     return Memory(min(devices) if devices else None, facts.host.available_bytes)
 
 
-def _that_fit(chosen: Sequence[str], own: ModelSize | None, memory: Memory, order: Order) -> list[str]:
+def _that_fit(chosen: Sequence[str], own: ModelSize | None, memory: Memory, options: CheckupOptions) -> list[str]:
     """A machine that runs out of memory is no place to look at: a model of the user's own is served if it fits."""
-    return [way for way in chosen if own is None or fits(way, own, memory, order.flags)]
-
-
-def _does_not_fit() -> Verdict:
-    return warn("start", "not tried: there is no room for your model", "See `your model` below.")
+    return [way for way in chosen if own is None or fits(way, own, memory, options.flags)]
 
 
 @contextmanager
@@ -142,8 +144,3 @@ def _cancelled_by_sigterm() -> Iterator[None]:
         yield
     finally:
         loop.remove_signal_handler(signal.SIGTERM)
-
-
-def say_on_stderr(line: str) -> None:
-    """Progress: none of it belongs to the report."""
-    print(f"genserve: {line}", file=sys.stderr, flush=True)

@@ -12,8 +12,7 @@ from typing import Any, Final
 
 import torch
 
-RING_BYTES: Final = 256 << 20
-"""What a worker keeps page-locked to copy weights through."""
+from genserve.worker.placement import RING_BYTES
 
 _COPIED_BYTES: Final = 256 << 20
 _ROUNDS: Final = 3

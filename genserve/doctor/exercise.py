@@ -13,7 +13,7 @@ from genserve.client import AsyncClient, PushResult
 from genserve.doctor.audit import held_weights
 from genserve.doctor.children import Children
 from genserve.doctor.daemon_child import DaemonFailedError, daemon
-from genserve.doctor.findings import PushFound, Refusal, Snapshot, WayFound
+from genserve.doctor.findings import MustFail, PushFound, Snapshot, WayFound
 from genserve.doctor.load import live_load
 from genserve.doctor.tiny_model import Checkpoint
 from genserve.errors import GenserveError, InvalidFieldError, UnsupportedError
@@ -135,7 +135,7 @@ class _Exercise:
             timeout_s=self._timeout_s,
         )
 
-    async def _push_misshapen(self) -> Refusal:
+    async def _push_misshapen(self) -> MustFail:
         """The other checkpoint, with one tensor a row too short."""
         tensors = dict(self._subject.tensors[self._other()])
         whole = max(tensors.values(), key=lambda tensor: len(tensor.shape))
@@ -144,13 +144,13 @@ class _Exercise:
         tensors[whole.name] = replace(whole, shape=shape, data=whole.data[:-row_bytes])
         return await self._refused(tensors, f"a push with {whole.name} misshapen", None)
 
-    async def _push_late(self) -> Refusal:
+    async def _push_late(self) -> MustFail:
         """The other checkpoint, in so little time that it must end while it is prepared: every byte has come then."""
         prepare_s = min(push.step_s.get("prepare", 0.0) for push in self._found.pushes)
         limit_s = max(_LATE_SHARE * prepare_s, 1e-6)
         return await self._refused(self._subject.tensors[self._other()], "a push that ends late", limit_s)
 
-    async def _refused(self, tensors: Checkpoint, what: str, apply_timeout_s: float | None) -> Refusal:
+    async def _refused(self, tensors: Checkpoint, what: str, apply_timeout_s: float | None) -> MustFail:
         before = self._found.pushed[-1]
         reason, message = "", ""
         push_id = str(uuid.uuid4())
@@ -164,7 +164,7 @@ class _Exercise:
                 reason, message = error.reason, error.message
                 with suppress(GenserveError):  # it may have left nothing
                     await self._client.discard_push(push_id)
-        return Refusal(reason, message, before, await self._snapshot(digests=bool(before.digests)))
+        return MustFail(reason, message, before, await self._snapshot(digests=bool(before.digests)))
 
     async def _snapshot(self, *, digests: bool) -> Snapshot:
         """One prompt at a time, none of them out of the prefix cache: nothing but the weights makes a difference."""

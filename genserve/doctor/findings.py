@@ -37,7 +37,7 @@ class PushFound:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class MustFail:
     """A push that must fail. `reason` is the error's, "" when it was applied; `after` is what was served then, None
     when that is not known."""
 
@@ -60,6 +60,6 @@ class WayFound:
     cold: Snapshot | None = None
     pushed: list[Snapshot] = field(default_factory=list)
     pushes: list[PushFound] = field(default_factory=list)
-    misshapen: Refusal | None = None
-    late: Refusal | None = None
+    misshapen: MustFail | None = None
+    late: MustFail | None = None
     stopped: str | None = None

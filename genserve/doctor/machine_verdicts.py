@@ -8,15 +8,15 @@ from genserve.doctor.machine import DeviceFacts, MachineFacts, TorchFacts
 from genserve.doctor.serve_flags import ServeFlags
 from genserve.doctor.shared_memory import SharedMemoryFacts
 from genserve.doctor.verdict import Verdict, fail, ok, warn
+from genserve.worker.placement import GIB
 
-GB: Final = 1e9
-
-_LEAST_HOST_BYTES: Final = 3 * GB  # the daemon's processes, and the built-in model
-_LITTLE_HOST_BYTES: Final = 8 * GB
+_LEAST_HOST_BYTES: Final = 3 * GIB  # the daemon's processes, and the built-in model
+_LITTLE_HOST_BYTES: Final = 8 * GIB
 _LITTLE_SHM_BYTES: Final = 256 << 20
-_SLOW_MEMCPY: Final = 2 * GB
-_SLOW_PINNED: Final = 8 * GB  # what PCIe 3 x16 gives
-_SLOW_DEVICE: Final = 100 * GB
+_GB: Final = 1e9  # rates are told in GB/s
+_SLOW_MEMCPY: Final = 2 * _GB
+_SLOW_PINNED: Final = 8 * _GB  # what PCIe 3 x16 gives
+_SLOW_DEVICE: Final = 100 * _GB
 _PINNED_GAIN: Final = 1.2
 _SHARING_ADVICE: Final = (
     "Run trainers and daemon as one user in one PID namespace (one container, or `--pid=host`), with /proc mounted "
@@ -47,8 +47,8 @@ def machine_verdicts(facts: MachineFacts, flags: ServeFlags) -> Iterator[Verdict
 def host_memory(host: HostFacts, num_ranks: int) -> Verdict:
     """Of all, and of each rank: a push takes memory on every one."""
     per_rank = host.available_bytes / num_ranks
-    ranks = f", {per_rank / GB:.1f} for each of {num_ranks} ranks" if num_ranks > 1 else ""
-    finding = f"{host.available_bytes / GB:.1f} of {host.total_bytes / GB:.1f} GB available{ranks}"
+    ranks = f", {per_rank / GIB:.1f} for each of {num_ranks} ranks" if num_ranks > 1 else ""
+    finding = f"{host.available_bytes / GIB:.1f} of {host.total_bytes / GIB:.1f} GiB available{ranks}"
     figures = {"total_bytes": host.total_bytes, "available_bytes": host.available_bytes, "num_ranks": num_ranks}
     if host.available_bytes < _LEAST_HOST_BYTES:
         return fail("host memory", finding, "Free memory, or raise the container's limit.", **figures)
@@ -63,7 +63,7 @@ def memcpy(host: HostFacts) -> Verdict:
     figures = {"bytes_per_s": host.memcpy_bytes_per_s}
     if host.memcpy_bytes_per_s == 0.0:
         return warn("host memcpy", "not measured: too little memory", "Free memory.", **figures)
-    finding = f"{host.memcpy_bytes_per_s / GB:.1f} GB/s on one core"
+    finding = f"{host.memcpy_bytes_per_s / _GB:.1f} GB/s on one core"
     if host.memcpy_bytes_per_s < _SLOW_MEMCPY:
         advice = "Pushes will be slow: is the machine busy, or does the process run on another memory node?"
         return warn("host memcpy", finding, advice, **figures)
@@ -75,7 +75,7 @@ def shm(host: HostFacts, num_ranks: int) -> Verdict:
     advice = "vLLM's processes talk through it: give the container --shm-size=1g, or --ipc=host."
     if host.shm_bytes is None or host.shm_free_bytes is None:
         return fail("/dev/shm", "there is none", advice)
-    finding = f"{host.shm_free_bytes / GB:.2f} of {host.shm_bytes / GB:.2f} GB free"
+    finding = f"{host.shm_free_bytes / GIB:.2f} of {host.shm_bytes / GIB:.2f} GiB free"
     figures = {"size_bytes": host.shm_bytes, "free_bytes": host.shm_free_bytes}
     if host.shm_free_bytes < _LITTLE_SHM_BYTES:
         return (fail if num_ranks > 1 else warn)("/dev/shm", finding, advice, **figures)
@@ -124,13 +124,13 @@ def driver(host: HostFacts, torch: TorchFacts) -> Verdict:
 def device_memory(device: DeviceFacts, utilization: float) -> Verdict:
     """vLLM does not start when others hold what it was told to take."""
     check, wanted = f"device {device.index} memory", utilization * device.total_bytes
-    finding = f"{device.free_bytes / GB:.1f} of {device.total_bytes / GB:.1f} GB free"
+    finding = f"{device.free_bytes / GIB:.1f} of {device.total_bytes / GIB:.1f} GiB free"
     figures = {"free_bytes": device.free_bytes, "total_bytes": device.total_bytes}
     if device.free_bytes < wanted:
         share = device.free_bytes / device.total_bytes
         return fail(
             check,
-            f"{finding}, and vLLM takes {wanted / GB:.1f} at --gpu-memory-utilization {utilization:g}",
+            f"{finding}, and vLLM takes {wanted / GIB:.1f} at --gpu-memory-utilization {utilization:g}",
             f"Stop what else runs there, or give --gpu-memory-utilization below {share:.2f}.",
             **figures,
         )
@@ -154,8 +154,8 @@ def device_rates(device: DeviceFacts) -> Verdict:
     if device.rates_error:
         return fail(check, f"could not be measured: {device.rates_error}", "Look for the error in `dmesg`.")
     pinned, pageable, on_device = device.pinned_to_device, device.pageable_to_device, device.device_to_device
-    to_device = f"host to device {pinned / GB:.1f} GB/s pinned, {pageable / GB:.1f} pageable"
-    finding = f"{to_device}; on the device {on_device / GB:.0f}"
+    to_device = f"host to device {pinned / _GB:.1f} GB/s pinned, {pageable / _GB:.1f} pageable"
+    finding = f"{to_device}; on the device {on_device / _GB:.0f}"
     figures = {
         "pinned_bytes_per_s": pinned,
         "pageable_bytes_per_s": pageable,

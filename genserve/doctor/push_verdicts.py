@@ -5,10 +5,13 @@ from statistics import median, quantiles
 from typing import Final
 
 from genserve.doctor.audit import Audit
-from genserve.doctor.findings import PushFound, Refusal, Snapshot, WayFound
+from genserve.doctor.findings import MustFail, PushFound, Snapshot, WayFound
 from genserve.doctor.verdict import Verdict, fail, ok, warn
+from genserve.worker.placement import duration, pause_s
 
 _LONG_PAUSE_S: Final = 0.5
+_LONGER: Final = 2.0
+"""Ratio to the pause that is computed from a model's size, above which something is wrong."""
 _SLOWED_DOWN: Final = 4.0
 """Ratio of p50 while preparing to p50 before, above which streams feel a push more than they should."""
 _REPORT: Final = "Please report it, with the output of `genserve doctor --json`."
@@ -19,8 +22,11 @@ def cold_starts(found: Sequence[WayFound]) -> dict[str, Snapshot]:
     return {each.started_on: each.cold for each in reversed(found) if each.cold is not None}
 
 
-def way_verdicts(found: WayFound, cold: Mapping[str, Snapshot], *, expect_cold: bool) -> Iterator[Verdict]:
-    """Every check of one daemon. `expect_cold`: whether each checkpoint that was pushed should have a cold start."""
+def way_verdicts(
+    found: WayFound, cold: Mapping[str, Snapshot], *, expect_cold: bool, own_bytes: float = 0.0
+) -> Iterator[Verdict]:
+    """Every check of one daemon. `expect_cold`: whether each checkpoint that was pushed should have a cold start;
+    `own_bytes`: of the user's model on each rank, 0 for the built-in one."""
     yield start(found)
     if found.pushes:
         yield transport(found.pushes)
@@ -30,7 +36,7 @@ def way_verdicts(found: WayFound, cold: Mapping[str, Snapshot], *, expect_cold: 
         yield labels(found)
     if found.pushes:
         yield streams(found.pushes)
-        yield pause(found.pushes)
+        yield pause(found, own_bytes)
         yield latency(found.pushes)
     if found.misshapen is not None:
         yield misshapen(found.misshapen)
@@ -129,17 +135,23 @@ def streams(pushes: Sequence[PushFound]) -> Verdict:
     return ok("streams", f"all went on across {len(pushes)} pushes ({kept} kept)", requests_kept=kept)
 
 
-def pause(pushes: Sequence[PushFound]) -> Verdict:
-    """How long generation stood still."""
-    paused_s = [push.paused_s for push in pushes]
+def pause(found: WayFound, own_bytes: float) -> Verdict:
+    """How long generation stood still: milliseconds for the built-in model, and on a GPU what is computed for the
+    user's. On a CPU its way in place takes as long as it takes to load."""
+    paused_s = [push.paused_s for push in found.pushes]
     p50_s, longest_s = median(paused_s), max(paused_s)
-    finding = f"p50 {1000 * p50_s:.1f} ms, longest {1000 * longest_s:.1f} ms, of {len(pushes)} pushes"
+    finding = f"p50 {1000 * p50_s:.1f} ms, longest {1000 * longest_s:.1f} ms, of {len(paused_s)} pushes"
     figures = {"p50_s": p50_s, "longest_s": longest_s}
-    if p50_s > _LONG_PAUSE_S:
-        return warn(
-            "pause", finding, "Is the machine busy? The weights themselves are exchanged in milliseconds.", **figures
-        )
-    return ok("pause", finding, **figures)
+    limit_s, advice = _LONG_PAUSE_S, "Is the machine busy? The weights themselves are exchanged in milliseconds."
+    if own_bytes and found.info.get("device") == "cuda":
+        computed_s = pause_s(found.way, int(own_bytes))
+        figures["computed_s"] = computed_s
+        finding += f"; {duration(computed_s)} computed"
+        limit_s = max(limit_s, _LONGER * computed_s)
+        advice = "Copies are slower than they are computed: is the machine busy? See `bandwidth` above."
+    elif own_bytes and found.way == "inplace":
+        return ok("pause", f"{finding}; loading is a part of it", **figures)
+    return warn("pause", finding, advice, **figures) if p50_s > limit_s else ok("pause", finding, **figures)
 
 
 def latency(pushes: Sequence[PushFound]) -> Verdict:
@@ -160,22 +172,22 @@ def latency(pushes: Sequence[PushFound]) -> Verdict:
     return ok("inter-token latency", finding, **figures)
 
 
-def misshapen(refusal: Refusal) -> Verdict:
+def misshapen(tried: MustFail) -> Verdict:
     """A push that does not fit is refused, with the tensor's name, and changes nothing."""
-    if refusal.reason == "":
+    if tried.reason == "":
         return fail("a misshapen tensor", "it was taken", _REPORT)
-    if refusal.reason != "MANIFEST_MISMATCH":
-        return fail("a misshapen tensor", f"{refusal.reason}: {refusal.message}", _REPORT)
-    return _unchanged("a misshapen tensor", "refused with MANIFEST_MISMATCH", refusal)
+    if tried.reason != "MANIFEST_MISMATCH":
+        return fail("a misshapen tensor", f"{tried.reason}: {tried.message}", _REPORT)
+    return _unchanged("a misshapen tensor", "refused with MANIFEST_MISMATCH", tried)
 
 
-def late(refusal: Refusal) -> Verdict:
+def late(tried: MustFail) -> Verdict:
     """A push that fails when all of its bytes are there changes nothing."""
-    if refusal.reason == "":
+    if tried.reason == "":
         return warn("a push that ends late", "it was applied in time: nothing is proven", "Repeat it.")
-    if refusal.reason not in ("DEADLINE_EXCEEDED", "PUSH_ROLLED_BACK"):
-        return fail("a push that ends late", f"{refusal.reason}: {refusal.message}", _REPORT)
-    return _unchanged("a push that ends late", f"undone with {refusal.reason}", refusal)
+    if tried.reason not in ("DEADLINE_EXCEEDED", "PUSH_ROLLED_BACK"):
+        return fail("a push that ends late", f"{tried.reason}: {tried.message}", _REPORT)
+    return _unchanged("a push that ends late", f"undone with {tried.reason}", tried)
 
 
 def stop(problem: str) -> Verdict:
@@ -185,11 +197,11 @@ def stop(problem: str) -> Verdict:
     return ok("stop", "SIGTERM ended the daemon and every process of it")
 
 
-def _unchanged(check: str, finding: str, refusal: Refusal) -> Verdict:
+def _unchanged(check: str, finding: str, tried: MustFail) -> Verdict:
     """Whether what was served before is served after."""
-    if refusal.after is None:
+    if tried.after is None:
         return fail(check, f"{finding}, and the daemon did not answer after it", _REPORT)
-    before, after = refusal.before, refusal.after
+    before, after = tried.before, tried.after
     if (after.tokens, after.digests) != (before.tokens, before.digests) or not after.labelled:
         return fail(check, f"{finding}, and something else is served after it", _REPORT)
     return ok(check, f"{finding}; the version before is served")

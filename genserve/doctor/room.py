@@ -10,23 +10,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
+from genserve.config import CPU_KV_CACHE_BYTES, WAYS, ways
 from genserve.doctor.serve_flags import ServeFlags
-from genserve.worker.placement import WAYS, leaves_enough
+from genserve.worker.placement import ACTIVATION_BYTES, GIB, HOST_FACTOR, RING_BYTES, leaves_enough
 
-GB: Final = 1e9
 BF16_BYTES: Final = 2
 KV_TOKENS: Final = 8192
 """Tokens that must fit the KV cache where --max-model-len does not say: one long sequence."""
-ACTIVATION_BYTES: Final = int(3 * GB)
-"""Assumed for activations, captured graphs and the CUDA context of each rank."""
-RING_BYTES: Final = 256 << 20
-"""Page-locked memory of the host through which each rank's weights reach its device."""
-ON_HOST: Final = 1.1
-"""What a version that is built in host memory takes, in sizes of the model."""
-PROCESS_BYTES: Final = int(2 * GB)
+PROCESS_BYTES: Final = 2 * GIB
 """Assumed for the daemon's and the engine's processes on the host."""
-CPU_KV_BYTES: Final = 4 << 30
-"""What `genserve serve` gives the KV cache on a CPU where the flags do not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +77,9 @@ def room(model: ModelSize, memory: Memory, flags: ServeFlags) -> Room:
 
 
 def fits(way: str, model: ModelSize, memory: Memory, flags: ServeFlags) -> bool:
-    """Whether there is room to serve the model and to take versions that way."""
+    """Whether there is room to serve the model and to take versions that way, which is one of the device's."""
     needs = _cpu_needs(model, flags) if memory.device_bytes is None else _device_needs(model, flags)
-    on_engine, on_host = needs.get(way, needs["beside"])
+    on_engine, on_host = needs[way]
     return on_engine <= _budget_bytes(memory, flags) and on_host <= memory.host_bytes
 
 
@@ -123,7 +115,7 @@ def _auto_builds_beside(model: ModelSize, budget_bytes: float, flags: ServeFlags
     """As the daemon decides; `--weight-update beside` would take all that is left."""
     weights = model.weight_bytes / flags.num_ranks
     needed = weights + model.largest_bytes / flags.tensor_parallel_size
-    return leaves_enough(needed, budget_bytes - weights - ACTIVATION_BYTES)
+    return leaves_enough(needed, budget_bytes - weights)
 
 
 def _device_needs(model: ModelSize, flags: ServeFlags) -> Mapping[str, tuple[float, float]]:
@@ -133,18 +125,21 @@ def _device_needs(model: ModelSize, flags: ServeFlags) -> Mapping[str, tuple[flo
     bounce = model.largest_bytes / flags.tensor_parallel_size
     least = weights + bounce + ACTIVATION_BYTES + _kv_bytes(model, flags) / flags.num_ranks
     host = 2 * model.weight_bytes + RING_BYTES * flags.num_workers + PROCESS_BYTES
-    staged = ON_HOST * model.weight_bytes * flags.data_parallel_size
+    staged = HOST_FACTOR * model.weight_bytes * flags.data_parallel_size
     needs = ((least + weights, host), (least, host + staged), (least, host))
     return dict(zip(WAYS, needs, strict=True))
 
 
 def _cpu_needs(model: ModelSize, flags: ServeFlags) -> Mapping[str, tuple[float, float]]:
-    """The same on a CPU, whose memory is the host's; "host" is no way of its own there."""
-    kv = CPU_KV_BYTES if flags.kv_cache_bytes is None else flags.kv_cache_bytes
+    """The same on a CPU, whose memory is the host's."""
+    kv = CPU_KV_CACHE_BYTES if flags.kv_cache_bytes is None else flags.kv_cache_bytes
     models = flags.data_parallel_size
     served = (2 + models) * model.weight_bytes + kv * flags.num_workers + PROCESS_BYTES
-    needs = ((served + ON_HOST * models * model.weight_bytes, 0.0), (served + 2 * models * model.largest_bytes, 0.0))
-    return dict(zip(("beside", "inplace"), needs, strict=True))
+    needs = (
+        (served + HOST_FACTOR * models * model.weight_bytes, 0.0),
+        (served + 2 * models * model.largest_bytes, 0.0),
+    )
+    return dict(zip(ways("cpu"), needs, strict=True))
 
 
 def _kv_bytes(model: ModelSize, flags: ServeFlags) -> float:

@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 from typing import Final
 
-from genserve.doctor.room import GB, TYPICAL, Memory, ModelSize, Room, largest_beside, room
+from genserve.doctor.room import TYPICAL, Memory, ModelSize, Room, largest_beside, room
 from genserve.doctor.serve_flags import ServeFlags
 from genserve.doctor.verdict import Verdict, fail, info, ok, warn
+from genserve.worker.placement import GIB
 
 _USEFUL_PARAMETERS: Final = 0.5e9
 _WAYS: Final = {
@@ -45,10 +46,10 @@ def own_verdict(found: Room, memory: Memory) -> Verdict:
 
 
 def _words(found: Room) -> str:
-    share = f"{found.needed_bytes / GB:.1f} of {found.budget_bytes / GB:.1f} GB"
+    share = f"{found.needed_bytes / GIB:.1f} of {found.budget_bytes / GIB:.1f} GiB"
     if found.way == "":
-        needed, there = found.needed_bytes / GB, found.budget_bytes / GB
-        return f"does not fit: {needed:.1f} GB to be replaced beside itself, {there:.1f} are there"
+        needed, there = found.needed_bytes / GIB, found.budget_bytes / GIB
+        return f"does not fit: {needed:.1f} GiB to be replaced beside itself, {there:.1f} are there"
     return f"{_WAYS[found.way]} ({share})"
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from genserve.engine.start_failure import EngineStartError
+from genserve.worker import online_quantization
 
 Config = Any
 """A VllmConfig. Its fields are vLLM's: config/parallel.py, config/offload.py, config/speculative.py and so on."""
@@ -51,8 +52,6 @@ def rows(config: Config) -> Iterator[Row]:
     return (row for row in TABLE if row.applies(config))
 
 
-# Those whose scales belong to blocks: no rank needs what another one holds.
-_BLOCK_LOCAL = frozenset({"fp8_per_block", "mxfp8", "mxfp4"})
 # Speculative methods without weights of their own.
 _WITHOUT_DRAFT_WEIGHTS = frozenset({"ngram", "ngram_gpu", "suffix", "extract_hidden_states"})
 # Connectors that drop what they hold when vLLM asks them to; the others say nothing, and vLLM takes that for a yes
@@ -65,30 +64,9 @@ def _quantises_over_ranks(config: Config) -> bool:
     num_sharing = parallel.tensor_parallel_size * parallel.prefill_context_parallel_size
     if config.model_config.is_moe:
         num_sharing *= parallel.data_parallel_size  # experts are sharded over those as well
-    return num_sharing > 1 and any(not _is_block_local(spec) for spec in _online_specs(config))
-
-
-def _online_specs(config: Config) -> Iterator[Any]:
-    """What weights are quantised to while they are loaded: vLLM's QuantSpec or name of each kind of layer."""
-    quantised = config.quant_config
-    composed = getattr(quantised, "online_quantization_config", None)
-    # An OnlineQuantizationConfig has what it was asked for as `args`.
-    asked = [getattr(each, "args", None) for each in (quantised, composed)]
-    asked.append(config.model_config.quantization_config)
-    for args in asked:
-        for spec in (getattr(args, "linear", None), getattr(args, "moe", None)):
-            if spec is not None and spec.weight is not None:
-                yield spec
-        yield from (getattr(args, "targets", None) or {}).values()
-    if config.model_config.quantization == "experts_int8":
-        yield "experts_int8"
-
-
-def _is_block_local(spec: Any) -> bool:
-    if isinstance(spec, str):
-        return spec in _BLOCK_LOCAL
-    shape = spec.weight.scale.group_shape  # of a tensor, channel or token: -1 in a dimension
-    return spec.weight.scale2 is None and shape.row > 0 and shape.col > 0
+    return num_sharing > 1 and any(
+        not online_quantization.is_block_local(spec) for spec in online_quantization.specs(config)
+    )
 
 
 def _has_draft_weights(config: Config) -> bool:

@@ -14,6 +14,7 @@ from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.utils.import_utils import resolve_obj_by_qualname
 
+from genserve.config import CPU_KV_CACHE_BYTES, ways
 from genserve.engine import start_failure
 from genserve.engine.base import EngineInfo
 from genserve.worker.contract import (
@@ -24,7 +25,6 @@ from genserve.worker.contract import (
     WEIGHT_UPDATE_KEY,
 )
 
-_CPU_KV_CACHE_BYTES = 4 << 30
 _MAX_CPU_LORAS = 8
 _DRAFTS = "draft.*"
 """vLLM's name for the parameters of a draft model; the one pattern that need not match any."""
@@ -43,15 +43,15 @@ def engine_args(flags: argparse.Namespace) -> AsyncEngineArgs:
     args = AsyncEngineArgs.from_cli_args(flags)
     if current_platform.is_cpu() and args.kv_cache_memory_bytes is None and "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
         # vLLM takes nearly all memory of the machine, and a push needs some: the staged bytes and the prepared version.
-        args.kv_cache_memory_bytes = _CPU_KV_CACHE_BYTES
+        args.kv_cache_memory_bytes = CPU_KV_CACHE_BYTES
     return args
 
 
 def adapted(args: AsyncEngineArgs, weight_update: str) -> AsyncEngineArgs:
     """The arguments with what genserve needs: its code in the workers, which end with this process and take new
     versions as `weight_update` says, its own statistics, and no compiled code on the CPU. Raises ValueError."""
-    if weight_update == "host" and current_platform.is_cpu():
-        raise ValueError("--weight-update host is for a GPU: on the CPU beside is in the host's memory already")
+    if weight_update not in ("auto", *ways(current_platform.device_type)):
+        raise ValueError(f"--weight-update {weight_update} is for a GPU: here beside is in the host's memory already")
     args.additional_config = {**args.additional_config, WEIGHT_UPDATE_KEY: weight_update}
     if args.worker_cls == "auto" and current_platform.is_cuda_alike():
         args.worker_cls = RESERVING_WORKER

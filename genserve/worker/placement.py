@@ -5,17 +5,24 @@ host     in the host's memory, and copied over in the pause
 inplace  layer by layer over the live one, in the pause: memory for the largest layer, and no way back
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-WAYS: Final = ("beside", "host", "inplace")
+from genserve.config import WAYS
 
 GIB: Final = 1 << 30
 HOST_MARGIN_BYTES: Final = 512 << 20
 """Left to everything else when a place on the host is looked for."""
 
-LEAST_LEFT_BYTES: Final = 2 * GIB
-"""Of a device, to activations, graphs and the least KV cache."""
+HOST_FACTOR: Final = 1.1
+"""What a version that is built in the host's memory takes there, in sizes of the model."""
+
+ACTIVATION_BYTES: Final = 2 * GIB
+"""Assumed of a device for activations and captured graphs, beside weights, keys and values."""
+
+RING_BYTES: Final = 256 << 20
+"""Pinned memory of the host through which each rank's weights reach its device; worker/ring.py allocates it."""
 
 _KEPT_SHARE: Final = 3
 """What is left for keys and values shall be at least one in so many of what there was without a second model."""
@@ -25,28 +32,13 @@ _DEVICE_BYTES_PER_S: Final = 1.5e12  # a copy within the device
 _HOST_BYTES_PER_S: Final = 25e9  # a copy between the device and the host, through the pinned ring
 
 
-# vLLM's names for quantisation while loading (config/quantization.py _ONLINE_SHORTHANDS), "online" among them.
-ONLINE_QUANTIZATIONS: Final = frozenset(
-    {
-        "fp8_per_tensor",
-        "fp8_per_block",
-        "fp8_per_channel",
-        "mxfp8",
-        "mxfp4",
-        "int8_per_channel_weight_only",
-        "nvfp4_per_token",
-        "online",
-        "experts_int8",
-    }
-)
-
-
 @dataclass(frozen=True, slots=True)
 class Facts:
     """What a worker knows when its model is loaded, in bytes. `weights`: the live model; `largest`: its largest tensor;
     `left`: of the device for keys, values and activations, without any reserve; None on the CPU, where all memory is
     the host's; `host`: available to this rank on the host; `quantization`: of the weights, None for plain ones;
-    `is_online`: they are quantised as they are loaded."""
+    `is_online`: they are quantised as they are loaded; `kv_cache`: what --kv-cache-memory-bytes takes, which is not in
+    `left`, 0 where it is not given."""
 
     weights: int
     largest: int
@@ -54,6 +46,7 @@ class Facts:
     host: int
     quantization: str | None = None
     is_online: bool = False
+    kv_cache: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,51 +58,79 @@ class Placement:
 
 
 def place(asked: str, facts: Facts) -> Placement:
-    """The way for what --weight-update asks for. Raises ValueError, naming the flag's other values, for one that cannot
-    be had."""
+    """The way for what --weight-update asks for. Raises ValueError for one that cannot be had, with those that can."""
     if facts.left is None:
         return _on_cpu(asked, facts)
-    needed = facts.weights + facts.largest
-    fits_device = needed + LEAST_LEFT_BYTES <= facts.left
-    is_worth_it = fits_device and leaves_enough(needed, facts.left)
-    fits_host = 1.1 * facts.weights + HOST_MARGIN_BYTES <= facts.host
-    refused = {
-        way: text for way in WAYS if (text := refusal(facts.quantization, way, is_online=facts.is_online)) is not None
-    }
-    if asked in refused:
-        raise ValueError(f"--weight-update {asked}: {refused[asked]}")
-    device_text = f"{_gib(needed)} of the {_gib(facts.left)} that the device has left beside the weights"
-    if asked == "beside" and not fits_device:
-        raise ValueError(f"--weight-update beside needs {device_text}: take host or inplace, or more devices")
-    if asked == "host" and not fits_host:
-        raise ValueError(
-            f"--weight-update host needs {_gib(1.1 * facts.weights)} of the host's memory for each rank, and "
-            f"{_gib(facts.host)} is available: take inplace, or a host with more memory"
+    lacking = {way: why for way in WAYS if (why := _lacking(way, facts, facts.left)) is not None}
+    possible = [way for way in WAYS if way not in lacking]
+    if asked in lacking:
+        advice = [f"take --weight-update {way}" for way in possible]
+        advice += _remedies([asked] if possible else list(lacking), facts, facts.left)
+        raise ValueError(f"--weight-update {asked} {lacking[asked]}: {', or '.join(advice)}")
+    if not possible:
+        whys = "; ".join(f"{way} {why}" for way, why in lacking.items())
+        remedies = ", or ".join(_remedies(list(lacking), facts, facts.left))
+        raise ValueError(f"--weight-update auto finds no way for this model: {whys}: {remedies}")
+    way = possible[0] if asked == "auto" else asked
+    if asked == "auto" and way == "beside" and len(possible) > 1 and not leaves_enough(_needed(facts), facts.left):
+        lacking["beside"] = f"takes {_of_the_device(facts, facts.left)}, which leaves too little for keys and values"
+        way = possible[1]
+    return Placement(way, _reason(way, asked, facts, facts.left, lacking, possible))
+
+
+def _lacking(way: str, facts: Facts, left: int) -> str | None:
+    """Why a way cannot be had on a device that has so much left, as a verb and what follows it; None if it can."""
+    if (why := refusal(facts.quantization, way, is_online=facts.is_online)) is not None:
+        return f"cannot be taken, as {why}"
+    if way == "beside" and _needed(facts) + ACTIVATION_BYTES > left:
+        return f"needs {_of_the_device(facts, left)}, and {_gib(ACTIVATION_BYTES)} for activations and graphs"
+    if way == "host" and HOST_FACTOR * facts.weights + HOST_MARGIN_BYTES > facts.host:
+        return (
+            f"needs {_gib(HOST_FACTOR * facts.weights)} of the {_gib(facts.host)} that the host has for this rank, and "
+            f"{_gib(HOST_MARGIN_BYTES)} for everything else"
         )
-    is_only = fits_device and refused.keys() == {"host", "inplace"}
-    if asked == "beside" or (asked == "auto" and (is_worth_it or is_only)):
-        return Placement(
-            "beside",
-            f"new versions are built on the device, which keeps {device_text} for them; a push pauses for about "
-            f"{duration(pause_s('beside', facts.weights))} (computed)"
-            + ("" if "host" in refused else "; --weight-update host gives that memory to keys and values"),
-        )
-    if asked == "host" or (asked == "auto" and fits_host and "host" not in refused):
-        return Placement(
-            "host",
-            f"new versions are built in {_gib(facts.weights)} of the host's memory, as beside would take "
-            f"{device_text}; a push pauses for about {duration(pause_s('host', facts.weights))} (computed); "
-            f"{'--weight-update beside shortens' if fits_device else 'more devices would shorten'} that",
-        )
-    if "inplace" in refused:
-        raise ValueError(f"beside takes {device_text}, and {refused['inplace']}")
-    return Placement(
-        "inplace",
-        f"new versions are loaded over the live one, as beside would take {device_text} and host "
-        f"{_gib(1.1 * facts.weights)} of the {_gib(facts.host)} that the host has for this rank; a push pauses for "
-        f"about {duration(pause_s('inplace', facts.weights))} (computed), and one that fails there is healed by "
-        "another load",
-    )
+    return None
+
+
+def _remedies(ways: Sequence[str], facts: Facts, left: int) -> list[str]:
+    """What else makes those ways possible, of which nothing is refused: weights that are quantised as they are loaded
+    may not be spread over more devices."""
+    remedies = []
+    if "beside" in ways:
+        if _needed(facts) + ACTIVATION_BYTES < left + facts.kv_cache:
+            remedies.append("lower --kv-cache-memory-bytes")
+        remedies.append("take a device with more memory" if facts.is_online else "take more devices")
+    if "host" in ways and facts.quantization is None:
+        remedies.append("take a host with more memory")
+    if "inplace" in ways and facts.is_online:
+        remedies.append("take a checkpoint that is quantised already")
+    return remedies
+
+
+def _reason(way: str, asked: str, facts: Facts, left: int, lacking: Mapping[str, str], possible: Sequence[str]) -> str:
+    """In a sentence for the log. `possible`: what --weight-update may say as well."""
+    pause = f"a push pauses for about {duration(pause_s(way, facts.weights))} (computed)"
+    others = [f"{each} {lacking[each]}" for each in WAYS[: WAYS.index(way)] if each in lacking]
+    why = "as --weight-update says" if asked == way else f"as {'; '.join(others)}"
+    if way == "beside":
+        gives = "; --weight-update host gives that memory to keys and values" if "host" in possible else ""
+        kept = _of_the_device(facts, left)
+        return f"new versions are built on the device, which keeps {kept} for them; {pause}{gives}"
+    if way == "host":
+        shortens = "--weight-update beside shortens" if "beside" in possible else "more devices would shorten"
+        return f"new versions are built in {_gib(facts.weights)} of the host's memory, {why}; {pause}; {shortens} that"
+    healed = "one that fails there is healed by another load"
+    shortens = "; --weight-update beside shortens that" if "beside" in possible else ""
+    return f"new versions are loaded over the live one, {why}; {pause}, and {healed}{shortens}"
+
+
+def _needed(facts: Facts) -> int:
+    """Of the device, by beside."""
+    return facts.weights + facts.largest
+
+
+def _of_the_device(facts: Facts, left: int) -> str:
+    return f"{_gib(_needed(facts))} of the {_gib(left)} that the device has left beside the weights"
 
 
 def leaves_enough(needed: float, left: float) -> bool:
@@ -136,20 +157,18 @@ def refusal(quantization: str | None, way: str, *, is_online: bool) -> str | Non
     if way == "host":
         return (
             f"weights in {quantization} are packed by kernels of the device, which a version that is built on the host "
-            "cannot use: leave room for a second model on the device (lower "
-            "--kv-cache-memory-bytes), or take --weight-update inplace"
+            "cannot use"
         )
     if way == "inplace" and is_online:
         return (
             f"weights are quantised to {quantization} as they are loaded, on the device that the structure of the "
-            "model is on, and in place that is the host: leave room for a second model on the device, or serve a "
-            "checkpoint that is quantised already"
+            "model is on, and in place that is the host"
         )
     return None
 
 
 def _on_cpu(asked: str, facts: Facts) -> Placement:
-    needed = 1.1 * facts.weights + HOST_MARGIN_BYTES
+    needed = HOST_FACTOR * facts.weights + HOST_MARGIN_BYTES
     if asked == "beside" or (asked == "auto" and needed <= facts.host):
         return Placement("beside", "new versions are built next to the live one and exchanged with it")
     lacking = f"a second model needs {_gib(needed)} of memory, and {_gib(facts.host)} is available"

@@ -1,6 +1,6 @@
 """The way that a worker takes new versions: what it knows, the choice, and what is built for it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from threading import Event
 from typing import Any, Protocol
@@ -8,12 +8,13 @@ from typing import Any, Protocol
 import torch
 
 from genserve.weights.arena import available_memory_bytes
+from genserve.worker import online_quantization
 from genserve.worker.audit import Constants
 from genserve.worker.beside import BesideUpdate
 from genserve.worker.contract import RANKS_HERE_KEY, WEIGHT_UPDATE_KEY
 from genserve.worker.device import Device
 from genserve.worker.inplace import InPlaceUpdate
-from genserve.worker.placement import ONLINE_QUANTIZATIONS, Facts, Placement, place
+from genserve.worker.placement import Facts, Placement, place
 from genserve.worker.tree import sizes_of
 
 
@@ -60,17 +61,14 @@ def choose(worker: Any) -> Chosen:
     live, config = worker.model_runner.get_model(), worker.vllm_config
     device = Device.of(worker.device)
     asked = config.additional_config.get(WEIGHT_UPDATE_KEY, "auto")
-    host_bytes = available_memory_bytes() // _ranks_here(config)
     beside: BesideUpdate | None = None
     if worker.device.type == "cpu":
         # Its packed weights lie outside of torch: what a second model takes is known once there is one, empty.
         if asked != "inplace":
             beside = BesideUpdate(live, config, device, worker.device)
-        facts = Facts(beside.num_bytes if beside is not None else 0, 0, None, host_bytes)
+        facts = Facts(beside.num_bytes if beside is not None else 0, 0, None, _host_bytes(config))
     else:
-        sizes = sizes_of(live)
-        quantization, is_online = config.model_config.quantization, _is_online(config)
-        facts = Facts(sum(sizes), max(sizes, default=0), _left(worker, device), host_bytes, quantization, is_online)
+        facts = gpu_facts(worker, sizes_of(live), device.free_bytes())
     placement = place(asked, facts)
     if placement.way == "inplace":
         return Chosen(placement, InPlaceUpdate(live, config, device), device)
@@ -80,25 +78,36 @@ def choose(worker: Any) -> Chosen:
     return Chosen(placement, beside, device)
 
 
-def _is_online(config: Any) -> bool:
-    """Whether weights are quantised as they are loaded, from a checkpoint that is not."""
-    quantization = config.model_config.quantization
-    if quantization == "fp8":
-        return not getattr(config.quant_config, "is_checkpoint_fp8_serialized", False)
-    return quantization in ONLINE_QUANTIZATIONS
+def gpu_facts(worker: Any, sizes: Sequence[int], free_bytes: int) -> Facts:
+    """What a worker of a GPU knows; all in bytes. `sizes`: of the tensors that a push replaces; `free_bytes`: of the
+    device, that nobody has."""
+    config = worker.vllm_config
+    return Facts(
+        sum(sizes),
+        max(sizes, default=0),
+        _left(worker, free_bytes),
+        _host_bytes(config),
+        config.model_config.quantization,
+        online_quantization.is_online(config),
+        int(worker.cache_config.kv_cache_memory_bytes or 0),
+    )
 
 
-def _left(worker: Any, device: Device) -> int:
+def _left(worker: Any, free_bytes: int) -> int:
     """What vLLM has left of the device for keys, values and activations, in bytes.
 
     internal: `requested_memory` and `init_snapshot` of its GPU worker. Once the KV cache is there, what is free."""
-    free_bytes = device.free_bytes()
     fixed_bytes = worker.cache_config.kv_cache_memory_bytes
     if getattr(worker.model_runner, "kv_caches", None):
         return free_bytes
     if fixed_bytes:
         return max(0, free_bytes - int(fixed_bytes))
     return max(0, int(worker.requested_memory) - (int(worker.init_snapshot.free_memory) - free_bytes))
+
+
+def _host_bytes(config: Any) -> int:
+    """Of the host's memory, for each of the workers that share it."""
+    return available_memory_bytes() // _ranks_here(config)
 
 
 def _ranks_here(config: Any) -> int:

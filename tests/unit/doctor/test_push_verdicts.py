@@ -4,14 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from genserve.doctor.findings import Refusal, Snapshot, WayFound
+from genserve.doctor.findings import MustFail, Snapshot, WayFound
 from genserve.doctor.push_verdicts import cold_starts, way_verdicts
 from genserve.doctor.verdict import Level, Verdict
+from genserve.worker.placement import pause_s
 from tests.unit.doctor.conftest import push, snapshot, way
 
 OTHER_TOKENS = ((9, 9), (9, 9))
 B = snapshot("b")
-LATE = Refusal("DEADLINE_EXCEEDED", "no time was left", B, B)
+LATE = MustFail("DEADLINE_EXCEEDED", "no time was left", B, B)
 
 
 def verdicts(found: WayFound, cold: dict[str, Snapshot], *, expect_cold: bool = True) -> dict[str, Verdict]:
@@ -57,11 +58,11 @@ BAD: list[tuple[str, WayFound, Level, str]] = [
     ("pause", way(pushes=[push("b", paused_s=1.5)]), Level.WARN, "p50 1500.0 ms"),
     ("inter-token latency", way(pushes=[push("b", waits_s=[0.2] * 9)]), Level.WARN, "200.0/200.0 ms while preparing"),
     ("inter-token latency", way(pushes=[push("b", waits_s=[])]), Level.WARN, "no token came"),
-    ("a misshapen tensor", way(misshapen=Refusal("", "", B, B)), Level.FAIL, "it was taken"),
-    ("a misshapen tensor", way(misshapen=Refusal("INTERNAL", "KeyError", B, B)), Level.FAIL, "INTERNAL: KeyError"),
+    ("a misshapen tensor", way(misshapen=MustFail("", "", B, B)), Level.FAIL, "it was taken"),
+    ("a misshapen tensor", way(misshapen=MustFail("INTERNAL", "KeyError", B, B)), Level.FAIL, "INTERNAL: KeyError"),
     (
         "a misshapen tensor",
-        way(misshapen=Refusal("MANIFEST_MISMATCH", "", B, snapshot("a"))),
+        way(misshapen=MustFail("MANIFEST_MISMATCH", "", B, snapshot("a"))),
         Level.FAIL,
         "something else is served",
     ),
@@ -149,3 +150,40 @@ def test_cold_starts_are_those_of_the_daemons_that_said_something() -> None:
     """The first of each checkpoint."""
     found = [way(), way(started_on="b", cold=None), way(started_on="b", cold=B), way(cold=replace(B, name="a"))]
     assert cold_starts(found) == {"a": snapshot("a"), "b": B}
+
+
+OWN_BYTES = 50e9
+"""Of a model of the user's on each rank; in host, that takes seconds by any computation."""
+
+
+@pytest.mark.parametrize(
+    ("device", "way_name", "times_computed", "own_bytes", "level"),
+    [
+        ("cuda", "host", 1.5, OWN_BYTES, Level.OK),
+        ("cuda", "host", 2.5, OWN_BYTES, Level.WARN),
+        ("cuda", "inplace", 1.5, OWN_BYTES, Level.OK),
+        ("cuda", "host", 1.5, 0.0, Level.WARN),  # the built-in model: milliseconds
+        ("cpu", "inplace", 2.5, OWN_BYTES, Level.OK),  # loads within the pause
+        ("cpu", "inplace", 2.5, 0.0, Level.WARN),
+        ("cpu", "beside", 2.5, OWN_BYTES, Level.WARN),  # pointers change places, whatever the size
+    ],
+)
+def test_a_pause_is_held_against_what_the_model_takes(
+    cold: dict[str, Snapshot], device: str, way_name: str, times_computed: float, own_bytes: float, level: Level
+) -> None:
+    """Of a model of the user's; half a second for any."""
+    paused_s = times_computed * pause_s(way_name if way_name != "beside" else "host", int(OWN_BYTES))
+    assert paused_s > 1.0
+    found = way(way=way_name, info={"device": device}, pushes=[push("b", paused_s=paused_s)])
+    told = {each.check: each for each in way_verdicts(found, cold, expect_cold=True, own_bytes=own_bytes)}["pause"]
+    assert told.level is level
+    assert ("milliseconds" in told.advice) == (level is Level.WARN and (own_bytes == 0.0 or device == "cpu"))
+    assert ("computed" in told.finding) == (own_bytes > 0 and device == "cuda")
+
+
+def test_a_pause_of_less_than_half_a_second_is_never_long(cold: dict[str, Snapshot]) -> None:
+    """Also where the copies would take less: requests and the step under way take their time."""
+    found = way(pushes=[push("b", paused_s=0.45)])
+    assert pause_s("beside", 10**9) < 0.1
+    told = {each.check: each for each in way_verdicts(found, cold, expect_cold=True, own_bytes=1e9)}
+    assert told["pause"].level is Level.OK

@@ -2,11 +2,9 @@
 
 import pytest
 
+from genserve.config import CPU_KV_CACHE_BYTES
 from genserve.doctor.room import (
-    ACTIVATION_BYTES,
-    CPU_KV_BYTES,
     KV_TOKENS,
-    ON_HOST,
     PROCESS_BYTES,
     TYPICAL,
     Memory,
@@ -20,6 +18,7 @@ from genserve.doctor.room_verdicts import own_verdict, room_verdicts
 from genserve.doctor.serve_flags import ServeFlags
 from genserve.doctor.verdict import Level
 from genserve.errors import InvalidFieldError
+from genserve.worker.placement import ACTIVATION_BYTES, HOST_FACTOR, Facts, place
 
 GB = 10**9
 H100 = Memory(80 * GB, 1000 * GB)
@@ -51,9 +50,17 @@ def test_a_device_holds_two_models_the_largest_tensor_and_a_least_kv_cache(text:
 def test_what_would_leave_little_for_keys_and_values_is_built_on_the_host() -> None:
     """As the daemon's `auto` decides, by the same rule."""
     left_bytes = 3 * (16 * GB + GB) / 2  # of which a third stays
-    enough = (16 * GB + ACTIVATION_BYTES + left_bytes) / 0.92
+    enough = (16 * GB + left_bytes) / 0.92
     assert room(MODEL, Memory(int(enough) + 10, 1000 * GB), flags()).way == "beside"
     assert room(MODEL, Memory(int(enough) - 10, 1000 * GB), flags()).way == "host"
+
+
+@pytest.mark.parametrize("device_gb", range(24, 100, 5))
+def test_a_daemon_decides_the_same(device_gb: int) -> None:
+    """From what it finds when the model is loaded."""
+    left = int(0.92 * device_gb * GB) - 16 * GB
+    found = room(MODEL, Memory(device_gb * GB, 1000 * GB), flags())
+    assert found.way == place("auto", Facts(16 * GB, GB, left, 1000 * GB)).way
 
 
 def test_the_flags_that_say_how_large_the_kv_cache_is_are_heeded() -> None:
@@ -77,14 +84,16 @@ def test_what_does_not_fit_beside_is_staged_on_the_host_or_loaded_in_place() -> 
 
 def test_on_a_cpu_four_copies_lie_in_host_memory() -> None:
     """The live model, the served bytes, those that arrive, and what is prepared; in place without the last."""
-    shadow = ON_HOST * 16 * GB
-    beside = int(3 * 16 * GB + shadow) + CPU_KV_BYTES + PROCESS_BYTES
+    shadow = HOST_FACTOR * 16 * GB
+    beside = int(3 * 16 * GB + shadow) + CPU_KV_CACHE_BYTES + PROCESS_BYTES
     assert room(MODEL, Memory(None, beside), flags()).way == "beside"
     assert room(MODEL, Memory(None, beside - 1), flags()).way == "inplace"
     assert room(MODEL, Memory(None, beside - int(shadow)), flags()).way == ""
-    twice = beside + int(16 * GB + shadow) + CPU_KV_BYTES
+    twice = beside + int(16 * GB + shadow) + CPU_KV_CACHE_BYTES
     assert [fits("beside", MODEL, Memory(None, each), flags("-dp 2")) for each in (twice, twice - 1)] == [True, False]
-    assert fits("beside", MODEL, Memory(None, beside - CPU_KV_BYTES + 2**20), flags("--kv-cache-memory-bytes 1M"))
+    with pytest.raises(KeyError):  # no answer for another way
+        fits("host", MODEL, Memory(None, beside), flags())
+    assert fits("beside", MODEL, Memory(None, beside - CPU_KV_CACHE_BYTES + 2**20), flags("--kv-cache-memory-bytes 1M"))
 
 
 def test_the_largest_model_is_the_largest_that_fits() -> None:
