@@ -44,7 +44,7 @@ async def check_up(
 ) -> tuple[list[Section], dict[str, Any]]:
     """`show` gets each section as it is known, `say` what takes time. Returns all of them and the facts.
 
-    Raises InvalidFieldError for a model or ways that cannot be, before anything is started; OSError.
+    Raises InvalidFieldError for a model or ways that cannot be, before a daemon is started; OSError.
     """
     ways.chosen(options.asked_ways, "cuda")
     own = None if options.model is None else own_model.checkpoints(options.model)
@@ -58,11 +58,11 @@ async def check_up(
     with _cancelled_by_sigterm():
         say("looking at the machine")
         facts = await machine.look(children, options.timeout_s)
+        chosen = ways.chosen(options.asked_ways, facts.device_type)
         add("machine", machine_verdicts(facts, options.flags))
         memory = _memory(facts)
         told: dict[str, Any] = {"machine": facts.as_dict(), "serve_flags": list(options.flags.passed_on)}
         if not options.machine_only:
-            chosen = ways.chosen(options.asked_ways, facts.device_type)
             with tempfile.TemporaryDirectory(prefix="genserve-doctor-") as scratch:
                 subject = _subject(options, own, facts, Path(scratch))
                 found = await _try_ways(
