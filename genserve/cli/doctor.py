@@ -74,7 +74,7 @@ def _run(args: argparse.Namespace) -> int:
         try:
             sections, facts = asyncio.run(check_up(options, children, _say, show))
         except asyncio.CancelledError:
-            raise KeyboardInterrupt from None  # by SIGTERM
+            raise KeyboardInterrupt from None  # by a signal
     elapsed_s = time.monotonic() - began_s
     print(to_json(sections, facts, elapsed_s) if args.json else summary_line(sections, elapsed_s))
     return exit_status(sections)

@@ -55,7 +55,7 @@ async def check_up(
         sections.append(Section(title, tuple(verdicts)))
         show(sections[-1])
 
-    with _cancelled_by_sigterm():
+    with _cancelled_by_signals():
         say("looking at the machine")
         facts = await machine.look(children, options.timeout_s)
         chosen = ways.chosen(options.asked_ways, facts.device_type)
@@ -135,12 +135,16 @@ def _that_fit(chosen: Sequence[str], own: ModelSize | None, memory: Memory, opti
 
 
 @contextmanager
-def _cancelled_by_sigterm() -> Iterator[None]:
-    """SIGTERM ends this as Ctrl-C does: no process may be left behind."""
+def _cancelled_by_signals() -> Iterator[None]:
+    """SIGTERM, and the end of the terminal, end this as Ctrl-C does: no process may be left behind."""
     loop, task = get_running_loop(), current_task()
     assert task is not None
-    loop.add_signal_handler(signal.SIGTERM, task.cancel)
+    # nohup has set SIGHUP to be ignored.
+    handled = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
+    for number in handled:
+        loop.add_signal_handler(number, task.cancel)
     try:
         yield
     finally:
-        loop.remove_signal_handler(signal.SIGTERM)
+        for number in handled:
+            loop.remove_signal_handler(number)

@@ -102,16 +102,21 @@ def test_a_model_that_does_not_fit_is_not_served(tmp_path: Path) -> None:
     assert done.returncode == 1
 
 
-async def test_sigterm_ends_it_and_what_it_has_started() -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+async def test_a_signal_ends_it_and_what_it_has_started(number: signal.Signals) -> None:
     """As Ctrl-C does; without a traceback."""
+    program = (  # as nohup starts it, it would ignore SIGHUP
+        f"import signal, sys; signal.signal({number:d}, signal.SIG_DFL); "
+        "from genserve.cli import main; sys.exit(main())"
+    )
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "genserve", "doctor", "--machine-only",
+        sys.executable, "-c", program, "doctor", "--machine-only",
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=dict(os.environ),
     )  # fmt: skip
     async with asyncio.timeout(60):
         while not (children := psutil.Process(process.pid).children(recursive=True)):
             await asyncio.sleep(0.02)
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(number)
         _, errors = await process.communicate()
     assert process.returncode == 130
     assert b"Traceback" not in errors
