@@ -20,7 +20,7 @@ from genserve.doctor.push_verdicts import cold_starts, way_verdicts
 from genserve.doctor.room import Memory, ModelSize, fits
 from genserve.doctor.room_verdicts import room_verdicts
 from genserve.doctor.serve_flags import ServeFlags
-from genserve.doctor.verdict import Section, Verdict, warn
+from genserve.doctor.verdict import Section, Verdict, fail, warn
 
 _TINY_PUSHES: Final = 5
 _OWN_PUSHES: Final = 4
@@ -63,11 +63,14 @@ async def check_up(
         memory = _memory(facts)
         told: dict[str, Any] = {"machine": facts.as_dict(), "serve_flags": list(options.flags.passed_on)}
         if not options.machine_only:
-            with tempfile.TemporaryDirectory(prefix="genserve-doctor-") as scratch:
-                subject = _subject(options, own, facts, Path(scratch))
-                found = await _try_ways(
-                    options, subject, _that_fit(chosen, size, memory, options), children, Path(scratch), say
-                )
+            that_fit = _that_fit(chosen, size, memory, options)
+            try:
+                with tempfile.TemporaryDirectory(prefix="genserve-doctor-", ignore_cleanup_errors=True) as scratch:
+                    subject = _subject(options, own, facts, Path(scratch))
+                    found = await _try_ways(options, subject, that_fit, children, Path(scratch), say)
+            except OSError as error:
+                found, chosen = [], ()
+                add("daemons", iter([_no_files(error)]))
             cold = cold_starts(found)
             own_bytes = 0.0 if size is None else size.weight_bytes / options.flags.num_ranks
             for each in found:
@@ -132,6 +135,14 @@ def _memory(facts: MachineFacts) -> Memory:
 def _that_fit(chosen: Sequence[str], own: ModelSize | None, memory: Memory, options: CheckupOptions) -> list[str]:
     """A machine that runs out of memory is no place to look at: a model of the user's own is served if it fits."""
     return [way for way in chosen if own is None or fits(way, own, memory, options.flags)]
+
+
+def _no_files(error: OSError) -> Verdict:
+    """What is tried with daemons needs a few megabytes on a disk."""
+    place = tempfile.tempdir or "no directory for temporary files"
+    return fail(
+        "temporary files", f"{place}: {error}", "Free a few megabytes there, or set TMPDIR to another directory."
+    )
 
 
 @contextmanager

@@ -55,7 +55,7 @@ async def exercise(
                     reason = error.metadata.get("reason", error.reason)
                     found.error = f"{reason}: {' '.join(error.message.split())}{child.last_words()}"
             found.stopped = await child.stop()
-    except (DaemonFailedError, _StepTimeoutError) as error:
+    except (DaemonFailedError, _StepTimeoutError, OSError) as error:
         found.error = found.error or " ".join(str(error).split())
     return found
 
