@@ -115,7 +115,8 @@ def _subject(
     options: CheckupOptions, own: Mapping[str, tiny_model.Checkpoint] | None, facts: MachineFacts, scratch: Path
 ) -> Subject:
     if own is not None and options.model is not None:
-        return Subject(own, {"a": Path(options.model)}, options.flags.passed_on, _OWN_PUSHES, digests_always=False)
+        started = {"a": Path(options.model)}
+        return Subject(own, started, options.flags.passed_on, _OWN_PUSHES, False, options.flags.max_requests)
     tensors = tiny_model.checkpoints(options.flags.tensor_parallel_size)
     directories = {name: tiny_model.write(scratch / name, each) for name, each in tensors.items()}
     flags = ["--max-model-len", str(tiny_model.MAX_MODEL_LEN), "--kv-cache-memory-bytes", str(_TINY_KV_BYTES)]
@@ -124,7 +125,8 @@ def _subject(
         # Little is enough, also where others hold most of the device: vLLM asks for that much to be free.
         share = min(device.free_bytes / device.total_bytes for device in facts.devices)
         flags += ["--gpu-memory-utilization", f"{min(_TINY_UTILIZATION, 0.9 * share):.3f}"]
-    return Subject(tensors, directories, [*flags, *options.flags.passed_on], _TINY_PUSHES, digests_always=True)
+    flags += options.flags.passed_on
+    return Subject(tensors, directories, flags, _TINY_PUSHES, True, options.flags.max_requests)
 
 
 def _memory(facts: MachineFacts) -> Memory:

@@ -31,7 +31,7 @@ def looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
 async def checked(ways: str | None, *, machine_only: bool = False) -> list[Section]:
     """All sections, which are shown as well."""
     shown: list[Section] = []
-    options = CheckupOptions(None, ways, ServeFlags(), 1.0, machine_only)
+    options = CheckupOptions(None, ways, ServeFlags.parse(["--max-active-requests", "4"]), 1.0, machine_only)
     with Children() as children:
         sections, _ = await check_up(options, children, lambda _: None, shown.append)
     assert shown == sections
@@ -70,6 +70,7 @@ async def test_temporary_files_of_daemons_go_with_the_doctors(monkeypatch: pytes
     async def exercise(subject: Any, way: str, name: str, children: Children, scratch: Path, _: float) -> WayFound:
         os.mkdir(os.path.join(environment(scratch)["TMPDIR"], "left"))
         scratches.append(scratch)
+        assert subject.max_requests == 4
         return WayFound(way, name)
 
     monkeypatch.setattr(checkup, "exercise", exercise)
