@@ -5,6 +5,7 @@ import sys
 from typing import Final
 
 from genserve.cli.options import Subparsers, seconds
+from genserve.errors import InvalidFieldError
 
 _DEFAULT_TIMEOUT_S: Final = 120.0
 _MAX_TIMEOUT_S: Final = 24 * 3600.0
@@ -38,10 +39,19 @@ def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
     )
     parser.add_argument("--json", action="store_true", help="print everything as JSON, for a bug report")
     parser.add_argument("serve_flags", nargs="*", metavar="SERVE_FLAGS", help="flags of `genserve serve`, after --")
+    parser.set_defaults(refuse=parser.error)
 
 
 def run(args: argparse.Namespace) -> int:
     """Prints sections as they are known, or JSON at the end; the exit status. Ctrl-C leaves no process behind."""
+    try:
+        return _run(args)
+    except InvalidFieldError as error:  # an exit status of 1 would say that a check fails
+        args.refuse(error.message)
+        raise
+
+
+def _run(args: argparse.Namespace) -> int:
     import asyncio
     import time
 
@@ -64,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
         try:
             sections, facts = asyncio.run(check_up(options, children, _say, show))
         except asyncio.CancelledError:
-            raise KeyboardInterrupt from None  # by SIGTERM
+            raise KeyboardInterrupt from None  # by a signal
     elapsed_s = time.monotonic() - began_s
     print(to_json(sections, facts, elapsed_s) if args.json else summary_line(sections, elapsed_s))
     return exit_status(sections)

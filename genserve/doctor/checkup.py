@@ -20,7 +20,7 @@ from genserve.doctor.push_verdicts import cold_starts, way_verdicts
 from genserve.doctor.room import Memory, ModelSize, fits
 from genserve.doctor.room_verdicts import room_verdicts
 from genserve.doctor.serve_flags import ServeFlags
-from genserve.doctor.verdict import Section, Verdict, warn
+from genserve.doctor.verdict import Section, Verdict, fail, warn
 
 _TINY_PUSHES: Final = 5
 _OWN_PUSHES: Final = 4
@@ -44,7 +44,7 @@ async def check_up(
 ) -> tuple[list[Section], dict[str, Any]]:
     """`show` gets each section as it is known, `say` what takes time. Returns all of them and the facts.
 
-    Raises InvalidFieldError for a model or ways that cannot be, before anything is started; OSError.
+    Raises InvalidFieldError for a model or ways that cannot be, before a daemon is started; OSError.
     """
     ways.chosen(options.asked_ways, "cuda")
     own = None if options.model is None else own_model.checkpoints(options.model)
@@ -55,19 +55,22 @@ async def check_up(
         sections.append(Section(title, tuple(verdicts)))
         show(sections[-1])
 
-    with _cancelled_by_sigterm():
+    with _cancelled_by_signals():
         say("looking at the machine")
         facts = await machine.look(children, options.timeout_s)
+        chosen = ways.chosen(options.asked_ways, facts.device_type)
         add("machine", machine_verdicts(facts, options.flags))
         memory = _memory(facts)
         told: dict[str, Any] = {"machine": facts.as_dict(), "serve_flags": list(options.flags.passed_on)}
         if not options.machine_only:
-            chosen = ways.chosen(options.asked_ways, facts.device_type)
-            with tempfile.TemporaryDirectory(prefix="genserve-doctor-") as scratch:
-                subject = _subject(options, own, facts, Path(scratch))
-                found = await _try_ways(
-                    options, subject, _that_fit(chosen, size, memory, options), children, Path(scratch), say
-                )
+            that_fit = _that_fit(chosen, size, memory, options)
+            try:
+                with tempfile.TemporaryDirectory(prefix="genserve-doctor-", ignore_cleanup_errors=True) as scratch:
+                    subject = _subject(options, own, facts, Path(scratch))
+                    found = await _try_ways(options, subject, that_fit, children, Path(scratch), say)
+            except OSError as error:
+                found, chosen = [], ()
+                add("daemons", iter([_no_files(error)]))
             cold = cold_starts(found)
             own_bytes = 0.0 if size is None else size.weight_bytes / options.flags.num_ranks
             for each in found:
@@ -112,7 +115,8 @@ def _subject(
     options: CheckupOptions, own: Mapping[str, tiny_model.Checkpoint] | None, facts: MachineFacts, scratch: Path
 ) -> Subject:
     if own is not None and options.model is not None:
-        return Subject(own, {"a": Path(options.model)}, options.flags.passed_on, _OWN_PUSHES, digests_always=False)
+        started = {"a": Path(options.model)}
+        return Subject(own, started, options.flags.passed_on, _OWN_PUSHES, False, options.flags.max_requests)
     tensors = tiny_model.checkpoints(options.flags.tensor_parallel_size)
     directories = {name: tiny_model.write(scratch / name, each) for name, each in tensors.items()}
     flags = ["--max-model-len", str(tiny_model.MAX_MODEL_LEN), "--kv-cache-memory-bytes", str(_TINY_KV_BYTES)]
@@ -121,7 +125,8 @@ def _subject(
         # Little is enough, also where others hold most of the device: vLLM asks for that much to be free.
         share = min(device.free_bytes / device.total_bytes for device in facts.devices)
         flags += ["--gpu-memory-utilization", f"{min(_TINY_UTILIZATION, 0.9 * share):.3f}"]
-    return Subject(tensors, directories, [*flags, *options.flags.passed_on], _TINY_PUSHES, digests_always=True)
+    flags += options.flags.passed_on
+    return Subject(tensors, directories, flags, _TINY_PUSHES, True, options.flags.max_requests)
 
 
 def _memory(facts: MachineFacts) -> Memory:
@@ -134,13 +139,25 @@ def _that_fit(chosen: Sequence[str], own: ModelSize | None, memory: Memory, opti
     return [way for way in chosen if own is None or fits(way, own, memory, options.flags)]
 
 
+def _no_files(error: OSError) -> Verdict:
+    """What is tried with daemons needs a few megabytes on a disk."""
+    place = tempfile.tempdir or "no directory for temporary files"
+    return fail(
+        "temporary files", f"{place}: {error}", "Free a few megabytes there, or set TMPDIR to another directory."
+    )
+
+
 @contextmanager
-def _cancelled_by_sigterm() -> Iterator[None]:
-    """SIGTERM ends this as Ctrl-C does: no process may be left behind."""
+def _cancelled_by_signals() -> Iterator[None]:
+    """SIGTERM, and the end of the terminal, end this as Ctrl-C does: no process may be left behind."""
     loop, task = get_running_loop(), current_task()
     assert task is not None
-    loop.add_signal_handler(signal.SIGTERM, task.cancel)
+    # nohup has set SIGHUP to be ignored.
+    handled = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
+    for number in handled:
+        loop.add_signal_handler(number, task.cancel)
     try:
         yield
     finally:
-        loop.remove_signal_handler(signal.SIGTERM)
+        for number in handled:
+            loop.remove_signal_handler(number)

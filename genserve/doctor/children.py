@@ -1,12 +1,16 @@
 """Processes that the doctor starts, each with its descendants in a group of its own, so that none is left behind.
 
-A terminal sends Ctrl-C to its foreground group alone: the doctor gets it, and ends the others.
+A terminal sends Ctrl-C to its foreground group alone: the doctor gets it, and ends the others. A doctor that is killed
+cannot; then the kernel does (see `launch`).
 """
 
 import asyncio
 import os
+import select
 import signal
-from collections.abc import Mapping
+import sys
+import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -14,6 +18,7 @@ from typing import IO, Any, Final, Self
 
 _STDOUT_LIMIT_BYTES: Final = 1 << 20
 _KILLED_TIMEOUT_S: Final = 10.0
+_TRACKERS_TIMEOUT_S: Final = 2.0
 
 
 class Children:
@@ -26,10 +31,11 @@ class Children:
     async def start(
         self, *command: str, stderr: IO[bytes] | int, stdin: int = asyncio.subprocess.DEVNULL, env: Mapping[str, str]
     ) -> asyncio.subprocess.Process:
-        """Its stdout is a pipe. Raises OSError."""
+        """Its stdout is a pipe. It gets SIGTERM when this process ends. Raises OSError."""
         arguments: Any = {"process_group": 0}
+        launched = (sys.executable, "-m", "genserve.doctor.launch", str(os.getpid()), *command)
         starting = asyncio.create_subprocess_exec(
-            *command,
+            *launched,
             stdin=stdin,
             stdout=asyncio.subprocess.PIPE,
             stderr=stderr,
@@ -71,6 +77,14 @@ class Children:
             self._groups.add(started.result().pid)
 
     def _kill(self, group: int) -> None:
+        """Python's resource trackers come last: they remove shared memory and semaphores that the others have left."""
+        members = members_of(group)
+        trackers = [pid for pid in members if _is_resource_tracker(pid)]
+        if trackers:
+            for pid in set(members) - set(trackers):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            _wait(trackers, _TRACKERS_TIMEOUT_S)
         if members_of(group):  # else the number may be somebody else's by now
             with suppress(ProcessLookupError):
                 os.killpg(group, signal.SIGKILL)
@@ -99,6 +113,27 @@ async def _end_of(pid: int) -> None:
     finally:
         loop.remove_reader(fd)
         os.close(fd)
+
+
+def _wait(pids: Sequence[int], timeout_s: float) -> None:
+    """Until those processes have ended, or the time is over; without the event loop."""
+    deadline_s = time.monotonic() + timeout_s
+    for pid in pids:
+        try:
+            fd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            continue
+        try:
+            select.select([fd], [], [], max(0.0, deadline_s - time.monotonic()))
+        finally:
+            os.close(fd)
+
+
+def _is_resource_tracker(pid: int) -> bool:
+    try:
+        return b"multiprocessing.resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:  # ended meanwhile
+        return False
 
 
 def members_of(group: int, proc: Path = Path("/proc")) -> list[int]:

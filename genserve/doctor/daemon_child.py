@@ -16,6 +16,8 @@ _STOP_TIMEOUT_S: Final = 30.0
 _DRAIN_TIMEOUT_S: Final = 10.0
 _TAIL_LINES: Final = 3
 _OFFLINE: Final = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+_MAX_SOCKET_PATH_BYTES: Final = 107  # of Linux
+_SOCKET_NAME_BYTES: Final = 36  # vLLM's are UUIDs
 
 
 class DaemonFailedError(Exception):
@@ -83,7 +85,7 @@ async def daemon(
     command = [sys.executable, "-m", "genserve", "serve", "--model", str(model), "--port", "0"]
     command += ["--drain-timeout-s", str(_DRAIN_TIMEOUT_S), *flags]
     with log.open("wb") as stderr:
-        process = await children.start(*command, stderr=stderr, env=_environment())
+        process = await children.start(*command, stderr=stderr, env=environment(log.parent))
     child = DaemonChild(children, process, log)
     reading: asyncio.Task[None] | None = None
     try:
@@ -97,6 +99,9 @@ async def daemon(
             await asyncio.wait([reading])
 
 
-def _environment() -> Mapping[str, str]:
-    """The user's own, as what is wrong may be in there. The model lies in a directory: no hub is asked."""
-    return {**os.environ, **_OFFLINE}
+def environment(scratch: Path) -> Mapping[str, str]:
+    """The user's own, as what is wrong may be in there, but for temporary files, which are left behind where processes
+    are killed: those are made in `scratch`, if a socket's path is not too long there. The model lies in a directory: no
+    hub is asked."""
+    fits = len(os.fsencode(scratch / ("x" * _SOCKET_NAME_BYTES))) <= _MAX_SOCKET_PATH_BYTES
+    return {**os.environ, **_OFFLINE, **({"TMPDIR": str(scratch)} if fits else {})}

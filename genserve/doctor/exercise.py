@@ -9,14 +9,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from genserve.client import AsyncClient, PushResult
+from genserve.client import AsyncClient, Generation, PushResult
 from genserve.doctor.children import Children
 from genserve.doctor.daemon_child import DaemonFailedError, daemon
 from genserve.doctor.digest_diff import held_weights
 from genserve.doctor.findings import MustFail, PushFound, Snapshot, WayFound
-from genserve.doctor.load import live_load
+from genserve.doctor.load import NUM_STREAMS, LoadLimits, live_load, retry_after_s
 from genserve.doctor.tiny_model import Checkpoint
-from genserve.errors import GenserveError, InvalidFieldError, UnsupportedError
+from genserve.errors import GenserveError, InvalidFieldError, QueueFullError, UnsupportedError
 
 _PROMPTS: Final = ([5, 6, 7, 8], [100, 200, 300], list(range(10, 40)))
 _MAX_TOKENS: Final = 24
@@ -28,13 +28,15 @@ _LATE_SHARE: Final = 0.25
 @dataclass(frozen=True, slots=True)
 class Subject:
     """What is served and pushed: checkpoints by name, the directories of those that a daemon can start on, and flags.
-    `num_pushes` of them alternate."""
+    `num_pushes` of them alternate. `max_requests`: that the daemon takes at once by those flags, None if they do not
+    say."""
 
     tensors: Mapping[str, Checkpoint]
     directories: Mapping[str, Path]
     flags: Sequence[str]
     num_pushes: int
     digests_always: bool
+    max_requests: int | None = None
 
 
 async def exercise(
@@ -55,7 +57,7 @@ async def exercise(
                     reason = error.metadata.get("reason", error.reason)
                     found.error = f"{reason}: {' '.join(error.message.split())}{child.last_words()}"
             found.stopped = await child.stop()
-    except (DaemonFailedError, _StepTimeoutError) as error:
+    except (DaemonFailedError, _StepTimeoutError, OSError) as error:
         found.error = found.error or " ".join(str(error).split())
     return found
 
@@ -74,13 +76,14 @@ class _Exercise:
         self._timeout_s = timeout_s
         self._version = 0
         self._served = found.started_on
-        self._max_model_len = 0
+        self._limits = LoadLimits(0, 0)
 
     async def run(self, *, pushes: bool) -> None:
         """Raises GenserveError, and _StepTimeoutError."""
         async with self._step("asking the daemon what it serves"):
             info = await self._client.server_info()
-        self._max_model_len = info.limits.max_model_len
+        asked = NUM_STREAMS if self._subject.max_requests is None else self._subject.max_requests
+        self._limits = LoadLimits(info.limits.max_model_len, min(asked, info.limits.max_num_seqs))
         self._found.info = {name: value for name, value in asdict(info).items() if name != "state"}
         self._found.cold = await self._snapshot(digests=True)
         if not pushes:
@@ -94,7 +97,7 @@ class _Exercise:
 
     async def _push(self, *, shared_memory: bool) -> PushFound:
         name = self._other()
-        async with self._step(f"a push of {name} under load"), live_load(self._client, self._max_model_len) as load:
+        async with self._step(f"a push of {name} under load"), live_load(self._client, self._limits) as load:
             idle_from = time.monotonic()
             await asyncio.sleep(_IDLE_S)
             began_at = time.monotonic()
@@ -171,16 +174,23 @@ class _Exercise:
         tokens, labelled = [], True
         async with self._step(f"greedy tokens of {self._served}"):
             for prompt in _PROMPTS:
-                generation = await self._client.generate(
-                    prompt, temperature=0.0, max_tokens=_MAX_TOKENS, ignore_eos=True, text=False,
-                    cache_salt=str(uuid.uuid4()),
-                )  # fmt: skip
+                generation = await self._greedy(*self._limits.fitted(prompt, _MAX_TOKENS))
                 spans = generation.sequences[0].weight_spans
                 labelled &= {span.version for span in spans} == {self._version}
                 tokens.append(tuple(generation.token_ids))
         async with self._step(f"digests of {self._served}"):
             held = await held_weights(self._client, self._timeout_s) if digests else {}
         return Snapshot(self._served, tuple(tokens), labelled, held)
+
+    async def _greedy(self, prompt: list[int], max_tokens: int) -> Generation:
+        while True:
+            try:
+                return await self._client.generate(
+                    prompt, temperature=0.0, max_tokens=max_tokens, ignore_eos=True, text=False,
+                    cache_salt=str(uuid.uuid4()),
+                )  # fmt: skip
+            except QueueFullError as error:  # requests of a load that was ended count for a moment
+                await asyncio.sleep(retry_after_s(error))
 
     def _other(self) -> str:
         return next(name for name in self._subject.tensors if name != self._served)

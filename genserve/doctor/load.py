@@ -2,16 +2,36 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
 
 from genserve.client import AsyncClient
+from genserve.errors import QueueFullError
 
 NUM_STREAMS: Final = 8
 _MAX_TOKENS: Final = 1900
+_RETRY_S: Final = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class LoadLimits:
+    """What the daemon takes: tokens of a sequence, prompt and output together, and sequences that run at once."""
+
+    max_model_len: int
+    max_sequences: int
+
+    @property
+    def num_streams(self) -> int:
+        """Requests that all generate: one that waits for another to end would have no tokens during a push."""
+        return max(1, min(NUM_STREAMS, self.max_sequences))
+
+    def fitted(self, prompt: Sequence[int], max_tokens: int) -> tuple[list[int], int]:
+        """As much of the prompt as leaves room for as much output, and how much that is."""
+        kept = list(prompt[: max(1, self.max_model_len // 2)])
+        return kept, max(1, min(max_tokens, self.max_model_len - len(kept)))
 
 
 @dataclass(slots=True)
@@ -26,16 +46,16 @@ class Slot:
 
     def num_after(self, moment: float) -> int:
         """Messages that came later."""
-        return sum(each > moment for arrived_at in self.arrived_at[-2:] for each in arrived_at[-64:])
+        return sum(each > moment for arrived_at in self.arrived_at[-4:] for each in arrived_at[-64:])
 
 
 class Load:
     """Requests of one daemon: when one has all of its tokens, the next begins."""
 
-    def __init__(self, client: AsyncClient, max_tokens: int) -> None:
-        self.slots = [Slot() for _ in range(NUM_STREAMS)]
+    def __init__(self, client: AsyncClient, limits: LoadLimits) -> None:
+        self.slots = [Slot() for _ in range(limits.num_streams)]
         self._client = client
-        self._max_tokens = max_tokens
+        self._limits = limits
         self._changed = asyncio.Condition()
         self._lost = ""
 
@@ -46,6 +66,9 @@ class Load:
             try:
                 reason = await self._request(slot, number)
                 lost = "" if reason == "length" else f"a request ended as {reason}"
+            except QueueFullError as error:  # it has not begun: what was ended before still counts for a moment
+                slot.arrived_at.pop()
+                await asyncio.sleep(retry_after_s(error))
             except Exception as error:
                 lost = str(error)
         async with self._changed:
@@ -83,9 +106,8 @@ class Load:
         arrived_at: list[float] = []
         slot.arrived_at.append(arrived_at)
         reason = "cut off"
-        deltas = self._client.stream(
-            [number + 3, 7, 9], temperature=0.0, max_tokens=self._max_tokens, ignore_eos=True, text=False
-        )
+        prompt, max_tokens = self._limits.fitted([number + 3, 7, 9], _MAX_TOKENS)
+        deltas = self._client.stream(prompt, temperature=0.0, max_tokens=max_tokens, ignore_eos=True, text=False)
         async with deltas:
             async for delta in deltas:
                 for output in delta.outputs:
@@ -99,11 +121,16 @@ class Load:
         return reason
 
 
+def retry_after_s(error: QueueFullError) -> float:
+    """When a request that was refused may come again, in seconds."""
+    return _RETRY_S if error.retry_after_s is None else error.retry_after_s
+
+
 @asynccontextmanager
-async def live_load(client: AsyncClient, max_model_len: int) -> AsyncIterator[Load]:
+async def live_load(client: AsyncClient, limits: LoadLimits) -> AsyncIterator[Load]:
     """Requests that all have begun to generate; they are ended with the context."""
-    load = Load(client, min(_MAX_TOKENS, max_model_len - 8))
-    running = [asyncio.create_task(load.run(number)) for number in range(NUM_STREAMS)]
+    load = Load(client, limits)
+    running = [asyncio.create_task(load.run(number)) for number in range(limits.num_streams)]
     try:
         await load.wait_all(0.0, num_tokens=2)
         yield load

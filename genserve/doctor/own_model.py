@@ -44,7 +44,11 @@ def size_of(path: str, tensors: Checkpoint) -> ModelSize:
         config = json.loads(Path(path, "config.json").read_text(encoding="utf-8"))
     except ValueError as error:
         raise InvalidFieldError.of("model", f"{path}/config.json is not JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise InvalidFieldError.of("model", f"{path}/config.json is not a JSON object")
     text = config.get("text_config", config)
+    if not isinstance(text, dict):
+        raise InvalidFieldError.of("model", f"text_config in {path}/config.json is not a JSON object")
     sizes = [len(tensor.data) for tensor in tensors.values()]
     return ModelSize(Path(path).name, sum(sizes), max(sizes, default=0), _kv_bytes_per_token(text))
 
@@ -69,10 +73,11 @@ def _can_scale(tensor: StoredTensor) -> bool:
 
 def _kv_bytes_per_token(config: dict[str, Any]) -> float:
     """Of plain attention in bf16; an upper bound for what keeps less. 0 where the configuration does not say."""
-    heads = config.get("num_attention_heads")
-    kv_heads = config.get("num_key_value_heads") or heads
-    layers, hidden = config.get("num_hidden_layers"), config.get("hidden_size")
-    head = config.get("head_dim") or (hidden // heads if hidden and heads else None)
-    if not (isinstance(kv_heads, int) and isinstance(layers, int) and isinstance(head, int)):
-        return 0.0
-    return 2.0 * BF16_BYTES * kv_heads * layers * head
+    names = ("num_attention_heads", "num_key_value_heads", "num_hidden_layers", "hidden_size", "head_dim")
+    heads, kv_heads, layers, hidden, head = (_count(config.get(name)) for name in names)
+    return 2.0 * BF16_BYTES * (kv_heads or heads) * layers * (head or (hidden // heads if heads else 0))
+
+
+def _count(value: object) -> int:
+    """0 for anything but a number above it."""
+    return max(0, value) if isinstance(value, int) else 0

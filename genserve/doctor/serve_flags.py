@@ -13,12 +13,13 @@ _MAX_RANKS: Final = 4096
 _MULTIPLIERS: Final = {
     "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40
 }  # fmt: skip
-_OWN: Final = ("--model", "--port", "--host", "--uds", "--weight-update", "--config")
+_OWN: Final = ("--model", "--port", "--host", "--uds", "--weight-update")
 
 
 @dataclass(frozen=True, slots=True)
 class ServeFlags:
-    """`passed_on` is all of them. `kv_cache_bytes` and `max_model_len` are None when they are not given."""
+    """`passed_on` is all of them. `kv_cache_bytes`, `max_model_len` and `max_requests` (that the daemon takes at once)
+    are None when they are not given."""
 
     passed_on: tuple[str, ...] = ()
     tensor_parallel_size: int = 1
@@ -27,6 +28,7 @@ class ServeFlags:
     gpu_memory_utilization: float = DEFAULT_UTILIZATION
     kv_cache_bytes: int | None = None
     max_model_len: int | None = None
+    max_requests: int | None = None
 
     @property
     def num_ranks(self) -> int:
@@ -45,16 +47,22 @@ class ServeFlags:
             raise InvalidFieldError.of("SERVE_FLAGS", f"must begin with a flag of `genserve serve`, not {given[0]!a}")
         # As vLLM's parser has it: underscores are as good.
         dashed = [re.sub("^--[^=]+", lambda flag: flag[0].replace("_", "-"), flag) for flag in given]
-        for flag in dashed:
-            if flag.partition("=")[0] in _OWN:
-                raise InvalidFieldError.of("SERVE_FLAGS", f"{flag.partition('=')[0]} is the doctor's to set")
-        parser = _Parser(add_help=False, allow_abbrev=False)
+        if any(flag.partition("=")[0] == "--config" for flag in dashed):
+            raise InvalidFieldError.of("SERVE_FLAGS", "--config: give the flags themselves, the doctor reads no file")
+        # What begins as one of these and no other is taken for it, as by vLLM's parser. Where that one knows more flags
+        # that begin so, it refuses them: the daemon does not start, and says why.
+        parser = _Parser(add_help=False)
+        for flag in _OWN:
+            parser.add_argument(flag, action=_Refused)
         parser.add_argument("--tensor-parallel-size", "-tp", type=_count, default=1)
         parser.add_argument("--pipeline-parallel-size", "-pp", type=_count, default=1)
         parser.add_argument("--data-parallel-size", "-dp", type=_count, default=1)
         parser.add_argument("--gpu-memory-utilization", type=_share, default=DEFAULT_UTILIZATION)
         parser.add_argument("--kv-cache-memory-bytes", type=_size, default=None)
         parser.add_argument("--max-model-len", type=_size, default=None)
+        parser.add_argument("--max-active-requests", type=_count_of_requests, default=None)
+        parser.add_argument("--max-n")  # is another flag whole, and would be this one cut short
+        parser.add_argument("--max-num-queued-reqs", type=_count_of_requests, default=None)
         read = parser.parse_known_args(dashed)[0]
         return cls(
             tuple(given),
@@ -64,12 +72,23 @@ class ServeFlags:
             read.gpu_memory_utilization,
             read.kv_cache_memory_bytes,
             read.max_model_len,
+            min(filter(None, (read.max_active_requests, read.max_num_queued_reqs)), default=None),
         )
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise InvalidFieldError.of("SERVE_FLAGS", message)
+
+
+class _Refused(argparse.Action):
+    def __call__(self, *_: object, **__: object) -> None:
+        raise InvalidFieldError.of("SERVE_FLAGS", f"{self.option_strings[0]} is the doctor's to set")
+
+
+def _count_of_requests(text: str) -> int | None:
+    """None for what the daemon refuses itself."""
+    return int(text) if re.fullmatch("[0-9]{1,18}", text) else None
 
 
 def _count(text: str) -> int:

@@ -26,7 +26,9 @@ def run(args: AsyncEngineArgs, config: ServeConfig) -> int:
     args = vllm_config.adapted(args, config.weight_update)
     with vllm_config.start_explained(args):
         # A copy: what it fills in would be taken for flags the next time.
-        checked = copy.copy(args).create_engine_config(UsageContext.ENGINE_CONTEXT, headless=True)
+        checked = vllm_config.with_ranks_here(
+            args, copy.copy(args).create_engine_config(UsageContext.ENGINE_CONTEXT, headless=True)
+        )
         refusals.check(checked)
         address = other_hosts.daemon_address(checked.parallel_config, config.host, config.port, get_ip)
         if not address:

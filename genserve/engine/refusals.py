@@ -78,6 +78,12 @@ def _drafts_from_elsewhere(config: Config) -> bool:
     return not drafts_with_served_checkpoint(config)
 
 
+def _shares_weights(config: Config) -> bool:
+    load = config.load_config
+    # Anything but "copy" is refused: what vLLM takes without a mode is "zero_copy".
+    return load.load_format == "ipc_cache" and (load.model_loader_extra_config or {}).get("mode") != "copy"
+
+
 def _keeps_old_keys(config: Config) -> bool:
     transfer = config.kv_transfer_config
     return transfer is not None and any(name not in _RESETTING_CONNECTORS for name in _connectors(transfer))
@@ -148,6 +154,21 @@ TABLE: tuple[Row, ...] = (
         ),
         reason="vLLM copies those weights from host memory that an exchange does not reach into every step",
         instead="use more ranks or a smaller model",
+    ),
+    Row(
+        name="weights-shared-with-preload",
+        flags=("--load-format ipc_cache",),
+        applies=_shares_weights,
+        reason="the weights that are served lie in the memory of the `vllm preload` process then, and an exchange "
+        "would write over what it gives to engines that start later",
+        instead='take --model-loader-extra-config \'{"mode": "copy"}\', or another --load-format',
+    ),
+    Row(
+        name="weights-published-to-peers",
+        flags=("--load-format modelexpress",),
+        applies=lambda config: config.load_config.load_format in ("modelexpress", "mx"),  # its plugin has both names
+        reason="ModelExpress lets engines that start later read the weights that are served as those of the checkpoint",
+        instead="take another --load-format",
     ),
     Row(
         name="ray-workers",

@@ -111,7 +111,7 @@ class VllmEngine:
         args = vllm_config.adapted(args, options.weight_update)
         with vllm_config.start_explained(args):
             # As AsyncLLM.from_engine_args, with a look at the configuration before any process starts.
-            config = args.create_engine_config(UsageContext.ENGINE_CONTEXT)
+            config = vllm_config.with_ranks_here(args, args.create_engine_config(UsageContext.ENGINE_CONTEXT))
             warnings = refusals.check(config)
             address = other_hosts.daemon_address(config.parallel_config, options.host, options.port, get_ip)
             llm = AsyncLLM.from_vllm_config(

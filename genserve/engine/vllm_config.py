@@ -17,7 +17,13 @@ from vllm.utils.import_utils import resolve_obj_by_qualname
 from genserve.config import CPU_KV_CACHE_BYTES, ways
 from genserve.engine import start_failure
 from genserve.engine.base import EngineInfo
-from genserve.worker.contract import DAEMON_PID_VARIABLE, EXTENSION, RESERVING_WORKER, WEIGHT_UPDATE_KEY
+from genserve.worker.contract import (
+    DAEMON_PID_VARIABLE,
+    EXTENSION,
+    RANKS_HERE_KEY,
+    RESERVING_WORKER,
+    WEIGHT_UPDATE_KEY,
+)
 
 _MAX_CPU_LORAS = 8
 _DRAFTS = "draft.*"
@@ -74,6 +80,16 @@ def adapted(args: AsyncEngineArgs, weight_update: str) -> AsyncEngineArgs:
         # run a C++ compiler that the machine may not have.
         os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     return args
+
+
+def with_ranks_here(args: AsyncEngineArgs, config: VllmConfig) -> VllmConfig:
+    """The configuration that was made of the arguments; both then tell workers how many of them share this host's
+    memory. Processes of the engine cannot count: vLLM turns each replica of a dense model into an engine of its own."""
+    parallel = config.parallel_config
+    told = {RANKS_HERE_KEY: parallel.local_world_size * parallel.data_parallel_size_local}
+    args.additional_config = {**args.additional_config, **told}
+    config.additional_config = args.additional_config
+    return config
 
 
 def start_explained(args: AsyncEngineArgs) -> AbstractContextManager[None]:

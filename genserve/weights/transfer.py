@@ -166,6 +166,9 @@ class TransferUpdates:
                     lease_id=options.pause_lease_id,
                 )
             )
+            # Whoever had the engine meanwhile may have left weights of no version.
+            check_sound(self._board.engine_condition)
+            self._check_whole()
             remaining_s = deadline_s - time.monotonic()
             if remaining_s <= 0:
                 raise DeadlineError("no time was left to begin; nothing changed")

@@ -11,7 +11,7 @@ from genserve.memory.arena import available_memory_bytes
 from genserve.worker import online_quantization
 from genserve.worker.audit import Constants
 from genserve.worker.beside import BesideUpdate
-from genserve.worker.contract import WEIGHT_UPDATE_KEY
+from genserve.worker.contract import RANKS_HERE_KEY, WEIGHT_UPDATE_KEY
 from genserve.worker.device import Device
 from genserve.worker.draft import DraftUpdate, WithDraft, draft_of, draft_update
 from genserve.worker.inplace import InPlaceUpdate
@@ -70,7 +70,7 @@ def choose(worker: Any) -> Chosen:
             beside = BesideUpdate(live, config, device, worker.device)
         drafting = draft_update(worker, device, asked)
         num_bytes = sum(each.num_bytes for each in (beside, drafting) if each is not None)
-        facts = Facts(num_bytes, 0, None, _host_bytes(config.parallel_config))
+        facts = Facts(num_bytes, 0, None, _host_bytes(config))
     else:
         # What drafts is loaded with embeddings and a head of its own, so what it shares counts twice.
         draft = draft_of(worker)
@@ -96,7 +96,7 @@ def gpu_facts(worker: Any, sizes: Sequence[int], free_bytes: int) -> Facts:
         sum(sizes),
         max(sizes, default=0),
         _left(worker, free_bytes),
-        _host_bytes(config.parallel_config),
+        _host_bytes(config),
         config.model_config.quantization,
         online_quantization.is_online(config),
         int(worker.cache_config.kv_cache_memory_bytes or 0),
@@ -115,7 +115,12 @@ def _left(worker: Any, free_bytes: int) -> int:
     return max(0, int(worker.requested_memory) - (int(worker.init_snapshot.free_memory) - free_bytes))
 
 
-def _host_bytes(parallel: Any) -> int:
-    """Of the host's memory, for each of the workers that share it: those of this host."""
-    num_here = int(parallel.world_size) * int(parallel.data_parallel_size_local) // int(parallel.nnodes)
-    return available_memory_bytes() // max(1, num_here)
+def _host_bytes(config: Any) -> int:
+    """Of the host's memory, for each of the workers that share it."""
+    return available_memory_bytes() // _ranks_here(config)
+
+
+def _ranks_here(config: Any) -> int:
+    """Workers on this host, which share its memory. The daemon counts them: vLLM gives each replica of a dense model a
+    configuration without data parallelism."""
+    return max(1, int(config.additional_config.get(RANKS_HERE_KEY, 1)))

@@ -47,20 +47,20 @@ def test_json_is_a_document_with_facts_and_what_the_flags_made_of_the_room() -> 
 
 
 @pytest.mark.parametrize(
-    ("arguments", "status", "words"),
+    ("arguments", "words"),
     [
-        (["--model", "/nowhere"], 1, "genserve: INVALID_FIELD: model: "),
-        (["--ways", "fast"], 1, "genserve: INVALID_FIELD: ways: 'fast' is not one of "),
-        (["--", "x"], 1, "genserve: INVALID_FIELD: SERVE_FLAGS: must begin with a flag"),
-        (["--", "--model=x"], 1, "genserve: INVALID_FIELD: SERVE_FLAGS: --model is the doctor's to set"),
-        (["--timeout-s", "0"], 2, "'0' is not a time above 0"),
-        (["--timeout-s", "9" * 30], 2, "is not a time above 0 and of at most 24h"),
+        (["--model", "/nowhere"], "genserve doctor: error: model: "),
+        (["--ways", "fast"], "genserve doctor: error: ways: 'fast' is not one of "),
+        (["--", "x"], "genserve doctor: error: SERVE_FLAGS: must begin with a flag"),
+        (["--", "--model=x"], "genserve doctor: error: SERVE_FLAGS: --model is the doctor's to set"),
+        (["--timeout-s", "0"], "'0' is not a time above 0"),
+        (["--timeout-s", "9" * 30], "is not a time above 0 and of at most 24h"),
     ],
 )
-def test_wrong_input_ends_at_once_in_one_line(arguments: list[str], status: int, words: str) -> None:
-    """Nothing is started."""
+def test_wrong_input_ends_at_once_in_one_line(arguments: list[str], words: str) -> None:
+    """Nothing is started, and the status is not that of a check that fails."""
     done = doctor(*arguments)
-    assert (done.returncode, done.stdout) == (status, "")
+    assert (done.returncode, done.stdout) == (2, "")
     assert words in done.stderr.splitlines()[-1]
     assert "looking at" not in done.stderr
 
@@ -102,16 +102,21 @@ def test_a_model_that_does_not_fit_is_not_served(tmp_path: Path) -> None:
     assert done.returncode == 1
 
 
-async def test_sigterm_ends_it_and_what_it_has_started() -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+async def test_a_signal_ends_it_and_what_it_has_started(number: signal.Signals) -> None:
     """As Ctrl-C does; without a traceback."""
+    program = (  # as nohup starts it, it would ignore SIGHUP
+        f"import signal, sys; signal.signal({number:d}, signal.SIG_DFL); "
+        "from genserve.cli import main; sys.exit(main())"
+    )
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "genserve", "doctor", "--machine-only",
+        sys.executable, "-c", program, "doctor", "--machine-only",
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=dict(os.environ),
     )  # fmt: skip
     async with asyncio.timeout(60):
         while not (children := psutil.Process(process.pid).children(recursive=True)):
             await asyncio.sleep(0.02)
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(number)
         _, errors = await process.communicate()
     assert process.returncode == 130
     assert b"Traceback" not in errors

@@ -95,3 +95,58 @@ async def test_a_start_that_is_cancelled_ends_and_leaves_nobody(num_steps: int) 
         assert asyncio.all_tasks() == before
         started = psutil.Process().children()
     assert all(program not in each.cmdline() for each in psutil.wait_procs(started, timeout=5)[1])
+
+
+SHARING = """
+import multiprocessing, os, time
+from multiprocessing import shared_memory
+memory = shared_memory.SharedMemory(create=True, size=4096)
+semaphore = multiprocessing.get_context("spawn").Semaphore()
+print(memory.name, "sem." + semaphore._semlock.name.strip("/"), flush=True)
+time.sleep(600)
+"""
+
+
+async def test_the_memory_that_those_share_who_are_killed_is_removed() -> None:
+    """Python's resource tracker does that, if it is left the time."""
+    with Children() as children:
+        process = await children.start(
+            sys.executable, "-c", SHARING, stderr=asyncio.subprocess.DEVNULL, env=dict(os.environ)
+        )
+        assert process.stdout is not None
+        names = (await process.stdout.readline()).decode().split()
+        assert set(names) <= set(os.listdir("/dev/shm"))
+        assert await children.stop(process, 0.0) is None
+    assert not set(names) & set(os.listdir("/dev/shm"))
+
+
+STARTER = """
+import asyncio, os, signal, sys
+from genserve.doctor.children import Children
+
+async def main():
+    children = Children()
+    process = await children.start(
+        sys.executable, "-c", "import time; print(1, flush=True); time.sleep(600)", stderr=2, env=os.environ
+    )
+    await process.stdout.readline()
+    print(process.pid, flush=True)
+    sys.stdin.read()
+
+asyncio.run(main())
+"""
+
+
+async def test_they_end_with_a_doctor_that_is_killed() -> None:
+    """Which could end nobody."""
+    doctor = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", STARTER, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    assert doctor.stdout is not None
+    started = psutil.Process(int(await doctor.stdout.readline()))
+    doctor.kill()
+    await doctor.wait()
+    _, alive = psutil.wait_procs([started], timeout=10)
+    for each in alive:
+        each.kill()
+    assert alive == []

@@ -90,3 +90,25 @@ def test_what_is_not_a_checkpoint_is_refused_with_what_is_wrong(tmp_path: Path) 
     (tmp_path / "torn" / "config.json").write_text("{")
     with pytest.raises(InvalidFieldError, match="not JSON"):
         own_model.size_of(path, own_model.checkpoints(path)["a"])
+
+
+@pytest.mark.parametrize("config", ["[]", "null", '"x"', '{"text_config": null}', '{"text_config": []}'])
+def test_a_configuration_that_is_no_object_is_refused(tmp_path: Path, config: str) -> None:
+    """By the file's name, and before anything is started."""
+    path = own(tmp_path)
+    (tmp_path / "config.json").write_text(config)
+    with pytest.raises(InvalidFieldError, match=r"config\.json is not a JSON object"):
+        own_model.size_of(path, own_model.checkpoints(path)["a"])
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{}, {"num_attention_heads": 4, "hidden_size": "512"}, {"num_attention_heads": [4], "num_hidden_layers": 2}],
+)
+def test_a_configuration_that_does_not_say_leaves_keys_and_values_out(
+    tmp_path: Path, config: dict[str, object]
+) -> None:
+    """Whatever it has in the place of the numbers."""
+    path = own(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert own_model.size_of(path, own_model.checkpoints(path)["a"]).kv_bytes_per_token == 0

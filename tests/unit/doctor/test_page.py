@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+from genserve.doctor.checkup import _no_files
 from genserve.doctor.push_verdicts import way_verdicts
 from genserve.doctor.room import Memory, ModelSize
 from genserve.doctor.room_verdicts import room_verdicts
@@ -21,6 +22,7 @@ def test_every_check_is_in_the_table() -> None:
     computed = [*room_verdicts(Memory(None, GB), ServeFlags(), model)]
     checks = {check for check, *_ in BAD_MACHINES} | {check for check, *_ in BAD_DAEMONS}
     checks |= {verdict.check for verdict in computed if verdict.level is not Level.INFO}
+    checks.add(_no_files(OSError()).check)
     table = PAGE.read_text().split("\n## The checks\n")[1].split("\n## ")[0]
     listed = re.findall(r"^\| `([^`]+)` \|", table, re.MULTILINE)
     assert sorted(listed) == sorted({re.sub(r"device \d", "device N", check) for check in checks})

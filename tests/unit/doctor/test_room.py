@@ -1,5 +1,7 @@
 """What fits is computed from sizes and flags."""
 
+import argparse
+
 import pytest
 
 from genserve.config import CPU_KV_CACHE_BYTES
@@ -155,7 +157,7 @@ def test_a_model_of_the_users_own_is_judged() -> None:
 )
 def test_flags_that_cannot_be_are_refused(given: list[str]) -> None:
     """Before anything is started."""
-    with pytest.raises(InvalidFieldError, match="SERVE_FLAGS"):
+    with pytest.raises(InvalidFieldError, match=r"SERVE_FLAGS"):
         ServeFlags.parse(given)
 
 
@@ -168,3 +170,46 @@ def test_flags_are_read_as_vllm_reads_them() -> None:
     assert (read.num_workers, read.max_model_len) == (12, 8192)
     assert read.passed_on[-1] == "--enable-lora"
     assert ServeFlags.parse(["--max-model-len", "auto"]).max_model_len is None
+
+
+@pytest.mark.parametrize(
+    ("given", "name", "value"),
+    [
+        (["--tensor-parallel", "2"], "tensor_parallel_size", 2),
+        (["--gpu_memory_util=0.5"], "gpu_memory_utilization", 0.5),
+        (["--kv-cache-memory", "1M"], "kv_cache_bytes", 1 << 20),
+        (["--max-active-requests", "4"], "max_requests", 4),
+        (["--max-num-queued-r", "3", "--max-active-r", "4"], "max_requests", 3),
+    ],
+)
+def test_a_flag_may_be_cut_short(given: list[str], name: str, value: float) -> None:
+    """As vLLM's parser has it."""
+    assert getattr(ServeFlags.parse(given), name) == value
+
+
+@pytest.mark.parametrize("given", ["--weight-upd=host", "--hos", "--config"])
+def test_what_is_the_doctors_to_set_is_so_however_it_is_written(given: str) -> None:
+    """It would go to another port, or be told of a way that was not served."""
+    with pytest.raises(InvalidFieldError, match=r"SERVE_FLAGS: --(weight-update is|host is|config: give)"):
+        ServeFlags.parse([given, "x"])
+
+
+def test_flags_that_the_doctor_reads_are_the_daemons(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no whole flag of the daemon is another one cut short: the doctor would take it for that one."""
+    from genserve.config import ServeConfig
+    from genserve.engine import vllm_config
+
+    known = vllm_config.parser("genserve serve", "")
+    ServeConfig.add_flags(known)
+    theirs, read = set(known._option_string_actions), set[str]()
+
+    def parse_known_args(self: argparse.ArgumentParser, given: list[str]) -> tuple[argparse.Namespace, list[str]]:
+        read.update(self._option_string_actions)
+        return parse(self, given)
+
+    parse = argparse.ArgumentParser.parse_known_args
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_known_args", parse_known_args)
+    ServeFlags.parse(["--x"])
+    assert len(read) > 10
+    assert read <= theirs
+    assert [flag for flag in theirs - read if any(each.startswith(flag) for each in read)] == []

@@ -11,10 +11,13 @@ from typing import Any
 
 import pytest
 from vllm.config import VllmConfig
+from vllm.config.load import LoadConfig
 from vllm.config.quantization import _ONLINE_SHORTHANDS
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.model_executor.model_loader import _LOAD_FORMAT_TO_MODEL_LOADER
+from vllm.model_executor.model_loader.weight_cache.ipc_loader import IpcModelLoader
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from genserve.engine import refusals
@@ -59,6 +62,12 @@ def connector(name: str, **extra: Any) -> dict[str, Any]:
 STORE = "MooncakeStoreConnector"
 NGRAM = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 2}
 
+# Their loaders make the tensors of the model themselves, and copy what they read into them.
+LOAD_FORMATS_OF_OWN_MEMORY = {
+    "auto", "hf", "dummy", "fastsafetensors", "instanttensor", "mistral", "npcache", "pt", "runai_streamer",
+    "runai_streamer_sharded", "safetensors", "sharded_state", "tensorizer",
+}  # fmt: skip
+
 # By row: flags that vLLM takes here, which the row is about, and similar ones which it is not about.
 FLAGS: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {
     "online-quantization-over-ranks": (
@@ -84,6 +93,17 @@ FLAGS: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {
     ),
     "weights-offloaded-to-host": ([{"cpu_offload_gb": 1}, {"offload_backend": "uva"}], [{}]),
     "weights-prefetched-from-host": ([{"offload_group_size": 2}], [{"cpu_offload_gb": 1}]),
+    "weights-shared-with-preload": (
+        [
+            {"load_format": "ipc_cache"},
+            {"load_format": "IPC_CACHE", "model_loader_extra_config": {"mode": "zero_copy", "fallback": False}},
+        ],
+        [
+            {"load_format": "ipc_cache", "model_loader_extra_config": {"mode": "copy"}},
+            *({"load_format": name} for name in LOAD_FORMATS_OF_OWN_MEMORY),
+        ],
+    ),
+    "weights-published-to-peers": ([{"load_format": "modelexpress"}], [{"load_format": "auto"}]),
     "adapters-on-other-hosts": (
         [
             {"enable_lora": True, "data_parallel_size": 2, "data_parallel_size_local": 1},
@@ -292,6 +312,13 @@ def test_what_every_online_quantization_needs_of_other_ranks_is_known(make: Make
         "int8_per_channel_weight_only",
         "nvfp4_per_token",
     }
+
+
+def test_where_every_load_format_puts_weights_is_known() -> None:
+    """A new one of vLLM's is looked at before it is served: is what it makes the worker's own memory, which nobody else
+    reads? And what vLLM does without a mode is to share."""
+    assert _LOAD_FORMAT_TO_MODEL_LOADER.keys() == {*LOAD_FORMATS_OF_OWN_MEMORY, "ipc_cache", "modelexpress"}
+    assert IpcModelLoader(LoadConfig(load_format="ipc_cache")).mode == "zero_copy"
 
 
 def test_the_guide_tells_of_every_row() -> None:

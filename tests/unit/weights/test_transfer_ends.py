@@ -4,12 +4,14 @@ import asyncio
 
 import pytest
 
+from genserve.control.asleep import SleepDepth
 from genserve.control.conditions import EngineCondition, Phase
-from genserve.errors import DrainingError, GenserveError, InvalidFieldError, PushRolledBackError
+from genserve.engine.base import PauseMode
+from genserve.errors import DrainingError, EngineTaintedError, GenserveError, InvalidFieldError, PushRolledBackError
 from genserve.weights.transfer import UpdateOptions
 from tests.phases import enter_phase
 from tests.scripted_engine import Gate
-from tests.unit.weights.conftest import Rig, tensors
+from tests.unit.weights.conftest import Rig, header, tensors
 from tests.unit.weights.test_transfer import HALF, finish
 
 
@@ -85,3 +87,24 @@ async def test_an_id_of_an_update_is_short(updating: Rig) -> None:
     """Others are told it."""
     with pytest.raises(InvalidFieldError, match="update_id"):
         await updating.transfers.start(UpdateOptions(update_id="x" * 257))
+
+
+async def test_weights_that_are_dropped_while_an_update_waits_refuse_it(updating: Rig) -> None:
+    """A sleep of level 2 that is under way has dropped nothing yet: what counts is what is there when the update has
+    the engine."""
+    gate = updating.engine.gates["sleep"] = Gate()
+    sleeping = asyncio.create_task(updating.sleeps.sleep(PauseMode.KEEP, SleepDepth.of(2, ()), 5.0))
+    await gate.reached.wait()
+    waking = asyncio.create_task(updating.sleeps.wake_up(["weights"]))
+    await asyncio.sleep(0)  # its turn comes before the update's
+    starting = asyncio.create_task(updating.transfers.start(UpdateOptions()))
+    await asyncio.sleep(0)
+    gate.open.set()
+    await asyncio.gather(sleeping, waking)
+    with pytest.raises(EngineTaintedError):
+        await starting
+    assert "transfer_start" not in updating.engine.calls
+    assert (updating.board.phase, updating.engine.running) == (Phase.SLEEPING, False)
+    await updating.push(header())
+    await updating.sleeps.wake_up()
+    assert (updating.engine.live, updating.engine.running) == (tensors(1), True)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from genserve.worker import update
-from genserve.worker.contract import WEIGHT_UPDATE_KEY
+from genserve.worker.contract import RANKS_HERE_KEY, WEIGHT_UPDATE_KEY
 from genserve.worker.device import Device
 from genserve.worker.placement import GIB, Facts
 from genserve.worker.update import choose, gpu_facts
@@ -17,13 +17,11 @@ FREE = 60 * GIB
 SIZES = [10 * GIB, 2 * GIB, 4 * GIB]
 
 
-def worker(asked: str = "auto", kv_cache_memory_bytes: int | None = None, **parallel: int) -> Any:
+def worker(asked: str = "auto", kv_cache_memory_bytes: int | None = None, **told: int) -> Any:
     """One of 80 GiB, of which vLLM may take 72 and others have 2, when the model has taken 18."""
-    ranks = {"world_size": 1, "data_parallel_size_local": 1, "nnodes": 1, **parallel}
     return SimpleNamespace(
         vllm_config=SimpleNamespace(
-            additional_config={WEIGHT_UPDATE_KEY: asked},
-            parallel_config=SimpleNamespace(**ranks),
+            additional_config={WEIGHT_UPDATE_KEY: asked, **told},
             model_config=SimpleNamespace(quantization=None),
             quant_config=None,
             speculative_config=None,
@@ -62,19 +60,10 @@ def test_with_the_kv_cache_there_what_is_free_is_left() -> None:
     assert gpu_facts(late, SIZES, 3 * GIB).left == 3 * GIB
 
 
-@pytest.mark.parametrize(
-    ("parallel", "num_here"),
-    [
-        ({}, 1),
-        ({"world_size": 8}, 8),
-        ({"world_size": 2, "data_parallel_size_local": 3}, 6),
-        ({"world_size": 8, "nnodes": 2}, 4),
-        ({"data_parallel_size_local": 0}, 1),  # an engine of another host
-    ],
-)
-def test_the_workers_of_a_host_share_its_memory(parallel: dict[str, int], num_here: int) -> None:
-    """Each has its part."""
-    assert gpu_facts(worker(**parallel), SIZES, FREE).host == 240 * GIB // num_here
+@pytest.mark.parametrize(("told", "num_here"), [({}, 1), ({RANKS_HERE_KEY: 6}, 6), ({RANKS_HERE_KEY: 0}, 1)])
+def test_the_workers_of_a_host_share_its_memory(told: dict[str, int], num_here: int) -> None:
+    """Each has its part; the daemon tells them how many they are."""
+    assert gpu_facts(worker(**told), SIZES, FREE).host == 240 * GIB // num_here
 
 
 def test_weights_that_are_quantised_as_they_are_loaded_are_known() -> None:
