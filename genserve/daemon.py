@@ -20,7 +20,7 @@ from pathlib import Path
 import uvloop
 
 from genserve.allocator import keep_freed_memory
-from genserve.config import ServeConfig
+from genserve.config import ServeConfig, check_model
 from genserve.control.conditions import DaemonCondition, EngineCondition
 from genserve.control.drain import Drain
 from genserve.control.leases import LeaseTable
@@ -70,10 +70,13 @@ def main(argv: Sequence[str]) -> int:
     flags = parser.parse_args(argv)
     try:
         config = ServeConfig.from_flags(vars(flags))
+        if flags.model is not None:
+            check_model(flags.model)
     except ValueError as error:
         parser.error(str(error))
     keep_freed_memory()
     try:
+        vllm_config.check_flags(flags, config.weight_update)
         if flags.model is None:
             flags.model = str(demo_model_path())
         args = vllm_config.engine_args(flags)
