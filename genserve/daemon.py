@@ -117,7 +117,7 @@ async def serve(config: ServeConfig, args: AsyncEngineArgs) -> int:
         stack.push_async_callback(_cancel, background)
         _settle_memory()
         daemon.parts.board.become(DaemonCondition.SERVING)
-        _say(engine.info.weight_update_reason)
+        _say(f"weight update: {engine.info.weight_update} ({engine.info.weight_update_reason})")
         for warning in engine.warnings:
             _say(f"warning: {warning}")
         _say(f"ready after {time.monotonic() - began_s:.0f} s")
