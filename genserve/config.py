@@ -1,6 +1,7 @@
 """Settings of the daemon. Each is declared once: flag, type, default and help come from the field."""
 
 import argparse
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Self
@@ -129,6 +130,13 @@ class ServeConfig:
     def from_flags(cls, values: Mapping[str, Any]) -> Self:
         """The settings among parsed flags; raises ValueError naming the flag that cannot be."""
         return cls(**{setting.name: values[setting.name] for setting in fields(cls)})
+
+
+def check_model(model: str) -> None:
+    """Raises ValueError for a path where nothing is. Whatever else has no file of its name may be a repository's."""
+    if model.startswith(("/", ".", "~")) and not os.path.exists(model):
+        hint = ": write it out, ~ is not expanded here" if os.path.exists(os.path.expanduser(model)) else ""
+        raise ValueError(f"--model: no directory {model}{hint}")
 
 
 def is_loopback(host: str) -> bool:

@@ -20,7 +20,7 @@ from pathlib import Path
 import uvloop
 
 from genserve.allocator import keep_freed_memory
-from genserve.config import ServeConfig
+from genserve.config import ServeConfig, check_model
 from genserve.control.conditions import DaemonCondition, EngineCondition
 from genserve.control.drain import Drain
 from genserve.control.leases import LeaseTable
@@ -69,10 +69,13 @@ def main(argv: Sequence[str]) -> int:
     flags = parser.parse_args(argv)
     try:
         config = ServeConfig.from_flags(vars(flags))
+        if flags.model is not None:
+            check_model(flags.model)
     except ValueError as error:
         parser.error(str(error))
     keep_freed_memory()
     try:
+        vllm_config.check_flags(flags, config.weight_update)
         if flags.model is None:
             flags.model = str(demo_model_path())
         args = vllm_config.engine_args(flags)
@@ -113,7 +116,7 @@ async def serve(config: ServeConfig, args: AsyncEngineArgs) -> int:
         stack.push_async_callback(_cancel, background)
         _settle_memory()
         daemon.parts.board.become(DaemonCondition.SERVING)
-        _say(engine.info.weight_update_reason)
+        _say(f"weight update: {engine.info.weight_update} ({engine.info.weight_update_reason})")
         for warning in engine.warnings:
             _say(f"warning: {warning}")
         _say(f"ready after {time.monotonic() - began_s:.0f} s")

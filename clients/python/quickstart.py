@@ -144,7 +144,7 @@ def report(result: PushResult) -> None:
     assert applied is not None
     say(f"{result.push.total_bytes / 1e6:.0f} MB, version {applied.previous_version} -> {applied.active_version}:")
     say("   ".join(f"{name} {1000 * seconds:.0f} ms" for name, seconds in applied.step_s.items()))
-    paused = f"{1000 * applied.paused_s:.0f} ms" if applied.paused_s is not None else "by somebody else"
+    paused = f"{1000 * applied.paused_s:.0f} ms" if applied.paused_s > 0 else "by somebody else"
     requests = f"{applied.requests_kept} requests went on, {applied.requests_aborted} were ended"
     say(f"generation was paused for {paused}; {requests}")
 

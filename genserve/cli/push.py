@@ -133,7 +133,7 @@ def print_outcome(result: "PushResult") -> None:
     applied = result.applied
     for step, duration_s in applied.step_s.items():
         print(f"  {step:<8} {duration_s * 1000:10.1f} ms")
-    if applied.paused_s is not None:
+    if applied.paused_s > 0:
         kept, ended = applied.requests_kept, applied.requests_aborted
         print(f"generation stood still for {applied.paused_s * 1000:.1f} ms; requests kept: {kept}, ended: {ended}")
     print(f"weights {applied.previous_version} -> {applied.active_version}")

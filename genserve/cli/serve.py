@@ -6,6 +6,7 @@ import re
 import sys
 import warnings
 from collections.abc import Sequence
+from typing import NoReturn
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -38,17 +39,27 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_own(flags: Sequence[str]) -> None:
-    """Refuses what cannot be among our own flags, before vLLM is imported to understand the others: that takes seconds.
-    Exits as argparse does."""
-    from genserve.config import ServeConfig
+    """Refuses what cannot be among our own flags, and a model that is not there, before vLLM is imported to understand
+    the others: that takes seconds. Exits as argparse does."""
+    from genserve.config import ServeConfig, check_model
 
     # As vLLM's parser has it: underscores are as good, and a file may have more flags.
     dashed = [re.sub("^--[^=]+", lambda flag: flag[0].replace("_", "-"), flag) for flag in flags]
     if any(flag.partition("=")[0] == "--config" for flag in dashed):
         return
-    parser = argparse.ArgumentParser(prog="genserve serve", add_help=False, allow_abbrev=False)
+    parser = _OwnFlags(prog="genserve serve", add_help=False, allow_abbrev=False)
     ServeConfig.add_flags(parser)
+    parser.add_argument("--model")
     try:
-        ServeConfig.from_flags(vars(parser.parse_known_args(dashed)[0]))
+        read = vars(parser.parse_known_args(dashed)[0])
+        ServeConfig.from_flags(read)
+        if read["model"] is not None:
+            check_model(read["model"])
     except ValueError as error:
         parser.error(str(error))
+
+
+class _OwnFlags(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """In a line: the usage would name our flags alone."""
+        self.exit(2, f"{self.prog}: error: {message}\n")

@@ -17,7 +17,8 @@ def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
         "--level",
         type=int,
         choices=(0, 1, 2),
-        help="0 keeps all memory, 1 keeps the weights on the host and drops the KV cache, 2 drops both (default: 1)",
+        help="0 keeps all memory, 1 keeps the weights on the host and drops the KV cache, 2 drops both (default: 1); "
+        "0 or none with tags that leave the weights out",
     )
     parser.add_argument(
         "--tag",

@@ -1,6 +1,7 @@
 """`genserve status`: what the daemon does, once or on every change."""
 
 import argparse
+import json
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 from genserve.cli.options import Subparsers, add_connection_options, open_client
 
 if TYPE_CHECKING:
-    from genserve.client import Client, EngineState, PauseLease, Status
+    from genserve.client import Client, EngineState, PauseLease, ServerInfo, Status
 
 
 def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
@@ -18,40 +19,48 @@ def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
         "status", help="show what the daemon does", description="Shows what the daemon does, once or on every change."
     )
     parser.add_argument("--watch", action="store_true", help="show every change until Ctrl-C")
-    parser.add_argument("--json", action="store_true", help="print each status as one line of protobuf JSON")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print each status as one line of protobuf JSON, and weightUpdate and weightUpdateReason with it",
+    )
     add_connection_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Prints a table, or JSON lines."""
     with open_client(args) as client:
-        model = "" if args.json else client.server_info().model
+        info = client.server_info()
         for number, status in enumerate(_statuses(client, watch=args.watch)):
             if args.json:
-                from google.protobuf.json_format import MessageToJson
+                from google.protobuf.json_format import MessageToDict
 
-                print(MessageToJson(status.message, indent=None), flush=True)
+                # As GetServerInfo names them: of the daemon, and not of one status.
+                ways = {"weightUpdate": info.weight_update, "weightUpdateReason": info.weight_update_reason}
+                print(json.dumps({**MessageToDict(status.message), **ways}), flush=True)
                 continue
             if number > 0:
                 print("\x1b[H\x1b[2J" if sys.stdout.isatty() else "", end="" if sys.stdout.isatty() else "\n")
-            print(status_table(status, model, datetime.now(UTC)), flush=True)
+            print(status_table(status, info, datetime.now(UTC)), flush=True)
     return 0
 
 
 def state_line(state: "EngineState") -> str:
     """The phase, and what is asleep."""
-    return f"{state.phase}: asleep are {_asleep_row(state)}" if state.asleep_tags else state.phase
+    return f"{state.phase}: {_asleep_row(state)}" if state.asleep_tags else state.phase
 
 
-def status_table(status: "Status", model: str, now: datetime) -> str:
-    """One line for each of phase, model and load, one for what is asleep, and one for each pause."""
+def status_table(status: "Status", info: "ServerInfo", now: datetime) -> str:
+    """One line for each of phase, model, load and how new weights are taken, one for what is asleep, one for each
+    pause."""
     state, load = status.state, status.load
     rows = [
         ("phase", state.phase),
         ("version", str(state.weight_version)),
-        ("model", model),
+        ("model", info.model),
         ("load", f"{load.running} running, {load.waiting} waiting, {load.tokens_per_second:.0f} tok/s"),
         ("cache", f"{load.kv_usage:.0%} in use, {load.prefix_cache_hit_rate:.0%} of prompt tokens found"),
+        ("updates", f"{info.weight_update}: {info.weight_update_reason}"),
         *([("asleep", _asleep_row(state))] if state.asleep_tags else []),
         *(("pause", _lease_row(lease, now)) for lease in state.pauses),
     ]
@@ -66,8 +75,12 @@ def _statuses(client: "Client", *, watch: bool) -> "Iterator[Status]":
 
 
 def _asleep_row(state: "EngineState") -> str:
-    dropped = "; the weights were discarded" if state.weights_discarded else ""
-    return ", ".join(state.asleep_tags) + dropped
+    parts = ", ".join(state.asleep_tags)
+    if not state.weights_discarded:
+        return parts
+    push = "push a version" if "weights" not in state.asleep_tags else "wake them up and push a version"
+    restored = f"wake up everything, which restores version {state.weight_version}"
+    return f"{parts}; the weights were discarded: {push}, or {restored}"
 
 
 def _lease_row(lease: "PauseLease", now: datetime) -> str:

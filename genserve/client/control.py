@@ -13,12 +13,13 @@ from genserve.client.fields import build, duration, optional_duration
 from genserve.client.lease import HeldPause, held_pause
 from genserve.client.state import EngineState, PauseLease, PauseResult, ResumeResult, ServerInfo, Status
 from genserve.client.stream import ResponseStream
-from genserve.errors import DeadlineError, UnavailableError
+from genserve.errors import DeadlineError, GenserveError, UnavailableError
 from genserve.v1 import control_pb2, types_pb2
 
 # grpc.health.v1 by hand, so that the client needs no package for two messages of one field each.
 _HEALTH_WATCH: Final = "/grpc.health.v1.Health/Watch"
 _EVERY_SERVICE: Final = b""  # HealthCheckRequest{service: ""}
+_LAST_LOOK_S: Final = 1.0
 _SERVING: Final = b"\x08\x01"  # HealthCheckResponse{status: SERVING}
 
 
@@ -128,7 +129,8 @@ class ControlCalls(ServiceCalls):
 
         `level` as in vLLM: 0 keeps all memory, 1 (the default) keeps the weights on the host and drops the KV cache, 2
         drops both. `tags=["kv_cache"]` gives the KV cache back and keeps the weights where they are. A push that is
-        being applied ends first. The daemon gives up after `timeout_s` and is awake then.
+        being applied ends first. The daemon gives up after `timeout_s` and is awake then. A sleep has no lease: whoever
+        sleeps has to wake up.
         """
         fields = {
             "mode": wire_value(types_pb2.PauseMode, mode, "mode"),
@@ -152,8 +154,10 @@ class ControlCalls(ServiceCalls):
         return EngineState.of(response.state)
 
     async def wait_ready(self, timeout_s: float = 600.0) -> None:
-        """Returns once the daemon says it is serving; it need not have been started yet. Raises DeadlineError."""
+        """Returns once the daemon says it is serving; it need not have been started yet. Raises DeadlineError, which
+        names the phase of a daemon that is there: nobody but you may be about to wake up one that sleeps."""
         connection = self._connection
+        answers = False
         watch: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = connection.channel.unary_stream(_HEALTH_WATCH)
         try:
             async with asyncio.timeout(connection.deadline_s(timeout_s, None)):
@@ -164,7 +168,18 @@ class ControlCalls(ServiceCalls):
                             async for status in statuses:
                                 if status == _SERVING:
                                     return
+                                answers = True
                     except UnavailableError:
+                        answers = False
                         continue  # it went away; wait_for_ready paces the next attempt
         except TimeoutError:
-            raise DeadlineError(f"no daemon was ready at {connection.target} within {timeout_s:g} s") from None
+            seen = await self._why_not_ready() if answers else ""
+            raise DeadlineError(f"no daemon was ready at {connection.target} within {timeout_s:g} s{seen}") from None
+
+    async def _why_not_ready(self) -> str:
+        """What a daemon does that answers and does not serve; nothing when it does not say."""
+        try:
+            phase = (await self.status(timeout_s=_LAST_LOOK_S)).state.phase
+        except GenserveError:
+            return ""
+        return ": it sleeps, wake it up (wake_up(), genserve wake-up)" if phase == "sleeping" else f": it is {phase}"

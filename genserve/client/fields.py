@@ -86,7 +86,8 @@ def _is_sequence(kind: type[Message], name: str) -> bool:
 
 def _invalid(path: str, name: str, value: Any, problem: str, options: Mapping[str, str]) -> InvalidFieldError:
     option = options.get(name, name)
-    return InvalidFieldError.of(f"{path}.{name}" if path else name, f"{option}={reprlib.repr(value)}: {problem}")
+    given = reprlib.repr(value) if not path and option == name else f"{option}={reprlib.repr(value)}"
+    return InvalidFieldError.of(f"{path}.{name}" if path else name, f"{given}: {problem}")
 
 
 def _cause(error: Exception) -> str:

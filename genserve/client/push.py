@@ -75,13 +75,13 @@ class Push:
 class Applied:
     """What applying did. `step_s` are seconds by step: receive, verify, prepare, pause, commit, resume.
 
-    `paused_s` is how long generation stood still, None when it was paused before and stays so.
+    `paused_s` is how long generation stood still for it: 0.0 when it was paused or asleep before and stays so.
     """
 
     previous_version: int
     active_version: int
     step_s: dict[str, float]
-    paused_s: float | None
+    paused_s: float
     requests_kept: int
     requests_aborted: int
 
@@ -92,7 +92,7 @@ class Applied:
             previous_version=message.previous_version,
             active_version=message.active_version,
             step_s={timing.step: timing.duration.ToNanoseconds() / 1e9 for timing in message.timings},
-            paused_s=message.paused.ToNanoseconds() / 1e9 if message.HasField("paused") else None,
+            paused_s=message.paused.ToNanoseconds() / 1e9,  # unset, which reads as 0: it was paused before
             requests_kept=message.requests_kept,
             requests_aborted=message.requests_aborted,
         )

@@ -31,6 +31,11 @@ class SleepDepth:
         if level is not None and not 0 <= level <= MAX_LEVEL:
             raise InvalidFieldError.of("level", f"must be 0, 1 or 2, is {level}")
         tags = tags_of(names)
+        if tags and SleepTag.WEIGHTS not in tags and level:
+            raise InvalidFieldError.of(
+                "level",
+                f"is {level}, which says what becomes of the weights, and tags leave those out: must be 0 or unset",
+            )
         if not tags:
             return cls(0, frozenset({SleepTag.SCHEDULING})) if level == 0 else cls(1 if level is None else level)
         if SleepTag.WEIGHTS in tags:
@@ -39,8 +44,6 @@ class SleepDepth:
             if level == 0:
                 raise InvalidFieldError.of("level", "must be 1 or 2 to give weights back, is 0")
             return cls(1 if level is None else level)
-        if SleepTag.KV_CACHE not in tags and level:
-            raise InvalidFieldError.of("level", f"must be 0 when tags name scheduling alone, is {level}")
         return cls(0, tags | {SleepTag.SCHEDULING})
 
 

@@ -107,8 +107,11 @@ class Rules:
 _STARTING = Refusal(DrainingError, "the engine is starting", retry_after_s=1.0)
 _DRAINING = Refusal(DrainingError, "the daemon is shutting down")
 _DEAD = Refusal(EngineDeadError, "the engine has died")
-_ASLEEP = Refusal(EngineSleepingError, "the engine sleeps; wake it up first")
-_WEIGHTS_ASLEEP = Refusal(EngineSleepingError, "the engine sleeps; wake up its weights first (WakeUp{tags: weights})")
+_ASLEEP = Refusal(EngineSleepingError, "the engine sleeps; wake it up first (WakeUp, genserve wake-up)")
+_WEIGHTS_ASLEEP = Refusal(
+    EngineSleepingError,
+    "the engine sleeps; wake up its weights first (WakeUp{tags: weights}, genserve wake-up --tag weights)",
+)
 _TAINTED = Refusal(
     EngineTaintedError, "the weights could not be proven consistent: push a full version or restart the daemon"
 )

@@ -4,6 +4,9 @@ A table, without vLLM: each row looks at a VllmConfig, or what has its fields. A
 served, or hang it, at a push that may come hours after the start; so it is told at the start, before a process exists.
 A warned one costs something that the user has to know of.
 
+Rows that need no more than flags are checked twice: on the flags, before vLLM makes a configuration of them, as vLLM's
+own checks name what it wants to go with a flag that is refused here; and on the configuration, for what set it else.
+
 What depends on the model and not on settings, such as weights that no exchange reaches, is worker.audit's.
 """
 
@@ -18,20 +21,23 @@ from genserve.worker.contract import drafts_with_served_checkpoint
 
 Config = Any
 """A VllmConfig. Its fields are vLLM's: config/parallel.py, config/offload.py, config/speculative.py and so on."""
+Flags = Any
+"""vLLM's flags by their names, flat: a parsed namespace, AsyncEngineArgs, or SetFlags."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """A setting. `name` never changes: documents and tests refer to it. `flags` are how a user asks for it; `applies`
-    says whether a configuration has it; `reason` is a clause after "because"; `instead` is a sentence's beginning: what
-    to do. A row that is not `refused` is a warning."""
+    says whether a configuration has it, or whether flags do where it is `by_flags`; `reason` is a clause after
+    "because"; `instead` is a sentence's beginning: what to do. A row that is not `refused` is a warning."""
 
     name: str
     flags: tuple[str, ...]
-    applies: Callable[[Config], bool]
+    applies: Callable[[Config | Flags], bool]
     reason: str
     instead: str
     refused: bool = True
+    by_flags: bool = False
 
     @property
     def message(self) -> str:
@@ -43,15 +49,39 @@ class Row:
 def check(config: Config) -> tuple[str, ...]:
     """The warnings that a configuration gets; raises EngineStartError naming the flags for one that is refused."""
     found = list(rows(config))
-    refused = [row.message for row in found if row.refused]
-    if refused:
-        raise EngineStartError("; ".join(refused))
+    _refuse(found)
     return tuple(row.message for row in found)
+
+
+def check_flags(flags: Flags) -> None:
+    """Raises EngineStartError naming the flags that are refused whatever vLLM makes of them. Needs no model."""
+    _refuse([row for row in TABLE if row.by_flags and row.applies(flags)])
 
 
 def rows(config: Config) -> Iterator[Row]:
     """The rows that apply to a configuration."""
-    return (row for row in TABLE if row.applies(config))
+    flags = SetFlags(config)
+    return (row for row in TABLE if row.applies(flags if row.by_flags else config))
+
+
+class SetFlags:
+    """A configuration by the names of the flags that rows look at: vLLM has them in parts of it, under those names."""
+
+    def __init__(self, config: Config) -> None:
+        offload = config.offload_config
+        self._parts = (config.parallel_config, offload, offload.uva, offload.prefetch)
+
+    def __getattr__(self, name: str) -> Any:
+        for part in self._parts:
+            if hasattr(part, name):
+                return getattr(part, name)
+        raise AttributeError(f"no part of the configuration that is looked at has {name}")
+
+
+def _refuse(found: Sequence[Row]) -> None:
+    refused = [row.message for row in found if row.refused]
+    if refused:
+        raise EngineStartError("; ".join(refused))
 
 
 # Speculative methods without weights of their own.
@@ -69,6 +99,11 @@ def _quantises_over_ranks(config: Config) -> bool:
     return num_sharing > 1 and any(
         not online_quantization.is_block_local(spec) for spec in online_quantization.specs(config)
     )
+
+
+def _uses_ray(executor: Any) -> bool:
+    """As vLLM's ParallelConfig.use_ray: by its name, or a class that says so."""
+    return executor == "ray" or (isinstance(executor, type) and bool(getattr(executor, "uses_ray", False)))
 
 
 def _drafts_from_elsewhere(config: Config) -> bool:
@@ -101,16 +136,18 @@ TABLE: tuple[Row, ...] = (
     Row(
         name="expert-load-balancing",
         flags=("--enable-eplb",),
-        applies=lambda config: config.parallel_config.enable_eplb,
+        applies=lambda flags: flags.enable_eplb,
         reason="it moves experts between ranks while it serves, and a push puts them where the start had them",
         instead="leave it out: --enable-expert-parallel alone works",
+        by_flags=True,
     ),
     Row(
         name="elastic-experts",
         flags=("--enable-elastic-ep",),
-        applies=lambda config: config.parallel_config.enable_elastic_ep,
+        applies=lambda flags: flags.enable_elastic_ep,
         reason="ranks that join later load the checkpoint's weights, not those that were pushed",
         instead="start as many ranks as are needed",
+        by_flags=True,
     ),
     Row(
         name="online-quantization-over-ranks",
@@ -124,10 +161,11 @@ TABLE: tuple[Row, ...] = (
     Row(
         name="decode-context-parallelism",
         flags=("--decode-context-parallel-size",),
-        applies=lambda config: config.parallel_config.decode_context_parallel_size > 1,
+        applies=lambda flags: flags.decode_context_parallel_size > 1,
         reason="attention gathers weights from all ranks while they are loaded, and a rank that gives a push up would "
         "leave the others waiting for ever",
         instead="leave it out",
+        by_flags=True,
     ),
     Row(
         name="attention-fused-with-quantization",
@@ -140,20 +178,18 @@ TABLE: tuple[Row, ...] = (
     Row(
         name="weights-offloaded-to-host",
         flags=("--cpu-offload-gb", "--offload-backend uva"),
-        applies=lambda config: (
-            config.offload_config.uva.cpu_offload_gb > 0 or config.offload_config.offload_backend == "uva"
-        ),
+        applies=lambda flags: flags.cpu_offload_gb > 0 or flags.offload_backend == "uva",
         reason="vLLM keeps those weights in host memory that an exchange does not reach",
         instead="use more ranks or a smaller model",
+        by_flags=True,
     ),
     Row(
         name="weights-prefetched-from-host",
         flags=("--offload-group-size", "--offload-backend prefetch"),
-        applies=lambda config: (
-            config.offload_config.prefetch.offload_group_size > 0 or config.offload_config.offload_backend == "prefetch"
-        ),
+        applies=lambda flags: flags.offload_group_size > 0 or flags.offload_backend == "prefetch",
         reason="vLLM copies those weights from host memory that an exchange does not reach into every step",
         instead="use more ranks or a smaller model",
+        by_flags=True,
     ),
     Row(
         name="weights-shared-with-preload",
@@ -173,20 +209,23 @@ TABLE: tuple[Row, ...] = (
     Row(
         name="ray-workers",
         flags=("--distributed-executor-backend ray",),
-        applies=lambda config: (
-            config.parallel_config.use_ray and os.environ.get("VLLM_USE_RAY_V2_EXECUTOR_BACKEND", "1") == "0"
+        applies=lambda flags: (
+            _uses_ray(flags.distributed_executor_backend)
+            and os.environ.get("VLLM_USE_RAY_V2_EXECUTOR_BACKEND", "1") == "0"
         ),
         reason="VLLM_USE_RAY_V2_EXECUTOR_BACKEND=0 asks for vLLM's older Ray executor, whose workers take calls while "
         "a step runs",
         instead="unset VLLM_USE_RAY_V2_EXECUTOR_BACKEND, or take --distributed-executor-backend mp",
+        by_flags=True,
     ),
     Row(
         name="ray-engines",
         flags=("--data-parallel-backend ray",),
-        applies=lambda config: config.parallel_config.data_parallel_backend == "ray",
+        applies=lambda flags: flags.data_parallel_backend == "ray",
         reason="engines that are Ray actors end with nothing that a daemon can watch: a killed daemon would leave them "
         "behind with all their memory",
         instead="take --data-parallel-backend mp",
+        by_flags=True,
     ),
     Row(
         name="adapters-on-other-hosts",

@@ -8,6 +8,7 @@ which writes those exceptions to a file.
 import json
 import logging
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -60,11 +61,15 @@ def explained(logging_config: Mapping[str, Any], use: Callable[[str], None]) -> 
 
 
 def in_one_line(error: BaseException) -> str:
-    """Its class and text, or pydantic's messages without what they repeat."""
+    """Its class and text, or pydantic's messages without what they repeat. ValueError is left out: what it says is for
+    users, and its name tells them nothing."""
     if callable(details := getattr(error, "errors", None)):
-        text = "; ".join(f"{each['msg']}" for each in details())
+        # pydantic puts the class of what a check raised before its words.
+        text = "; ".join(re.sub("^(Value error|Assertion failed), ", "", each["msg"]) for each in details())
+    elif not str(error):
+        text = type(error).__name__
     else:
-        text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        text = str(error) if type(error) in (ValueError, EngineStartError) else f"{type(error).__name__}: {error}"
     return " ".join(text.split())[:_MAX_LENGTH]
 
 

@@ -2,11 +2,14 @@
 
 import argparse
 import os
+import sys
 from contextlib import AbstractContextManager, nullcontext
 from importlib.metadata import version as installed_version
 from pathlib import Path
+from typing import NoReturn
 
 import vllm
+from huggingface_hub.errors import LocalEntryNotFoundError
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs as AsyncEngineArgs
 from vllm.logger import DEFAULT_LOGGING_CONFIG
@@ -15,7 +18,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.utils.import_utils import resolve_obj_by_qualname
 
 from genserve.config import CPU_KV_CACHE_BYTES, ways
-from genserve.engine import start_failure
+from genserve.engine import refusals, start_failure
 from genserve.engine.base import EngineInfo
 from genserve.worker.contract import (
     DAEMON_PID_VARIABLE,
@@ -32,26 +35,60 @@ _DRAFTS = "draft.*"
 
 def parser(prog: str, description: str) -> argparse.ArgumentParser:
     """A parser with every engine flag of vLLM. `--model` has no default."""
-    parsed: argparse.ArgumentParser = FlexibleArgumentParser(prog=prog, description=description)
+    parsed = _Parser(prog=prog, description=description)
     AsyncEngineArgs.add_cli_args(parsed)
     parsed.set_defaults(model=None)
     return parsed
 
 
+class _Parser(FlexibleArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """In a line: the usage of hundreds of flags hides it."""
+        print(f"{self.prog}: error: {message}", file=sys.stderr)
+        raise SystemExit(2)
+
+    def format_help(self) -> str:
+        """As vLLM's; it names the groups when --help=WORD is in none of them."""
+        text: str = super().format_help()
+        if self._search_keyword is None or not text.lstrip().startswith("No group"):
+            return text
+        groups = ", ".join(group.title for group in self._action_groups if group.title and group._group_actions)
+        return f"{text}\nGroups: {groups}\n"
+
+
+def check_flags(flags: argparse.Namespace, weight_update: str) -> None:
+    """Raises ValueError or EngineStartError for what parsed flags alone show to be refused; looks for no model."""
+    if weight_update not in ("auto", *ways(current_platform.device_type)):
+        raise ValueError(f"--weight-update {weight_update} is for a GPU: here beside is in the host's memory already")
+    refusals.check_flags(flags)
+
+
 def engine_args(flags: argparse.Namespace) -> AsyncEngineArgs:
-    """The engine's arguments. `flags.model` must be set."""
-    args = AsyncEngineArgs.from_cli_args(flags)
+    """The engine's arguments. `flags.model` must be set. Raises EngineStartError."""
+    try:
+        args = AsyncEngineArgs.from_cli_args(flags)
+    except LocalEntryNotFoundError as error:  # without a network vLLM looks for both here
+        raise start_failure.EngineStartError(_not_in_cache(flags)) from error
+    except Exception as error:
+        raise start_failure.EngineStartError(start_failure.in_one_line(error)) from error
     if current_platform.is_cpu() and args.kv_cache_memory_bytes is None and "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
         # vLLM takes nearly all memory of the machine, and a push needs some: the staged bytes and the prepared version.
         args.kv_cache_memory_bytes = CPU_KV_CACHE_BYTES
     return args
 
 
+def _not_in_cache(flags: argparse.Namespace) -> str:
+    asked = [f"--model {flags.model}", *([f"--tokenizer {flags.tokenizer}"] if flags.tokenizer is not None else [])]
+    switch = "HF_HUB_OFFLINE" if os.environ.get("HF_HUB_OFFLINE") else "TRANSFORMERS_OFFLINE"
+    return (
+        f"{' or '.join(asked)} is not in the Hugging Face cache, and the network is off ({switch}): unset it, or name "
+        "a directory"
+    )
+
+
 def adapted(args: AsyncEngineArgs, weight_update: str) -> AsyncEngineArgs:
     """The arguments with what genserve needs: its code in the workers, which end with this process and take new
     versions as `weight_update` says, its own statistics, and no compiled code on the CPU. Raises ValueError."""
-    if weight_update not in ("auto", *ways(current_platform.device_type)):
-        raise ValueError(f"--weight-update {weight_update} is for a GPU: here beside is in the host's memory already")
     args.additional_config = {**args.additional_config, WEIGHT_UPDATE_KEY: weight_update}
     if args.worker_cls == "auto" and current_platform.is_cuda_alike():
         args.worker_cls = RESERVING_WORKER
@@ -153,7 +190,6 @@ def checkpoint_directory(config: VllmConfig) -> Path | None:
     if os.path.isdir(name):
         return Path(name)
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
 
     revision, cache = config.model_config.revision, config.load_config.download_dir
     try:

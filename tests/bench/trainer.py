@@ -69,7 +69,6 @@ class Trainer:
 
 def _steps(result: PushResult) -> dict[str, float]:
     assert result.applied is not None
-    assert result.applied.paused_s is not None
     steps = {f"{step}_s": duration_s for step, duration_s in result.applied.step_s.items()}
     return {"paused_s": result.applied.paused_s, **steps}
 

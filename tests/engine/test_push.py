@@ -151,7 +151,7 @@ async def test_a_push_under_a_lease_leaves_the_engine_paused(
         result = await client.push_weights(
             checkpoints["b"], version=await next_version(client), pause_lease_id=lease.lease_id
         )
-        assert result.applied is not None and result.applied.paused_s is None
+        assert result.applied is not None and result.applied.paused_s == 0
         assert (await client.status()).state.phase.lower() == "paused"
     assert (await client.status()).state.phase.lower() == "running"
 

@@ -1,6 +1,8 @@
 """Sleep on real vLLM, with workers that forget what GPUs do: what colocated trainers do every step."""
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,9 @@ from genserve.errors import EngineSleepingError, EngineTaintedError, InvalidFiel
 from tests.daemon_process import SMALL_ENGINE, DaemonProcess
 from tests.engine.forgetful_worker import FORGETFUL_EXTENSION, SLEEPS_VARIABLE
 from tests.engine.test_lora import CONFIG, adapter, saved
+from tests.engine.test_readme import block
 
+LIFECYCLE = Path(__file__).parents[2] / "docs" / "lifecycle.md"
 PROMPT = [5, 6, 7, 8, 9, 10]
 LONG = 400
 
@@ -112,13 +116,41 @@ async def test_a_trainer_pushes_between_the_weights_and_the_kv_cache(
         await client.push_weights(checkpoints["b"], version=version + 3)
     assert (await client.wake_up(["weights"])).asleep_tags == ["scheduling", "kv_cache"]
     applied = (await client.push_weights(checkpoints["b"], version=version + 3)).applied
-    assert applied is not None
+    assert applied is not None and applied.paused_s == 0
     assert (await client.status()).state.phase == "sleeping"
     with pytest.raises(EngineSleepingError):
         await tokens(client)
     assert (await client.wake_up(["kv_cache"])).phase == "running"
     assert await tokens(client) == of_b
     await client.push_weights(checkpoints["a"], version=version + 4)
+
+
+async def test_the_recipe_of_a_trainer_that_shares_the_gpu_runs(
+    client: AsyncClient, checkpoints: dict[str, Path], forgetful: DaemonProcess
+) -> None:
+    """As it stands; also when a trainer before it has died while the engine slept."""
+    version = (await client.status()).state.weight_version
+    await client.sleep(level=2)
+    program = (
+        "from pathlib import Path\nfrom genserve.client import Client\nfrom tests import models\n"
+        "class trainer:\n    step = offload = staticmethod(lambda *_: None)\n"
+        f"    weights = staticmethod(lambda: models.load_tensors(Path({str(checkpoints['b'])!r})))\n"
+        f"num_steps, prompts, client = 2, ['x'], Client({forgetful.address!r})\n"
+    )
+    recipe = block("python", "client.sleep", LIFECYCLE)
+    done = await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, "-c", program + recipe],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    state = (await client.status()).state
+    assert (state.phase, state.weight_version) == ("running", version + 2)
+    applied = (await client.push_weights(checkpoints["a"], version=version + 3)).applied
+    assert applied is not None and applied.paused_s > 0
 
 
 async def test_dropped_weights_are_neither_digested_nor_woken_last(client: AsyncClient) -> None:

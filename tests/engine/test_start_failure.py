@@ -27,7 +27,7 @@ STARTS: dict[str, tuple[Callable[[Path], None], list[str], str]] = {
     # A worker fails, and the engine's process says only that one did.
     "truncated weights": (truncated, ["--tensor-parallel-size", "2"], "SafetensorError: "),
     # The engine's process fails.
-    "no memory for keys and values": (whole, ["--kv-cache-memory-bytes", "1000"], "ValueError: No available memory"),
+    "no memory for keys and values": (whole, ["--kv-cache-memory-bytes", "1000"], ": No available memory"),
     # No process has started. The last line of vLLM's own words is the address of a page about validation.
     # Nor here: genserve.engine.refusals does, and these are rows of it.
     "weights in host memory": (whole, ["--cpu-offload-gb", "1"], "[weights-offloaded-to-host]"),

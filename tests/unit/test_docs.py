@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -108,6 +109,21 @@ def test_examples_that_claim_to_be_executed_are(page: Path) -> None:
     """The test that is named reads the page."""
     for name in re.findall(r"<!-- executed by (\S+) -->", page.read_text()):
         assert page.name in (ROOT / name).read_text(), name
+
+
+def test_every_extra_is_in_an_install_line_of_the_docs() -> None:
+    """Who has a GPU, a CPU or a trainer finds what to install."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    lines = [
+        line for page in PAGES for line in page.read_text().splitlines() if re.search(r"genserve\[|pip install", line)
+    ]
+    named = {
+        extra
+        for line in lines
+        for group in re.findall(r"(?:genserve|\.)\[([a-z,]+)\]", line)
+        for extra in group.split(",")
+    }
+    assert named == set(extras)
 
 
 def test_every_invariant_names_tests_that_are_there() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy
 import pytest
-from google.protobuf.json_format import Parse
+from google.protobuf.json_format import Parse, ParseDict
 from google.rpc import code_pb2, error_details_pb2
 from safetensors.numpy import save_file
 
@@ -197,11 +197,13 @@ async def test_pause_with_hold_renews_until_interrupted_and_resumes(daemon: Scri
 async def test_sleep_and_wake_up_say_what_is_asleep(daemon: ScriptedDaemon, genserve: Command) -> None:
     """Part by part; the status shows it too."""
     told = await genserve("sleep", "--level", "2", "--mode", "abort", "--timeout", "9s")
-    asleep = "scheduling, weights, kv_cache; the weights were discarded"
-    assert told == (0, f"sleeping: asleep are {asleep}\n", "")
+    restore = "or wake up everything, which restores version 0"
+    lost = "the weights were discarded"
+    asleep = f"scheduling, weights, kv_cache; {lost}: wake them up and push a version, {restore}"
+    assert told == (0, f"sleeping: {asleep}\n", "")
     assert f"asleep   {asleep}" in (await genserve("status"))[1]
     told = await genserve("wake-up", "--tag", "weights")
-    assert told[:2] == (0, "sleeping: asleep are scheduling, kv_cache; the weights were discarded\n")
+    assert told[:2] == (0, f"sleeping: scheduling, kv_cache; {lost}: push a version, {restore}\n")
     assert (await genserve("wake-up"))[1] == "running\n"
     slept, woken, _ = daemon.sleeps
     assert (slept.level, slept.mode, slept.timeout.seconds) == (2, types_pb2.PAUSE_MODE_ABORT, 9)
@@ -218,14 +220,19 @@ async def test_status_is_a_table(genserve: Command) -> None:
         "model    smol",
         "load     3 running, 0 waiting, 0 tok/s",
         "cache    25% in use, 0% of prompt tokens found",
+        "updates  beside: there is room",
         "pause    lease-1  keep  no expiry  me",
     ]
 
 
 async def test_status_as_json_and_on_every_change(genserve: Command) -> None:
-    """A line a status."""
+    """A line a status, and in each how new weights are taken."""
     _, output, _ = await genserve("status", "--watch", "--json")
-    messages = [Parse(line, control_pb2.WatchStatusResponse()) for line in output.splitlines()]
+    lines = [json.loads(line) for line in output.splitlines()]
+    assert {(line.pop("weightUpdate"), line.pop("weightUpdateReason")) for line in lines} == {
+        ("beside", "there is room")
+    }
+    messages = [ParseDict(line, control_pb2.WatchStatusResponse()) for line in lines]
     assert [message.load.running for message in messages] == [0, 1]
     _, output, _ = await genserve("status", "--json")
     assert json.loads(output)["load"]["running"] == 3
@@ -304,18 +311,30 @@ async def test_target_and_token_come_from_the_environment(
         (["--host", "0.0.0.0"], "--allow-insecure"),
         (["--port=abc"], "invalid int value: 'abc'"),
         (["--max_model_len", "7", "--weight_update", "sideways"], "invalid choice: 'sideways'"),
+        (["--model", "/nope"], "--model: no directory /nope"),
+        (["--model=./nope"], "--model: no directory ./nope"),
+        (["--model=~"], "--model: no directory ~: write it out, ~ is not expanded here"),
     ],
 )
 def test_what_is_wrong_with_our_own_flags_is_told_before_vllm_is_imported(flags: list[str], says: str) -> None:
-    """That takes seconds."""
+    """That takes seconds. In one line."""
     program = "import sys; from genserve.cli import main\ntry: main()\nfinally: print('vllm' in sys.modules)"
     command = [sys.executable, "-c", program, "serve", *flags]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (2, "False\n")
-    assert says in done.stderr.splitlines()[-1]
+    assert says in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("flags", [["--allow_insecure", "--host=0.0.0.0"], ["--config", "x.yaml", "--host=0.0.0.0"]])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--allow_insecure", "--host=0.0.0.0"],
+        ["--config", "x.yaml", "--host=0.0.0.0"],
+        ["--model", "Qwen/Qwen3-8B"],
+        ["--model", "/"],
+    ],
+)
 def test_flags_may_be_written_as_vllm_takes_them(flags: list[str]) -> None:
-    """With underscores, or in a file that only vLLM reads."""
+    """With underscores, or in a file that only vLLM reads; a model may be a repository's name."""
     serve._check_own(flags)

@@ -300,7 +300,14 @@ class ScriptedDaemon(
 
     async def GetServerInfo(self, request: Any, context: Any) -> control_pb2.GetServerInfoResponse:
         versions = [control_pb2.ComponentVersion(component="vllm", version="1")]
-        return control_pb2.GetServerInfoResponse(model="smol", vocab_size=512, versions=versions, state=self.state())
+        return control_pb2.GetServerInfoResponse(
+            model="smol",
+            vocab_size=512,
+            versions=versions,
+            weight_update="beside",
+            weight_update_reason="there is room",
+            state=self.state(),
+        )
 
     async def ResetCache(self, request: Any, context: Any) -> control_pb2.ResetCacheResponse:
         return control_pb2.ResetCacheResponse(reset=True, state=self.state())

@@ -2,6 +2,7 @@
 
 import asyncio
 from datetime import UTC
+from typing import Any
 
 import pytest
 from google.protobuf.duration_pb2 import Duration
@@ -141,6 +142,30 @@ async def test_wait_ready_gives_up() -> None:
     async with AsyncClient("127.0.0.1:1") as client:
         with pytest.raises(DeadlineError, match=r"127\.0\.0\.1:1"):
             await client.wait_ready(0.2)
+
+
+async def test_wait_ready_that_gives_up_says_what_the_daemon_does(daemon: ScriptedDaemon, client: AsyncClient) -> None:
+    """One that sleeps is there, and becomes ready when somebody wakes it up."""
+    await client.sleep()
+    await daemon.health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
+    with pytest.raises(DeadlineError, match=r"within 0\.2 s: it sleeps, wake it up"):
+        await client.wait_ready(0.2)
+    await client.wake_up()
+    with pytest.raises(DeadlineError, match=r"within 0\.2 s: it is running"):
+        await client.wait_ready(0.2)
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda client: client.sleep(level=-1), r"^level: -1: Value out of range: -1$"),
+        (lambda client: client.sleep(tags="kv_cache"), r"^tags: 'kv_cache': a sequence is needed$"),
+    ],
+)
+async def test_a_wrong_argument_is_named_once(client: AsyncClient, call: Any, says: str) -> None:
+    """With its value, and what is wrong with it."""
+    with pytest.raises(InvalidFieldError, match=says):
+        await call(client)
 
 
 async def test_sleep_and_wake_up_send_level_and_tags(daemon: ScriptedDaemon, client: AsyncClient) -> None:

@@ -10,9 +10,11 @@ from google.rpc import code_pb2
 
 from genserve.client import AsyncClient, PushProgress, UnavailableError
 from genserve.client.byte_space import manifest_digest
+from genserve.client.push import Applied
 from genserve.client.safetensors_file import CheckpointFileError
 from genserve.client.weights import MIB
 from genserve.errors import DeadlineError, InvalidFieldError, PushTruncatedError, VersionNotNewerError
+from genserve.v1 import weights_pb2
 from tests.unit.client.scripted_daemon import ScriptedDaemon, refuse
 
 WEIGHTS = {
@@ -45,6 +47,12 @@ async def test_a_push_brings_the_bytes_end_to_end_in_order_of_the_names(
     assert result.applied.step_s == {"receive": 0.0015, "commit": 0.0015}
     assert result.applied.paused_s == 0.001
     assert result.state.weight_version == 1
+
+
+def test_a_push_into_an_engine_that_stays_paused_paused_nothing() -> None:
+    """The wire leaves the time out then; programs that print it go on."""
+    applied = Applied.of(weights_pb2.Applied(previous_version=1, active_version=2))
+    assert f"paused for {1000 * applied.paused_s:.1f} ms" == "paused for 0.0 ms"
 
 
 async def test_a_cut_stream_is_resumed_with_the_missing_bytes_only(daemon: ScriptedDaemon, client: AsyncClient) -> None:

@@ -25,13 +25,14 @@ STILL = SleepDepth(0, frozenset({S}))
         (None, ("weights", "kv_cache"), SleepDepth(1, ALL_TAGS)),
         (2, ("kv_cache", "weights", "scheduling"), SleepDepth(2, ALL_TAGS)),
         (None, ("kv_cache",), KV_ALONE),
-        (2, ("kv_cache", "kv_cache"), KV_ALONE),
+        (None, ("kv_cache", "kv_cache"), KV_ALONE),
+        (0, ("kv_cache",), KV_ALONE),
         (None, ("scheduling",), STILL),
         (0, ("scheduling",), STILL),
     ],
 )
 def test_level_and_tags_mean_one_thing_together(level: int | None, names: Sequence[str], depth: SleepDepth) -> None:
-    """Level 1 is the default, and the KV cache alone leaves the weights as they are, whatever the level."""
+    """Level 1 is the default, and the KV cache alone leaves the weights as they are."""
     assert SleepDepth.of(level, names) == depth
 
 
@@ -41,6 +42,9 @@ def test_level_and_tags_mean_one_thing_together(level: int | None, names: Sequen
         (3, (), "level"),
         (0, ("weights", "kv_cache"), "level"),
         (2, ("scheduling",), "level"),
+        (1, ("scheduling",), "level"),
+        (2, ("kv_cache",), "level"),
+        (1, ("kv_cache", "scheduling"), "level"),
         (None, ("weights",), "tags"),
         (2, ("weights", "scheduling"), "tags"),
         (None, ("kv_cache", "weight"), "tags[1]"),
@@ -87,8 +91,8 @@ def test_only_a_sleep_of_level_2_loses_weights_and_no_other_finds_them(level: in
 
 
 def test_giving_the_kv_cache_back_loses_no_weights() -> None:
-    """Whatever level was asked for with it."""
-    assert not Asleep().after_sleep(SleepDepth.of(2, ["kv_cache"])).weights_lost
+    """A level that would say otherwise is refused."""
+    assert not Asleep().after_sleep(SleepDepth.of(None, ["kv_cache"])).weights_lost
 
 
 EVERY_SLEEP = [frozenset({S, *memory}) for size in range(3) for memory in itertools.combinations((W, K), size)]

@@ -20,8 +20,8 @@ from vllm.model_executor.model_loader import _LOAD_FORMAT_TO_MODEL_LOADER
 from vllm.model_executor.model_loader.weight_cache.ipc_loader import IpcModelLoader
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from genserve.engine import refusals
-from genserve.engine.refusals import TABLE, check, rows
+from genserve.engine import refusals, vllm_config
+from genserve.engine.refusals import TABLE, Row, check, rows
 from genserve.engine.start_failure import EngineStartError
 from tests import models
 
@@ -169,6 +169,21 @@ FIELDS: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {
 }
 
 
+# By row: flags as they are written, for the rows that need nothing else.
+WRITTEN: dict[str, tuple[list[str], list[str]]] = {
+    "expert-load-balancing": (["--enable-eplb"], ["--enable-expert-parallel"]),
+    "elastic-experts": (["--enable-elastic-ep"], ["--data-parallel-size=2"]),
+    "decode-context-parallelism": (
+        ["--decode-context-parallel-size=2"],
+        ["--decode-context-parallel-size=1", "--prefill-context-parallel-size=2"],
+    ),
+    "weights-offloaded-to-host": (["--cpu-offload-gb=1", "--offload-backend=uva"], ["--offload-backend=auto"]),
+    "weights-prefetched-from-host": (["--offload-group-size=2", "--offload-backend=prefetch"], []),
+    "ray-workers": (["--distributed-executor-backend=ray"], ["--distributed-executor-backend=mp"]),
+    "ray-engines": (["--data-parallel-backend=ray"], ["--data-parallel-backend=mp"]),
+}
+
+
 class Speculative:
     """As vLLM's SpeculativeConfig, which looks for the draft model's files."""
 
@@ -205,8 +220,6 @@ def test_the_table_is_whole() -> None:
 
 def test_the_flags_are_vllms() -> None:
     """A user finds them in the help."""
-    from genserve.engine import vllm_config
-
     known = vllm_config.parser("genserve serve", "")._option_string_actions
     for row in TABLE:
         for flag in row.flags:
@@ -319,6 +332,19 @@ def test_where_every_load_format_puts_weights_is_known() -> None:
     reads? And what vLLM does without a mode is to share."""
     assert _LOAD_FORMAT_TO_MODEL_LOADER.keys() == {*LOAD_FORMATS_OF_OWN_MEMORY, "ipc_cache", "modelexpress"}
     assert IpcModelLoader(LoadConfig(load_format="ipc_cache")).mode == "zero_copy"
+
+
+@pytest.mark.parametrize("row", [row for row in TABLE if row.by_flags], ids=lambda row: row.name)
+def test_what_flags_show_by_themselves_is_refused_without_a_model(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM has checks of its own on the way to a configuration, which ask for what should go with the flag."""
+    monkeypatch.setenv("VLLM_USE_RAY_V2_EXECUTOR_BACKEND", "0")
+    parser = vllm_config.parser("genserve serve", "")
+    refused, taken = WRITTEN[row.name]
+    for flag in refused:
+        with pytest.raises(EngineStartError, match=rf"\[{row.name}\]"):
+            refusals.check_flags(parser.parse_args([flag]))
+    for flag in taken:
+        refusals.check_flags(parser.parse_args([flag]))
 
 
 def test_the_guide_tells_of_every_row() -> None:

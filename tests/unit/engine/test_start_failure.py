@@ -25,7 +25,7 @@ class Validation(ValueError):
 
     def errors(self) -> list[dict[str, Any]]:
         """As pydantic's."""
-        return [{"msg": "a must be even"}, {"msg": "b must be odd"}]
+        return [{"msg": "Value error, a must be even"}, {"msg": "b must be odd"}]
 
 
 def configure(path: str) -> None:
@@ -79,6 +79,19 @@ def test_a_refused_configuration_is_one_line_of_what_is_wrong() -> None:
     """Raised before any process has started."""
     with pytest.raises(EngineStartError, match=r"^a must be even; b must be odd$"), explained(CONFIG, configure):
         raise Validation("2 validation errors\n  a\n  b\nFor further information visit an address")
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (ValueError("a must be\n even"), "a must be even"),
+        (OSError("no space"), "OSError: no space"),
+        (KeyError(), "KeyError"),
+    ],
+)
+def test_a_reason_begins_with_the_class_of_the_exception_unless_that_says_nothing(error: Exception, says: str) -> None:
+    """Checks raise ValueError for users, and what they say is a sentence."""
+    assert reason(("EngineCore failed to start.", error)) == says
 
 
 def test_a_reason_of_our_own_stays_as_it_is() -> None:

@@ -39,12 +39,14 @@ def test_a_way_that_the_platform_does_not_have_is_refused(tmp_path: Path, monkey
         )
         monkeypatch.setattr(vllm_config, "current_platform", platform)
         for asked in WEIGHT_UPDATES:
-            args = AsyncEngineArgs(model=str(tmp_path))
+            flags = vllm_config.parser("serve", "").parse_args([])
             if asked in refused:
                 with pytest.raises(ValueError, match=f"--weight-update {asked} is for a GPU"):
-                    vllm_config.adapted(args, asked)
+                    vllm_config.check_flags(flags, asked)
             else:
-                assert vllm_config.adapted(args, asked).additional_config["genserve_weight_update"] == asked
+                vllm_config.check_flags(flags, asked)
+                args = vllm_config.adapted(AsyncEngineArgs(model=str(tmp_path)), asked)
+                assert args.additional_config["genserve_weight_update"] == asked
 
 
 def test_the_doctor_knows_vllms_default_of_the_share_of_a_device() -> None:

@@ -1,0 +1,71 @@
+"""What `genserve serve` refuses from its flags alone: at once, before a model is prepared or looked for."""
+
+import pytest
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+from genserve import daemon
+from genserve.engine.vllm_config import AsyncEngineArgs
+
+
+@pytest.fixture
+def nothing_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No demo model is made, and vLLM sees no flag."""
+
+    def fail(*_: object) -> None:
+        raise AssertionError("looked for a model")
+
+    monkeypatch.setattr(daemon, "demo_model_path", fail)
+    monkeypatch.setattr(AsyncEngineArgs, "from_cli_args", fail)
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--enable-elastic-ep"], "[elastic-experts]"),
+        (["--enable-eplb", "--model", "Qwen/Qwen3-8B"], "[expert-load-balancing]"),
+        (["--offload-backend", "prefetch"], "[weights-prefetched-from-host]"),
+        (["--weight-update", "host"], "--weight-update host is for a GPU"),
+    ],
+)
+def test_a_refused_flag_is_told_before_a_model_is_looked_for(
+    nothing_is_looked_for: None, flags: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In one line, with status 1."""
+    assert daemon.main(flags) == daemon.EXIT_FAILED
+    errors = capsys.readouterr().err
+    assert errors.startswith("genserve: ")
+    assert says in errors
+    assert errors.count("\n") == 1
+
+
+def test_a_model_that_is_not_in_the_cache_is_named_when_there_is_no_network(capsys: pytest.CaptureFixture[str]) -> None:
+    """With the variable that says so: tests are run with it."""
+    assert daemon.main(["--model", "genserve/not-there"]) == daemon.EXIT_FAILED
+    assert capsys.readouterr().err == (
+        "genserve: --model genserve/not-there is not in the Hugging Face cache, and the network is off "
+        "(HF_HUB_OFFLINE): unset it, or name a directory\n"
+    )
+
+
+@pytest.mark.parametrize("flags", [["--tensor-parallel-size", "two"], ["--no-such-flag"]])
+def test_wrong_usage_of_vllms_flags_is_one_line(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Without the usage of hundreds of flags."""
+    with pytest.raises(SystemExit) as exited:
+        daemon.main(flags)
+    assert exited.value.code == 2
+    errors = capsys.readouterr().err
+    assert errors.startswith("genserve serve: error: ")
+    assert flags[0] in errors
+    assert errors.count("\n") == 1
+
+
+def test_help_for_a_group_that_is_none_names_those_that_are(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ours among them."""
+    monkeypatch.setattr(FlexibleArgumentParser, "_search_keyword", None)  # which parsing sets for good
+    with pytest.raises(SystemExit):
+        daemon.main(["--help=vllm"])
+    told = capsys.readouterr().out
+    assert "No group or arguments matching 'vllm'" in told
+    assert all(group in told.partition("Groups: ")[2] for group in ("ModelConfig", "ParallelConfig", "genserve"))

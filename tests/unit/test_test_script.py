@@ -1,0 +1,76 @@
+"""scripts/test, in a checkout of its own: which Python runs the tests."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "test"
+
+# Says how it was called, and what it finds first under its name.
+PYTHON = """#!/usr/bin/env bash
+if [ "$1" = -c ]; then exit "${LACKS:-0}"; fi
+echo "$0 $* offline=$HF_HUB_OFFLINE python=$(command -v python)"
+"""
+SETUP = """#!/usr/bin/env bash
+echo setup
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """One whose environment is ready, and a second environment beside it."""
+    (tmp_path / "scripts").mkdir()
+    shutil.copy(SCRIPT, tmp_path / "scripts" / "test")
+    programs = {"scripts/setup": SETUP, ".venv/bin/python": PYTHON, "gpu env/bin/python": PYTHON}
+    for name, text in programs.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        path.chmod(0o755)
+    return tmp_path
+
+
+def run(checkout: Path, **environment: str) -> "subprocess.CompletedProcess[str]":
+    """scripts/test with two arguments, from elsewhere."""
+    inherited = {name: value for name, value in os.environ.items() if name not in ("GENSERVE_PYTHON", "HF_HUB_OFFLINE")}
+    return subprocess.run(
+        [checkout / "scripts" / "test", "-x", "tests/gpu"],
+        env={**inherited, **environment},
+        cwd="/",
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+
+def test_the_checkouts_own_environment_runs_them_unless_another_is_named(checkout: Path) -> None:
+    """It is set up first."""
+    python = checkout / ".venv" / "bin" / "python"
+    assert run(checkout).stdout == f"setup\n{python} -m pytest -x tests/gpu offline=1 python={python}\n"
+
+
+@pytest.mark.parametrize("is_relative", [False, True])
+def test_an_environment_that_is_named_runs_them_and_nothing_is_set_up(checkout: Path, is_relative: bool) -> None:
+    """Such as one with vLLM's build for GPUs, which scripts/setup does not install."""
+    python = checkout / "gpu env" / "bin" / "python"
+    done = run(checkout, GENSERVE_PYTHON="gpu env/bin/python" if is_relative else str(python))
+    assert done.stdout == f"{python} -m pytest -x tests/gpu offline=1 python={python}\n"
+
+
+@pytest.mark.parametrize(
+    ("environment", "says"),
+    [
+        ({"GENSERVE_PYTHON": "/nope/python"}, "GENSERVE_PYTHON=/nope/python is not a program"),
+        ({"GENSERVE_PYTHON": "gpu env/bin/python", "LACKS": "1"}, "lacks vllm or pytest: gpu env/bin/python -m pip"),
+    ],
+)
+def test_an_environment_that_cannot_run_them_is_told(checkout: Path, environment: dict[str, str], says: str) -> None:
+    """In one line, which names the variable."""
+    done = run(checkout, **environment)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert says in done.stderr
+    assert done.stderr.count("\n") == 1
