@@ -51,12 +51,22 @@ def test_a_daemon_is_well_in_every_way_and_each_proves_the_other() -> None:
 
 
 def test_a_model_of_the_users_own_is_checked_in_the_way_that_is_asked_for(tmp_path: Path) -> None:
-    """Its second version has no cold start; a flag goes to the daemon, and a second daemon is not started."""
+    """Its second version has no cold start; flags go to the daemon, what runs during pushes fits them, and a second
+    daemon is not started."""
     own = tiny_model.write(tmp_path / "own", tiny_model.checkpoints(1)["a"])
-    flags = ["--max-model-len", "1024", "--kv-cache-memory-bytes", "128M"]
+    flags = [
+        "--max-model-len",
+        "1024",
+        "--kv-cache-memory",
+        "128M",
+        "--max-active-requests",
+        "4",
+        "--max-num-seqs",
+        "3",
+    ]
     status, report = doctor("--model", str(own), "--ways", "beside", "--", *flags)
     found = levels(report, "--weight-update beside")
-    assert found["greedy tokens"] == found["weights"] == found["a misshapen tensor"] == "OK"
+    assert {found[each] for each in ("greedy tokens", "weights", "a misshapen tensor", "streams", "labels")} == {"OK"}
     assert levels(report, "what fits (computed)")["your model"] == "OK"
     assert [each["model"] for each in report["facts"]["daemons"]] == [str(own)]
     assert status == 0
