@@ -90,18 +90,23 @@ class SleepController:
         woken = tags_of(tags)
         while True:
             async with AsyncExitStack() as stack:
-                is_between = self._needs_restoring
+                is_between = self._restores_at(woken)
                 if is_between:
                     # Before the turn, which a push needs for its commit; it may bring the weights that are missing.
                     await stack.enter_async_context(self._restores.between_pushes(_WAKE_UP_TIMEOUT_S))
                 await stack.enter_async_context(self._pauses.turn.take())
                 if self._board.engine_condition is EngineCondition.DEAD:
                     raise EngineDeadError("the engine has died")
-                if self._needs_restoring and not is_between:
+                if self._restores_at(woken) and not is_between:
                     continue  # weights were dropped while this call waited for its turn
                 if self._board.asleep.tags:
                     await uninterrupted(self._wake_up(self._board.asleep.after_wake_up(woken).tags))
                 return
+
+    def _restores_at(self, woken: frozenset[SleepTag]) -> bool:
+        """Whether the engine runs when these parts are awake, and a version has to be applied before."""
+        asleep = self._board.asleep
+        return bool(asleep.tags) and not asleep.after_wake_up(woken).tags and self._needs_restoring
 
     @property
     def _needs_restoring(self) -> bool:
