@@ -39,6 +39,7 @@ from genserve.v1 import weights_pb2
 from genserve.v1.weights_pb2_grpc import WeightServiceServicer
 from genserve.weights.checkpoint import CheckpointIndex
 from genserve.weights.daemon_processes import DaemonProcesses
+from genserve.weights.push_bytes import readable
 from genserve.weights.registry import PushRegistry
 from genserve.weights.resident import ResidentStore, ResidentVersion
 from genserve.weights.segment_reader import SegmentReader
@@ -190,7 +191,7 @@ class WeightServicer(WeightServiceServicer):
                         raise DeadlineError(f"nothing was read for {PULL_WRITE_TIMEOUT_S:g} s") from None
 
     def _readable(self, push_id: str) -> AbstractContextManager[ResidentVersion]:
-        return nullcontext(self._pushes.readable(push_id)) if push_id else self._resident.reading()
+        return nullcontext(readable(self._pushes.find(push_id))) if push_id else self._resident.reading()
 
     async def InitWeightTransfer(
         self, request: weights_pb2.InitWeightTransferRequest, context: "ServicerContext[Any, Any]"

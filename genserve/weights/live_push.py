@@ -5,13 +5,11 @@ Owns no task and no rule about other pushes: `registry` decides who may open one
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from genserve.errors import (
     ApplyInProgressError,
-    DeadlineError,
     GenserveError,
     PushConflictError,
     PushNotFoundError,
@@ -21,12 +19,10 @@ from genserve.memory.arena import Arena
 from genserve.weights.claims import Claim
 from genserve.weights.lifecycle import Lifecycle, Stage
 from genserve.weights.manifest import Manifest, PushIssue
-from genserve.weights.push import LoraAdapter, PushHeader, PushOutcome, PushReport, PushState
-from genserve.weights.resident import ArenaBytes
+from genserve.weights.push import LoraAdapter, PushHeader, PushReport, PushState
+from genserve.weights.round import Round
 from genserve.weights.staging import Staging
 
-# A step that runs into the timeout ends about then, and says more.
-_LATE_S = 0.25
 _READABLE = frozenset({Stage.STAGED, Stage.PREPARING, Stage.APPLYING})
 
 
@@ -45,62 +41,6 @@ class PushIdentity:
                 f"push {header.push_id!r} is known with another manifest, version or adapter",
                 metadata={"push_id": header.push_id, "weight_version": str(self.weight_version)},
             )
-
-
-@dataclass(slots=True)
-class Round:
-    """The streams of one attempt, and the result that all of them answer. `attempt` is its name, "" without one."""
-
-    num_streams: int
-    attempt: str
-    result: "asyncio.Future[PushOutcome]"
-    num_attached: int = 0
-    num_opened: int = 0
-    num_sending: int = 0
-    num_ended: int = 0
-
-    @classmethod
-    def begin(cls, num_streams: int, attempt: str) -> "Round":
-        """A round that nobody has joined."""
-        result: asyncio.Future[PushOutcome] = asyncio.get_running_loop().create_future()
-        # When every client has gone nobody asks for the error; asyncio shall not complain about that.
-        result.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return cls(num_streams, attempt, result)
-
-    def answer(self, outcome: PushOutcome | Exception) -> None:
-        """Tells all streams what came of it, unless they were told before."""
-        if self.result.done():
-            return
-        if isinstance(outcome, PushOutcome):
-            self.result.set_result(outcome)
-        else:
-            self.result.set_exception(outcome)
-
-    @contextmanager
-    def told_on_time(self, timeout_s: float) -> Iterator[None]:
-        """Those who wait for the result get DeadlineError when the block takes longer: what is being undone, or hangs,
-        may take a while yet."""
-        late = DeadlineError(f"applying took longer than {timeout_s:g} s; GetPush tells what became of it")
-        timer = asyncio.get_running_loop().call_later(timeout_s + _LATE_S, lambda: self.answer(late))
-        try:
-            yield
-        finally:
-            timer.cancel()
-
-    @property
-    def is_live(self) -> bool:
-        """Whether a stream of it is here that has not been told the result."""
-        return self.num_attached > 0 and not self.result.done()
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether every stream that was announced has sent its end frame."""
-        return self.num_ended >= self.num_streams
-
-    @property
-    def is_over(self) -> bool:
-        """Whether no more bytes are to be expected: a stream that was cut off does not come back by itself."""
-        return self.has_ended or (self.num_opened >= self.num_streams and self.num_sending == 0)
 
 
 class LivePush:
@@ -345,28 +285,6 @@ class LivePush:
             lora_name=self.header.lora_name,
             attempt=self.round.attempt,
         )
-
-
-class PushBytes(ArenaBytes):
-    """The bytes of a push, for as long as they are its: the arena of one that is applied is another version's later."""
-
-    def __init__(self, push: LivePush) -> None:
-        super().__init__(push.arena)
-        self._push = push
-
-    def check(self) -> None:
-        """Raises ValueError when the push has gone on."""
-        if not self._push.is_readable:
-            raise ValueError(f"push {self._push.push_id!r} is {self._push.lifecycle.state.value}")
-
-    def view(self, start: int, end: int) -> memoryview:
-        """The bytes [start, end), not copied."""
-        view = super().view(start, end)  # keeps the arena from being taken for another version
-        self.check()
-        return view
-
-    def close(self) -> None:
-        """Nothing: the arena is the push's."""
 
 
 def _nothing_served(attempt: str, offset: int, data: bytes | memoryview) -> None:

@@ -28,13 +28,14 @@ from genserve.weights.admission import (
 from genserve.weights.checkpoint import CheckpointIndex
 from genserve.weights.completion import Completion
 from genserve.weights.lifecycle import Stage
-from genserve.weights.live_push import LivePush, PushBytes, Round
+from genserve.weights.live_push import LivePush
 from genserve.weights.lora import LoraLoader
 from genserve.weights.manifest import Manifest, PushIssue, completed
 from genserve.weights.outcomes import AppliedPush, Outcomes
 from genserve.weights.push import ApplyOptions, PushAction, PushHeader, PushOutcome, PushReport
-from genserve.weights.resident import ResidentStore, ResidentVersion
+from genserve.weights.resident import ResidentStore
 from genserve.weights.room import plan_room
+from genserve.weights.round import Round
 from genserve.weights.staging import Staging
 from genserve.weights.stream import AnsweredStream, LiveStream, PushStream
 from genserve.weights.update import WeightUpdater
@@ -96,7 +97,7 @@ class PushRegistry:
             self.check_num_tensors(len(header.manifest.tensors), lora=header.lora is not None)
         else:
             await self._wait_for_first_stream(header)
-        # In a thread: an honest manifest of a hundred thousand tensors would hold up every token stream.
+        # In a thread: an honest manifest of 100,000 tensors would hold up every token stream.
         digest, issues = await asyncio.to_thread(
             examine, header.manifest, header.manifest_digest, self._checkpoint, lora=header.lora is not None
         )
@@ -261,15 +262,7 @@ class PushRegistry:
             return applied.outcome
         if push_id not in self._pushes and refused is not None:
             return refused.outcome
-        return PushOutcome(self._find(push_id).report())
-
-    def readable(self, push_id: str) -> ResidentVersion:
-        """The bytes of a push, to be read until it is applied, dropped or sent anew: its view raises then. Raises
-        PushNotFoundError, and PushTruncatedError unless all of them are here and checked."""
-        push = self._find(push_id)
-        if not push.is_readable:
-            raise push.truncation()
-        return ResidentVersion(push.header.weight_version, push.weights, PushBytes(push))
+        return PushOutcome(self.find(push_id).report())
 
     async def commit(self, push_id: str, apply: ApplyOptions, expected_version: int | None = None) -> PushOutcome:
         """Applies a push whose bytes are all there; `expected_version` None = as its header says. Raises
@@ -278,12 +271,11 @@ class PushRegistry:
         check_apply(apply, "apply")
         if push_id in self._pushes:
             await self._pushes[push_id].checked.wait()
-        applied = self._outcomes.applied(push_id)
-        if applied is not None:
+        if (applied := self._outcomes.applied(push_id)) is not None:
             return applied.outcome
         if push_id not in self._pushes and (refused := self._outcomes.refused(push_id)) is not None:
             raise refused.error.again()
-        push = self._find(push_id)
+        push = self.find(push_id)
         check_weights(self._board.engine_condition, self._board.daemon_condition)
         if push.lifecycle.is_busy:
             return await asyncio.shield(push.round.result)
@@ -303,7 +295,7 @@ class PushRegistry:
         refused = self._outcomes.forget_refused(push_id)
         if refused is not None and push_id not in self._pushes:
             return refused
-        push = self._find(push_id)
+        push = self.find(push_id)
         if push.lifecycle.is_busy or (push.is_held and not force):
             raise push.in_progress()
         outcome = PushOutcome(push.report())
@@ -332,9 +324,9 @@ class PushRegistry:
         for push in list(self._pushes.values()):
             self._drop(push, DrainingError("the daemon is shutting down"))
 
-    def _find(self, push_id: str) -> LivePush:
-        push = self._pushes.get(push_id)
-        if push is None:
+    def find(self, push_id: str) -> LivePush:
+        """A push whose bytes are here. Raises PushNotFoundError."""
+        if (push := self._pushes.get(push_id)) is None:
             raise _not_found(push_id)
         return push
 

@@ -7,8 +7,9 @@ from typing import Protocol
 from genserve.errors import InvalidFieldError, PushConflictError
 from genserve.weights.claims import Claim
 from genserve.weights.lifecycle import Stage
-from genserve.weights.live_push import LivePush, Round
+from genserve.weights.live_push import LivePush
 from genserve.weights.push import PushOutcome
+from genserve.weights.round import Round
 
 
 class PushStream(Protocol):

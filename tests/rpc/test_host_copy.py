@@ -12,6 +12,7 @@ from genserve.client import AsyncClient
 from genserve.errors import PushNotFoundError, PushTruncatedError, UnavailableError
 from genserve.memory.arena import Arena, map_arena
 from genserve.v1 import weights_pb2
+from genserve.weights.push_bytes import readable
 from genserve.worker import host_copy
 from genserve.worker.contract import Fetch, Progress
 from genserve.worker.host_copy import HostCopy
@@ -93,13 +94,13 @@ async def test_a_push_that_has_gone_on_is_not_read(daemon: Daemon, client: Async
     _, unknown = await fetched(wanted(daemon))
     assert "NOT_FOUND" in unknown.error
     await client.push_weights(weights(1), version=1, push_id="p", action="stage")
-    version = daemon.registry.readable("p")
+    version = readable(daemon.registry.find("p"))
     assert bytes(version.view(0, SIZE_BYTES)) == CONTENT
     await client.commit_push("p")
     with pytest.raises(Exception, match="replaced"):
         version.view(0, SIZE_BYTES)
     with pytest.raises(PushNotFoundError):
-        daemon.registry.readable("p")
+        readable(daemon.registry.find("p"))
     _, applied = await fetched(wanted(daemon))
     assert "NOT_FOUND" in applied.error
 
@@ -114,7 +115,7 @@ async def test_a_push_that_lacks_bytes_is_not_read(daemon: Daemon, client: Async
     while "p" not in daemon.registry._pushes:
         await asyncio.sleep(0.001)
     with pytest.raises(PushTruncatedError):
-        daemon.registry.readable("p")
+        readable(daemon.registry.find("p"))
     _, progress = await fetched(wanted(daemon))
     assert progress.error and not progress.arena_path
     await asyncio.wait([sending])

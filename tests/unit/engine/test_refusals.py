@@ -1,10 +1,8 @@
 """The table of settings that cannot be combined with pushed weights, on vLLM's own configurations."""
 
-import ast
 import copy
 import inspect
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -252,22 +250,6 @@ def test_a_row_applies_to_fields_that_vllm_sets_elsewhere(
         assert name in applying(changed(plain, fields)), fields
     for fields in others:
         assert name not in applying(changed(plain, fields)), fields
-
-
-def test_vllms_present_ray_executor_is_taken(plain: VllmConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is the one of several processes, with actors for processes: calls reach workers between their steps."""
-    monkeypatch.delenv("VLLM_USE_RAY_V2_EXECUTOR_BACKEND", raising=False)
-    with_ray = changed(plain, {"parallel_config.distributed_executor_backend": "ray"})
-    assert applying(with_ray) == set()
-    spec = find_spec("vllm.v1.executor.ray_executor_v2")  # to import it takes Ray
-    assert spec is not None and spec.origin is not None
-    classes = {
-        each.name: each for each in ast.parse(Path(spec.origin).read_text()).body if isinstance(each, ast.ClassDef)
-    }
-    executor = classes["RayExecutorV2"]
-    assert [ast.unparse(base) for base in executor.bases] == ["MultiprocExecutor"]
-    assert "collective_rpc" not in {each.name for each in executor.body if isinstance(each, ast.FunctionDef)}
-    assert [ast.unparse(base) for base in classes["RayWorkerProc"].bases] == ["WorkerProc"]
 
 
 def test_experts_are_sharded_over_data_parallel_engines(plain: VllmConfig, tmp_path: Path) -> None:

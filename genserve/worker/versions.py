@@ -1,0 +1,235 @@
+"""The versions that a worker holds besides the live one, and the threads that prepare and free them."""
+
+import ctypes
+import json
+import logging
+import os
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from genserve.memory.host import ProcessIdentity, host_id
+from genserve.worker.arena_tensors import ArenaTensors
+from genserve.worker.contract import Ack, Attach, Attached, Fetch, Prepare, Progress
+from genserve.worker.draft import WithDraft
+from genserve.worker.lifetime import end_with_address, end_with_process
+from genserve.worker.reachable import reachable_bytes
+from genserve.worker.shadow import PrepareCancelledError
+from genserve.worker.slept import SleptWeights
+from genserve.worker.update import Chosen, choose
+
+if TYPE_CHECKING:
+    from genserve.worker.host_copy import HostCopy
+
+log = logging.getLogger(__name__)
+
+_BACKGROUND_NICENESS = 10
+_SWITCH_INTERVAL_S = 0.0005
+_PREDECESSOR_TIMEOUT_S = 5.0
+
+
+class Versions:
+    """How a worker takes new versions, and the one that is prepared or was replaced: what it keeps between calls."""
+
+    def __init__(self, worker: Any, rank: str, attach: Attach) -> None:
+        self.rank = rank
+        self._attach = attach
+        # The user's own worker class does not choose in time: it is done with what vLLM has left.
+        self._chosen: Chosen = getattr(worker, "genserve_chosen", None) or choose(worker)
+        self._update, self._device = self._chosen.update, self._chosen.device
+        # Before anything is served: a weight that no push would reach shall not be found by those who are answered.
+        self.constants = self._update.audit().paths
+        self._reachable_bytes = reachable_bytes(worker.model_runner.get_model(), self.constants)
+        self._slept = SleptWeights(worker)
+        # A worker that cannot map the daemon's memory says where it is, and gets the bytes on its own host.
+        daemon = ProcessIdentity(**attach.daemon)
+        self._other_host = "" if daemon.is_here else host_id()
+        # vLLM binds a worker to some of the CPUs that its parent may use.
+        self._cpus = sorted(os.sched_getaffinity(os.getppid())) if self._other_host else attach.cpus
+        self._host_copy: HostCopy | None = None
+        self._nonce = ""
+        self._prepared = False
+        self._outcome = Progress(rank, "", done=True)  # of the last preparation
+        self._tensors: ArenaTensors | None = None
+        self._cancelled = threading.Event()
+        self._settling = threading.Lock()  # a preparation either ends before a discard, or sees it
+        self._threads: list[threading.Thread] = []
+        # Every operation of the live model gives Python's lock away: it shall not wait 5 ms for a background thread to
+        # give it back.
+        sys.setswitchinterval(_SWITCH_INTERVAL_S)
+        if not self._other_host:
+            end_with_process(daemon.pid)
+        elif attach.daemon_address:
+            end_with_address(attach.daemon_address)
+
+    def attached(self) -> Attached:
+        """How this worker takes new versions."""
+        placement = self._chosen.placement
+        return Attached(
+            self.rank,
+            "",
+            placement.way,
+            placement.reason,
+            self._update.can_roll_back,
+            self._device.reserved_bytes,
+            self._device.pinned_bytes,
+            self._other_host,
+            self._reachable_bytes,
+        )
+
+    def fetch(self, request: Fetch) -> None:
+        """Starts to fetch a version's bytes to this host, if that is this worker's to do."""
+        if self.rank not in request.ranks:
+            return
+        from genserve.worker.host_copy import HostCopy  # gRPC, which workers beside the daemon need not load
+
+        before, copy = self._host_copy, HostCopy(self.rank, request)
+        self._host_copy = copy
+
+        def run() -> None:
+            if before is not None:
+                before.close()
+            copy.run()
+
+        threading.Thread(target=run, name="genserve-fetch", daemon=True).start()
+
+    def fetched(self, nonce: str) -> Progress:
+        """How far that is."""
+        copy = self._host_copy
+        return copy.progress if copy is not None and copy.nonce == nonce else Progress(self.rank, nonce, done=True)
+
+    def prepared(self, nonce: str) -> Progress:
+        """How far the preparation is."""
+        return self._outcome if self._outcome.nonce == nonce else Progress(self.rank, nonce, done=False)
+
+    def prepare(self, request: Prepare) -> None:
+        """Starts to prepare a version; a report follows."""
+        self._nonce, self._prepared = request.nonce, False
+        cancelled = self._cancelled = threading.Event()
+        self._start(lambda before: self._prepare_and_report(request, cancelled, before))
+
+    def commit(self, nonce: str) -> None:
+        """Makes the prepared version the live one."""
+        if self._nonce != nonce or not self._prepared:
+            raise RuntimeError(f"push {nonce} is not prepared here")
+        self._update.commit()
+
+    def rollback(self, nonce: str) -> None:
+        """Undoes a commit."""
+        if self._nonce == nonce and self._prepared:
+            self._update.rollback()
+
+    def discard(self, nonce: str) -> None:
+        """Frees the version that is not live, in the background: requests are running again. A preparation that is
+        still under way stops at its next tensor, and frees what it has."""
+        if self._host_copy is not None and self._host_copy.nonce == nonce:
+            self._drop_host_copy()
+        if self._nonce != nonce:
+            return
+        with self._settling:
+            self._cancelled.set()
+            was_prepared, self._prepared = self._prepared, False
+        if was_prepared:
+            self._start(lambda _: self._release())
+
+    def draft_digests(self) -> dict[str, str]:
+        """SHA-256 (hex) of the weights that draft, by name, if pushes have them."""
+        return self._update.digests() if isinstance(self._update, WithDraft) else {}
+
+    def before_sleep(self, level: int) -> None:
+        """Keeps what a sleep would drop, and gives up what pushes have of the device: whoever puts an engine to sleep
+        wants that memory too."""
+        self._wait_for(self._threads)
+        self._drop_host_copy()
+        self._slept.before_sleep(level)
+        self._prepared = False
+        self._release()
+        self._update.give_up()
+
+    def after_wake_up(self) -> None:
+        """Puts back what was kept, and takes the device's memory again, if it is there: a trainer may still have it."""
+        self._slept.after_wake_up()
+        try:
+            self._update.take_back()
+        except torch.OutOfMemoryError as error:
+            log.warning("no memory for pushes is kept after the sleep, the next one looks for it: %s", error)
+
+    def _start(self, work: Callable[[list[threading.Thread]], None]) -> None:
+        """Does something in the background; it gets the threads that have not ended when it begins."""
+        before = [thread for thread in self._threads if thread.is_alive()]
+
+        def run() -> None:
+            _step_back(self._cpus)
+            work(before)
+
+        thread = threading.Thread(target=run, name="genserve-weights", daemon=True)
+        self._threads = [*before, thread]
+        thread.start()
+
+    @staticmethod
+    def _wait_for(threads: list[threading.Thread]) -> None:
+        for thread in threads:
+            thread.join(_PREDECESSOR_TIMEOUT_S)
+            if thread.is_alive():
+                raise RuntimeError("an earlier push is still being prepared or freed here")
+
+    def _drop_host_copy(self) -> None:
+        copy, self._host_copy = self._host_copy, None
+        if copy is not None:
+            self._start(lambda _: copy.close())
+
+    def _release(self) -> None:
+        self._update.discard()
+        self._tensors = None
+        if _malloc_trim is not None:
+            _malloc_trim(0)
+
+    def _prepare_and_report(self, request: Prepare, cancelled: threading.Event, before: list[threading.Thread]) -> None:
+        ack = acknowledged(self.rank, request.nonce, lambda: self._prepare(request, cancelled, before))
+        self._outcome = Progress(self.rank, request.nonce, True, ack.error)
+        if self._other_host:
+            return  # the daemon's socket is not here: it asks
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as report:
+            report.sendto(json.dumps(ack.to_wire()).encode(), self._attach.report_socket)
+
+    def _prepare(self, request: Prepare, cancelled: threading.Event, before: list[threading.Thread]) -> None:
+        self._wait_for(before)
+        self._release()
+        path = request.fetched_paths[self._other_host] if self._other_host else request.arena_path
+        self._tensors = ArenaTensors(request, path)
+        try:
+            with self._device.work():
+                self._update.prepare(self._tensors, cancelled)
+            with self._settling:  # all that the device had to do for it is done
+                if cancelled.is_set():
+                    raise PrepareCancelledError
+                self._prepared = True
+        except BaseException:
+            self._release()
+            raise
+
+
+# glibc keeps what threads have freed, as it seems for good: more than a second model after a few pushes.
+_malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+
+
+def acknowledged(rank: str, nonce: str, action: Callable[[], None]) -> Ack:
+    """Runs an action; whatever goes wrong becomes part of the answer, with the place it came from."""
+    try:
+        action()
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        text = f"{type(error).__name__}: {error} ({os.path.basename(place.filename)}:{place.lineno})"
+        return Ack(rank, nonce, text)
+    return Ack(rank, nonce, "")
+
+
+def _step_back(cpus: Sequence[int]) -> None:
+    """Lets the live model's thread go first: this thread may use every one of these CPUs, at a low priority."""
+    os.sched_setaffinity(0, cpus)
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _BACKGROUND_NICENESS)
