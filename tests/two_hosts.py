@@ -21,15 +21,14 @@ class NoNamespacesError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """One of them. `pid`: of the first process in its namespaces; `within`: the beginning of a command that runs the
-    rest of it there, with the same files."""
+    """One of them, with the files of this machine. `pid`: of the first process in its namespaces."""
 
     pid: int
     address: str
 
     @property
     def within(self) -> tuple[str, ...]:
-        """As said."""
+        """The beginning of a command that runs the rest of it on this host."""
         enter = ("nsenter", "-t", str(self.pid), "--user", "--preserve-credentials", "-n", "-p", "-m")
         # Without a binding: both hosts have the same two cores, and vLLM would put both engines on the first one.
         env = (f"VLLM_HOST_IP={self.address}", f"GLOO_SOCKET_IFNAME={INTERFACE}", "VLLM_CPU_OMP_THREADS_BIND=nobind")

@@ -153,7 +153,7 @@ class SleepController:
                 await self._engine.wake_up(_WEIGHTS, _WAKE_UP_TIMEOUT_S)
                 await self._pauses.restore(paused=True)  # it runs if nothing of it had fallen asleep
                 self._board.tell_asleep(Asleep(after.tags - _WEIGHTS, weights_lost=True))
-                if not await self._could_restore():
+                if not await self._try_restore():
                     return
             woken = (after.tags - before.tags) & MEMORY_TAGS
             runs, paused = not before.tags & MEMORY_TAGS, self._pauses.is_leased
@@ -165,7 +165,7 @@ class SleepController:
         if runs:
             self._pauses.woke_up(paused=paused)
 
-    async def _could_restore(self) -> bool:
+    async def _try_restore(self) -> bool:
         """Whether the weights that a sleep may have dropped are there again; if not the engine sleeps on."""
         try:
             await self._restores.restore_dropped()

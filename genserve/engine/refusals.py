@@ -4,8 +4,8 @@ A table, without vLLM: each row looks at a VllmConfig, or what has its fields. A
 served, or hang it, at a push that may come hours after the start; so it is told at the start, before a process exists.
 A warned one costs something that the user has to know of.
 
-Rows that need no more than flags are checked twice: on the flags, before vLLM makes a configuration of them, as vLLM's
-own checks name what it wants to go with a flag that is refused here; and on the configuration, for what set it else.
+Rows that need only flags are checked twice: before vLLM makes a configuration, whose own checks may complain first and
+ask for companions of a refused flag; and on the configuration, as other things set it too.
 
 What depends on the model and not on settings, such as weights that no exchange reaches, is worker.audit's.
 """

@@ -12,8 +12,8 @@ from genserve.errors import EngineDeadError, GenserveError
 from genserve.worker.contract import Ack, Progress, Step
 
 _MAX_REPORT_BYTES = 64 << 10
-_FIRST_QUESTION_S = 0.02
-_QUESTIONS_S = 0.25
+_FIRST_POLL_S = 0.02
+_MAX_POLL_INTERVAL_S = 0.25
 
 
 class WorkerError(Exception):
@@ -102,13 +102,13 @@ class Workers:
     async def progress(
         self, method: str, nonce: str, ranks: Collection[str], deadline: float
     ) -> AsyncIterator[Progress]:
-        """What each of `ranks` has come to, as soon as it is done. They are asked, more and more seldom: each question
+        """What each of `ranks` has come to, as soon as it is done. They are asked, less and less often: each question
         takes the engine's time between two steps. Raises DeadlineError at the loop's time `deadline`."""
         loop = asyncio.get_running_loop()
-        waiting, interval_s = set(ranks), _FIRST_QUESTION_S
+        waiting, interval_s = set(ranks), _FIRST_POLL_S
         while waiting:
             await asyncio.sleep(interval_s)
-            interval_s = min(1.5 * interval_s, _QUESTIONS_S)
+            interval_s = min(1.5 * interval_s, _MAX_POLL_INTERVAL_S)
             answers = await self.call(method, Step(nonce).to_wire(), timeout_s=max(0.0, deadline - loop.time()))
             for each in map(Progress.from_wire, answers):
                 if each.rank in waiting and each.done:

@@ -1,1 +1,1 @@
-"""Memory that processes share, and who can share it. Imports the standard library alone."""
+"""Memory that processes share, who can share it, and checksums of what lies there."""

@@ -99,7 +99,7 @@ class Arena:
 
     def write(self, offset: int, data: bytes | memoryview) -> None:
         """Copies `data` to `offset`; releases the GIL meanwhile. Raises as `target`."""
-        # Workers import this module, and write nothing.
+        # Only who writes needs numpy.
         import numpy as np
 
         target = self.target(offset, len(data))

@@ -21,7 +21,8 @@ class Chunk:
 
 
 def chunk_start(frame: bytes) -> int | None:
-    """Where the PushChunk begins in a PushWeightsRequest that is one chunk to its last byte; None for any other."""
+    """Where the PushChunk begins in a PushWeightsRequest or PullWeightsResponse that is one chunk to its last byte;
+    None for any other."""
     if not frame or frame[0] != _FRAME_CHUNK:
         return None
     try:

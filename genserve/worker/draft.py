@@ -155,7 +155,8 @@ def draft_update(worker: Any, device: Device, way: str) -> DraftUpdate | None:
 
 
 class WithDraft:
-    """An update of the served model, and the one of what drafts for it: both take a version, or neither does."""
+    """An update of the served model, and the one of what drafts for it: both take a version, or neither does. In
+    place, a commit that fails leaves the weights unknown, as it does without a draft."""
 
     def __init__(self, served: Any, draft: DraftUpdate) -> None:
         self._served = served

@@ -93,8 +93,8 @@ class HostCopy:
                     time.sleep(_RESUME_DELAY_S * num_resumes)
 
     def _receive(self, pull: Pull, arena: Arena) -> str:
-        """Takes the bytes that are missing, until the stream ends or breaks: why it did. Raises FetchError for what
-        another stream would not mend."""
+        """Takes the bytes that are missing, until the stream ends or breaks; returns why it did. Raises FetchError for
+        a damaged chunk, and for any status but UNAVAILABLE."""
         request = weights_pb2.PullWeightsRequest(push_id=self._request.push_id, chunk_bytes=_CHUNK_BYTES)
         request.ranges.add(start=self._received_bytes, end=arena.size_bytes)
         with self._lock:

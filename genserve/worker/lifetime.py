@@ -12,8 +12,8 @@ import time
 from functools import cache
 
 _EXIT_FAILED = 1
-_LOOKS_S = 2.0
-_LOOK_TIMEOUT_S = 5.0
+_CHECK_INTERVAL_S = 2.0
+_CONNECT_TIMEOUT_S = 5.0
 _MAX_MISSED = 3
 _START_TIMEOUT_S = 600.0
 
@@ -43,7 +43,7 @@ def end_with_address(address: str) -> None:
     def watch() -> None:
         began_s, missed, was_there = time.monotonic(), 0, False
         while missed < _MAX_MISSED:
-            time.sleep(_LOOKS_S)
+            time.sleep(_CHECK_INTERVAL_S)
             if _listens(place):
                 missed, was_there = 0, True
             elif was_there or time.monotonic() - began_s > _START_TIMEOUT_S:
@@ -55,7 +55,7 @@ def end_with_address(address: str) -> None:
 
 def _listens(place: tuple[str, int]) -> bool:
     try:
-        socket.create_connection(place, _LOOK_TIMEOUT_S).close()
+        socket.create_connection(place, _CONNECT_TIMEOUT_S).close()
     except OSError:
         return False
     return True

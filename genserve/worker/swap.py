@@ -49,8 +49,8 @@ class _Piece:
 
 
 class HostSwap:
-    """Of the tensors of one version. The device has to be synchronised before each call, and is not complete with it
-    until it is synchronised again."""
+    """Swaps the tensors of one version. Synchronise the device before each call, and after it: only then are the copies
+    complete."""
 
     def __init__(
         self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]], ring: PinnedRing, down: CopyStream, up: CopyStream

@@ -92,6 +92,7 @@ class Versions:
         self._host_copy = copy
 
         def run() -> None:
+            _step_back(self._cpus)
             if before is not None:
                 before.close()
             copy.run()
