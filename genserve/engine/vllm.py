@@ -39,7 +39,6 @@ from genserve.engine.load import LoadMeter
 from genserve.engine.loras import LiveLoras
 from genserve.engine.prompts import PromptCodec
 from genserve.engine.scheduling import Scheduling
-from genserve.engine.start_failure import EngineStartError
 from genserve.engine.stream import VllmStream
 from genserve.engine.weights import LiveTransfer, LiveWeights
 from genserve.engine.workers import Workers
@@ -126,13 +125,7 @@ class VllmEngine:
         try:
             assert llm.output_handler is not None  # internal: the task that ends when EngineCore dies
             llm.output_handler.add_done_callback(lambda _: engine._liveness.declare_dead())
-            how = await engine._weights.attach(_ATTACH_TIMEOUT_S)
-            if engine._workers.other_hosts and engine._info.max_loras:
-                # What flags show is refusals'. Where Ray puts its workers is known only now.
-                raise EngineStartError(
-                    "--enable-lora: some workers run on other hosts, and an adapter is loaded from files that the "
-                    "daemon writes on its own [adapters-on-other-hosts]"
-                )
+            how = await engine._weights.attach(_ATTACH_TIMEOUT_S, takes_adapters=engine._info.max_loras > 0)
             engine._info = replace(
                 engine._info,
                 weight_update=how.weight_update,

@@ -34,7 +34,7 @@ class LiveWeights:
         self._can_roll_back = True
         self.version = 0
 
-    async def attach(self, timeout_s: float) -> Attached:
+    async def attach(self, timeout_s: float, *, takes_adapters: bool) -> Attached:
         """Makes every worker ready for pushes, before anything is served; how they will take them. Where ranks differ,
         `weight_update` lists the ways, and the reason is that of the last one. Raises RuntimeError."""
         cpus = sorted(os.sched_getaffinity(0))
@@ -50,6 +50,12 @@ class LiveWeights:
                 f"worker {next(iter(self._workers.other_hosts.values()))[0]} cannot map the daemon's memory, as it "
                 "runs on another host, in another PID namespace or as another user, and it cannot reach the daemon to "
                 "fetch pushed weights: listen on an address of this host (--host, --port)"
+            )
+        if self._workers.other_hosts and takes_adapters:
+            # What flags show is told by refusals. Where Ray puts its workers is known only now.
+            raise RuntimeError(
+                "--enable-lora: some workers run on other hosts, and an adapter is loaded from files that the daemon "
+                "writes on its own [adapters-on-other-hosts]"
             )
         self._can_roll_back = all(each.can_roll_back for each in attached)
         ways = sorted({each.weight_update for each in attached})
