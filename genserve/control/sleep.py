@@ -57,28 +57,28 @@ class SleepController:
             return
         check_timeout(timeout_s)
         ends_s = time.monotonic() + timeout_s
-        async with AsyncExitStack() as stack:
+        async with AsyncExitStack() as between:
             if SleepTag.WEIGHTS in depth.tags:
                 # Before the turn, which the push needs for its commit.
-                await stack.enter_async_context(self._restores.between_pushes(timeout_s))
-            turn = self._pauses.turn.take(remaining_s(ends_s), for_weights=True)
-            deadline_s = await stack.enter_async_context(turn)
-            check_sound(self._board.engine_condition)
-            before = self._board.asleep
-            if not before.takes(depth):
-                return
-            if not self._engine.info.can_sleep:
-                raise UnsupportedError("the daemon was started without --enable-sleep-mode")
-            await self._pauses.stand_still(mode, KvPolicy.REUSE, deadline_s)
-            after = before.after_sleep(depth)
-            try:
-                await self._engine.sleep(depth.level, (depth.tags - before.tags) | _SCHEDULING, remaining_s(deadline_s))
-            except EngineDeadError:
-                raise
-            except BaseException:
-                await self._pauses.turn.undo(self._undo(before, after))
-                raise
-            self._board.tell_asleep(after)
+                await between.enter_async_context(self._restores.between_pushes(timeout_s))
+            async with self._pauses.turn.take(remaining_s(ends_s), for_weights=True) as deadline_s:
+                check_sound(self._board.engine_condition)
+                before = self._board.asleep
+                if not before.takes(depth):  # another call has done it meanwhile
+                    return
+                if not self._engine.info.can_sleep:
+                    raise UnsupportedError("the daemon was started without --enable-sleep-mode")
+                await self._pauses.stand_still(mode, KvPolicy.REUSE, deadline_s)
+                after, falling = before.after_sleep(depth), (depth.tags - before.tags) | _SCHEDULING
+                try:
+                    await self._engine.sleep(depth.level, falling, remaining_s(deadline_s))
+                except EngineDeadError:
+                    raise
+                except BaseException:
+                    # Pushes wait until it is undone, which may take longer than this call.
+                    await self._pauses.turn.undo(self._undo(before, after, between.pop_all()))
+                    raise
+                self._board.tell_asleep(after)
 
     async def wake_up(self, tags: Sequence[str] = ()) -> None:
         """Wakes up these parts (none = all). When none of its memory is asleep any more the engine runs, or stays
@@ -145,8 +145,12 @@ class SleepController:
         asleep = self._board.asleep
         self._board.tell_asleep(Asleep(asleep.tags - tags, asleep.weights_lost))
 
-    async def _undo(self, before: Asleep, after: Asleep) -> None:
-        """Wakes up what a sleep that failed may have put to sleep; between pushes, if it may have dropped weights."""
+    async def _undo(self, before: Asleep, after: Asleep, between: AsyncExitStack) -> None:
+        """Wakes up what a sleep that failed may have put to sleep; then it is not between pushes any more."""
+        async with between:
+            await self._wake_again(before, after)
+
+    async def _wake_again(self, before: Asleep, after: Asleep) -> None:
         drops = after.weights_lost and not before.weights_lost
         try:
             if drops:

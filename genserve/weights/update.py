@@ -49,8 +49,12 @@ class WeightUpdater:
         async with self._its_turn(
             timeout_s,
             lambda: (
-                f"push {self._applied_id!r} was still being applied after {timeout_s:g} s: allow more time, or call "
-                "again when GetPush says that it has ended"
+                (
+                    f"push {self._applied_id!r} was still being applied after {timeout_s:g} s: allow more time, or "
+                    "call again when GetPush says that it has ended"
+                )
+                if self._applied_id
+                else f"another sleep or wake-up was still under way after {timeout_s:g} s"
             ),
         ):
             yield
@@ -78,8 +82,11 @@ class WeightUpdater:
         deadline_s = time.monotonic() + push.header.apply.timeout_s
         async with self._its_turn(push.header.apply.timeout_s, lambda: "no time was left to prepare; nothing changed"):
             self._applied_id = push.push_id
-            check_weights(self._board.engine_condition, self._board.daemon_condition)
-            return await self._apply(push, deadline_s)
+            try:
+                check_weights(self._board.engine_condition, self._board.daemon_condition)
+                return await self._apply(push, deadline_s)
+            finally:
+                self._applied_id = ""
 
     @asynccontextmanager
     async def _its_turn(self, timeout_s: float, too_late: Callable[[], str]) -> AsyncIterator[None]:
@@ -146,7 +153,7 @@ class WeightUpdater:
     async def _prepare(self, nonce: str, weights: Manifest, arena: Arena, timeout_s: float, push_id: str = "") -> None:
         """Without a `push_id` the bytes are those of the resident version."""
         tensors = [StagedTensor(t.name, t.dtype, t.shape, t.offset, t.length) for t in weights.tensors]
-        where = ArenaRef(arena.path, arena.size_bytes, push_id)
+        where = ArenaRef(arena.path, weights.total_bytes, push_id)
         await self._engine.prepare_weights(nonce, where, tensors, timeout_s)
 
     async def _commit(self, push: LivePush, nonce: str, deadline_s: float) -> float:

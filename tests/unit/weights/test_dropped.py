@@ -161,6 +161,25 @@ async def test_a_sleep_that_fails_while_a_push_arrives_is_undone(rig: Rig) -> No
     stream.detach()
 
 
+async def test_a_push_waits_until_a_failed_sleep_is_undone(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when that takes longer than the Sleep's caller waits: a worker prepares one version at a time, and not while
+    its weights sleep."""
+    monkeypatch.setattr("genserve.control.turn._UNDO_GRACE_S", 0.01)
+    rig.engine.fails["sleep"] = GenserveError("no memory on the host")
+    waking = rig.engine.gates["wake_up"] = Gate()
+    with pytest.raises(GenserveError, match="no memory"):
+        await sleep(rig)
+    await waking.reached.wait()
+    pushing = asyncio.create_task(rig.push(header()))
+    await asyncio.sleep(0.02)
+    assert "prepare_weights" not in rig.engine.calls
+    del rig.engine.gates["wake_up"]
+    waking.open.set()
+    assert (await pushing).applied is not None
+    assert rig.engine.live == tensors(1)
+    assert (rig.board.phase, rig.engine.running) == (Phase.RUNNING, True)
+
+
 async def prepares(rig: Rig) -> tuple[Gate, "asyncio.Task[PushOutcome]"]:
     """A push that the workers prepare, until the gate opens."""
     gate = rig.engine.gates["prepare_weights"] = Gate()
