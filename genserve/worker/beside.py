@@ -1,7 +1,9 @@
 """A new version built next to the live one, and exchanged with it."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import Event
+from typing import TypeAlias
 
 import torch
 from torch import nn
@@ -12,6 +14,9 @@ from genserve.worker.device import Device
 from genserve.worker.exchange import Buffer, ContentExchange, PointerExchange, exchange
 from genserve.worker.shadow import Shadow, cancellable
 from genserve.worker.tree import Holding, holdings, sizes_of
+
+Reserving: TypeAlias = Callable[[], AbstractContextManager[None]]
+"""Allocates what something else needs of the device at the same time, for as long as a block lasts."""
 
 
 class BesideUpdate:
@@ -77,14 +82,27 @@ class BesideUpdate:
         self._buffer.give_up()
         self._device.give_up()
 
-    def take_back(self) -> None:
-        """Keeps it again. Raises torch.OutOfMemoryError; then the next version looks for memory when it is prepared."""
+    def take_back(self, along: Reserving = nullcontext) -> None:
+        """Keeps it again, with what a push needs `along` with it. Raises torch.OutOfMemoryError; then the next version
+        looks for memory when it is prepared."""
+        with self.reserved(), along():
+            pass
+
+    @contextmanager
+    def reserved(self) -> Iterator[None]:
+        """What a push needs is allocated within the block."""
         with self._device.work():
             self._buffer.take()
-            if self._place.type != "cpu":
-                self._shadow.reserve()
-                # What is quantised as it is loaded has no storage before; and post-processing may make other sizes.
-                like_live = [torch.empty(size, dtype=torch.uint8, device=self._place) for size in sizes_of(self._live)]
+            if self._place.type == "cpu":
+                yield
+                return
+            with self._shadow.reserved():
+                pass
+            # What is quantised as it is loaded has no storage before; and post-processing may make other sizes.
+            like_live = [torch.empty(size, dtype=torch.uint8, device=self._place) for size in sizes_of(self._live)]
+            try:
+                yield
+            finally:
                 del like_live
 
     def discard(self) -> None:

@@ -162,12 +162,26 @@ class WithDraft:
         self._served = served
         self._draft = draft
         self.can_roll_back = served.can_roll_back
+        self.take_back()  # each has taken the other's place: a push needs both at once
 
     def audit(self) -> Constants:
         """Of both; answers the served model's constants."""
-        self._draft.audit()
         constants: Constants = self._served.audit()
+        self._draft.audit()
         return constants
+
+    def draft_failure(self) -> Exception | None:
+        """Why what drafts cannot be exchanged, if it cannot."""
+        try:
+            self._draft.audit()
+        except Exception as error:  # whatever vLLM's model raises
+            return error
+        return None
+
+    def without_draft(self) -> Any:
+        """The update of the served model alone."""
+        self._draft.let_go()
+        return self._served
 
     def prepare(self, tensors: Iterable[tuple[str, torch.Tensor]], cancelled: Event) -> None:
         """Builds both from the same tensors, which are walked twice."""
@@ -190,9 +204,8 @@ class WithDraft:
         self._served.give_up()
 
     def take_back(self) -> None:
-        """Of both."""
-        self._served.take_back()
-        self._draft.take_back()
+        """Of both, at the same time."""
+        self._served.take_back(self._draft.reserved)
 
     def discard(self) -> None:
         """Of both."""

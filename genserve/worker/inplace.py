@@ -9,6 +9,7 @@ takes room for the largest layer.
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from threading import Event
 from typing import Any
 
@@ -19,6 +20,7 @@ from vllm.config import VllmConfig
 from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check
 
 from genserve.worker.audit import Constants, audit
+from genserve.worker.beside import Reserving
 from genserve.worker.device import Device
 from genserve.worker.exchange import ContentExchange, PointerExchange, exchange
 from genserve.worker.shadow import Shadow, cancellable
@@ -102,11 +104,13 @@ class InPlaceUpdate:
         self.discard()
         self._device.give_up()
 
-    def take_back(self) -> None:
-        """Keeps it again. Raises torch.OutOfMemoryError; then the next version looks for memory when it is prepared."""
+    def take_back(self, along: Reserving = nullcontext) -> None:
+        """Keeps it again, with what a push needs `along` with each layer. Raises torch.OutOfMemoryError; then the next
+        version looks for memory when it is prepared."""
         with self._device.work():
             for layer in self._layers.values():
-                layer.reserve()
+                with layer.reserved(), along():
+                    pass
 
     def discard(self) -> None:
         """Forgets the version that was prepared."""

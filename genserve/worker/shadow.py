@@ -112,13 +112,17 @@ class Shadow:
         self.untouched: frozenset[str] = frozenset()  # names of what the last load found, and did not write
         self.strip()
 
-    def reserve(self) -> None:
-        """Allocates what a version takes, and frees it: a device keeps that memory for pushes. The host does not."""
+    @contextmanager
+    def reserved(self) -> Iterator[None]:
+        """What a version takes is allocated within the block: a device keeps that memory for pushes. The host does
+        not."""
         if self._device.type == "cpu":
+            yield
             return
         try:
             for slot in self._slots:
                 slot.allocate(self._device)
+            yield
         finally:
             self.strip()
 

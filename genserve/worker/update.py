@@ -74,7 +74,9 @@ def choose(worker: Any) -> Chosen:
     else:
         # What drafts is loaded with embeddings and a head of its own, so what it shares counts twice.
         draft = draft_of(worker)
-        sizes = [*sizes_of(live), *(sizes_of(draft.model) if draft is not None else [])]
+        drafting_sizes = sizes_of(draft.model) if draft is not None else []
+        # Both have a buffer of their largest tensor.
+        sizes = [*sizes_of(live), *drafting_sizes, *([max(drafting_sizes)] if drafting_sizes else [])]
         facts = gpu_facts(worker, sizes, device.free_bytes())
     placement = place(asked, facts)
     at = torch.device("cpu") if placement.way == "host" else worker.device

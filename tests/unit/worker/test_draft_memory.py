@@ -1,0 +1,115 @@
+"""What a device keeps for pushes, if a second model drafts: both versions are there at once. Memory is counted here,
+and not taken."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from genserve.worker import beside
+from genserve.worker.beside import BesideUpdate
+from genserve.worker.draft import WithDraft
+from genserve.worker.inplace import InPlaceUpdate
+from genserve.worker.shadow import Shadow
+
+
+class Pool:
+    """Of a device, which keeps what was used at most. It is what updates take for a buffer and a device as well."""
+
+    def __init__(self) -> None:
+        self.used = self.kept = 0
+
+    def take(self, num_bytes: int) -> None:
+        self.used += num_bytes
+        self.kept = max(self.kept, self.used)
+
+    @contextmanager
+    def work(self) -> Iterator[None]:
+        yield
+
+
+class Slot:
+    """A tensor of a version."""
+
+    def __init__(self, pool: Pool, num_bytes: int) -> None:
+        self._pool, self._num_bytes, self._is_there = pool, num_bytes, False
+
+    def allocate(self, device: torch.device) -> None:
+        self._pool.take(self._num_bytes)
+        self._is_there = True
+
+    def free(self) -> None:
+        if self._is_there:
+            self._pool.take(-self._num_bytes)
+        self._is_there = False
+
+
+class CountedShadow(Shadow):
+    """A version of so many bytes."""
+
+    def __init__(self, pool: Pool, num_bytes: int) -> None:
+        self._device = torch.device("cuda")
+        self._slots: list[Any] = [Slot(pool, num_bytes)]
+
+    def strip(self) -> None:
+        for slot in self._slots:
+            slot.free()
+
+
+class Buffer:
+    """Kept from when it is first taken."""
+
+    def __init__(self, pool: Pool, num_bytes: int) -> None:
+        self._left = [(pool, num_bytes)]
+
+    def take(self) -> None:
+        while self._left:
+            pool, num_bytes = self._left.pop()
+            pool.take(num_bytes)
+
+
+def built_beside(pool: Pool, num_bytes: int, buffer_bytes: int) -> Any:
+    """An update of so many bytes, and its buffer."""
+    update = object.__new__(BesideUpdate)
+    fields = {"_device": pool, "_place": torch.device("cuda"), "_live": None, "can_roll_back": True}
+    vars(update).update(fields, _shadow=CountedShadow(pool, num_bytes), _buffer=Buffer(pool, buffer_bytes))
+    update.take_back()
+    return update
+
+
+def test_both_versions_and_both_buffers_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that is built first does not take the other's place."""
+    pool = Pool()
+    monkeypatch.setattr(beside, "sizes_of", lambda live: [80])
+    monkeypatch.setattr(torch, "empty", lambda size, **options: Taken(pool, size))
+    WithDraft(built_beside(pool, 80, 2), built_beside(pool, 12, 2))
+    assert pool.kept >= 80 + 2 + 12 + 2
+    assert pool.used == 2 + 2
+
+
+class Taken:
+    """Memory that is counted until it is let go of."""
+
+    def __init__(self, pool: Pool, num_bytes: int) -> None:
+        self._pool, self._num_bytes = pool, num_bytes
+        pool.take(num_bytes)
+
+    def __del__(self) -> None:
+        self._pool.take(-self._num_bytes)
+
+
+def test_in_place_the_draft_is_kept_beside_the_largest_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is prepared whole when the first layer is overwritten."""
+    pool = Pool()
+    monkeypatch.setattr(beside, "sizes_of", lambda live: [])
+    served: Any = object.__new__(InPlaceUpdate)
+    layers = {number: CountedShadow(pool, num_bytes) for number, num_bytes in enumerate((5, 9, 7))}
+    vars(served).update(_device=pool, _layers=layers, can_roll_back=False)
+    draft = built_beside(pool, 12, 2)
+    monkeypatch.setattr(beside, "sizes_of", lambda live: [12])
+    monkeypatch.setattr(torch, "empty", lambda size, **options: Taken(pool, size))
+    WithDraft(served, draft)
+    assert pool.kept >= 9 + 12 + 2
+    assert pool.used == 2
