@@ -14,16 +14,19 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.utils.network_utils import get_ip
 
 from genserve.config import ServeConfig
-from genserve.engine import other_hosts, refusals, vllm_config
+from genserve.engine import leftovers, other_hosts, refusals, vllm_config
 from genserve.engine.start_failure import EngineStartError
+from genserve.worker.lifetime import end_with_address
 
 EXIT_FAILED = 1
+_START_TIMEOUT_S = 3600.0  # of the daemon, which waits for these workers, and loads the model as they do
 
 
 def run(args: AsyncEngineArgs, config: ServeConfig) -> int:
     """Runs the workers until the daemon or one of them has ended, or a signal; the exit status. Raises
     EngineStartError."""
     args = vllm_config.adapted(args, config.weight_update)
+    leftovers.sweep()
     with vllm_config.start_explained(args):
         # A copy: what it fills in would be taken for flags the next time.
         checked = vllm_config.with_ranks_here(
@@ -36,6 +39,7 @@ def run(args: AsyncEngineArgs, config: ServeConfig) -> int:
                 "--headless runs the workers of another host: say how many there are (--nnodes or "
                 "--data-parallel-size-local), and where the first one is (--master-addr or --data-parallel-address)"
             )
+        end_with_address(address, _START_TIMEOUT_S)
         print(f"genserve: running workers for the daemon on {address}", file=sys.stderr, flush=True)
         # internal: what `vllm serve --headless` calls. It takes parsed flags, some of which are not an engine's; and it
         # is imported here because vLLM's HTTP server comes with it.
