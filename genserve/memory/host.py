@@ -36,7 +36,7 @@ class ProcessIdentity:
     @property
     def is_here(self) -> bool:
         """Whether it runs where this process can reach its memory, as /proc/PID/fd/FD."""
-        if self.host_id != host_id():
+        if not self.host_id or self.host_id != host_id():
             return False
         try:
             return _start_time(self.pid) == self.start_time

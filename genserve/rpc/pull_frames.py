@@ -26,17 +26,22 @@ async def pull_frames(request: weights_pb2.PullWeightsRequest, version: Resident
     if chunk_bytes > MAX_CHUNK_BYTES:
         raise InvalidFieldError.of("chunk_bytes", f"must be at most {MAX_CHUNK_BYTES}, is {chunk_bytes}")
     ranges = _ranges(request.ranges, version.manifest.total_bytes)
-    header = weights_pb2.PushHeader(
-        weight_version=version.weight_version,
-        manifest=to_manifest(version.manifest),
-        manifest_digest=version.manifest.digest,
-    )
-    yield weights_pb2.PullWeightsResponse(header=header).SerializeToString()
+    # In a thread: a manifest of a hundred thousand tensors would hold up every token stream.
+    yield await asyncio.to_thread(_header, version)
     for start, end in ranges:
         for position in range(start, end, chunk_bytes):
             # In a thread: a checkpoint may have to be read from a disk.
             yield await asyncio.to_thread(_chunk, version, position, min(position + chunk_bytes, end))
     yield weights_pb2.PullWeightsResponse(end=weights_pb2.PushEnd()).SerializeToString()
+
+
+def _header(version: ResidentVersion) -> bytes:
+    header = weights_pb2.PushHeader(
+        weight_version=version.weight_version,
+        manifest=to_manifest(version.manifest),
+        manifest_digest=version.manifest.digest,
+    )
+    return weights_pb2.PullWeightsResponse(header=header).SerializeToString()
 
 
 def _chunk(version: ResidentVersion, start: int, end: int) -> bytes:

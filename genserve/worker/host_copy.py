@@ -17,10 +17,11 @@ from genserve.v1 import weights_pb2
 from genserve.worker.contract import Fetch, Progress
 
 _CHUNK_BYTES = 4 << 20
-_MAX_RESUMES = 5
-_RESUME_DELAY_S = 0.2
+_FIRST_DELAY_S = 0.1
+_MAX_DELAY_S = 2.0
 _CHANNEL_OPTIONS = (
-    ("grpc.max_receive_message_length", 2 * _CHUNK_BYTES),
+    ("grpc.max_receive_message_length", -1),  # the first frame has a manifest
+    ("grpc.enable_http_proxy", 0),
     # A daemon that has gone without a word is noticed before the deadline.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 10_000),
@@ -81,16 +82,18 @@ class HostCopy:
             arena.close()
 
     def _fetch(self, arena: Arena) -> None:
-        num_resumes = 0
+        delay_s = _FIRST_DELAY_S
         with grpc.insecure_channel(self._request.address, _CHANNEL_OPTIONS) as channel:
             pull: Pull = channel.unary_stream(_PULL, weights_pb2.PullWeightsRequest.SerializeToString)
             while self._received_bytes < arena.size_bytes:
+                before = self._received_bytes
                 broken = self._receive(pull, arena)
-                if self._received_bytes < arena.size_bytes:
-                    num_resumes += 1
-                    if num_resumes > _MAX_RESUMES:
-                        raise FetchError(f"the stream from {self._request.address} broke too often: {broken}")
-                    time.sleep(_RESUME_DELAY_S * num_resumes)
+                if self._received_bytes == arena.size_bytes:
+                    return
+                delay_s = _FIRST_DELAY_S if self._received_bytes > before else min(2 * delay_s, _MAX_DELAY_S)
+                if time.monotonic() + delay_s > self._deadline_s:
+                    raise FetchError(f"the stream from {self._request.address} broke, and the time is over: {broken}")
+                time.sleep(delay_s)
 
     def _receive(self, pull: Pull, arena: Arena) -> str:
         """Takes the bytes that are missing, until the stream ends or breaks; returns why it did. Raises FetchError for

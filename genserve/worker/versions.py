@@ -9,6 +9,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,16 +40,22 @@ class Versions:
     def __init__(self, worker: Any, rank: str, attach: Attach) -> None:
         self.rank = rank
         self._attach = attach
+        daemon = ProcessIdentity(**attach.daemon)
+        # A worker that cannot map the daemon's memory says where it is, and gets the bytes on its own host.
+        self._other_host = "" if daemon.is_here else host_id()
+        if not daemon.is_here and not (self._other_host and daemon.host_id):
+            raise RuntimeError("it cannot be told whether this is the daemon's host: /proc has no boot id")
+        if not self._other_host:
+            end_with_process(daemon.pid)
+        elif attach.daemon_address:
+            end_with_address(attach.daemon_address)
         # The user's own worker class does not choose in time: it is done with what vLLM has left.
         self._chosen: Chosen = getattr(worker, "genserve_chosen", None) or choose(worker)
         self._update, self._device = self._chosen.update, self._chosen.device
         # Before anything is served: a weight that no push would reach shall not be found by those who are answered.
-        self.constants = self._update.audit().paths
+        self.constants = self._audited()
         self._reachable_bytes = reachable_bytes(worker.model_runner.get_model(), self.constants)
         self._slept = SleptWeights(worker)
-        # A worker that cannot map the daemon's memory says where it is, and gets the bytes on its own host.
-        daemon = ProcessIdentity(**attach.daemon)
-        self._other_host = "" if daemon.is_here else host_id()
         # vLLM binds a worker to some of the CPUs that its parent may use.
         self._cpus = sorted(os.sched_getaffinity(os.getppid())) if self._other_host else attach.cpus
         self._host_copy: HostCopy | None = None
@@ -62,10 +69,15 @@ class Versions:
         # Every operation of the live model gives Python's lock away: it shall not wait 5 ms for a background thread to
         # give it back.
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
-        if not self._other_host:
-            end_with_process(daemon.pid)
-        elif attach.daemon_address:
-            end_with_address(attach.daemon_address)
+
+    def _audited(self) -> frozenset[str]:
+        """What the live model has of constants. What drafts is left as it is, if its first steps have made it something
+        that cannot be exchanged: that costs speed, and no correct token."""
+        update = self._update
+        if isinstance(update, WithDraft) and (failure := update.draft_failure()) is not None:
+            log.warning("pushes leave the model that drafts (--speculative-config) as it is: %s", failure)
+            self._update = update.without_draft()
+        return self._update.audit().paths
 
     def attached(self) -> Attached:
         """How this worker takes new versions."""
@@ -91,10 +103,15 @@ class Versions:
         before, copy = self._host_copy, HostCopy(self.rank, request)
         self._host_copy = copy
 
+        freeing = [thread for thread in self._threads if thread.is_alive()]
+
         def run() -> None:
-            _step_back(self._cpus)
+            with suppress(OSError):
+                _step_back(self._cpus)
             if before is not None:
                 before.close()
+            for thread in freeing:  # a host may have room for one copy only
+                thread.join(_PREDECESSOR_TIMEOUT_S)
             copy.run()
 
         threading.Thread(target=run, name="genserve-fetch", daemon=True).start()
@@ -207,7 +224,7 @@ class Versions:
             with self._device.work():
                 self._update.prepare(self._tensors, cancelled)
             with self._settling:  # all that the device had to do for it is done
-                if cancelled.is_set():
+                if cancelled.is_set() or self._nonce != request.nonce:
                     raise PrepareCancelledError
                 self._prepared = True
         except BaseException:

@@ -52,3 +52,4 @@ def test_a_kernel_that_tells_nothing_shares_nothing(monkeypatch: pytest.MonkeyPa
     """Then bytes are sent."""
     monkeypatch.setattr(host, "_BOOT_ID", host.Path(f"{tmp_path}/none"))
     assert host_id() == ""
+    assert not ProcessIdentity("", os.getpid(), host._start_time(os.getpid())).is_here
