@@ -89,7 +89,7 @@ def test_what_the_device_keeps_is_given_up_last() -> None:
     """Nothing of it may be in use then: what drafts has let go of its part before."""
     update, said = both()
     update.give_up()
-    assert said == ["draft let_go", "served give_up"]
+    assert said == ["served take_back", "draft let_go", "served give_up"]
 
 
 def test_what_cannot_be_exchanged_is_left_and_told_of(
