@@ -11,6 +11,9 @@ from genserve.engine.base import MEMORY_TAGS, KvPolicy, PauseMode, SleepTag
 from genserve.engine.liveness import Liveness
 from genserve.errors import EngineDeadError, GenserveError
 
+_TURNS_TO_SEND = 4
+"""Of the event loop, until vLLM's client has sent a call to every engine: it makes a task for each."""
+
 
 class Scheduling:
     """Pause, resume, sleep and wake-up of an engine.
@@ -98,6 +101,8 @@ class Scheduling:
         """Takes memory again, and with SCHEDULING schedules, unless it is to be `paused`; within `timeout_s` from when
         the engine has ended what it was asked before."""
         await self._liveness.settled()
+        if paused and tags == {SleepTag.SCHEDULING}:
+            return  # no memory sleeps: it stands still already
         # vLLM does nothing at all, and says so in its log only, when one of the tags is awake: what is to be the last
         # part is left to it to know.
         names = sorted(tag.value for tag in tags & MEMORY_TAGS) or [SleepTag.SCHEDULING.value]
@@ -109,12 +114,15 @@ class Scheduling:
 
     async def _paused_after(self, waking: Coroutine[Any, Any, None]) -> None:
         """vLLM schedules as soon as the last part is awake. EngineCore takes all calls that have come before it takes a
-        step, so a pause that is sent right behind the wake-up leaves no step between the two."""
-        pausing = self._pause(PauseMode.KEEP, clear_cache=False)
-        outcomes = await asyncio.gather(waking, pausing, return_exceptions=True)
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException):
-                raise outcome
+        step, so a pause that is sent right behind the wake-up leaves no step between the two. Which of them is sent
+        first is vLLM's: so there is another one when it is awake."""
+        woken = asyncio.ensure_future(waking)
+        if not self._lockstep:
+            for _ in range(_TURNS_TO_SEND):
+                await asyncio.sleep(0)
+            await asyncio.gather(woken, self._pause(PauseMode.KEEP, clear_cache=False), return_exceptions=True)
+        await woken
+        await self._pause(PauseMode.KEEP, clear_cache=False)
 
 
 async def _told(call: Coroutine[Any, Any, Any], failure: str) -> None:
