@@ -99,6 +99,30 @@ async def test_level_2_serves_the_same_version_after_the_wake_up(client: AsyncCl
     assert woken == ["wake_up weights", "wake_up all"]
 
 
+@pytest.mark.parametrize("level", [0, 1])
+async def test_a_wake_up_under_a_lease_leaves_the_engine_paused(client: AsyncClient, level: int) -> None:
+    """vLLM schedules as soon as all is awake: one step may have begun by the time the pause is there, and no more."""
+    num_tokens = 0
+
+    async def run() -> None:
+        nonlocal num_tokens
+        async for delta in client.stream([5, 6, 7], max_tokens=1500, ignore_eos=True):
+            num_tokens += sum(len(output.token_ids) for output in delta.outputs)
+
+    running = asyncio.create_task(run())
+    while num_tokens < 5:
+        await asyncio.sleep(0.01)
+    async with client.paused():
+        await asyncio.sleep(0.1)
+        before = num_tokens
+        await client.sleep(level=level)
+        await client.wake_up()
+        await asyncio.sleep(0.3)
+        assert num_tokens - before <= 1
+    running.cancel()
+    await asyncio.wait([running])
+
+
 @pytest.mark.parametrize("level", [1, 2])
 async def test_a_trainer_pushes_between_the_weights_and_the_kv_cache(
     client: AsyncClient, checkpoints: dict[str, Path], level: int
