@@ -54,7 +54,7 @@ def test_json_is_a_document_with_facts_and_what_the_flags_made_of_the_room() -> 
         (["--", "x"], "genserve doctor: error: SERVE_FLAGS: must begin with a flag"),
         (["--", "--model=x"], "genserve doctor: error: SERVE_FLAGS: --model is the doctor's to set"),
         (["--timeout-s", "0"], "'0' is not a time above 0"),
-        (["--timeout-s", "9" * 30], "is not a time above 0 and of at most 24h"),
+        (["--timeout-s", "9" * 30], "is not a time above 0 s and up to 24h"),
     ],
 )
 def test_wrong_input_ends_at_once_in_one_line(arguments: list[str], words: str) -> None:
