@@ -40,7 +40,7 @@ class Arena:
         try:
             fd = os.memfd_create("genserve-arena", os.MFD_CLOEXEC)
         except OSError as error:
-            raise StagingFullError(f"no memory can be had for the push: {error.strerror}") from error
+            raise StagingFullError(f"no memory is available for the push: {error.strerror}") from error
         try:
             os.fchmod(fd, 0o600)
             _reserve(fd, 0, size_bytes)
@@ -205,11 +205,11 @@ def require_memory(size_bytes: int, freed_bytes: int = 0) -> None:
         available_bytes = available_memory_bytes() + freed_bytes
     except OSError as error:
         raise StagingFullError(
-            f"{size_bytes} bytes are to be staged, and the memory cannot be asked for: {error}"
+            f"{size_bytes} bytes are needed to stage the push, and the available memory is unknown: {error}"
         ) from error
     if size_bytes > max(0, available_bytes - MARGIN_BYTES):
         raise StagingFullError(
-            f"{size_bytes} bytes are to be staged, {available_bytes} bytes of memory are available",
+            f"{size_bytes} bytes are needed to stage the push, {available_bytes} bytes of memory are available",
             metadata={"available_bytes": str(available_bytes)},
         )
 

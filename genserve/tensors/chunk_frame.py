@@ -90,4 +90,4 @@ def varint(frame: bytes, position: int) -> tuple[int, int]:
         number |= (byte & 0x7F) << shift
         if byte < 0x80:
             return number, position
-    raise ValueError("a long number")
+    raise ValueError("a varint that is too long")

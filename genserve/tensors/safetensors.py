@@ -57,7 +57,7 @@ def read_safetensors(path: Path) -> list[StoredTensor]:
     header_bytes = int.from_bytes(contents[:_LENGTH_BYTES], "little")
     data_start = _LENGTH_BYTES + header_bytes
     if header_bytes > MAX_HEADER_BYTES or data_start > size_bytes:
-        raise CheckpointFileError(f"{path}: a header of {header_bytes} bytes cannot be; not a safetensors file?")
+        raise CheckpointFileError(f"{path}: a header of {header_bytes} bytes is too large: is this a safetensors file?")
     data = contents[data_start:]
     header = _parse_json(path, contents[_LENGTH_BYTES:data_start].tobytes())
     header.pop("__metadata__", None)

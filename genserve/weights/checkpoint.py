@@ -102,7 +102,7 @@ def _missing_issues(manifest: Manifest, checkpoint: CheckpointIndex) -> Iterator
     for name in sorted(names & checkpoint.tied.keys()):
         # vLLM would skip it, and the push would change nothing without a word.
         if checkpoint.tied[name] not in names:
-            yield PushIssue(name, f"is tied to {checkpoint.tied[name]!r}, which has to be pushed instead or as well")
+            yield PushIssue(name, f"is tied to {checkpoint.tied[name]!r}, push that tensor instead, or both")
 
 
 def _foreign_issues(specs: tuple[TensorSpec, ...], checkpoint: CheckpointIndex) -> Iterator[PushIssue]:
@@ -121,7 +121,7 @@ def _read_header(file: CheckpointFile) -> Iterator[tuple[str, CheckpointTensor]]
     length = int.from_bytes(file.read(0, 8), "little") if file.size_bytes >= 8 else 0
     # Bounded before it is read: a file that is no safetensors file would ask for any amount.
     if not 2 <= length <= min(_MAX_HEADER_BYTES, file.size_bytes - 8):
-        raise CheckpointError(f"{path}: is no safetensors file, its header would be {length} bytes long")
+        raise CheckpointError(f"{path}: is not a safetensors file: its header would be {length} bytes long")
     try:
         header = json.loads(file.read(8, length))
     except CheckpointError:

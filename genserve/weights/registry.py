@@ -250,7 +250,7 @@ class PushRegistry:
         """Raises ApplyInProgressError while an update keeps pushes away."""
         if self._reserved_for:
             raise ApplyInProgressError(
-                f"weight update {self._reserved_for!r} is under way",
+                f"weight update {self._reserved_for!r} is in progress",
                 metadata={"update_id": self._reserved_for},
                 retry_after_s=1.0,
             )
@@ -347,4 +347,4 @@ class PushRegistry:
 
 
 def _not_found(push_id: str) -> PushNotFoundError:
-    return PushNotFoundError(f"there is no push {push_id!r}; it may have timed out", metadata={"push_id": push_id})
+    return PushNotFoundError(f"no push {push_id!r} exists; it may have expired", metadata={"push_id": push_id})

@@ -203,7 +203,7 @@ class Upload:
         try:
             response = await self._connection.unary(self._connection.weights.GetPush, request, _EXPLAIN_TIMEOUT_S)
         except GenserveError as failure:
-            error.add_note(f"what was missing is not known: {failure}")
+            error.add_note(f"the missing bytes are unknown: {failure}")
             return error
         push = Push.of(response.push)
         names = self._space.names(push.missing)
@@ -212,7 +212,7 @@ class Upload:
         others = f" and {len(names) - _NUM_NAMED} more" if len(names) > _NUM_NAMED else ""
         num_bytes = sum(end - start for start, end in push.missing)
         return DeadlineError(
-            f"nothing was applied: of the {self._num_callers} callers of push {push.push_id!r} some have not sent "
+            f"nothing was applied: of the {self._num_callers} callers of push {push.push_id!r} some did not send "
             f"{num_bytes} bytes of {', '.join(names[:_NUM_NAMED])}{others}",
             metadata={"push_id": push.push_id},
         )

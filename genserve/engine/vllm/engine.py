@@ -205,12 +205,13 @@ class VllmEngine:
                 metadata={"weight_version": str(self.weight_version)},
             )
         if request.request_id in self._streams:
-            raise RequestIdInUseError(f"a request {request.request_id!r} is running")
+            raise RequestIdInUseError(f"a request {request.request_id!r} is already running")
         self._admission.check_early(request)
         num_sequences = request.sampling.n or 1
         if self._num_active + num_sequences > self._options.max_active_requests:
             raise QueueFullError(
-                f"{self._num_active} sequences are running or waiting, of {self._options.max_active_requests} at most",
+                f"{self._num_active} sequences are running or waiting; the limit is "
+                f"{self._options.max_active_requests}",
                 retry_after_s=1.0,
             )
         self._streams[request.request_id] = None  # the id is taken from here on

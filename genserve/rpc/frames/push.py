@@ -54,7 +54,7 @@ async def read_header(frames: Frames) -> weights_pb2.PushHeader:
         async with asyncio.timeout(HEADER_TIMEOUT_S):
             first = await anext(frames, None)
     except TimeoutError:
-        raise DeadlineError(f"no header came within {HEADER_TIMEOUT_S:g} s") from None
+        raise DeadlineError(f"no header arrived within {HEADER_TIMEOUT_S:g} s") from None
     if isinstance(first, OversizedFrame):
         raise ManifestMismatchError(
             f"the header has {first.size_bytes} bytes; no manifest for this checkpoint needs more than "
@@ -79,13 +79,13 @@ async def read_chunks(frames: Frames, stream: PushStream, segments: SegmentReade
             kind = frame.WhichOneof("frame") if isinstance(frame, weights_pb2.PushWeightsRequest) else "header"
             if kind == "segment" and isinstance(frame, weights_pb2.PushWeightsRequest):
                 if segments is None:
-                    raise InvalidFieldError.of("segment", "only a peer on the daemon's own host may hand memory over")
+                    raise InvalidFieldError.of("segment", "only a client on the daemon's host may send shared memory")
                 await segments.take(stream, _segment_chunk(frame.segment))
                 continue
             if kind != "end":
-                raise InvalidFieldError.of("frame", f"{kind or 'an unknown one'} cannot come here")
+                raise InvalidFieldError.of("frame", f"{kind or 'an unknown one'} is not allowed here")
             async for _ in frames:
-                raise InvalidFieldError.of("frame", "nothing may follow the end")
+                raise InvalidFieldError.of("frame", "no frame may follow the end frame")
             ended = True
         if segments is not None:
             await segments.finish()
@@ -95,7 +95,8 @@ async def read_chunks(frames: Frames, stream: PushStream, segments: SegmentReade
     if ended:
         return
     raise PushTruncatedError(
-        "the stream was closed without an end frame; what arrived stays staged", metadata={"push_id": stream.push_id}
+        "the stream was closed without an end frame; the bytes that arrived stay staged",
+        metadata={"push_id": stream.push_id},
     )
 
 

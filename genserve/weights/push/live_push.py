@@ -38,7 +38,7 @@ class PushIdentity:
         """Raises PushConflictError unless the header is of this push."""
         if PushIdentity(digest, header.weight_version, header.lora) != self:
             raise PushConflictError(
-                f"push {header.push_id!r} is known with another manifest, version or adapter",
+                f"push {header.push_id!r} exists with another manifest, version or adapter",
                 metadata={"push_id": header.push_id, "weight_version": str(self.weight_version)},
             )
 
@@ -118,8 +118,8 @@ class LivePush:
         if self.round.is_live:
             if self.meets_other(header):
                 raise PushConflictError(
-                    f"attempt {header.attempt!r} at push {self.push_id!r} meets attempt {self.round.attempt!r}, which "
-                    "is still being sent; nothing was applied",
+                    f"attempt {header.attempt!r} at push {self.push_id!r} conflicts with attempt "
+                    f"{self.round.attempt!r}, which is still being sent; nothing was applied",
                     metadata={"push_id": self.push_id},
                 )
             return self.round
@@ -233,7 +233,7 @@ class LivePush:
     def in_progress(self) -> ApplyInProgressError:
         """The error for other callers who would change the weights while this push is at it."""
         return ApplyInProgressError(
-            f"push {self.push_id!r} is under way ({self.lifecycle.state.value})",
+            f"push {self.push_id!r} is in progress ({self.lifecycle.state.value})",
             metadata={"push_id": self.push_id},
             retry_after_s=1.0,
         )
@@ -244,7 +244,7 @@ class LivePush:
         missing_bytes = total_bytes - self.staging.num_counted
         lacks = f"lacks {missing_bytes} of {total_bytes} bytes"
         if not missing_bytes:
-            lacks = f"was not ended by all of its {self.round.num_streams} streams"
+            lacks = f"did not get an end frame from all of its {self.round.num_streams} streams"
         return PushTruncatedError(
             f"push {self.push_id!r} {lacks}",
             metadata={"push_id": self.push_id, "missing_bytes": str(missing_bytes)},
@@ -253,7 +253,7 @@ class LivePush:
     def not_found(self) -> PushNotFoundError:
         """The error for a push that was given up."""
         return PushNotFoundError(
-            f"push {self.push_id!r} has timed out or was discarded", metadata={"push_id": self.push_id}
+            f"push {self.push_id!r} has expired or was discarded", metadata={"push_id": self.push_id}
         )
 
     @property

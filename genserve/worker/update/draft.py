@@ -111,8 +111,8 @@ class DraftUpdate(BesideUpdate):
             if not self._is_told:
                 self._is_told = True
                 log.warning(
-                    "pushes have no weights for the model that drafts (--speculative-config), which keeps those it has:"
-                    " tokens stay right, but fewer drafts are accepted with every version"
+                    "pushes have no weights for the draft model (--speculative-config), which keeps its own: tokens "
+                    "stay right, but fewer drafts are accepted with every version"
                 )
 
     def commit(self) -> None:
@@ -149,7 +149,7 @@ def draft_update(worker: Any, device: Device, way: str) -> DraftUpdate | None:
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # whatever vLLM's model raises
-        log.warning("pushes leave the model that drafts (--speculative-config) as it is: %s", error)
+        log.warning("pushes do not change the draft model (--speculative-config): %s", error)
         return None
     return update
 
