@@ -67,15 +67,15 @@ BAD: list[tuple[str, WayFound, Level, str]] = [
         "new is tp0 x",
     ),
     ("weights", way(pushed=[replace(B, digests={})]), Level.WARN, "could not be compared"),
-    ("labels", way(pushed=[replace(B, labelled=False)]), Level.FAIL, "another version"),
-    ("labels", way(pushes=[push("b", labels_ok=False)]), Level.FAIL, "another version"),
+    ("labels", way(pushed=[replace(B, labelled=False)]), Level.FAIL, "a version that was not served"),
+    ("labels", way(pushes=[push("b", labels_ok=False)]), Level.FAIL, "a version that was not served"),
     ("streams", way(pushes=[push("b", lost="ENGINE_DEAD")]), Level.FAIL, "ENGINE_DEAD"),
     ("streams", way(pushes=[push("b", requests_aborted=2)]), Level.FAIL, "2 were aborted"),
     ("streams", way(pushes=[push("b", requests_kept=0)]), Level.WARN, "no request was running"),
     ("pause", way(pushes=[push("b", paused_s=1.5)]), Level.WARN, "p50 1500.0 ms"),
     ("inter-token latency", way(pushes=[push("b", waits_s=[0.2] * 9)]), Level.WARN, "200.0/200.0 ms while preparing"),
     ("inter-token latency", way(pushes=[push("b", waits_s=[])]), Level.WARN, "no token came"),
-    ("a misshapen tensor", way(misshapen=MustFail("", "", B, B)), Level.FAIL, "it was taken"),
+    ("a misshapen tensor", way(misshapen=MustFail("", "", B, B)), Level.FAIL, "it was accepted"),
     ("a misshapen tensor", way(misshapen=MustFail("INTERNAL", "KeyError", B, B)), Level.FAIL, "INTERNAL: KeyError"),
     (
         "a misshapen tensor",
@@ -83,7 +83,7 @@ BAD: list[tuple[str, WayFound, Level, str]] = [
         Level.FAIL,
         "something else is served",
     ),
-    ("a push that ends late", way(late=replace(LATE, after=None)), Level.FAIL, "did not answer after it"),
+    ("a push that ends late", way(late=replace(LATE, after=None)), Level.FAIL, "did not answer afterwards"),
     ("a push that ends late", way(late=replace(LATE, reason="INTERNAL")), Level.FAIL, "INTERNAL: no time"),
     (
         "a push that ends late",
@@ -103,7 +103,7 @@ BAD: list[tuple[str, WayFound, Level, str]] = [
         Level.FAIL,
         "something else is served",
     ),
-    ("a push that ends late", way(late=replace(LATE, reason="")), Level.WARN, "nothing is proven"),
+    ("a push that ends late", way(late=replace(LATE, reason="")), Level.WARN, "this proves nothing"),
     ("checks", way(error="ENGINE_DEAD: the engine has died"), Level.FAIL, "ENGINE_DEAD"),
     ("stop", way(stopped="it had to be killed"), Level.FAIL, "had to be killed"),
 ]
@@ -145,7 +145,7 @@ def test_a_push_that_leaves_all_as_it_was_is_seen_without_a_cold_start(cold: dic
     """A model of the user's own: b has none, and holds something else than a."""
     found = way(pushed=[replace(B, digests=cold["a"].digests), snapshot("a")])
     told = verdicts(found, {"a": cold["a"]}, expect_cold=False)["weights"]
-    assert (told.level, told.finding) == (Level.FAIL, "after a push of b the workers hold what they hold of a")
+    assert (told.level, told.finding) == (Level.FAIL, "after a push of b the workers hold the same as after a")
 
 
 def test_a_cold_start_that_failed_is_missed_where_there_should_be_one(cold: dict[str, Snapshot]) -> None:
