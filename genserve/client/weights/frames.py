@@ -43,8 +43,8 @@ def chunk_frame(offset: int, pieces: Sequence[bytes | memoryview], *, checksum: 
 
 @cache
 def crc32c() -> Callable[[int, bytes | memoryview], int] | None:
-    """google_crc32c's in C, which goes on from the checksum of the bytes before (0 at first); without it chunks have no
-    checksum, which is said once."""
+    """google_crc32c's function in C, which continues from the checksum of the bytes before (0 at first). Without the
+    package chunks have no checksum, and a warning is logged once."""
     try:
         google_crc32c = import_module("google_crc32c")
     except ImportError:
@@ -57,5 +57,5 @@ def crc32c() -> Callable[[int, bytes | memoryview], int] | None:
         as_array = import_module("numpy").frombuffer
     except ImportError:
         return lambda before, data: extend(before, bytes(data))
-    # It takes bytes and no memoryview, but an array over one.
+    # The function accepts bytes but no memoryview; an array over the memoryview works.
     return lambda before, data: extend(before, data if isinstance(data, bytes) else as_array(data, "uint8"))

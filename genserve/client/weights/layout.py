@@ -21,8 +21,8 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """All tensors of a push, of which a caller may have a part: (name, safetensors' dtype, shape). They lie end to end
-    in order of their names."""
+    """All tensors of a push, of which a caller may hold some: (name, safetensors' dtype, shape). They are placed end to
+    end in order of their names."""
 
     tensors: Sequence[tuple[str, str, tuple[int, ...]]]
 
@@ -47,10 +47,10 @@ class _Piece:
 
 
 class ByteSpace:
-    """Lays tensors out without gaps; with a `layout` that has more tensors they are a part of its. Of a tensor that
-    several ranks have together a part is here.
+    """Places tensors without gaps; a `layout` may have more tensors. Of a tensor that several ranks share, this holds
+    one part.
 
-    Raises ValueError for a name that occurs twice, for no tensor at all, and for one that is not in the layout.
+    Raises ValueError for a name that occurs twice, for no tensor at all, and for a tensor that is not in the layout.
     """
 
     def __init__(self, sources: Sequence[TensorSource], layout: Layout | None = None) -> None:
@@ -81,10 +81,10 @@ class ByteSpace:
         self._ends = [piece.end for piece in self._pieces]
         self.total_bytes = sum(spec.length for spec in self._specs)
         self.ranges = merged((piece.start, piece.end) for piece in self._pieces)
-        """Where the bytes that are here lie: everything, or the part."""
+        """The place of the bytes held here: everything, or a part."""
 
     def manifest(self, *, partial: bool) -> weights_pb2.Manifest:
-        """All tensors with their places; `partial`: others of the checkpoint keep their present values."""
+        """All tensors with their places. `partial`: the checkpoint's other tensors keep their present values."""
         return weights_pb2.Manifest(tensors=self._specs, total_bytes=self.total_bytes, partial=partial)
 
     def names(self, ranges: Sequence[Range]) -> list[str]:
@@ -98,8 +98,8 @@ class ByteSpace:
         return found
 
     async def chunks(self, ranges: Sequence[Range], chunk_bytes: int) -> AsyncIterator[tuple[int, list[memoryview]]]:
-        """Cuts ranges, which have to lie within `self.ranges`, into (offset, pieces) of at most `chunk_bytes`; a chunk
-        may span tensors."""
+        """Cuts ranges, which must be within `self.ranges`, into (offset, pieces) of at most `chunk_bytes`. A chunk may
+        contain bytes of several tensors."""
         source, data = None, memoryview(b"")
         for start, end in ranges:
             for chunk_start in range(start, end, chunk_bytes):
@@ -108,7 +108,7 @@ class ByteSpace:
                 while position < chunk_end:
                     piece = self._pieces[bisect_right(self._ends, position)]
                     if piece.source is not source:
-                        data = memoryview(b"")  # lets go of the copy before the next one is made
+                        data = memoryview(b"")  # frees the copy before the next one is made
                         source = piece.source
                         data = await asyncio.to_thread(source.read) if source.copies else source.read()
                     first = piece.source_start + position - piece.start
@@ -119,7 +119,7 @@ class ByteSpace:
 
 
 def merged(ranges: Iterable[Range]) -> list[Range]:
-    """Ranges in order, those that touch as one, those without a byte left out."""
+    """The ranges in order; adjacent ones are joined and empty ones are left out."""
     joined: list[Range] = []
     for start, end in ranges:
         if joined and joined[-1][1] == start:
@@ -144,7 +144,8 @@ def common(one: Sequence[Range], other: Sequence[Range]) -> list[Range]:
 
 
 def split(ranges: Sequence[Range], num_parts: int) -> list[list[Range]]:
-    """The ranges in `num_parts` parts of about the same number of bytes, some empty if there are few."""
+    """Splits the ranges into `num_parts` parts of about the same number of bytes; some are empty if there are few
+    bytes."""
     total_bytes = sum(end - start for start, end in ranges)
     cuts = [total_bytes * part // num_parts for part in range(num_parts + 1)]
     parts: list[list[Range]] = []

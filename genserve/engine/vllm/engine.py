@@ -210,8 +210,7 @@ class VllmEngine:
         num_sequences = request.sampling.n or 1
         if self._num_active + num_sequences > self._options.max_active_requests:
             raise QueueFullError(
-                f"{self._num_active} sequences are running or waiting; the limit is "
-                f"{self._options.max_active_requests}",
+                f"{self._num_active} sequences run or wait; the limit is {self._options.max_active_requests}",
                 retry_after_s=1.0,
             )
         self._streams[request.request_id] = None  # the id is taken from here on
