@@ -1,12 +1,13 @@
-"""What a receiving process and the daemon say to each other beside the frames of a push."""
+"""The protocol between a receiving process and the daemon, in addition to the frames of a push."""
 
 SERVICE = "genserve.internal.Ingest"
 METHOD = "Push"
 PATH_KEY = "genserve-ingest-path"
-"""Metadata: the memory that segments of this stream may lie in, and no other."""
+"""Metadata: the only memory that segments of this stream may use."""
 TAKEN = b"\x00"
-"""Answer to each frame once the daemon needs it no more."""
+"""Answer to each frame once the daemon does not need it any more."""
 OUTCOME = b"\x01"
-"""Before the response, which comes last."""
+"""Precedes the response, which is the last message."""
 FAILED = b"\x02"
-"""Before a `google.rpc.Status`, which comes last: the status of a call is lost to a write that comes too late."""
+"""Precedes a `google.rpc.Status`, which is the last message: a write that comes too late would hide the status of a
+call."""

@@ -21,13 +21,13 @@ from genserve.tensors.checksum import crc32c_of
 from genserve.tensors.chunk_frame import parse_chunk
 
 _RING_BYTES = 32 << 20
-_NICENESS = 5  # generation goes first
+_NICENESS = 5  # generation has precedence
 _GRACE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class IngestSettings:
-    """Where to listen, and where the daemon does. `port` 0 picks one."""
+    """The addresses of this process and of the daemon. `port` 0 picks one."""
 
     host: str
     port: int
@@ -36,19 +36,19 @@ class IngestSettings:
     options: tuple[tuple[str, int], ...]
 
     def to_json(self) -> str:
-        """For the command line."""
+        """The settings as a command-line argument."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """From the command line."""
+        """The settings from a command-line argument."""
         fields = json.loads(text)
         return cls(**{**fields, "options": tuple(map(tuple, fields["options"]))})
 
 
 def main(argv: list[str]) -> int:
-    """Serves until stdin ends: the daemon holds the other end, so the process never outlives it."""
-    # Ctrl-C in a terminal is the daemon's, which ends this process when it has drained.
+    """Serves until stdin ends. The daemon holds the other end, so the process never outlives it."""
+    # Ctrl-C in a terminal is for the daemon, which ends this process after draining.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.setpgid(0, 0)
     os.nice(_NICENESS)
@@ -58,7 +58,7 @@ def main(argv: list[str]) -> int:
 
 
 async def serve(settings: IngestSettings) -> None:
-    """Prints the port it listens on, and serves."""
+    """Prints its port, and serves."""
     unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
     async with grpc.aio.insecure_channel(settings.daemon, options=unlimited) as daemon:
         server = grpc.aio.server(
@@ -78,14 +78,14 @@ async def serve(settings: IngestSettings) -> None:
 
 
 class Relay:
-    """Passes pushes on to the daemon; `max_message_bytes` is what the daemon takes."""
+    """Passes pushes on to the daemon. `max_message_bytes` is the daemon's limit."""
 
     def __init__(self, daemon: grpc.aio.Channel, max_message_bytes: int) -> None:
         self._daemon = daemon
         self._max_message_bytes = max_message_bytes
 
     async def push_weights(self, frames: AsyncIterator[bytes], context: "grpc.aio.ServicerContext[Any, Any]") -> bytes:
-        """A stream of a client's, answered as the daemon answers it."""
+        """Handles one stream of a client. The answer is the daemon's."""
         ring = ChunkRing(max(_RING_BYTES, self._max_message_bytes))
         metadata = tuple((k, v) for k, v in context.invocation_metadata() or () if k == "authorization")
         method: Any = self._daemon.stream_stream(f"/{SERVICE}/{METHOD}")
@@ -115,11 +115,11 @@ class Relay:
                 await call.write(await self._passed_on(frame, ring))
             await call.done_writing()
         except (asyncio.InvalidStateError, grpc.RpcError):
-            return  # the daemon has answered, which is being read
+            return  # the daemon has answered, and its answer is being read
 
     async def _passed_on(self, frame: bytes, ring: ChunkRing) -> bytes:
         chunk = parse_chunk(frame)
-        # What is wrong goes on as it is: the daemon says so.
+        # An invalid frame is passed on: the daemon answers with the error.
         if chunk is None or (chunk.crc32c is not None and crc32c_of(chunk.data) != chunk.crc32c):
             ring.pass_by()
             return frame

@@ -1,4 +1,4 @@
-"""Shared memory that chunks lie in until the daemon has copied them."""
+"""Shared memory that holds chunks until the daemon has copied them."""
 
 import asyncio
 import fcntl
@@ -11,13 +11,13 @@ from genserve.v1 import weights_pb2
 
 
 class ChunkRing:
-    """`size_bytes` of memory that are written round and round: one stream's chunks, in the order in which they came."""
+    """`size_bytes` of memory, written as a ring: the chunks of one stream, in the order of their arrival."""
 
     def __init__(self, size_bytes: int) -> None:
         self.size_bytes = size_bytes
         self._fd = os.memfd_create(f"{NAME_PREFIX}-ingest", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self._fd, size_bytes)
-        # What cannot be shortened the daemon reads in place.
+        # The daemon maps memory that cannot be shortened.
         fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
         self._memory = memoryview(mmap.mmap(self._fd, size_bytes))
         self.path = f"/proc/{os.getpid()}/fd/{self._fd}"
@@ -25,7 +25,7 @@ class ChunkRing:
         self._freed = asyncio.Event()
 
     async def put(self, offset: int, data: bytes | memoryview) -> bytes:
-        """Writes a chunk of at most `size_bytes`, when there is room, and makes the frame that names it."""
+        """Writes a chunk of at most `size_bytes` once there is room, and returns the frame that names it."""
         while (start := self._room(len(data))) is None:
             self._freed.clear()
             await self._freed.wait()
@@ -35,25 +35,25 @@ class ChunkRing:
         return weights_pb2.PushWeightsRequest(segment=segment).SerializeToString()
 
     def pass_by(self) -> None:
-        """A frame is sent that is not in the ring; it will be acknowledged as the others."""
+        """Records a frame that is not in the ring. The daemon acknowledges it like the others."""
         self._places.append((0, 0))
 
     def acknowledge(self) -> None:
-        """The oldest frame has been taken."""
+        """Records that the daemon acknowledged the oldest frame."""
         self._places.popleft()
         self._freed.set()
 
     def _room(self, length: int) -> int | None:
-        """Where the next chunk can lie."""
+        """The place for the next chunk, or None."""
         used = [place for place in self._places if place[0] < place[1]]
         if not used:
             return 0
         oldest, newest = used[0][0], used[-1][1]
-        if newest > oldest:  # free: behind the newest, and before the oldest
+        if newest > oldest:  # free space: behind the newest, and before the oldest
             return newest if newest + length <= self.size_bytes else 0 if length < oldest else None
         return newest if newest + length < oldest else None
 
     def close(self) -> None:
-        """Gives the memory back, once the daemon has closed it too."""
+        """Frees the memory, once the daemon has closed it too."""
         self._memory.release()
         os.close(self._fd)

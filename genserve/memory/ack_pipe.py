@@ -1,4 +1,4 @@
-"""The pipe of a trainer on the same host that is told which pieces of its memory are not needed any more."""
+"""The ack pipe: through it a trainer on the same host learns which pieces of its memory were copied."""
 
 import asyncio
 import os
@@ -16,7 +16,7 @@ class TakenPipe:
     """The writing end of a pipe of this user."""
 
     _opened: ClassVar[set[int]] = set()
-    """Descriptors of those that are open. They make no pipe the daemon's own: streams may share a pipe."""
+    """Open descriptors. They do not make a pipe the daemon's own, because streams may share a pipe."""
 
     def __init__(self, path: str, fd: int) -> None:
         self.path = path
@@ -26,9 +26,12 @@ class TakenPipe:
 
     @classmethod
     async def open(cls, path: str, memory_path: str, daemon: DaemonProcesses) -> "TakenPipe":
-        """Raises InvalidFieldError for "segment.taken_path" when it is anything else, nobody reads it, another process
-        has it than the one that hands the memory over, or a process of the `daemon` has it open: a pipe does not say
-        what it is for, and vLLM's own pipes end the engine when they are written to."""
+        """Opens the pipe.
+
+        Raises InvalidFieldError for "segment.taken_path" if it is not a pipe, nobody reads it, it belongs to another
+        process than the owner of the memory, or a process of the `daemon` has it open: a pipe does not say what it is
+        for, and writing to vLLM's own pipes ends the engine.
+        """
         matched = _PATH.fullmatch(path)
         if matched is None:
             raise _refused("must be /proc/PID/fd/FD")
@@ -37,7 +40,7 @@ class TakenPipe:
         try:
             if daemon.include(int(matched[1])):
                 raise _refused("belongs to one of the daemon's own processes")
-            wanted = _checked(os.stat(path))  # before opening: a device might act on that
+            wanted = _checked(os.stat(path))  # checked before opening: a device might act on an open
             await asyncio.to_thread(cls._refuse_own, wanted, daemon)
             fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
         except OSError as error:
@@ -52,8 +55,8 @@ class TakenPipe:
 
     @classmethod
     def _refuse_own(cls, wanted: FileId, daemon: DaemonProcesses) -> None:
-        """A trainer that has started the daemon may have the other end of a pipe of the daemon's: its standard input,
-        say."""
+        """Refuses the daemon's own pipes. A trainer that started the daemon may have the other end of one, for example
+        of its standard input."""
         for pid, fd in daemon.descriptors_of(wanted):
             if pid != os.getpid() or fd not in cls._opened:
                 raise _refused("is also open in one of the daemon's own processes")
@@ -63,17 +66,17 @@ class TakenPipe:
         try:
             return self.path == path and file_id(os.stat(path)) == self._file_id
         except OSError:
-            return False  # to open it says why
+            return False  # opening it raises the reason
 
     def tell(self) -> None:
-        """Another piece has been taken. Raises InvalidFieldError when nobody reads it."""
+        """Acknowledges a piece. Raises InvalidFieldError if nobody reads the pipe."""
         try:
             os.write(self._fd, b"\0")
         except OSError as error:
             raise _refused(f"is not read: {error.strerror}") from error
 
     def close(self) -> None:
-        """Lets go of it."""
+        """Closes the pipe."""
         self._opened.discard(self._fd)
         os.close(self._fd)
 

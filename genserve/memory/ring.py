@@ -1,4 +1,4 @@
-"""Memory that one process writes round and round and another on the same host reads: no byte goes over a socket."""
+"""A ring of shared memory that one process writes and another on the same host reads: no byte goes through a socket."""
 
 import asyncio
 import fcntl
@@ -11,16 +11,16 @@ from typing import Final
 
 from genserve.memory.host import host_id
 
-# Below this a push is over before it has been asked whether memory can be handed over.
+# A smaller push would be over before the daemon has said whether it can read shared memory.
 MIN_BYTES: Final = 8 << 20
 PIECE_BYTES: Final = 4 << 20
-NUM_PIECES: Final = 4  # all of them stay in a processor's cache, so that the daemon reads what was written from there
-_NAME: Final = "genserve-push"  # the daemon opens no memory of another name
+NUM_PIECES: Final = 4  # all of them stay in a processor's cache, so that the daemon reads from the cache
+_NAME: Final = "genserve-push"  # the daemon does not open memory with another name
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Bytes [start, start + length) of the memory at `path`; who reads them acknowledges by a byte to the pipe at
+    """Bytes [start, start + length) of the memory at `path`. The reader acknowledges them by a byte to the pipe at
     `ack_path`."""
 
     path: str
@@ -30,17 +30,17 @@ class Piece:
 
 
 class SharedRing:
-    """A little memory without a name that is written round and round, and a pipe on which the daemon tells that it has
-    copied a piece. For one stream at a time."""
+    """A small anonymous memory that is written in a ring, and a pipe on which the daemon acknowledges the pieces that
+    it has copied. For one stream at a time."""
 
     def __init__(self) -> None:
-        """Raises OSError where the kernel refuses."""
+        """Raises OSError if the kernel refuses."""
         fd = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self._fds = [fd]
         self._close = weakref.finalize(self, _close_all, self._fds)  # also when a client is dropped and never closed
         os.fchmod(fd, 0o600)
         os.ftruncate(fd, NUM_PIECES * PIECE_BYTES)
-        # What cannot be shortened the daemon reads in place.
+        # The daemon maps memory that cannot be shortened.
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
         self._memory = memoryview(mmap.mmap(fd, NUM_PIECES * PIECE_BYTES))
         self._taken, taken_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -49,7 +49,7 @@ class SharedRing:
         self._num_put = self._num_taken = 0
 
     async def put(self, parts: Sequence[bytes | memoryview]) -> Piece:
-        """Writes `parts`, PIECE_BYTES at most, to the oldest place once the daemon has copied what was there."""
+        """Writes `parts`, at most PIECE_BYTES, to the oldest place once the daemon has copied its bytes."""
         while self._num_put - self._num_taken == NUM_PIECES:
             await self._see_taken()
         start = position = self._num_put % NUM_PIECES * PIECE_BYTES
@@ -66,27 +66,27 @@ class SharedRing:
             await _readable(self._taken)
 
     def close(self) -> None:
-        """Gives the memory back. Safe to call more than once."""
+        """Frees the memory. Safe to call more than once."""
         self._memory.release()
         self._close()
 
 
 class SpareRings:
-    """Rings between two pushes."""
+    """Rings that are kept between pushes."""
 
     def __init__(self) -> None:
         self._spare: list[SharedRing] = []
 
     def take(self) -> SharedRing:
-        """One for the caller alone. Raises OSError where the kernel refuses."""
+        """A ring for the caller. Raises OSError if the kernel refuses."""
         return self._spare.pop() if self._spare else SharedRing()
 
     def give_back(self, ring: SharedRing) -> None:
-        """Only what no daemon reads any more: the push that it was taken for has been answered with success."""
+        """Returns a ring that no daemon reads any more: its push was answered with success."""
         self._spare.append(ring)
 
     def close(self) -> None:
-        """Gives the memory back."""
+        """Frees the memory."""
         while self._spare:
             self._spare.pop().close()
 
@@ -108,12 +108,12 @@ def _close_all(fds: list[int]) -> None:
 
 
 def can_share(target: str, daemon_host_id: str) -> bool:
-    """Whether the daemon at `target`, whose host id was told, can open this process's memory. It is so exact as it is
-    cheap: a daemon behind a proxy on this host still says no, and then bytes are sent."""
+    """Whether the daemon at `target` with this host id may be able to open this process's memory. The check is cheap
+    and not exact: a daemon behind a proxy on this host still refuses, and then bytes are sent."""
     return daemon_host_id != "" and is_local(target) and daemon_host_id == host_id()
 
 
 def is_local(target: str) -> bool:
-    """Whether a target of gRPC is an address of this host alone."""
+    """Whether a gRPC target is an address of this host only."""
     host = target.removeprefix("dns:").removeprefix("///").rpartition(":")[0].strip("[]")
     return target.startswith(("unix:", "unix-abstract:")) or host in ("localhost", "::1") or host.startswith("127.")

@@ -16,19 +16,20 @@ from typing import Any, Final
 from genserve.tensors.dtypes import ITEM_BYTES, DtypeError, item_bytes
 
 MAX_HEADER_BYTES: Final = 100_000_000
-"""The limit that the reference implementation has."""
+"""The limit of the reference implementation."""
 
 _LENGTH_BYTES: Final = 8
 _INDEX_SUFFIX: Final = ".safetensors.index.json"
 
 
 class CheckpointFileError(ValueError):
-    """A file is not what it claims to be; the message names it."""
+    """A file is not a valid checkpoint file. The message names it."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """One tensor of a file, or one that was pulled; `data` is a view of the mapping or the memory and keeps it."""
+    """One tensor of a file, or one that was pulled. `data` is a view of the mapping or the memory and keeps it
+    alive."""
 
     name: str
     dtype: str
@@ -37,9 +38,9 @@ class StoredTensor:
 
 
 def read_checkpoint(path: Path) -> list[StoredTensor]:
-    """The tensors of a .safetensors file, or of a directory with one, several, or an index of them.
+    """The tensors of a .safetensors file, or of a directory with one file, several files, or an index.
 
-    Raises CheckpointFileError, or OSError when a file cannot be opened.
+    Raises CheckpointFileError, or OSError if a file cannot be opened.
     """
     if path.is_dir():
         return _read_directory(path)
@@ -75,9 +76,9 @@ def read_safetensors(path: Path) -> list[StoredTensor]:
 
 
 def write_safetensors(path: Path, tensors: Iterable[StoredTensor]) -> None:
-    """Writes one file, whole or not at all. Raises OSError."""
+    """Writes one file, completely or not at all. Raises OSError."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    # So that all are aligned; those without a known size need not be.
+    # Larger elements first, so that all are aligned; tensors without a known size need no alignment.
     ordered, end = sorted(tensors, key=lambda each: (-ITEM_BYTES.get(each.dtype, 0), each.name)), 0
     for each in ordered:
         offsets = [end, end := end + len(each.data)]
