@@ -1,4 +1,4 @@
-"""The live weights of all ranks, and the version they have."""
+"""The live weights of all ranks, and their version."""
 
 import asyncio
 import os
@@ -23,8 +23,8 @@ _GRACE_S = 10.0
 
 
 class LiveWeights:
-    """Prepares, commits and discards versions on every rank, as `Engine` has it. `address`: where other hosts reach the
-    daemon, "HOST:PORT"."""
+    """Prepares, commits and discards versions on every rank, as `Engine` specifies. `address`: "HOST:PORT" of the
+    daemon for other hosts."""
 
     def __init__(self, llm: AsyncLLM, liveness: Liveness, workers: Workers, address: str) -> None:
         self._llm = llm
@@ -35,8 +35,8 @@ class LiveWeights:
         self.version = 0
 
     async def attach(self, timeout_s: float, *, takes_adapters: bool) -> Attached:
-        """Makes every worker ready for pushes, before anything is served; how they will take them. Where ranks differ,
-        `weight_update` lists the ways, and the reason is that of the last one. Raises RuntimeError."""
+        """Makes every worker ready for pushes, before anything is served, and returns how they will take new versions.
+        If ranks differ, `weight_update` lists the ways, and the reason is that of the last one. Raises RuntimeError."""
         cpus = sorted(os.sched_getaffinity(0))
         attach = Attach(self._workers.report_socket, cpus, asdict(ProcessIdentity.own()), self._address)
         answers = await self._workers.call("genserve_attach", attach.to_wire(), timeout_s=timeout_s)
@@ -52,7 +52,7 @@ class LiveWeights:
                 "fetch pushed weights: listen on an address of this host (--host, --port)"
             )
         if self._workers.other_hosts and takes_adapters:
-            # What flags show is told by refusals. Where Ray puts its workers is known only now.
+            # The refusals cover what flags show. Where Ray runs its workers is known only now.
             raise RuntimeError(
                 "--enable-lora: some workers run on other hosts, and an adapter is loaded from files that the daemon "
                 "writes on its own [adapters-on-other-hosts]"
@@ -87,7 +87,7 @@ class LiveWeights:
             raise PushRolledBackError(f"the weights could not be prepared; nothing changed: {error}") from error
 
     async def _fetch(self, nonce: str, arena: ArenaRef, timeout_s: float) -> dict[str, str]:
-        """Has one worker of every other host copy the bytes there; the paths of the copies by host."""
+        """Makes one worker of every other host copy the bytes there. Returns the paths of the copies by host."""
         deadline = asyncio.get_running_loop().time() + timeout_s
         host_of = {ranks[0]: host for host, ranks in self._workers.other_hosts.items()}
         request = Fetch(nonce, list(host_of), self._address, arena.push_id, arena.size_bytes, timeout_s)
@@ -107,7 +107,7 @@ class LiveWeights:
         step = Step(nonce).to_wire()
         deadline_s = time.monotonic() + timeout_s
         try:
-            # A busy machine is late; one that hangs is given up.
+            # A busy machine is late; a worker that hangs is given up.
             await self._workers.step("genserve_commit", step, timeout_s=timeout_s + _GRACE_S)
             await self.label(str(version), timeout_s + _GRACE_S)
         except DeadlineError as error:
@@ -119,7 +119,7 @@ class LiveWeights:
             if isinstance(error, GenserveError | WorkerError):
                 raise PushRolledBackError(f"the commit failed; version {self.version} is served: {error}") from error
             raise
-        # What an update in place has replaced is gone: it is late, and it is whole.
+        # An update in place cannot be undone: it is late, but complete.
         if time.monotonic() > deadline_s and self._can_roll_back:
             late = DeadlineError(f"the commit took longer than {timeout_s:g} s, and was undone")
             await asyncio.shield(self._roll_back(step, late))
@@ -136,11 +136,12 @@ class LiveWeights:
             raise EngineTaintedError(f"a commit failed ({cause}) and could not be undone ({error})") from error
 
     async def before_sleep(self, level: int, timeout_s: float) -> None:
-        """Has every rank keep what a sleep of this level would drop and nobody could restore. Raises GenserveError."""
+        """Makes every rank keep what a sleep of this level would drop and nothing could restore. Raises
+        GenserveError."""
         await self._around_sleep("genserve_sleep", Sleep(level).to_wire(), timeout_s)
 
     async def after_wake_up(self, timeout_s: float) -> None:
-        """Has every rank put back what it kept, once its weights are awake. Raises GenserveError."""
+        """Makes every rank restore what it kept, once its weights are awake. Raises GenserveError."""
         await self._around_sleep("genserve_wake", {}, timeout_s)
 
     async def _around_sleep(self, method: str, message: dict[str, Any], timeout_s: float) -> None:
@@ -150,7 +151,7 @@ class LiveWeights:
             raise GenserveError(f"{method.removeprefix('genserve_')} failed: {error}") from error
 
     async def step(self, method: str, message: dict[str, Any], timeout_s: float) -> None:
-        """One call of the contract to every rank; raises WorkerError unless all could do it."""
+        """One call of the contract to every rank. Raises WorkerError unless all ranks succeed."""
         await self._workers.step(method, message, timeout_s=timeout_s)
 
     async def label(self, version: str, timeout_s: float) -> None:
@@ -160,7 +161,7 @@ class LiveWeights:
         )
 
     def given_up(self, error: DeadlineError) -> EngineDeadError:
-        """Declares the engine dead: a worker that hangs cannot be asked to undo it, and nothing else reaches it."""
+        """Declares the engine dead: a worker that hangs cannot be asked to undo, and nothing else reaches it."""
         self._liveness.declare_dead()
         return EngineDeadError(f"{error.message}; the daemon gives up the engine")
 
@@ -178,25 +179,25 @@ class LiveWeights:
 
 
 class LiveTransfer:
-    """vLLM's own transfer over the live weights of all ranks, as `WeightTransfer` has it.
+    """vLLM's own transfer over the live weights of all ranks, as `WeightTransfer` specifies.
 
-    It goes through our extension and not through AsyncLLM's methods of these names: a rank that raises there leaves
-    late replies for the next call, and one of a further data-parallel engine is not heard at all.
+    It uses genserve's worker extension and not AsyncLLM's methods of these names: a rank that raises there leaves late
+    replies for the next call, and errors of other data-parallel engines are lost.
     """
 
     def __init__(self, weights: LiveWeights) -> None:
         self._weights = weights
 
     async def init(self, info: str, timeout_s: float) -> None:
-        """Connects every rank with the trainer."""
+        """Connects every rank to the trainer."""
         await self._call("init", timeout_s, info)
 
     async def start(self, timeout_s: float) -> None:
-        """Gets every rank ready to receive."""
+        """Prepares every rank to receive."""
         await self._call("start", timeout_s)
 
     async def update(self, info: str, timeout_s: float) -> None:
-        """Has every rank receive tensors."""
+        """Makes every rank receive tensors."""
         await self._call("update", timeout_s, info)
 
     async def finish(self, version: int, timeout_s: float) -> None:

@@ -1,1 +1,1 @@
-"""One request: into vLLM's prompt and sampling parameters, and out of its outputs."""
+"""Converts a request to vLLM's prompt and sampling parameters, and vLLM's outputs to results."""

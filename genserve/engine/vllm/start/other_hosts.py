@@ -1,6 +1,4 @@
-"""An engine whose workers are spread over hosts, as vLLM's flags have it: under which address those elsewhere reach the
-daemon. Pure.
-"""
+"""The daemon's address for workers on other hosts, if vLLM's flags spread an engine over hosts. Pure."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,9 +13,12 @@ _WILDCARDS = frozenset({"0.0.0.0", "::", "[::]"})
 
 
 def daemon_address(parallel: ParallelConfig, host: str, port: int, own_ip: Callable[[], str]) -> str:
-    """The "HOST:PORT" at which other hosts reach the daemon that listens on `host` and `port`; "" if there are none, or
-    none that is known. `own_ip` tells this host's address, for Ray, which alone knows where workers will be. Raises
-    EngineStartError naming the flag that keeps other hosts from reaching it."""
+    """The "HOST:PORT" at which other hosts reach the daemon that listens on `host` and `port`; "" if there are no other
+    hosts, or none is known.
+
+    `own_ip` returns this host's address, for Ray, which alone knows where workers will run. Raises EngineStartError
+    naming the flag that prevents other hosts from reaching it.
+    """
     if parallel.use_ray:
         return "" if port <= 0 or is_loopback(host) else _joined(own_ip() if host in _WILDCARDS else host, port)
     first = _first_host(parallel)
@@ -41,7 +42,7 @@ def _joined(host: str, port: int) -> str:
 
 
 def _first_host(parallel: ParallelConfig) -> str:
-    """The daemon's host, as the other hosts know it; "" if there are none."""
+    """The address of the daemon's host for the other hosts; "" if there are none."""
     if parallel.nnodes > 1:
         return str(parallel.master_addr)
     if parallel.data_parallel_size_local < parallel.data_parallel_size:
