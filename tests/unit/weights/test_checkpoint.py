@@ -66,8 +66,8 @@ def test_tied_head_is_known(
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"", "no safetensors file"),
-        (struct.pack("<Q", 1 << 62) + b"{}", "no safetensors file"),
+        (b"", "not a safetensors file"),
+        (struct.pack("<Q", 1 << 62) + b"{}", "not a safetensors file"),
         (struct.pack("<Q", 2) + b"[]", "malformed"),
         (struct.pack("<Q", 4) + b"nope", "Expecting value"),
         (struct.pack("<Q", 8) + b'{"a":{}}', "malformed"),
