@@ -76,7 +76,7 @@ class ControlServicer(ControlServiceServicer):
     async def Resume(
         self, request: control_pb2.ResumeRequest, context: "ServicerContext[Any, Any]"
     ) -> control_pb2.ResumeResponse:
-        """Gives a lease back."""
+        """Ends a lease."""
         lease_expired = await self._pauses.resume(request.lease_id, force=request.force)
         return control_pb2.ResumeResponse(lease_expired=lease_expired, state=to_state(self._board.state()))
 
@@ -91,7 +91,8 @@ class ControlServicer(ControlServiceServicer):
         request: control_pb2.WatchStatusRequest,
         context: "ServicerContext[control_pb2.WatchStatusRequest, control_pb2.WatchStatusResponse]",
     ) -> None:
-        """State and load, now and whenever they differ from what was sent last; ends with the daemon or its engine."""
+        """State and load, at once and whenever they differ from the last message. Ends with the daemon or its
+        engine."""
         interval_s = watch_interval_s(request)
         with self._watchers.joined():
             await self._watch(interval_s, context)
@@ -107,7 +108,7 @@ class ControlServicer(ControlServiceServicer):
             status = (self._board.state(), self._engine.load())
             if status != sent:
                 await context.write(control_pb2.WatchStatusResponse(state=to_state(status[0]), load=to_load(status[1])))
-                sent = status  # what changed during the write is not announced again
+                sent = status  # changes during the write are not sent again
             elif is_last:
                 return
             else:
@@ -126,7 +127,7 @@ class ControlServicer(ControlServiceServicer):
     async def Sleep(
         self, request: control_pb2.SleepRequest, context: "ServicerContext[Any, Any]"
     ) -> control_pb2.SleepResponse:
-        """Gives the device's memory back."""
+        """Releases the device's memory."""
         mode, depth, timeout_s = sleep_arguments(request)
         await self._sleeps.sleep(mode, depth, timeout_s)
         return control_pb2.SleepResponse(state=to_state(self._board.state()))
@@ -148,7 +149,7 @@ class ControlServicer(ControlServiceServicer):
     async def UnloadLora(
         self, request: control_pb2.UnloadLoraRequest, context: "ServicerContext[Any, Any]"
     ) -> control_pb2.UnloadLoraResponse:
-        """Takes an adapter away."""
+        """Removes an adapter."""
         lora = self._loras.unload(request.lora_name)
         return control_pb2.UnloadLoraResponse(lora=to_lora(lora), state=to_state(self._board.state()))
 

@@ -35,13 +35,14 @@ _PREDECESSOR_TIMEOUT_S = 5.0
 
 
 class Versions:
-    """How a worker takes new versions, and the one that is prepared or was replaced: what it keeps between calls."""
+    """How a worker takes new versions, and the version that is prepared or was replaced. This is the state between
+    calls."""
 
     def __init__(self, worker: Any, rank: str, attach: Attach) -> None:
         self.rank = rank
         self._attach = attach
         daemon = ProcessIdentity(**attach.daemon)
-        # A worker that cannot map the daemon's memory says where it is, and gets the bytes on its own host.
+        # A worker that cannot map the daemon's memory reports its host, and gets the bytes there.
         self._other_host = "" if daemon.is_here else host_id()
         if not daemon.is_here and not (self._other_host and daemon.host_id):
             raise RuntimeError("it cannot be told whether this is the daemon's host: /proc has no boot id")
@@ -49,10 +50,10 @@ class Versions:
             end_with_process(daemon.pid)
         elif attach.daemon_address:
             end_with_address(attach.daemon_address)
-        # The user's own worker class does not choose in time: it is done with what vLLM has left.
+        # A user's own worker class does not choose in time: the choice uses the memory that vLLM has left.
         self._chosen: Chosen = getattr(worker, "genserve_chosen", None) or choose(worker)
         self._update, self._device = self._chosen.update, self._chosen.device
-        # Before anything is served: a weight that no push would reach shall not be found by those who are answered.
+        # Before anything is served: clients must not be the ones who find a weight that no push reaches.
         self.constants = self._audited()
         self._reachable_bytes = reachable_bytes(worker.model_runner.get_model(), self.constants)
         self._slept = SleptWeights(worker)
@@ -66,13 +67,14 @@ class Versions:
         self._cancelled = threading.Event()
         self._settling = threading.Lock()  # a preparation either ends before a discard, or sees it
         self._threads: list[threading.Thread] = []
-        # Every operation of the live model gives Python's lock away: it shall not wait 5 ms for a background thread to
-        # give it back.
+        # Every operation of the live model releases Python's global lock: it must not wait 5 ms for a background thread
+        # to
+        # release it again.
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
 
     def _audited(self) -> frozenset[str]:
-        """What the live model has of constants. What drafts is left as it is, if its first steps have made it something
-        that cannot be exchanged: that costs speed, and no correct token."""
+        """The constants of the live model. A draft model that cannot be exchanged after its first steps is not changed:
+        this costs speed, but no correct token."""
         update = self._update
         if isinstance(update, WithDraft) and (failure := update.draft_failure()) is not None:
             log.warning("pushes leave the model that drafts (--speculative-config) as it is: %s", failure)
@@ -95,10 +97,10 @@ class Versions:
         )
 
     def fetch(self, request: Fetch) -> None:
-        """Starts to fetch a version's bytes to this host, if that is this worker's to do."""
+        """Starts to fetch a version's bytes to this host, if this worker must do it."""
         if self.rank not in request.ranks:
             return
-        from genserve.worker.fetch import HostCopy  # gRPC, which workers beside the daemon need not load
+        from genserve.worker.fetch import HostCopy  # gRPC, which workers on the daemon's host need not load
 
         before, copy = self._host_copy, HostCopy(self.rank, request)
         self._host_copy = copy
@@ -117,12 +119,12 @@ class Versions:
         threading.Thread(target=run, name="genserve-fetch", daemon=True).start()
 
     def fetched(self, nonce: str) -> Progress:
-        """How far that is."""
+        """The progress of fetching."""
         copy = self._host_copy
         return copy.progress if copy is not None and copy.nonce == nonce else Progress(self.rank, nonce, done=True)
 
     def prepared(self, nonce: str) -> Progress:
-        """How far the preparation is."""
+        """The progress of preparing."""
         return self._outcome if self._outcome.nonce == nonce else Progress(self.rank, nonce, done=False)
 
     def prepare(self, request: Prepare) -> None:
@@ -143,8 +145,8 @@ class Versions:
             self._update.rollback()
 
     def discard(self, nonce: str) -> None:
-        """Frees the version that is not live, in the background: requests are running again. A preparation that is
-        still under way stops at its next tensor, and frees what it has."""
+        """Frees the version that is not live, in the background, because requests run again. A running preparation
+        stops at its next tensor and frees its memory."""
         if self._host_copy is not None and self._host_copy.nonce == nonce:
             self._drop_host_copy()
         if self._nonce != nonce:
@@ -156,12 +158,12 @@ class Versions:
             self._start(lambda _: self._release())
 
     def draft_digests(self) -> dict[str, str]:
-        """SHA-256 (hex) of the weights that draft, by name, if pushes have them."""
+        """SHA-256 (hex) of the draft model's weights, by name, if pushes have them."""
         return self._update.digests() if isinstance(self._update, WithDraft) else {}
 
     def before_sleep(self, level: int) -> None:
-        """Keeps what a sleep would drop, and gives up what pushes have of the device: whoever puts an engine to sleep
-        wants that memory too."""
+        """Keeps what a sleep would drop, and frees the device memory reserved for pushes: whoever puts an engine to
+        sleep needs that memory too."""
         self._wait_for(self._threads)
         self._drop_host_copy()
         self._slept.before_sleep(level)
@@ -170,7 +172,7 @@ class Versions:
         self._update.give_up()
 
     def after_wake_up(self) -> None:
-        """Puts back what was kept, and takes the device's memory again, if it is there: a trainer may still have it."""
+        """Restores what was kept, and reserves device memory again, if it is available: a trainer may still use it."""
         self._slept.after_wake_up()
         try:
             self._update.take_back()
@@ -178,7 +180,7 @@ class Versions:
             log.warning("no memory for pushes is kept after the sleep, the next one looks for it: %s", error)
 
     def _start(self, work: Callable[[list[threading.Thread]], None]) -> None:
-        """Does something in the background; it gets the threads that have not ended when it begins."""
+        """Does work in the background. The work gets the threads that are still running when it begins."""
         before = [thread for thread in self._threads if thread.is_alive()]
 
         def run() -> None:
@@ -211,7 +213,7 @@ class Versions:
         ack = acknowledged(self.rank, request.nonce, lambda: self._prepare(request, cancelled, before))
         self._outcome = Progress(self.rank, request.nonce, True, ack.error)
         if self._other_host:
-            return  # the daemon's socket is not here: it asks
+            return  # the daemon's socket is not on this host: the daemon polls
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as report:
             report.sendto(json.dumps(ack.to_wire()).encode(), self._attach.report_socket)
 
@@ -223,7 +225,7 @@ class Versions:
         try:
             with self._device.work():
                 self._update.prepare(self._tensors, cancelled)
-            with self._settling:  # all that the device had to do for it is done
+            with self._settling:  # all work of the device for it is done
                 if cancelled.is_set() or self._nonce != request.nonce:
                     raise PrepareCancelledError
                 self._prepared = True
@@ -232,12 +234,12 @@ class Versions:
             raise
 
 
-# glibc keeps what threads have freed, as it seems for good: more than a second model after a few pushes.
+# glibc keeps memory that threads have freed, apparently for ever: more than a second model after a few pushes.
 _malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 
 def acknowledged(rank: str, nonce: str, action: Callable[[], None]) -> Ack:
-    """Runs an action; whatever goes wrong becomes part of the answer, with the place it came from."""
+    """Runs an action. An error becomes part of the answer, with its location."""
     try:
         action()
     except Exception as error:
@@ -248,6 +250,6 @@ def acknowledged(rank: str, nonce: str, action: Callable[[], None]) -> Ack:
 
 
 def _step_back(cpus: Sequence[int]) -> None:
-    """Lets the live model's thread go first: this thread may use every one of these CPUs, at a low priority."""
+    """Gives precedence to the live model's thread: this thread may use all of these CPUs, at a low priority."""
     os.sched_setaffinity(0, cpus)
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _BACKGROUND_NICENESS)

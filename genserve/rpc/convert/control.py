@@ -24,7 +24,7 @@ MIN_WATCH_INTERVAL_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """What the daemon tells of itself beside the engine's facts; sizes are bytes."""
+    """What the daemon reports of itself, in addition to the engine's facts. Sizes are bytes."""
 
     model: str
     max_message_bytes: int
@@ -36,7 +36,7 @@ class ServerFacts:
 
 @dataclass(frozen=True, slots=True)
 class PauseArguments:
-    """What PauseController.pause takes; `ttl_s` None = no expiry."""
+    """The arguments of PauseController.pause. `ttl_s` None = no expiry."""
 
     mode: PauseMode
     kv_policy: KvPolicy
@@ -47,7 +47,7 @@ class PauseArguments:
 
 
 def pause_arguments(message: control_pb2.PauseRequest) -> PauseArguments:
-    """What a Pause asks for, defaults filled in."""
+    """The arguments of a Pause, with defaults."""
     ttl_s: float | None = seconds(message.ttl, "ttl") if message.HasField("ttl") else DEFAULT_PAUSE_TTL_S
     if message.no_expiry:
         if message.HasField("ttl"):
@@ -64,24 +64,24 @@ def pause_arguments(message: control_pb2.PauseRequest) -> PauseArguments:
 
 
 def sleep_arguments(message: control_pb2.SleepRequest) -> tuple[PauseMode, SleepDepth, float]:
-    """Mode, what is given back, and timeout in seconds of a Sleep, defaults filled in."""
+    """Mode, parts to release, and timeout in seconds of a Sleep, with defaults."""
     timeout_s = seconds(message.timeout, "timeout") if message.HasField("timeout") else DEFAULT_PAUSE_TIMEOUT_S
     depth = SleepDepth.of(message.level if message.HasField("level") else None, message.tags)
     return pause_mode(message.mode, "mode"), depth, timeout_s
 
 
 def load_timeout_s(message: control_pb2.LoadLoraRequest) -> float:
-    """Seconds that loading may take."""
+    """Time limit of loading, in seconds."""
     return seconds(message.timeout, "timeout") if message.HasField("timeout") else DEFAULT_LOAD_TIMEOUT_S
 
 
 def renewed_ttl_s(message: control_pb2.RenewPauseRequest) -> float | None:
-    """Seconds from now; None = as the Pause said."""
+    """Seconds from now; None = the lease's first time to live."""
     return seconds(message.ttl, "ttl") if message.HasField("ttl") else None
 
 
 def watch_interval_s(message: control_pb2.WatchStatusRequest) -> float:
-    """Seconds between two looks at the load."""
+    """Seconds between two checks of the load."""
     if not message.HasField("interval"):
         return DEFAULT_WATCH_INTERVAL_S
     interval_s = seconds(message.interval, "interval")

@@ -29,7 +29,7 @@ def update_info(message: weights_pb2.UpdateWeightsRequest) -> str:
 
 
 def update_options(message: weights_pb2.StartWeightUpdateRequest) -> UpdateOptions:
-    """How to begin, defaults filled in."""
+    """How to begin, with defaults."""
     return UpdateOptions(
         update_id=message.update_id,
         pause_mode=pause_mode(message.pause_mode, "pause_mode"),
@@ -45,13 +45,13 @@ def call_timeout_s(
     | weights_pb2.UpdateWeightsRequest
     | weights_pb2.FinishWeightUpdateRequest,
 ) -> float:
-    """Seconds that vLLM's call may take."""
+    """Time limit of vLLM's call, in seconds."""
     timeout: Duration = message.timeout
     return seconds(timeout, "timeout") if message.HasField("timeout") else DEFAULT_CALL_TIMEOUT_S
 
 
 def to_start_response(update: OpenUpdate, state: EngineState) -> weights_pb2.StartWeightUpdateResponse:
-    """The update that is open."""
+    """The open update."""
     return weights_pb2.StartWeightUpdateResponse(
         update_id=update.update_id,
         requests_kept=update.hold.kept,
@@ -61,7 +61,7 @@ def to_start_response(update: OpenUpdate, state: EngineState) -> weights_pb2.Sta
 
 
 def to_finish_response(applied: Applied, state: EngineState) -> weights_pb2.FinishWeightUpdateResponse:
-    """What the update did."""
+    """The result of the update."""
     return weights_pb2.FinishWeightUpdateResponse(applied=to_applied(applied), state=to_state(state))
 
 

@@ -47,7 +47,7 @@ def push_header(message: weights_pb2.PushHeader) -> PushHeader:
         staging_ttl_s=seconds(message.staging_ttl, "header.staging_ttl")
         if message.HasField("staging_ttl")
         else DEFAULT_STAGING_TTL_S,
-        # No presence in the message: 0 is what a client sends that knows nothing of several streams.
+        # The field has no presence: a client that does not know about several streams sends 0.
         num_streams=1 if message.num_streams == 0 else message.num_streams,
         force=message.force,
         lora=LoraAdapter(message.lora.lora_name, message.lora.config) if message.HasField("lora") else None,
@@ -56,13 +56,13 @@ def push_header(message: weights_pb2.PushHeader) -> PushHeader:
 
 
 def manifest(message: weights_pb2.Manifest) -> Manifest:
-    """The tensors as they were sent; whether they are right is not asked here."""
+    """The tensors as they were sent, unchecked."""
     tensors = tuple(TensorSpec(t.name, t.dtype, tuple(t.shape), t.offset, t.length) for t in message.tensors)
     return Manifest(tensors, message.total_bytes, message.partial)
 
 
 def apply_options(message: weights_pb2.ApplyOptions, field: str) -> ApplyOptions:
-    """How to apply; `field` is the path of the message in the request."""
+    """How to apply. `field` is the path of the message in the request."""
     return ApplyOptions(
         pause_mode=pause_mode(message.pause_mode, f"{field}.pause_mode"),
         kv_policy=kv_policy(message.kv_policy, KvPolicy.RECOMPUTE, f"{field}.kv_policy"),
@@ -74,28 +74,28 @@ def apply_options(message: weights_pb2.ApplyOptions, field: str) -> ApplyOptions
 
 
 def to_push_response(outcome: PushOutcome, state: EngineState) -> weights_pb2.PushWeightsResponse:
-    """What came of a push."""
+    """The outcome of a push."""
     return weights_pb2.PushWeightsResponse(
         push=_to_push(outcome.push), applied=to_applied(outcome.applied), state=to_state(state)
     )
 
 
 def to_get_push_response(outcome: PushOutcome, state: EngineState) -> weights_pb2.GetPushResponse:
-    """How far a push has come."""
+    """The progress of a push."""
     return weights_pb2.GetPushResponse(
         push=_to_push(outcome.push), applied=to_applied(outcome.applied), state=to_state(state)
     )
 
 
 def to_commit_response(outcome: PushOutcome, state: EngineState) -> weights_pb2.CommitPushResponse:
-    """What came of a push."""
+    """The outcome of a push."""
     return weights_pb2.CommitPushResponse(
         push=_to_push(outcome.push), applied=to_applied(outcome.applied), state=to_state(state)
     )
 
 
 def to_discard_response(outcome: PushOutcome, state: EngineState) -> weights_pb2.DiscardPushResponse:
-    """What was discarded."""
+    """The discarded push."""
     return weights_pb2.DiscardPushResponse(push=_to_push(outcome.push), state=to_state(state))
 
 
@@ -107,7 +107,7 @@ def to_weights_response(
     resident: bool,
     state: EngineState,
 ) -> weights_pb2.GetWeightsResponse:
-    """What is served; no manifest where the checkpoint's files are not on this machine."""
+    """The served weights. There is no manifest if the checkpoint's files are not on this machine."""
     return weights_pb2.GetWeightsResponse(
         weight_version=weight_version,
         manifest=None if served is None else to_manifest(served),
@@ -149,7 +149,7 @@ def _to_ranges(ranges: Sequence[tuple[int, int]]) -> list[weights_pb2.ByteRange]
 
 
 def to_applied(applied: Applied | None) -> weights_pb2.Applied | None:
-    """What applying did; None when nothing was applied."""
+    """The result of applying; None if nothing was applied."""
     if applied is None:
         return None
     return weights_pb2.Applied(

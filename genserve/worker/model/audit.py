@@ -85,7 +85,7 @@ def hidden(
     Without the `bare` structure every closure counts as one that is exchanged if it is a holding. `present`: the
     holdings of `live`, if they are known."""
     present = holdings(live) if present is None else present
-    # What is no tensor changes places whole, if loading has made it; a closure that was there before stays.
+    # Objects that are not tensors are exchanged whole, if loading made them; a closure that existed before stays.
     built = frozenset[str]() if bare is None else bare.built
     closed = {
         id(place.value)
@@ -111,20 +111,19 @@ def hidden(
 
 @dataclass(frozen=True, slots=True)
 class Bare:
-    """What is asked of the structure between pushes: its modules by name, and the names of what it holds then."""
+    """What is needed of the structure between pushes: its modules by name, and the names of its holdings then."""
 
     modules: Mapping[str, nn.Module]
     built: frozenset[str]
 
     @staticmethod
     def of(structure: nn.Module) -> "Bare":
-        """Of this one."""
+        """Of this structure."""
         return Bare(modules_by_name(structure), frozenset(holdings(structure)))
 
 
 class Constants:
-    """Tensors of the bare structure that are not exchanged, because construction has made them and nothing writes
-    them."""
+    """Tensors of the bare structure that are not exchanged, because construction made them and nothing writes them."""
 
     def __init__(self, structure: nn.Module, bare: Bare, places: Sequence[Reached]) -> None:
         self.bare = bare
@@ -133,11 +132,11 @@ class Constants:
 
     @property
     def paths(self) -> frozenset[str]:
-        """Where they are."""
+        """The paths of these tensors."""
         return frozenset(place.path for place, _ in self._contents)
 
     def within(self, modules: Collection[str]) -> "Constants":
-        """Those of these modules alone."""
+        """The constants of these modules only."""
         part = Constants(self._structure, self.bare, ())
         part._contents = [(place, before) for place, before in self._contents if place.module in modules]
         return part
@@ -152,7 +151,8 @@ class Constants:
             raise ValueError(f"{', '.join(written[:_MAX_NAMED])} was written by loading and cannot be exchanged")
 
     def _digests(self, places: Sequence[Reached]) -> list[str]:
-        """Of what lies there, "" for no tensor. Layers share some, such as scratch memory: each is read once."""
+        """Digests of the contents, "" for a value that is not a tensor. Layers share some, such as scratch memory: each
+        is read once."""
         modules = modules_by_name(self._structure) if places else {}
         tensors = [reach.follow(modules, place) for place in places]
         read = {id(tensor): digest(tensor) for tensor in _distinct(tensors)}
@@ -170,15 +170,15 @@ def _distinct(tensors: Sequence[Any]) -> list[torch.Tensor]:
 
 
 def _replaces_a_weight(reached: Reached, bare: Bare) -> bool:
-    """Whether a step has put a copy in the place of a reference to a weight: loading makes no such copy, so none is
-    exchanged. Attention on the CPU does so with its sinks, for their type."""
+    """Whether a step replaced a reference to a weight by a copy: loading makes no such copy, so none is exchanged.
+    Attention on the CPU does so with its sinks, for their type."""
     if isinstance(reached.owner, nn.Module) or not reached.tensor.is_inference():
         return False
     return isinstance(reach.follow(bare.modules, reached), nn.Parameter)
 
 
 def is_left(reached: Reached) -> bool:
-    """Whether it is one that steps leave on layers, and no version changes."""
+    """Whether steps leave it on layers, and no version changes it."""
     return any(
         step_made.is_left(owner, step.key, reached.tensor)
         for owner, step in zip(reached.owners, reached.steps, strict=True)
@@ -187,17 +187,17 @@ def is_left(reached: Reached) -> bool:
 
 
 def _is_constructed(reached: Reached, bare: Bare) -> bool:
-    """Whether construction has made it. A parameter is a weight whoever has made it."""
+    """Whether construction made it. A parameter is always a weight."""
     before = reach.follow(bare.modules, reached)
     if not isinstance(before, torch.Tensor) or any(isinstance(each, nn.Parameter) for each in (before, reached.tensor)):
         return False
-    # Scratch memory grows when a step needs more: what steps have made of it may have another shape.
+    # Scratch memory grows when a step needs more: after steps it may have another shape.
     same_shape = before.shape == reached.tensor.shape or reached.tensor.is_inference()
     return bool(same_shape and before.dtype == reached.tensor.dtype)
 
 
 def _memory_of(present: Mapping[str, Holding]) -> set[int]:
-    """Where the storages of all tensors begin that are exchanged."""
+    """Where the storages of all exchanged tensors begin."""
     addresses = (address_of(place.value) for place in present.values() if isinstance(place.value, torch.Tensor))
     return {address for address in addresses if address is not None}
 
@@ -216,7 +216,7 @@ def cache_memory(live: nn.Module) -> set[int]:
 
 
 def address_of(tensor: torch.Tensor) -> int | None:
-    """Of its storage; None for one that has none of its own, such as a wrapper of other tensors."""
+    """The address of its storage; None if it has no storage of its own, such as a wrapper of other tensors."""
     if tensor.layout is not torch.strided or hasattr(tensor, "__tensor_flatten__"):
         return None
     return tensor.untyped_storage().data_ptr() or None

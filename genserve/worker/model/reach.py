@@ -23,16 +23,16 @@ from vllm.model_executor.layers.quantization.base_config import QuantizationConf
 from genserve.worker.model.tree import named_modules, without_adapters
 
 MAX_OBJECTS = 5_000_000
-"""Objects that are looked into. The largest models have some 100,000 modules and parts."""
+"""Limit of objects that are entered. The largest models have some 100,000 modules and parts."""
 
 _ATOMS = (str, bytes, bytearray, int, float, complex, type, type(None))
-_ATOM_TYPES = frozenset({*_ATOMS, bool})  # the usual ones, without their subclasses
+_ATOM_TYPES = frozenset({*_ATOMS, bool})  # the usual types, without their subclasses
 
 # A type of these modules, or of one below them, is not entered.
 _OUTSIDE = (
     "asyncio", "ast", "ctypes", "concurrent", "enum", "inspect", "logging", "multiprocessing", "numpy", "pathlib", "re",
     "threading", "weakref", "_thread", "_weakref", "_asyncio",
-    # Attention kernels' workspaces: they are never given weights.
+    # Attention kernels' workspaces: they never contain weights.
     "flashinfer.attention", "flashinfer.cascade", "flashinfer.decode", "flashinfer.mla", "flashinfer.prefill",
     "huggingface_hub", "PIL", "pydantic", "ray", "tokenizers", "torch", "transformers", "triton", "zmq",
     "vllm.compilation", "vllm.config", "vllm.distributed", "vllm.inputs", "vllm.lora", "vllm.multimodal",
@@ -42,7 +42,7 @@ _OUTSIDE = (
 
 
 class Step(NamedTuple):
-    """From an object to one that it refers to. `kind`: attribute, item, or variable of a closure."""
+    """A step from an object to one that it refers to. `kind`: attribute, item, or variable of a closure."""
 
     kind: str
     key: Any
@@ -60,12 +60,12 @@ class Reached:
 
     @property
     def owner(self) -> Any:
-        """What refers to it."""
+        """The object that refers to the tensor."""
         return self.owners[-1]
 
     @property
     def path(self) -> str:
-        """The way in Python's notation, such as `model.layers.0.mlp.experts.quant_method.config.weight_scale`."""
+        """The path in Python's notation, such as `model.layers.0.mlp.experts.quant_method.config.weight_scale`."""
         return self.module + "".join(
             _written(step, first=not self.module and i == 0) for i, step in enumerate(self.steps)
         )
@@ -115,7 +115,7 @@ def tensors(
 
 
 def follow(modules: Mapping[str, nn.Module], reached: Reached) -> Any:
-    """What lies at the same place in another model, None if there is no such place. `modules`: that model's, by name
+    """The object at the same place in another model, None if there is no such place. `modules`: that model's, by name
     (`tree.modules_by_name`)."""
     value: Any = modules.get(reached.module)
     for step in reached.steps:
@@ -129,7 +129,7 @@ def follow(modules: Mapping[str, nn.Module], reached: Reached) -> Any:
 
 
 class _Place(NamedTuple):
-    """An object, and the way to it: from the module, or on from `before` by one step."""
+    """An object, and the way to it: from the module, or from `before` by one step."""
 
     module: str
     before: "_Place | None"
@@ -150,11 +150,11 @@ class _Place(NamedTuple):
 
 
 _References = list[tuple[str, Iterable[tuple[Any, Any]]]]
-"""What an object refers to: kinds of steps, and keys and values of each."""
+"""The references of an object: kinds of steps, and keys and values of each."""
 
 
 def _references(owner: Any) -> _References:
-    """Copies of what may change meanwhile: steps run in other threads."""
+    """Copies of values that may change meanwhile, because steps run in other threads."""
     entered = _entered(type(owner))
     found: _References = []
     match entered.shape:
@@ -173,7 +173,7 @@ def _references(owner: Any) -> _References:
         case "items":
             found.append(("item", enumerate(list(owner))))
         case "module":
-            # The tables hold what has a name of its own in the model.
+            # The tables contain what has its own name in the model.
             for table in (owner._parameters, owner._buffers, owner._modules):
                 found.append(("attribute", list(table.items())))
     attributes = getattr(owner, "__dict__", None)
@@ -192,7 +192,7 @@ def _in_slots(owner: Any, slots: Iterable[tuple[str, Any]]) -> Iterator[tuple[st
         try:
             yield key, member.__get__(owner)
         except AttributeError:
-            continue  # a slot that is empty
+            continue  # an empty slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +214,7 @@ def _entered_of(kind: type) -> _Entered:
             member: Any = vars(each).get(_mangled(each, key))
             if key not in ("__dict__", "__weakref__") and hasattr(member, "__get__"):
                 slots.append((key, member))
-    # Modules are looked into whoever wrote them.
+    # Modules are entered whoever wrote them.
     is_outside = issubclass(kind, (*_ATOMS, QuantizationConfig)) or (
         not issubclass(kind, nn.Module | FunctionType) and _is_of_outside(str(kind.__module__))
     )
@@ -249,7 +249,7 @@ def _is_filled(cell: Any) -> bool:
 
 
 def _is_outside(value: Any, entered: _Entered) -> bool:
-    """Whether an object is of a kind that holds no weights, or empty."""
+    """Whether an object is empty, or of a type that holds no weights."""
     if entered.is_outside or (type(value) in _OFTEN_EMPTY and not value):
         return True
     # A wrapper of a function says that it is of the module of what it wraps; its globals do not.
@@ -261,7 +261,7 @@ def _is_of_outside(module: str) -> bool:
     return module in _OUTSIDE or module.startswith(_BELOW_OUTSIDE)
 
 
-# Modules have a dozen tables of hooks each.
+# Each module has a dozen tables of hooks.
 _OFTEN_EMPTY = frozenset({dict, OrderedDict, list, tuple, set})
 _BELOW_OUTSIDE = tuple(f"{name}." for name in _OUTSIDE)
 

@@ -1,4 +1,5 @@
-"""How many bytes a live model reaches, and what an exchange does with them: figures for people, from `audit`'s walk."""
+"""How many bytes a live model reaches, and what an exchange does with them: figures for people, from the traversal of
+`audit`."""
 
 from collections.abc import Collection
 
@@ -14,11 +15,11 @@ KINDS = ("exchanged", "kv_cache", "constant", "hidden")
 
 
 def reachable_bytes(live: nn.Module, constants: Collection[str]) -> dict[str, int]:
-    """Of torch's memory, by kind (`KINDS`) and in all ("reachable"), in bytes; what several tensors look into counts
-    once. `constants`: paths of tensors that an audit has found to be no weights.
+    """Sizes of torch's memory in bytes, by kind (`KINDS`) and in total ("reachable"). Memory that several tensors share
+    counts once. `constants`: paths of tensors that an audit found not to be weights.
 
-    "exchanged" is what an exchange looks at, "constant" what no version changes; "hidden" is the rest, which an audit
-    would refuse.
+    "exchanged" is the memory that an exchange replaces, "constant" what no version changes; "hidden" is the rest, which
+    an audit would refuse.
     """
     present = holdings(live)
     places = {(id(place.owner), place.key) for place in present.values()}
@@ -40,7 +41,7 @@ def reachable_bytes(live: nn.Module, constants: Collection[str]) -> dict[str, in
         if reached.tensor.is_meta or (address := address_of(reached.tensor)) is None:
             continue
         key = (reached.tensor.device, address)
-        # A reference that an exchange reaches says more of a memory than one that it does not.
+        # A reference that an exchange reaches has precedence over one that it does not reach.
         known = found.get(key, (0, "hidden"))[1]
         what = min(known, kind(reached, address), key=KINDS.index)
         found[key] = (reached.tensor.untyped_storage().nbytes(), what)

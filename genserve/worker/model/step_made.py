@@ -37,7 +37,7 @@ _ATTENTION = "v1/attention/backends/"
 _MODELS = "model_executor/models/"
 
 LEFT: tuple[Row, ...] = (
-    # Of a step: results that another layer takes, and handles of exchanges between ranks.
+    # Of a step: results for another layer, and handles of communication between ranks.
     Row("model_executor/layers/fused_moe/runner/shared_experts.py", "SharedExperts", ("_output",)),
     Row("model_executor/layers/fused_moe/router/zero_expert_router.py", "ZeroExpertRouter", ("_zero_expert_output",)),
     Row(_EP + "deepep_ht.py", "DeepEPHTPrepareAndFinalize", ("handles",)),
@@ -47,10 +47,10 @@ LEFT: tuple[Row, ...] = (
     Row(_EP + "mori.py", "MoriPrepareAndFinalize", ("_dispatch_topk_ids",)),
     Row(_EP + "moonep.py", "MoonEPPrepareAndFinalize", ("_buffer", "_plan", "_cu_seqlens")),
     Row(_EP + "flashinfer_nvlink_two_sided.py", "FlashInferNVLinkTwoSidedPrepareAndFinalize", ("alltoall_info",)),
-    Row(_MODELS + "qwen3_vl.py", "", ("deepstack_input_embeds",)),  # as in four others that look at pictures
+    Row(_MODELS + "qwen3_vl.py", "", ("deepstack_input_embeds",)),  # four other vision models set it too
     Row(_MODELS + "granite4_vision.py", "Granite4VisionForConditionalGeneration", ("_ds_buffers",)),
     Row(_MODELS + "diffusion_gemma.py", "DiffusionGemmaModelState", ("_pending_mm_embeds",)),
-    Row(_MODELS + "ernie45_vl.py", "", ("visual_token_mask",)),  # as in three others
+    Row(_MODELS + "ernie45_vl.py", "", ("visual_token_mask",)),  # three other vision models set it too
     Row(_MODELS + "siglip.py", "SiglipEmbeddingModel", ("_mm_token_mask", "_has_text_tokens")),
     Row(_MODELS + "clip.py", "CLIPEmbeddingModel", ("_mm_token_mask", "_has_text_tokens")),
     Row("models/inkling/nvidia/moe.py", "InklingMoE", ("_routed_sel",)),
@@ -78,7 +78,7 @@ LEFT: tuple[Row, ...] = (
     Row(_ATTENTION + "b12x.py", "B12xPagedAttentionImpl", ("_decode_plans", "_verify_plans")),
     Row(_ATTENTION + "turboquant_attn.py", "TurboQuantAttentionImpl", ("_arange_cache", "_cu_2", "_cu_2_q", "_cu_2_k")),
     Row(_ATTENTION + "ultraquant_attn.py", "UltraQuantAttentionImpl", ("_arange_cache", "_cu_2")),
-    # Of the KV cache: views of it under other names, and what says which of its entries count.
+    # Of the KV cache: views of it under other names, and flags for which of its entries count.
     Row(_ATTENTION + "triton_attn.py", "TritonAttentionImpl", ("_k_scale_cache", "_v_scale_cache"), in_steps=False),
     Row("models/minimax_m3/amd/model.py", "MiniMaxM3SparseAttention", ("kv_cache_k", "kv_cache_v"), in_steps=False),
     Row(
@@ -87,7 +87,7 @@ LEFT: tuple[Row, ...] = (
         ("_replayssm_ring_start", "_replayssm_prev_num_accepted", "_replayssm_prev_query_len"),
         in_steps=False,
     ),
-    # Tables: of positions, of columns and experts, of rotations that a quantised KV cache is kept in.
+    # Tables: of positions, of columns and experts, of rotations for a quantised KV cache.
     Row(
         _ATTENTION + "turboquant_attn.py",
         "Attention",
@@ -189,19 +189,19 @@ _LEFT, _OF_NUMBERS = _index(LEFT), _index(OF_NUMBERS)
 
 
 def is_left(owner: Any, key: Any, tensor: Any) -> bool:
-    """Whether `tensor`, which attribute `key` of `owner` is or leads to, is none that a version changes."""
+    """Whether `tensor`, which attribute `key` of `owner` is or leads to, does not depend on the version."""
     row = _row(_LEFT, owner, key)
     return row is not None and (not row.in_steps or not isinstance(tensor, torch.Tensor) or tensor.is_inference())
 
 
 def is_of_numbers(owner: Any, key: str) -> bool:
-    """Whether a step computes that number from others that are exchanged."""
+    """Whether a step computes this number from others that are exchanged."""
     return _row(_OF_NUMBERS, owner, key) is not None
 
 
 def refuse_unknown(places: Mapping[str, Holding]) -> None:
-    """Raises ValueError naming the numbers and tensors that may be made out of weights, among what a live model has in
-    addition to what loading makes."""
+    """Raises ValueError naming numbers and tensors that a live model has in addition to what loading makes, if they may
+    depend on weights."""
     names = sorted(
         name
         for name, place in places.items()
@@ -218,7 +218,7 @@ def refuse_unknown(places: Mapping[str, Holding]) -> None:
 
 
 def of_weights(owners: Mapping[str, Any]) -> Iterator[str]:
-    """What steps will make, or have made, out of weights on these objects, by path."""
+    """The paths of values on these objects that steps make, or have made, from weights."""
     names = {row.owner for row in OF_WEIGHTS}
     for path, owner in owners.items():
         kinds = {kind.__name__ for kind in type(owner).__mro__} & names

@@ -1,4 +1,4 @@
-"""The way that a worker takes new versions: what it knows, the choice, and what is built for it."""
+"""How a worker takes new versions: the facts, the choice, and the update object for it."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -25,26 +25,25 @@ class Update(Protocol):
     can_roll_back: bool
 
     def audit(self) -> Constants:
-        """Raises ValueError naming weights of the live model that an exchange would miss; what it has found to be
-        constant."""
+        """Returns the constants. Raises ValueError naming weights of the live model that an exchange would miss."""
 
     def prepare(self, tensors: Iterable[tuple[str, torch.Tensor]], cancelled: Event) -> None:
         """Builds a version, or proves that it can be built, while the live one serves."""
 
     def commit(self) -> None:
-        """Makes it the live one; only while nothing is scheduled."""
+        """Makes the prepared version live. Only while nothing is scheduled."""
 
     def rollback(self) -> None:
-        """Undoes a commit, whole or in part; without one it does nothing."""
+        """Undoes a complete or partial commit. Does nothing without one."""
 
     def give_up(self) -> None:
-        """Frees what is kept of the device while nothing is served, and what is prepared."""
+        """Frees the prepared version and the reserved device memory, while nothing is served."""
 
     def take_back(self) -> None:
-        """Keeps it again. Raises torch.OutOfMemoryError."""
+        """Reserves the memory again. Raises torch.OutOfMemoryError."""
 
     def discard(self) -> None:
-        """Frees what is prepared, or what a commit replaced."""
+        """Frees the prepared version, or the one that a commit replaced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,22 +56,22 @@ class Chosen:
 
 
 def choose(worker: Any) -> Chosen:
-    """For a worker of vLLM whose model is loaded; while nothing is served. Raises ValueError for a way that was asked
-    for and cannot be had, and torch.OutOfMemoryError."""
+    """Chooses for a worker of vLLM with a loaded model, while nothing is served. Raises ValueError if the requested way
+    is not possible, and torch.OutOfMemoryError."""
     live, config = worker.model_runner.get_model(), worker.vllm_config
     device = Device.of(worker.device)
     asked = config.additional_config.get(WEIGHT_UPDATE_KEY, "auto")
     drafting: DraftUpdate | None = None
     beside: BesideUpdate | None = None
     if worker.device.type == "cpu":
-        # Its packed weights lie outside of torch: what a second model takes is known once there is one, empty.
+        # Its packed weights are outside of torch: the size of a second model is known only from one without weights.
         if asked != "inplace":
             beside = BesideUpdate(live, config, device, worker.device)
         drafting = draft_update(worker, device, asked)
         num_bytes = sum(each.num_bytes for each in (beside, drafting) if each is not None)
         facts = Facts(num_bytes, 0, None, _host_bytes(config))
     else:
-        # What drafts is loaded with embeddings and a head of its own, so what it shares counts twice.
+        # A draft model is loaded with its own embeddings and head, so what it shares counts twice.
         draft = draft_of(worker)
         drafting_sizes = sizes_of(draft.model) if draft is not None else []
         # Both have a buffer of their largest tensor.
@@ -91,8 +90,8 @@ def choose(worker: Any) -> Chosen:
 
 
 def gpu_facts(worker: Any, sizes: Sequence[int], free_bytes: int) -> Facts:
-    """What a worker of a GPU knows; all in bytes. `sizes`: of the tensors that a push replaces; `free_bytes`: of the
-    device, that nobody has."""
+    """What a worker of a GPU knows, in bytes. `sizes`: of the tensors that a push replaces. `free_bytes`: unused memory
+    of the device."""
     config = worker.vllm_config
     return Facts(
         sum(sizes),
@@ -118,7 +117,7 @@ def _left(worker: Any, free_bytes: int) -> int:
 
 
 def _host_bytes(config: Any) -> int:
-    """Of the host's memory, for each of the workers that share it."""
+    """The host's memory for each of the workers that share it."""
     return available_memory_bytes() // _ranks_here(config)
 
 

@@ -27,12 +27,12 @@ from genserve.worker.update.shadow import Shadow
 log = logging.getLogger(__name__)
 
 PREFIX = "draft."
-"""Of the names of its weights in digests, as vLLM has it."""
+"""The prefix of the names of its weights in digests, as in vLLM."""
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A model that drafts, the one it drafts for, and what vLLM has built it from."""
+    """A draft model, the model it drafts for, and the configuration from which vLLM built it."""
 
     model: nn.Module
     served: nn.Module
@@ -41,9 +41,10 @@ class Draft:
 
 
 def draft_of(worker: Any) -> Draft | None:
-    """What drafts in a worker of vLLM, if a push of the served checkpoint has its weights.
+    """The draft model of a worker of vLLM, if a push of the served checkpoint has its weights.
 
-    internal: `get_draft_model` of vLLM's two model runners, and how each of them makes the configuration of it."""
+    internal: `get_draft_model` of vLLM's two model runners, and how each of them makes the configuration of it.
+    """
     speculative, runner = worker.vllm_config.speculative_config, worker.model_runner
     found = getattr(runner, "get_draft_model", lambda: None)()
     if speculative is None or found is None or not drafts_with_served_checkpoint(worker.vllm_config):
@@ -57,12 +58,12 @@ def draft_of(worker: Any) -> Draft | None:
 
 
 class NoDraftWeightsError(Exception):
-    """A version has no tensor for the model that drafts."""
+    """A version has no tensor for the draft model."""
 
 
 class DraftShadow(Shadow):
-    """A second model that drafts. It has embeddings and a head of its own while it is loaded, as vLLM's has: what is
-    shared with the served model is exchanged with that."""
+    """A second draft model. It has its own embeddings and head while it is loaded, as vLLM's does: what it shares with
+    the served model is exchanged with that model."""
 
     def __init__(self, draft: Draft, place: torch.device, device: Device) -> None:
         self._live = draft.model
@@ -70,7 +71,7 @@ class DraftShadow(Shadow):
         super().__init__(draft.model, draft.config, place, device, draft.model_config)
 
     def load(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, Holding]:
-        """As of any shadow, but for what is shared: that is what it is live. Raises NoDraftWeightsError."""
+        """As for any shadow, but shared values are the live ones. Raises NoDraftWeightsError."""
         with disable_mtp_completeness_check():  # `Shadow` says what is missing
             prepared = super().load(tensors)
         own = {name: place for name, place in prepared.items() if not _is_within(name, self._shared_names)}
@@ -87,8 +88,8 @@ class DraftShadow(Shadow):
 
 
 class DraftUpdate(BesideUpdate):
-    """Exchanges what drafts, built beside the live one: it is small, a layer or two. A version without weights for it
-    leaves it as it is."""
+    """Exchanges the draft model, built beside the live one: it is small, a layer or two. A version without weights for
+    it does not change it."""
 
     def __init__(self, draft: Draft, device: Device, place: torch.device) -> None:
         self._draft = draft
@@ -98,13 +99,13 @@ class DraftUpdate(BesideUpdate):
         super().__init__(draft.model, draft.config, device, place)
 
     def audit(self) -> Constants:
-        """As of any update."""
+        """As for any update."""
         constants = super().audit()
         self._constants = constants.paths
         return constants
 
     def prepare(self, tensors: Iterable[tuple[str, torch.Tensor]], cancelled: Event) -> None:
-        """As of any update."""
+        """As for any update."""
         try:
             super().prepare(tensors, cancelled)
         except NoDraftWeightsError:
@@ -131,15 +132,17 @@ class DraftUpdate(BesideUpdate):
         return {name: each for name, each in super()._exchanged().items() if not _is_within(name, self._shared_names)}
 
     def let_go(self) -> None:
-        """As `give_up`, but for the memory that the device keeps: another update gives that up."""
+        """`give_up` without the memory that the device reserves: another update frees that."""
         self.discard()
         self._buffer.give_up()
 
 
 def draft_update(worker: Any, device: Device, way: str) -> DraftUpdate | None:
-    """For a worker of vLLM, if pushes have what drafts in it, and it can be exchanged. It is built on the host for the
-    way `host`, else where it lives. One that cannot be exchanged costs speed and no correct token: it is told of, and
-    left as it is. Raises torch.OutOfMemoryError."""
+    """The update for a worker of vLLM, if pushes have the weights of its draft model and it can be exchanged.
+
+    It is built on the host for the way `host`, else where it is. If it cannot be exchanged, a warning is logged and it
+    is not changed: this costs speed but no correct token. Raises torch.OutOfMemoryError.
+    """
     draft = draft_of(worker)
     if draft is None:
         return None
@@ -155,23 +158,23 @@ def draft_update(worker: Any, device: Device, way: str) -> DraftUpdate | None:
 
 
 class WithDraft:
-    """An update of the served model, and the one of what drafts for it: both take a version, or neither does. In
-    place, a commit that fails leaves the weights unknown, as it does without a draft."""
+    """An update of the served model, and that of its draft model: both take a version, or neither does. In place, a
+    commit that fails leaves the weights unknown, as without a draft model."""
 
     def __init__(self, served: Any, draft: DraftUpdate) -> None:
         self._served = served
         self._draft = draft
         self.can_roll_back = served.can_roll_back
-        self.take_back()  # each has taken the other's place: a push needs both at once
+        self.take_back()  # each has reserved without the other: a push needs both at once
 
     def audit(self) -> Constants:
-        """Of both; answers the served model's constants."""
+        """Audits both. Returns the served model's constants."""
         constants: Constants = self._served.audit()
         self._draft.audit()
         return constants
 
     def draft_failure(self) -> Exception | None:
-        """Why what drafts cannot be exchanged, if it cannot."""
+        """Why the draft model cannot be exchanged, or None."""
         try:
             self._draft.audit()
         except Exception as error:  # whatever vLLM's model raises
@@ -179,60 +182,60 @@ class WithDraft:
         return None
 
     def without_draft(self) -> Any:
-        """The update of the served model alone."""
+        """The update of the served model only."""
         self._draft.let_go()
         return self._served
 
     def prepare(self, tensors: Iterable[tuple[str, torch.Tensor]], cancelled: Event) -> None:
-        """Builds both from the same tensors, which are walked twice."""
+        """Builds both from the same tensors, which are iterated twice."""
         self._served.prepare(tensors, cancelled)
         self._draft.prepare(tensors, cancelled)
 
     def commit(self) -> None:
-        """Of what drafts last: it is the smaller loss if that fails where nothing can be undone."""
+        """The draft model last: it is the smaller loss if its commit fails where nothing can be undone."""
         self._served.commit()
         self._draft.commit()
 
     def rollback(self) -> None:
-        """Of both, also if the commit of the second one was not begun."""
+        """Undoes both, even if the second commit did not begin."""
         self._draft.rollback()
         self._served.rollback()
 
     def give_up(self) -> None:
-        """Of both. What the device keeps is the served model's to give."""
+        """Gives up both. The served model's update frees the reserved memory."""
         self._draft.let_go()
         self._served.give_up()
 
     def take_back(self) -> None:
-        """Of both, at the same time."""
+        """Reserves for both, at the same time."""
         self._served.take_back(self._draft.reserved)
 
     def discard(self) -> None:
-        """Of both."""
+        """Discards both."""
         self._served.discard()
         self._draft.discard()
 
     def digests(self) -> dict[str, str]:
-        """Of what drafts."""
+        """Of the draft model."""
         return self._draft.digests()
 
 
 def draft_digests(draft: Draft, constants: Collection[str] = ()) -> dict[str, str]:
-    """SHA-256 (hex) of what drafts and is not the served model's, by a name that begins with `draft.`. `constants` as
-    for `weight_digests`."""
+    """SHA-256 (hex) of the draft model's weights that the served model does not share, by a name that begins with
+    `draft.`. `constants` as for `weight_digests`."""
     shared = shared_names(draft)
     found = weight_digests(draft.model, constants)
     return {f"{PREFIX}{name}": digest for name, digest in found.items() if not _is_within(name, shared)}
 
 
 def shared_names(draft: Draft) -> frozenset[str]:
-    """Names, in the model that drafts, of the modules and tensors that are the served model's as well."""
+    """Names, in the draft model, of the modules and tensors that it shares with the served model."""
     served = {id(each) for each in held_by(draft.served)} | {id(module) for module in draft.served.modules()}
     modules = {name for name, module in modules_by_name(draft.model).items() if name and id(module) in served}
     return frozenset(modules | {name for name, place in holdings(draft.model).items() if id(place.value) in served})
 
 
 def _is_within(name: str, shared: frozenset[str]) -> bool:
-    """Whether a name is one of these, or of something that hangs on one."""
+    """Whether a name is one of these, or below one of them."""
     parts = name.split(".")
     return any(".".join(parts[:end]) in shared for end in range(1, len(parts) + 1))

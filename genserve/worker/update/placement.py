@@ -13,21 +13,22 @@ from genserve.config import WAYS
 
 GIB: Final = 1 << 30
 HOST_MARGIN_BYTES: Final = 512 << 20
-"""Left to everything else when a place on the host is looked for."""
+"""Memory that stays free for everything else on the host."""
 
 HOST_FACTOR: Final = 1.1
-"""What a version that is built in the host's memory takes there, in sizes of the model."""
+"""Memory of a version that is built on the host, relative to the size of the model."""
 
 ACTIVATION_BYTES: Final = 2 * GIB
-"""Assumed of a device for activations and captured graphs, beside weights, keys and values."""
+"""Assumed memory of a device for activations and captured graphs, beside weights, keys and values."""
 
 RING_BYTES: Final = 256 << 20
 """Pinned memory of the host through which each rank's weights reach its device; worker/ring.py allocates it."""
 
 _KEPT_SHARE: Final = 3
-"""What is left for keys and values shall be at least one in so many of what there was without a second model."""
+"""`beside` must leave at least one part in this many of the memory that keys and values would have without a second
+model."""
 
-# What the pauses are computed from, for an H100 on PCIe 5; none of it was measured.
+# Assumptions for computed pauses, of an H100 on PCIe 5; none was measured.
 _DEVICE_BYTES_PER_S: Final = 1.5e12  # a copy within the device
 _HOST_BYTES_PER_S: Final = 25e9  # a copy between the device and the host, through the pinned ring; in each direction
 
@@ -51,14 +52,14 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The way that a worker takes new versions, and why, in a sentence for the log."""
+    """The way that a worker takes new versions, and a sentence for the log that says why."""
 
     way: str
     reason: str
 
 
 def place(asked: str, facts: Facts) -> Placement:
-    """The way for what --weight-update asks for. Raises ValueError for one that cannot be had, with those that can."""
+    """The way for the requested --weight-update. Raises ValueError if it is not possible, naming the possible ways."""
     if facts.left is None:
         return _on_cpu(asked, facts)
     lacking = {way: why for way in WAYS if (why := _lacking(way, facts, facts.left)) is not None}
@@ -79,7 +80,7 @@ def place(asked: str, facts: Facts) -> Placement:
 
 
 def _lacking(way: str, facts: Facts, left: int) -> str | None:
-    """Why a way cannot be had on a device that has so much left, as a verb and what follows it; None if it can."""
+    """Why a way is not possible with this much memory left on a device, as a verb phrase; None if it is possible."""
     if (why := refusal(facts.quantization, way, is_online=facts.is_online)) is not None:
         return f"cannot be taken, as {why}"
     if way == "beside" and _needed(facts) + ACTIVATION_BYTES > left:
@@ -93,7 +94,7 @@ def _lacking(way: str, facts: Facts, left: int) -> str | None:
 
 
 def _remedies(ways: Sequence[str], facts: Facts, left: int) -> list[str]:
-    """What else makes those ways possible, of which nothing is refused: weights that are quantised as they are loaded
+    """Other means that make these ways possible and are not refused: weights that are quantised while they are loaded
     may not be spread over more devices."""
     remedies = []
     if "beside" in ways:
@@ -108,7 +109,7 @@ def _remedies(ways: Sequence[str], facts: Facts, left: int) -> list[str]:
 
 
 def _reason(way: str, asked: str, facts: Facts, left: int, lacking: Mapping[str, str], possible: Sequence[str]) -> str:
-    """In a sentence for the log. `possible`: what --weight-update may say as well."""
+    """A sentence for the log. `possible`: other possible values of --weight-update."""
     pause = f"a push pauses for about {duration(pause_s(way, facts.weights))} (computed)"
     others = [f"{each} {lacking[each]}" for each in WAYS[: WAYS.index(way)] if each in lacking]
     why = "as --weight-update says" if asked == way else f"as {'; '.join(others)}"
@@ -125,7 +126,7 @@ def _reason(way: str, asked: str, facts: Facts, left: int, lacking: Mapping[str,
 
 
 def _needed(facts: Facts) -> int:
-    """Of the device, by beside."""
+    """Memory of the device that `beside` needs."""
     return facts.weights + facts.largest
 
 
@@ -134,14 +135,13 @@ def _of_the_device(facts: Facts, left: int) -> str:
 
 
 def leaves_enough(needed: float, left: float) -> bool:
-    """Whether `auto` builds beside: what is `needed` for that leaves enough of what is `left` beside the weights."""
+    """Whether `auto` takes `beside`: whether `needed` leaves enough of the memory that is `left` beside the weights."""
     return (left - needed) * _KEPT_SHARE >= left
 
 
 def pause_s(way: str, weights: int) -> float:
-    """How long copies stop generation on a GPU, in seconds, for so many bytes on each: three copies within the device,
-    one to the host and one back at the same time, or one to the device. The step that is under way comes on top, some
-    20 ms."""
+    """How long copies stop generation on a GPU, in seconds, for this many bytes on each GPU: three copies within the
+    device, one to the host and one back at the same time, or one to the device. Add the running step, about 20 ms."""
     return {
         "beside": 3 * weights / _DEVICE_BYTES_PER_S,
         "host": weights / _HOST_BYTES_PER_S,
@@ -150,9 +150,11 @@ def pause_s(way: str, weights: int) -> float:
 
 
 def refusal(quantization: str | None, way: str, *, is_online: bool) -> str | None:
-    """Why weights of this quantisation cannot be taken in this way on an accelerator, None if they can. `quantization`
-    and `is_online` as in Facts; `way`: beside = built on the device, host = built on the host and copied to the device,
-    inplace = built on the device layer by layer, from a structure on the host."""
+    """Why weights of this quantisation cannot be taken in this way on an accelerator; None if they can.
+
+    `quantization` and `is_online` as in Facts. `way`: beside = built on the device, host = built on the host and copied
+    to the device, inplace = built on the device layer by layer, from a structure on the host.
+    """
     if quantization is None or way == "beside":
         return None
     if way == "host":
@@ -182,5 +184,5 @@ def _gib(num_bytes: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """As people read it."""
+    """The duration for people."""
     return f"{1000 * seconds:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"

@@ -72,7 +72,7 @@ class _Slot:
             view.module._buffers[view.key] = data.as_strided(view.size, view.stride, view.offset)
 
     def free(self, device: torch.device) -> None:
-        """Takes the storage away."""
+        """Frees the storage."""
         if not self.parameter.is_meta:
             self.parameter.data = torch.empty(0, dtype=self.dtype, device=device)
 
@@ -98,7 +98,7 @@ class Shadow:
             self._model = initialize_model(vllm_config=self._config, model_config=model_config).eval()
         shared = {id(value) for value in held_by(live)}
         self._slots = [_Slot(p, p.shape, p.dtype, _initial(p)) for p in self._model.parameters()]
-        # What the live model uses as well, such as the rotary table, is left alone: a step may be under way in it.
+        # Values that the live model also uses, such as the rotary table, are not changed: a step may be using them.
         own = [owner for owner in owners(self._model).values() if id(owner) not in shared]
         self._bare = [(owner, _shallow_copy(vars(owner))) for owner in own if isinstance(owner, nn.Module)]
         self._bare_parts = [(owner, dict(vars(owner))) for owner in own if not isinstance(owner, nn.Module)]
@@ -109,13 +109,13 @@ class Shadow:
         self._stripped: dict[int, dict[str, Any]] = {}
         self._versions: dict[int, int] = {}
         self.constants: Constants | None = None  # what loading must not write, once a live model was audited
-        self.untouched: frozenset[str] = frozenset()  # names of what the last load found, and did not write
+        self.untouched: frozenset[str] = frozenset()  # names of values that the last load found and did not write
         self.strip()
 
     @contextmanager
     def reserved(self) -> Iterator[None]:
-        """What a version takes is allocated within the block: a device keeps that memory for pushes. The host does
-        not."""
+        """Allocates within the block what a version needs, so that a device reserves the memory for pushes. The host
+        does not."""
         if self._device.type == "cpu":
             yield
             return
@@ -137,17 +137,17 @@ class Shadow:
         return sum(slot.shape.numel() * slot.dtype.itemsize for slot in self._slots)
 
     def load(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, Holding]:
-        """Loads and post-processes a complete version; returns what a live model of that version holds.
+        """Loads and post-processes a complete version, and returns the holdings of a live model with it.
 
-        Raises ValueError naming parameters that the tensors left without a value, or what post-processing wrote where
-        it cannot be exchanged, and whatever the loader raises.
+        Raises ValueError naming parameters without a value, or what post-processing wrote where it cannot be exchanged,
+        and the loader's errors.
         """
         for slot in self._slots:
             slot.allocate(self._device)
         with self.loading():
             online = [module for module in self._model.modules() if _is_quantised_online(module)]
             for module in online:
-                initialize_online_processing(module)  # vLLM does so when it builds a layer, for one load
+                initialize_online_processing(module)  # vLLM does this when it builds a layer, for one load
             expected = self._expected()
             with self._loading():
                 loaded = self._model.load_weights(tensors)
@@ -161,7 +161,7 @@ class Shadow:
 
     @contextmanager
     def loading(self) -> Iterator[None]:
-        """What vLLM loads and post-processes weights under, for this thread alone."""
+        """The context in which vLLM loads and post-processes weights, for this thread only."""
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
             stack.enter_context(set_current_vllm_config(self._config))
@@ -170,7 +170,8 @@ class Shadow:
             yield
 
     def written(self) -> dict[str, Holding]:
-        """What loading and post-processing may have written. Raises ValueError for what cannot be exchanged."""
+        """The holdings that loading and post-processing may have written. Raises ValueError for a value that cannot be
+        exchanged."""
         self._refuse_containers()
         if self.constants is not None:
             self.constants.check()
@@ -182,8 +183,8 @@ class Shadow:
         return written
 
     def strip(self) -> None:
-        """Takes everything out again: the structure stays, without storage and as it was before post-processing."""
-        # Copies: what was taken out belongs to a version, and post-processing writes into buffers.
+        """Removes everything again: the structure stays, without storage and as it was before post-processing."""
+        # Copies: removed values belong to a version, and post-processing writes into buffers.
         copies: dict[int, torch.Tensor] = {}
         for module, attributes in self._bare:
             for tensor in _constants(attributes).values():
@@ -208,7 +209,7 @@ class Shadow:
         }
 
     def _take_views(self) -> None:
-        """Leaves it to slots to make the buffers that look into parameters."""
+        """Makes slots create the buffers that view parameters."""
         slots = {
             slot.parameter.data_ptr(): slot for slot in self._slots if slot.shape.numel() and not slot.parameter.is_meta
         }
@@ -232,11 +233,11 @@ class Shadow:
         return expected
 
     def _missing(self, expected: set[str], loaded: set[str]) -> list[str]:
-        """The expected parameters that got none."""
+        """The expected parameters without a value."""
         return sorted(expected - loaded)
 
     def _is_written(self, place: Holding) -> bool:
-        """Whether loading or post-processing has, or may have, written here."""
+        """Whether loading or post-processing may have written here."""
         value = place.value
         if isinstance(value, torch.Tensor) and not isinstance(place.owner, nn.Module):
             return value is not self._before(place) or value._version != self._versions.get(id(value))
@@ -246,7 +247,7 @@ class Shadow:
         return self._stripped.get(id(place.owner), {}).get(place.key)
 
     def _refuse(self, name: str, place: Holding) -> None:
-        """Raises ValueError for what would go on belonging to this model in part."""
+        """Raises ValueError for a value that would still belong to this model in part."""
         value = place.value
         if isinstance(value, torch.Tensor) and not isinstance(place.owner, nn.Module) and value is self._before(place):
             raise ValueError(f"{name} was written in place by post-processing, and cannot be exchanged")
@@ -265,7 +266,8 @@ class Shadow:
 
 
 def _apart(config: VllmConfig) -> VllmConfig:
-    """The config with registries of its own: layers register themselves by name, and the live model's are there."""
+    """The config with its own registries: layers register themselves by name, and the live model's are in the
+    original."""
     apart = copy.copy(config)
     apart.compilation_config = copy.copy(config.compilation_config)
     for registry in ("static_forward_context", "static_all_moe_layers"):
@@ -276,8 +278,8 @@ def _apart(config: VllmConfig) -> VllmConfig:
 
 
 def _initial(parameter: torch.Tensor) -> torch.Tensor | None:
-    """What a new parameter holds, if anybody may need it again: one number if it is constant. None for zeros, and for
-    memory that nobody has written to yet."""
+    """The first value of a parameter, if it may be needed again: one number if it is constant. None for zeros, and for
+    memory that was not written yet."""
     if parameter.is_meta or parameter.numel() == 0:
         return None
     values = parameter.detach().reshape(-1)
@@ -302,7 +304,7 @@ def _constants(attributes: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 
 def _shallow_copy(attributes: dict[str, Any]) -> dict[str, Any]:
-    """Copies the dict and torch's tables in it, not what they hold."""
+    """Copies the dict and torch's tables in it, but not their values."""
     return {key: copy.copy(value) if key in _TABLES else value for key, value in attributes.items()}
 
 
@@ -320,7 +322,7 @@ def _default_dtype_here(dtype: torch.dtype) -> Iterator[None]:
 
 
 def cancellable(tensors: Iterable[tuple[str, torch.Tensor]], cancelled: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors, until the event `cancelled` is set: then PrepareCancelledError."""
+    """Yields the tensors until the event `cancelled` is set, and then raises PrepareCancelledError."""
     for item in tensors:
         if cancelled.is_set():
             raise PrepareCancelledError
