@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from genserve.memory.host import host_id
-
 # Below this a push is over before it has been asked whether memory can be handed over.
 MIN_BYTES: Final = 8 << 20
 PIECE_BYTES: Final = 4 << 20
@@ -105,15 +103,3 @@ async def _readable(fd: int) -> None:
 def _close_all(fds: list[int]) -> None:
     while fds:
         os.close(fds.pop())
-
-
-def can_share(target: str, daemon_host_id: str) -> bool:
-    """Whether the daemon at `target`, whose host id was told, can open this process's memory. It is so exact as it is
-    cheap: a daemon behind a proxy on this host still says no, and then bytes are sent."""
-    return daemon_host_id != "" and is_local(target) and daemon_host_id == host_id()
-
-
-def is_local(target: str) -> bool:
-    """Whether a target of gRPC is an address of this host alone."""
-    host = target.removeprefix("dns:").removeprefix("///").rpartition(":")[0].strip("[]")
-    return target.startswith(("unix:", "unix-abstract:")) or host in ("localhost", "::1") or host.startswith("127.")

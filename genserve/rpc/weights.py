@@ -14,6 +14,7 @@ from genserve.engine.protocol import Engine, WeightDigest
 from genserve.errors import DeadlineError, GenserveError
 from genserve.ingest import protocol as wire
 from genserve.memory.daemon_processes import DaemonProcesses
+from genserve.memory.host import is_local
 from genserve.rpc.convert.values import to_state
 from genserve.rpc.convert.vllm_transfer import (
     call_timeout_s,
@@ -34,7 +35,7 @@ from genserve.rpc.convert.weights import (
     to_weights_response,
 )
 from genserve.rpc.frames.pull import pull_frames
-from genserve.rpc.frames.push import Frame, Frames, is_local, read_chunks, read_header, until_expired
+from genserve.rpc.frames.push import Frame, Frames, read_chunks, read_header, until_expired
 from genserve.rpc.interceptor import status_of
 from genserve.v1 import weights_pb2
 from genserve.v1.weights_pb2_grpc import WeightServiceServicer

@@ -99,11 +99,6 @@ async def read_chunks(frames: Frames, stream: PushStream, segments: SegmentReade
     )
 
 
-def is_local(peer: str) -> bool:
-    """Whether gRPC's name of a peer is of one on this host."""
-    return peer.startswith(("unix:", "unix-abstract:", "ipv4:127.", "ipv6:%5B::1%5D:", "ipv6:[::1]:"))
-
-
 def _segment_chunk(message: weights_pb2.PushSegment) -> SegmentChunk:
     crc32c = message.crc32c if message.HasField("crc32c") else None
     return SegmentChunk(
