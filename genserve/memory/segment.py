@@ -19,9 +19,9 @@ import numpy as np
 
 from genserve.errors import ChecksumMismatchError, InvalidFieldError
 from genserve.memory.daemon_processes import DaemonProcesses, file_id
+from genserve.memory.ring import NAME_PREFIX
 from genserve.tensors.checksum import crc32c_of
 
-NAME_PREFIX = "genserve-push"
 MAX_CHUNK_BYTES = 64 << 20
 _PATH = re.compile(rf"/dev/shm/{NAME_PREFIX}[^/]*|/proc/([1-9][0-9]{{0,9}})/fd/[0-9]{{1,9}}")
 _SIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
@@ -37,8 +37,8 @@ class SegmentChunk:
     offset: int
     length: int
     crc32c: int | None
-    taken_path: str = ""
-    """The end of a pipe that is told when the piece has been copied; "" = nobody wants to know."""
+    ack_path: str = ""
+    """The pipe on which the copy of the piece is acknowledged; "" = nobody wants to know. `taken_path` on the wire."""
 
 
 class Segment:

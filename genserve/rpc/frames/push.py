@@ -102,7 +102,7 @@ async def read_chunks(frames: Frames, stream: PushStream, segments: SegmentReade
 def _segment_chunk(message: weights_pb2.PushSegment) -> SegmentChunk:
     crc32c = message.crc32c if message.HasField("crc32c") else None
     return SegmentChunk(
-        message.path, message.segment_offset, message.offset, message.length, crc32c, message.taken_path
+        message.path, message.segment_offset, message.offset, message.length, crc32c, ack_path=message.taken_path
     )
 
 
