@@ -72,12 +72,7 @@ class CheckpointIndex:
 
     def as_manifest(self) -> Manifest:
         """The tensors end to end in order of their names: what GetWeights tells."""
-        specs = []
-        offset = 0
-        for name, tensor in sorted(self.tensors.items()):
-            specs.append(TensorSpec(name, tensor.dtype, tensor.shape, offset, tensor.length))
-            offset += tensor.length
-        return Manifest(tuple(specs), offset)
+        return Manifest.end_to_end((name, t.dtype, t.shape, t.length) for name, t in self.tensors.items())
 
 
 def checkpoint_issues(manifest: Manifest, checkpoint: CheckpointIndex) -> list[PushIssue]:
