@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
-from genserve.memory.arena import available_memory_bytes
+from genserve.memory.available import available_memory_bytes
 from genserve.worker.contract import RANKS_HERE_KEY, WEIGHT_UPDATE_KEY
 from genserve.worker.model import online_quantization
 from genserve.worker.model.audit import Constants
