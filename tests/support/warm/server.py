@@ -50,7 +50,8 @@ def main() -> None:
 def serve(control: socket.socket, depth: int) -> None:
     """Forks processes until the one that asks for them has ended; `depth` is how many servers have forked this one.
     Returns in a process that it has forked, when that one's program has ended."""
-    os.dup2(control.detach(), _CONTROL, inheritable=False)
+    with control:
+        os.dup2(control.fileno(), _CONTROL, inheritable=False)
     control = socket.socket(fileno=_CONTROL)
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):  # who reads the pipes of a process waits until the last one has closed them
