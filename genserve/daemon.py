@@ -19,7 +19,6 @@ from pathlib import Path
 
 import uvloop
 
-from genserve.allocator import keep_freed_memory
 from genserve.config import ServeConfig, check_model
 from genserve.control.conditions import DaemonCondition, EngineCondition
 from genserve.control.drain import Drain
@@ -27,23 +26,26 @@ from genserve.control.leases import LeaseTable
 from genserve.control.pause import PauseController
 from genserve.control.sleep import SleepController
 from genserve.control.state import StateBoard
-from genserve.engine import headless, leftovers, vllm_config
-from genserve.engine.demo_model import DemoModelError, demo_model_path
-from genserve.engine.vllm import EngineOptions, VllmEngine
-from genserve.engine.vllm_config import AsyncEngineArgs
+from genserve.demo_model import DemoModelError, demo_model_path
+from genserve.engine.vllm.engine import EngineOptions, VllmEngine
+from genserve.engine.vllm.start import config as vllm_config
+from genserve.engine.vllm.start import headless
+from genserve.engine.vllm.start import stale_shm as leftovers
+from genserve.engine.vllm.start.config import AsyncEngineArgs
 from genserve.errors import GenserveError
-from genserve.rpc.ingest.process import IngestSettings
-from genserve.rpc.ingest.processes import IngestProcesses
+from genserve.ingest.relay import IngestSettings
+from genserve.ingest.supervisor import IngestProcesses
+from genserve.memory.allocator import keep_freed_memory
 from genserve.rpc.server import SERVER_OPTIONS, ServerParts, start_server
 from genserve.signals import children_ignore_interrupts, stop_on_signals
-from genserve.weights import lora_files
+from genserve.weights.apply import WeightUpdater
 from genserve.weights.checkpoint import CheckpointIndex
 from genserve.weights.checkpoint_files import CheckpointError, CheckpointFiles
-from genserve.weights.lora import LoraLoader
+from genserve.weights.lora import files as lora_files
+from genserve.weights.lora.loader import LoraLoader
 from genserve.weights.registry import PushRegistry
 from genserve.weights.resident import CheckpointBytes, ResidentStore, ResidentVersion
-from genserve.weights.transfer import TransferUpdates
-from genserve.weights.update import WeightUpdater
+from genserve.weights.vllm_transfer import TransferUpdates
 
 OpenedCheckpoint = tuple[CheckpointIndex, CheckpointFiles]
 """A checkpoint's index, and its files."""

@@ -9,7 +9,8 @@ import json
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 
-from genserve.engine.base import (
+from genserve.engine.generation import ChatPrompt, GenerationRequest, TextPrompt
+from genserve.engine.protocol import (
     MEMORY_TAGS,
     ArenaRef,
     EngineInfo,
@@ -24,7 +25,6 @@ from genserve.engine.base import (
     StagedTensor,
     WeightDigest,
 )
-from genserve.engine.generation import ChatPrompt, GenerationRequest, TextPrompt
 from genserve.errors import DeadlineError, LoraNotFoundError
 from genserve.memory.arena import map_arena
 

@@ -4,7 +4,7 @@
     python clients/python/vllm_trainer.py --target HOST:PORT --model DIRECTORY --steps 3 --save TRAINED
 
 One import says how the weights get there; the rest is vLLM's. With this one they are pushed. For vLLM's own backends it
-would be NCCLTrainerInitInfo of vLLM, say, and GenserveWeightSyncClient of genserve.client.vllm_sync; see
+would be NCCLTrainerInitInfo of vLLM, say, and GenserveWeightSyncClient of genserve.integrations.vllm_sync; see
 docs/vllm_transfer.md.
 """
 
@@ -15,7 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM
 from vllm.distributed.weight_transfer import ModuleSource, WeightTransferTrainerFactory
 
-from genserve.client.vllm_trainer import GenserveTrainerInitInfo, GenserveWeightSyncClient
+from genserve.integrations.vllm_trainer import GenserveTrainerInitInfo, GenserveWeightSyncClient
 
 
 def main() -> None:

@@ -10,23 +10,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from genserve import __version__
-from genserve.cli import (
-    bench,
-    commit,
-    discard,
-    doctor,
-    generate,
-    lora,
-    pause,
-    pull,
-    push,
-    resume,
-    serve,
-    sleep,
-    status,
-    wake_up,
-)
+from genserve.cli import bench, doctor, generate, lora, serve
+from genserve.cli.control import pause, resume, sleep, status, wake_up
 from genserve.cli.streams import abandon_output, prepare_output
+from genserve.cli.weights import commit, discard, pull, push
 from genserve.errors import GenserveError
 
 _INTERRUPTED: Final = 130

@@ -5,7 +5,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from genserve.cli.options import Subparsers, add_connection_options, open_client
-from genserve.cli.push import ProgressDisplay
+from genserve.cli.weights.push import ProgressDisplay
 from genserve.errors import InvalidFieldError
 
 if TYPE_CHECKING:

@@ -9,31 +9,9 @@ import os
 # while a call is under way and starts a thread, as the workers of a data loader do. Who needs them sets it to 1.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
-from genserve.client.as_completed import CompletedStream
 from genserve.client.async_client import AsyncClient
-from genserve.client.channel import ConnectionSettings, Timeouts
-from genserve.client.enums import KvPolicy, PauseMode, PushAction, SleepTag
-from genserve.client.errors import ClientClosedError, ClientMisuseError
-from genserve.client.generation import AbortResult
-from genserve.client.lease import HeldPause
-from genserve.client.lora import Lora
-from genserve.client.many import ManyItem, ManyStream
-from genserve.client.pull import PulledWeights
-from genserve.client.push import Applied, Push, PushProgress, PushResult
-from genserve.client.requests import GenerateOptions, PromptLike
-from genserve.client.results import (
-    Delta,
-    Finish,
-    GeneratedSequence,
-    Generation,
-    Logprobs,
-    Prompt,
-    SequenceDelta,
-    Usage,
-    WeightSpan,
-)
-from genserve.client.safetensors_file import CheckpointFileError
-from genserve.client.state import (
+from genserve.client.control.lease import HeldPause
+from genserve.client.control.state import (
     EngineState,
     Limits,
     Load,
@@ -44,11 +22,33 @@ from genserve.client.state import (
     ServerInfo,
     Status,
 )
-from genserve.client.stream import ResponseStream
-from genserve.client.sync import BlockingStream, Client
-from genserve.client.transfer import FinishedUpdate, StartedUpdate
-from genserve.client.weights import ServedTensor, ServedWeights
+from genserve.client.generation.as_completed import CompletedStream
+from genserve.client.generation.calls import AbortResult
+from genserve.client.generation.many import ManyItem, ManyStream
+from genserve.client.generation.options import GenerateOptions, PromptLike
+from genserve.client.generation.results import (
+    Delta,
+    Finish,
+    GeneratedSequence,
+    Generation,
+    Logprobs,
+    Prompt,
+    SequenceDelta,
+    Usage,
+    WeightSpan,
+)
+from genserve.client.sync_client import BlockingStream, Client
+from genserve.client.transport.connection import ConnectionSettings, Timeouts
+from genserve.client.transport.enums import KvPolicy, PauseMode, PushAction, SleepTag
+from genserve.client.transport.errors import ClientClosedError, ClientMisuseError
+from genserve.client.transport.response_stream import ResponseStream
+from genserve.client.weights.calls import ServedTensor, ServedWeights
+from genserve.client.weights.download import PulledWeights
+from genserve.client.weights.lora import Lora
+from genserve.client.weights.push import Applied, Push, PushProgress, PushResult
+from genserve.client.weights.vllm_transfer import FinishedUpdate, StartedUpdate
 from genserve.errors import UnavailableError
+from genserve.tensors.safetensors import CheckpointFileError
 
 __all__ = [
     "AbortResult",

@@ -3,11 +3,11 @@
 from types import TracebackType
 from typing import Self, Unpack
 
-from genserve.client.channel import DEFAULT_TARGET, Connection, ConnectionSettings
-from genserve.client.control import ControlCalls
-from genserve.client.generation import GenerationCalls
-from genserve.client.lora import LoraCalls
-from genserve.client.transfer import TransferCalls
+from genserve.client.control.calls import ControlCalls
+from genserve.client.generation.calls import GenerationCalls
+from genserve.client.transport.connection import DEFAULT_TARGET, Connection, ConnectionSettings
+from genserve.client.weights.lora import LoraCalls
+from genserve.client.weights.vllm_transfer import TransferCalls
 
 
 class AsyncClient(GenerationCalls, LoraCalls, TransferCalls, ControlCalls):

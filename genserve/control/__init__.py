@@ -1,0 +1,1 @@
+"""Who may stop the engine and for how long: phases, pause leases, sleep. Decides; vLLM carries out."""

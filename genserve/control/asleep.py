@@ -11,7 +11,7 @@ their place, until a version has been applied over it.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from genserve.engine.base import ALL_TAGS, MEMORY_TAGS, SleepTag
+from genserve.engine.protocol import ALL_TAGS, MEMORY_TAGS, SleepTag
 from genserve.errors import InvalidFieldError
 
 MAX_LEVEL = 2

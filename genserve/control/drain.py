@@ -10,7 +10,7 @@ from typing import Protocol
 from genserve.control.conditions import DaemonCondition, may_run
 from genserve.control.pause import PauseController
 from genserve.control.state import StateBoard
-from genserve.engine.base import Engine
+from genserve.engine.protocol import Engine
 
 
 class Closes(Protocol):

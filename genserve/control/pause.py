@@ -16,7 +16,7 @@ from genserve.control.conditions import EngineCondition, may_run
 from genserve.control.leases import LeaseTable, PauseLease, check_text, check_ttl
 from genserve.control.state import StateBoard
 from genserve.control.turn import EngineTurn, uninterrupted
-from genserve.engine.base import Engine, KvPolicy, PauseCounts, PauseMode
+from genserve.engine.protocol import Engine, KvPolicy, PauseCounts, PauseMode
 from genserve.errors import (
     DeadlineError,
     EngineDeadError,

@@ -16,7 +16,7 @@ from genserve.control.conditions import EngineCondition
 from genserve.control.pause import PauseController, remaining_s
 from genserve.control.state import StateBoard
 from genserve.control.turn import check_timeout, uninterrupted
-from genserve.engine.base import MEMORY_TAGS, Engine, KvPolicy, PauseMode, SleepTag
+from genserve.engine.protocol import MEMORY_TAGS, Engine, KvPolicy, PauseMode, SleepTag
 from genserve.errors import EngineDeadError, GenserveError, UnsupportedError
 
 _WAKE_UP_TIMEOUT_S = 120.0

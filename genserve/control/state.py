@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from genserve.control.asleep import Asleep
 from genserve.control.conditions import RULES, DaemonCondition, EngineCondition, Phase, condition_of, phase_of
 from genserve.control.leases import PauseLease
-from genserve.engine.base import Engine
+from genserve.engine.protocol import Engine
 
 
 @dataclass(frozen=True, slots=True)

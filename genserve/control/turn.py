@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from genserve.control.admission import check_control, check_weights
 from genserve.control.state import StateBoard
-from genserve.engine.base import Engine
+from genserve.engine.protocol import Engine
 from genserve.errors import DeadlineError, InvalidFieldError
 
 # How long a caller waits until what failed is undone. An engine may need longer, and nobody else gets a turn then.

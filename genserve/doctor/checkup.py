@@ -10,16 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from genserve.doctor import machine, own_model, tiny_model, ways
+from genserve.doctor import ways
 from genserve.doctor.children import Children
-from genserve.doctor.exercise import Subject, exercise
-from genserve.doctor.findings import WayFound
-from genserve.doctor.machine import MachineFacts
-from genserve.doctor.machine_verdicts import machine_verdicts
-from genserve.doctor.push_verdicts import cold_starts, way_verdicts
-from genserve.doctor.room import Memory, ModelSize, fits
-from genserve.doctor.room_verdicts import room_verdicts
+from genserve.doctor.machine import facts as machine
+from genserve.doctor.machine.facts import MachineFacts
+from genserve.doctor.machine.verdicts import machine_verdicts
+from genserve.doctor.room.size import Memory, ModelSize, fits
+from genserve.doctor.room.verdicts import room_verdicts
 from genserve.doctor.serve_flags import ServeFlags
+from genserve.doctor.trial import own_model, tiny_model
+from genserve.doctor.trial.exercise import Subject, exercise
+from genserve.doctor.trial.findings import WayFound
+from genserve.doctor.trial.verdicts import cold_starts, way_verdicts
 from genserve.doctor.verdict import Section, Verdict, fail, warn
 
 _TINY_PUSHES: Final = 5

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any
 from genserve.control.pause import PauseController
 from genserve.control.sleep import SleepController
 from genserve.control.state import StateBoard
-from genserve.engine.base import Engine
-from genserve.rpc.convert import to_lease, to_state
-from genserve.rpc.convert_control import (
+from genserve.engine.protocol import Engine
+from genserve.rpc.convert.control import (
     ServerFacts,
     load_timeout_s,
     pause_arguments,
@@ -20,10 +19,11 @@ from genserve.rpc.convert_control import (
     to_server_info,
     watch_interval_s,
 )
+from genserve.rpc.convert.values import to_lease, to_state
 from genserve.rpc.watchers import Watchers
 from genserve.v1 import control_pb2
 from genserve.v1.control_pb2_grpc import ControlServiceServicer
-from genserve.weights.lora import LoraLoader
+from genserve.weights.lora.loader import LoraLoader
 
 if TYPE_CHECKING:
     from grpc.aio import ServicerContext

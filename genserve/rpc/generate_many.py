@@ -9,11 +9,11 @@ from functools import partial
 
 from genserve.control.admission import check_admission
 from genserve.control.state import StateBoard
-from genserve.engine.base import Engine, GenerationStream
 from genserve.engine.generation import GenerationRequest, GenerationUpdate
+from genserve.engine.protocol import Engine, GenerationStream
 from genserve.errors import GenserveError, InvalidFieldError
-from genserve.rpc.convert_request import MAX_ID_LENGTH, generation_request
-from genserve.rpc.convert_response import fill_response
+from genserve.rpc.convert.generation_request import MAX_ID_LENGTH, generation_request
+from genserve.rpc.convert.generation_response import fill_response
 from genserve.rpc.received import Received
 from genserve.rpc.status import known_error, to_message
 from genserve.tensors.chunk_frame import varint

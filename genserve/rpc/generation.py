@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from genserve.control.admission import check_admission
 from genserve.control.state import StateBoard
-from genserve.engine.base import Engine
-from genserve.rpc.convert import to_state
-from genserve.rpc.convert_request import detokenize_input, generation_request, tokenize_input
-from genserve.rpc.convert_response import to_response
+from genserve.engine.protocol import Engine
+from genserve.rpc.convert.generation_request import detokenize_input, generation_request, tokenize_input
+from genserve.rpc.convert.generation_response import to_response
+from genserve.rpc.convert.values import to_state
 from genserve.rpc.generate_many import GenerateMany
 from genserve.rpc.received import Received
 from genserve.v1 import generation_pb2

@@ -19,17 +19,18 @@ from genserve.config import ServeConfig
 from genserve.control.pause import PauseController
 from genserve.control.sleep import SleepController
 from genserve.control.state import StateBoard
-from genserve.engine.base import Engine, EngineInfo
+from genserve.engine.protocol import Engine, EngineInfo
+from genserve.ingest import protocol as wire
+from genserve.ingest.supervisor import IngestProcesses
+from genserve.memory.daemon_processes import DaemonProcesses
 from genserve.memory.host import host_id
 from genserve.rpc import health
 from genserve.rpc.control import ControlServicer
-from genserve.rpc.convert_control import ServerFacts
+from genserve.rpc.convert.control import ServerFacts
+from genserve.rpc.frames.push import Frame, frame_parser
 from genserve.rpc.generation import GenerationServicer
 from genserve.rpc.health import HealthServicer
-from genserve.rpc.ingest import wire
-from genserve.rpc.ingest.processes import IngestProcesses
 from genserve.rpc.interceptor import StatusInterceptor
-from genserve.rpc.push_frames import Frame, frame_parser
 from genserve.rpc.received import receiver
 from genserve.rpc.reflection import add_reflection
 from genserve.rpc.weights import WeightServicer
@@ -38,11 +39,10 @@ from genserve.v1.control_pb2_grpc import add_ControlServiceServicer_to_server
 from genserve.v1.generation_pb2_grpc import add_GenerationServiceServicer_to_server
 from genserve.v1.weights_pb2_grpc import add_WeightServiceServicer_to_server
 from genserve.weights.checkpoint import CheckpointIndex
-from genserve.weights.daemon_processes import DaemonProcesses
-from genserve.weights.lora import LoraLoader
+from genserve.weights.lora.loader import LoraLoader
 from genserve.weights.registry import PushRegistry
 from genserve.weights.resident import ResidentStore
-from genserve.weights.transfer import TransferUpdates
+from genserve.weights.vllm_transfer import TransferUpdates
 
 SERVICE_NAMES = tuple(
     service.full_name

@@ -10,10 +10,12 @@ from google.protobuf.message import DecodeError
 from genserve.control.admission import check_whole
 from genserve.control.pause import PauseController
 from genserve.control.state import StateBoard
-from genserve.engine.base import Engine, WeightDigest
+from genserve.engine.protocol import Engine, WeightDigest
 from genserve.errors import DeadlineError, GenserveError
-from genserve.rpc.convert import to_state
-from genserve.rpc.convert_transfer import (
+from genserve.ingest import protocol as wire
+from genserve.memory.daemon_processes import DaemonProcesses
+from genserve.rpc.convert.values import to_state
+from genserve.rpc.convert.vllm_transfer import (
     call_timeout_s,
     init_info,
     to_finish_response,
@@ -21,7 +23,7 @@ from genserve.rpc.convert_transfer import (
     update_info,
     update_options,
 )
-from genserve.rpc.convert_weights import (
+from genserve.rpc.convert.weights import (
     apply_options,
     push_header,
     to_commit_response,
@@ -31,19 +33,17 @@ from genserve.rpc.convert_weights import (
     to_push_response,
     to_weights_response,
 )
-from genserve.rpc.ingest import wire
+from genserve.rpc.frames.pull import pull_frames
+from genserve.rpc.frames.push import Frame, Frames, is_local, read_chunks, read_header, until_expired
 from genserve.rpc.interceptor import status_of
-from genserve.rpc.pull_frames import pull_frames
-from genserve.rpc.push_frames import Frame, Frames, is_local, read_chunks, read_header, until_expired
 from genserve.v1 import weights_pb2
 from genserve.v1.weights_pb2_grpc import WeightServiceServicer
 from genserve.weights.checkpoint import CheckpointIndex
-from genserve.weights.daemon_processes import DaemonProcesses
-from genserve.weights.push_bytes import readable
+from genserve.weights.push.push_bytes import readable
+from genserve.weights.push.segments import SegmentReader
 from genserve.weights.registry import PushRegistry
 from genserve.weights.resident import ResidentStore, ResidentVersion
-from genserve.weights.segment_reader import SegmentReader
-from genserve.weights.transfer import TransferUpdates
+from genserve.weights.vllm_transfer import TransferUpdates
 
 if TYPE_CHECKING:
     from grpc.aio import ServicerContext

@@ -1,0 +1,1 @@
+"""New weights: received, checked, applied on every rank, and kept to be pulled."""

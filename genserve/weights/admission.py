@@ -7,10 +7,10 @@ from genserve.errors import (
     VersionNotNewerError,
     WeightVersionMismatchError,
 )
+from genserve.tensors.manifest import Manifest, PushIssue, structural_issues, too_many_tensors
 from genserve.weights.checkpoint import CheckpointIndex, checkpoint_issues
-from genserve.weights.lora_config import check_lora_name, lora_issues
-from genserve.weights.manifest import Manifest, PushIssue, structural_issues, too_many_tensors
-from genserve.weights.push import ApplyOptions, LoraAdapter, PushHeader
+from genserve.weights.lora.config import check_lora_name, lora_issues
+from genserve.weights.push.types import ApplyOptions, LoraAdapter, PushHeader
 
 MAX_STREAMS = 1024
 _MAX_ID_LENGTH = 256

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from genserve.tensors.manifest import Manifest, PushIssue, TensorSpec, bounded, too_many_tensors
 from genserve.weights.checkpoint_files import CheckpointError, CheckpointFile, CheckpointFiles, read_json
-from genserve.weights.manifest import Manifest, PushIssue, TensorSpec, bounded, too_many_tensors
 
 _MAX_HEADER_BYTES = 256 << 20
 _CASTABLE = frozenset({"F16", "BF16", "F32", "F64"})

@@ -6,15 +6,15 @@ from functools import partial
 
 from genserve.control.admission import check_weights
 from genserve.control.state import StateBoard
-from genserve.engine.base import Engine
+from genserve.engine.protocol import Engine
 from genserve.errors import GenserveError
 from genserve.weights.admission import check_version, refuse_issues
-from genserve.weights.live_push import LivePush
-from genserve.weights.lora import LoraLoader
-from genserve.weights.outcomes import Outcomes
-from genserve.weights.push import Applied, PushAction, PushOutcome
+from genserve.weights.apply import WeightUpdater
+from genserve.weights.lora.loader import LoraLoader
+from genserve.weights.push.live_push import LivePush
+from genserve.weights.push.outcomes import Outcomes
+from genserve.weights.push.types import Applied, PushAction, PushOutcome
 from genserve.weights.resident import ResidentStore
-from genserve.weights.update import WeightUpdater
 
 
 class Completion:

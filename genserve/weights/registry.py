@@ -14,9 +14,10 @@ from dataclasses import replace
 from genserve.control.admission import check_weights
 from genserve.control.state import StateBoard
 from genserve.control.turn import uninterrupted
-from genserve.engine.base import Engine
+from genserve.engine.protocol import Engine
 from genserve.errors import ApplyInProgressError, DrainingError, GenserveError, PushConflictError, PushNotFoundError
 from genserve.memory.arena import allocate_arena
+from genserve.tensors.manifest import Manifest, PushIssue, completed
 from genserve.weights.admission import (
     check_apply,
     check_header,
@@ -25,20 +26,19 @@ from genserve.weights.admission import (
     examine,
     refuse_issues,
 )
+from genserve.weights.apply import WeightUpdater
 from genserve.weights.checkpoint import CheckpointIndex
 from genserve.weights.completion import Completion
-from genserve.weights.lifecycle import Stage
-from genserve.weights.live_push import LivePush
-from genserve.weights.lora import LoraLoader
-from genserve.weights.manifest import Manifest, PushIssue, completed
-from genserve.weights.outcomes import AppliedPush, Outcomes
-from genserve.weights.push import ApplyOptions, PushAction, PushHeader, PushOutcome, PushReport
+from genserve.weights.lora.loader import LoraLoader
+from genserve.weights.push.attempt import Round
+from genserve.weights.push.lifecycle import Stage
+from genserve.weights.push.live_push import LivePush
+from genserve.weights.push.outcomes import AppliedPush, Outcomes
+from genserve.weights.push.staging import Staging
+from genserve.weights.push.stream import AnsweredStream, LiveStream, PushStream
+from genserve.weights.push.types import ApplyOptions, PushAction, PushHeader, PushOutcome, PushReport
+from genserve.weights.quota import plan_room
 from genserve.weights.resident import ResidentStore
-from genserve.weights.room import plan_room
-from genserve.weights.round import Round
-from genserve.weights.staging import Staging
-from genserve.weights.stream import AnsweredStream, LiveStream, PushStream
-from genserve.weights.update import WeightUpdater
 
 # How long a new attempt waits for the streams of another one, whose client may have gone a moment ago.
 _LEAVE_TIMEOUT_S = 2.0

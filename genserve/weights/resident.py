@@ -16,9 +16,9 @@ import numpy as np
 
 from genserve.errors import NotResidentError, WeightVersionMismatchError
 from genserve.memory.arena import Arena, allocate_arena
+from genserve.tensors.manifest import Manifest, TensorSpec
 from genserve.weights.checkpoint import CheckpointIndex
 from genserve.weights.checkpoint_files import CheckpointError, CheckpointFiles
-from genserve.weights.manifest import Manifest, TensorSpec
 
 _GAVE_WAY = "had to give way to a push"
 _CHANGED = "are not known any more, as the checkpoint's files have changed since the daemon started"

@@ -10,7 +10,7 @@ from typing import Any, Protocol, Self, cast
 EXTENSION = "genserve.worker.extension.WeightExchangeExtension"
 """Qualified name for vLLM's `worker_extension_cls`."""
 
-RESERVING_WORKER = "genserve.worker.reserving.ReservingWorker"
+RESERVING_WORKER = "genserve.worker.update.reserving.ReservingWorker"
 """Qualified name for vLLM's `worker_cls` on a GPU."""
 
 WEIGHT_UPDATE_KEY = "genserve_weight_update"

@@ -23,10 +23,10 @@ from genserve.worker.contract import (
     Step,
     Transfer,
 )
-from genserve.worker.digests import weight_digests
 from genserve.worker.lifetime import end_with_process
-from genserve.worker.transfer import transfer
+from genserve.worker.model.digests import weight_digests
 from genserve.worker.versions import Versions, acknowledged
+from genserve.worker.vllm_transfer import transfer
 
 # bf16 attention on the CPU uses AMX tiles, and dies with SIGILL in a process that has not asked the kernel for them.
 if torch.cpu._is_amx_tile_supported():

@@ -17,15 +17,15 @@ import torch
 from genserve.memory.host import ProcessIdentity, host_id
 from genserve.worker.arena_tensors import ArenaTensors
 from genserve.worker.contract import Ack, Attach, Attached, Fetch, Prepare, Progress
-from genserve.worker.draft import WithDraft
 from genserve.worker.lifetime import end_with_address, end_with_process
-from genserve.worker.reachable import reachable_bytes
-from genserve.worker.shadow import PrepareCancelledError
-from genserve.worker.slept import SleptWeights
-from genserve.worker.update import Chosen, choose
+from genserve.worker.model.reachable import reachable_bytes
+from genserve.worker.model.slept import SleptWeights
+from genserve.worker.update.choice import Chosen, choose
+from genserve.worker.update.draft import WithDraft
+from genserve.worker.update.shadow import PrepareCancelledError
 
 if TYPE_CHECKING:
-    from genserve.worker.host_copy import HostCopy
+    from genserve.worker.fetch import HostCopy
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class Versions:
         """Starts to fetch a version's bytes to this host, if that is this worker's to do."""
         if self.rank not in request.ranks:
             return
-        from genserve.worker.host_copy import HostCopy  # gRPC, which workers beside the daemon need not load
+        from genserve.worker.fetch import HostCopy  # gRPC, which workers beside the daemon need not load
 
         before, copy = self._host_copy, HostCopy(self.rank, request)
         self._host_copy = copy

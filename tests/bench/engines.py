@@ -5,7 +5,7 @@ Whatever differs in a comparison is then what serves the engine.
 
 from pathlib import Path
 
-from genserve.engine.demo_model import demo_model_path
+from genserve.demo_model import demo_model_path
 from tests import models
 
 ENVIRONMENT = {

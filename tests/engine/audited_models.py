@@ -143,9 +143,9 @@ def audits(live: Any, config: Any) -> dict[str, Any]:
     """What each way of taking pushes says of a live model, and of a push without tensors."""
     import torch
 
-    from genserve.worker.beside import BesideUpdate
-    from genserve.worker.device import Device
-    from genserve.worker.inplace import InPlaceUpdate
+    from genserve.worker.update.beside import BesideUpdate
+    from genserve.worker.update.device import Device
+    from genserve.worker.update.inplace import InPlaceUpdate
     from tests.unit.worker.kept_device import KeptDevice
 
     answers: dict[str, Any] = {}
@@ -173,10 +173,10 @@ def pushes(live: Any, config: Any, tensors: list[tuple[str, Any]]) -> dict[str, 
     """Digests of all that the live model holds, after pushes of two versions in two ways each."""
     import torch
 
-    from genserve.worker.beside import BesideUpdate
-    from genserve.worker.device import Device
-    from genserve.worker.digests import weight_digests
-    from genserve.worker.inplace import InPlaceUpdate
+    from genserve.worker.model.digests import weight_digests
+    from genserve.worker.update.beside import BesideUpdate
+    from genserve.worker.update.device import Device
+    from genserve.worker.update.inplace import InPlaceUpdate
 
     host = torch.device("cpu")
     device = Device.of(host)

@@ -23,7 +23,7 @@ from vllm.distributed.weight_transfer import (
 from vllm.distributed.weight_transfer.base import TrainerInitInfo, WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from genserve.client.vllm_sync import GenserveWeightSyncClient
+from genserve.integrations.vllm_sync import GenserveWeightSyncClient
 from genserve.worker.extension import WeightExchangeExtension
 
 __all__ = ["FileTransferExtension", "GenserveTrainerInitInfo", "GenserveWeightSyncClient"]

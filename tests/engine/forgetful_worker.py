@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from genserve.worker.extension import WeightExchangeExtension
-from genserve.worker.slept import loose_tensors
-from genserve.worker.tree import holdings
+from genserve.worker.model.slept import loose_tensors
+from genserve.worker.model.tree import holdings
 
 FORGETFUL_EXTENSION = "tests.engine.forgetful_worker.ForgetfulExtension"
 SLEEPS_VARIABLE = "GENSERVE_SLEEPS"

@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 
-from genserve.doctor import tiny_model
+from genserve.doctor.trial import tiny_model
 
 COMMAND = [sys.executable, "-m", "genserve", "doctor"]
 CHECKS = {

@@ -27,14 +27,14 @@ from vllm.v1.executor.abstract import SLEEP_TAGS, Executor
 from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.gpu_worker import Worker
 
-from genserve.client.vllm_sync import GenserveWeightSyncClient
-from genserve.engine import vllm_config
-from genserve.engine.base import MEMORY_TAGS
 from genserve.engine.generation import ConstraintKind, Sampling
-from genserve.engine.spans import INITIAL_LABEL
+from genserve.engine.protocol import MEMORY_TAGS
+from genserve.engine.vllm.requests.weight_spans import INITIAL_LABEL
+from genserve.engine.vllm.start import config as vllm_config
+from genserve.integrations.vllm_sync import GenserveWeightSyncClient
 from genserve.worker.contract import WeightWorker
 from genserve.worker.extension import WeightExchangeExtension
-from genserve.worker.reserving import ReservingWorker
+from genserve.worker.update.reserving import ReservingWorker
 
 
 def parameters(function: object) -> set[str]:

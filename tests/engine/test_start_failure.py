@@ -29,7 +29,7 @@ STARTS: dict[str, tuple[Callable[[Path], None], list[str], str]] = {
     # The engine's process fails.
     "no memory for keys and values": (whole, ["--kv-cache-memory-bytes", "1000"], ": No available memory"),
     # No process has started. The last line of vLLM's own words is the address of a page about validation.
-    # Nor here: genserve.engine.refusals does, and these are rows of it.
+    # Nor here: genserve.engine.vllm.start.refusals does, and these are rows of it.
     "weights in host memory": (whole, ["--cpu-offload-gb", "1"], "[weights-offloaded-to-host]"),
     "workers that cannot reach the daemon": (
         whole,

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from genserve.client import AsyncClient
-from genserve.client.trl import VLLMClient
 from genserve.errors import InvalidFieldError
+from genserve.integrations.trl import VLLMClient
 from tests import models
 from tests.daemon_process import DaemonProcess
 from tests.engine.conftest import PROMPTS

@@ -20,7 +20,7 @@ from tests.engine.transfer_subject import BACKEND, Digests, TransferSubject
 ROOT = Path(__file__).parents[2]
 TRAINER = (ROOT / "clients" / "python" / "vllm_trainer.py").read_text()
 GUIDE = ROOT / "docs" / "vllm_transfer.md"
-IMPORT = "from genserve.client.vllm_trainer import GenserveTrainerInitInfo, GenserveWeightSyncClient"
+IMPORT = "from genserve.integrations.vllm_trainer import GenserveTrainerInitInfo, GenserveWeightSyncClient"
 
 
 async def run(program: str, *flags: str) -> str:
@@ -99,7 +99,7 @@ with GenserveWeightSyncClient({daemon.address!r}) as client:
 async def test_the_same_trainer_drives_an_engine_of_vllms_own(subject: TransferSubject, untied_b: Reference) -> None:
     """Through vLLM's four calls over gRPC: what is live is what a cold start would have, by its version."""
     client, version = subject.client, await subject.next_version()
-    own = IMPORT.replace("genserve.client.vllm_trainer", "tests.engine.file_transfer")
+    own = IMPORT.replace("genserve.integrations.vllm_trainer", "tests.engine.file_transfer")
     program, b = TRAINER.replace(IMPORT, own), str(subject.checkpoints["b"])
     await run(program, "--target", subject.daemon.address, "--model", b, "--steps", "0")
     served = await client.get_weights(include_digests=True)

@@ -49,7 +49,7 @@ class Trap:
 
     def digests(self) -> dict[str, str]:
         """SHA-256 of the live weights, by name."""
-        from genserve.worker.digests import weight_digests
+        from genserve.worker.model.digests import weight_digests
 
         return weight_digests(self.model_runner.get_model())
 
@@ -59,8 +59,8 @@ class Trap:
 
     def attach(self) -> None:
         """Builds genserve's in-place update."""
-        from genserve.worker.device import Device
-        from genserve.worker.inplace import InPlaceUpdate
+        from genserve.worker.update.device import Device
+        from genserve.worker.update.inplace import InPlaceUpdate
 
         model = self.model_runner.get_model()
         self._update = InPlaceUpdate(model, self.vllm_config, Device.of(self.device))
@@ -84,9 +84,9 @@ class Trap:
 @contextmanager
 def _ordered(faults: Faults) -> Iterator[list[int]]:
     """In-place updates fail as ordered; the sizes of what was loaded whenever something was post-processed."""
-    from genserve.worker import shadow
-    from genserve.worker.exchange import PointerExchange
-    from genserve.worker.shadow import Shadow
+    from genserve.worker.update import shadow
+    from genserve.worker.update.exchange import PointerExchange
+    from genserve.worker.update.shadow import Shadow
 
     load, process, put = Shadow.load, shadow.process_weights_after_loading, PointerExchange._put
     held_bytes: list[int] = []

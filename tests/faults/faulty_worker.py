@@ -153,9 +153,9 @@ if FAULTS_VARIABLE in os.environ:  # tests import this module too, where no work
     from vllm.v1.engine.core_client import AsyncMPClient
 
     from genserve.worker import extension
-    from genserve.worker.device import CudaDevice, Device
-    from genserve.worker.exchange import PointerExchange
-    from genserve.worker.shadow import Shadow
+    from genserve.worker.update.device import CudaDevice, Device
+    from genserve.worker.update.exchange import PointerExchange
+    from genserve.worker.update.shadow import Shadow
 
     class FaultyExtension(extension.WeightExchangeExtension):
         """The extension, with the calls of the contract that can fail."""

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from genserve.client import AsyncClient, EngineState, PushResult, ServedWeights, WeightSpan
 from genserve.client import Delta as ClientDelta
-from genserve.client.pull import PulledWeights
+from genserve.client.weights.download import PulledWeights
 from genserve.errors import GenserveError
 from tests.faults.contents import Contents
 from tests.faults.history import AppliedAnswer, Delta, History, Operation, Outcome, Span, Stream

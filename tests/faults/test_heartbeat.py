@@ -13,7 +13,7 @@ import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from genserve.engine.leftovers import sweep
+from genserve.engine.vllm.start.stale_shm import sweep
 from genserve.errors import EngineDeadError, UnavailableError
 from tests.faults.faulty_worker import Fault
 from tests.faults.footprint import Remains

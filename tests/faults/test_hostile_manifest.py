@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 import grpc.aio
 import pytest
 
-from genserve.client.errors import error_of
+from genserve.client.transport.errors import error_of
 from genserve.errors import GenserveError, InvalidFieldError, ManifestMismatchError, MessageTooLargeError
 from tests.faults.footprint import reset_peak, resident_bytes
 from tests.faults.subject import Subject

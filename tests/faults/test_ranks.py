@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from genserve.engine.leftovers import sweep
+from genserve.engine.vllm.start.stale_shm import sweep
 from genserve.errors import EngineDeadError, GenserveError, PushRolledBackError
 from tests.engine.conftest import PROMPTS
 from tests.engine.reference import MAX_TOKENS

@@ -10,7 +10,7 @@ import grpc.aio
 import pytest
 import torch
 
-from genserve.client.errors import error_of
+from genserve.client.transport.errors import error_of
 from genserve.errors import (
     ChecksumMismatchError,
     ChunkOutOfRangeError,

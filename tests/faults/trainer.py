@@ -10,9 +10,9 @@ import sys
 
 import grpc.aio
 
-from genserve.client.byte_space import ByteSpace
-from genserve.client.frames import END_FRAME, chunk_frame, header_frame
-from genserve.client.tensors import tensor_sources
+from genserve.client.weights.frames import END_FRAME, chunk_frame, header_frame
+from genserve.client.weights.layout import ByteSpace
+from genserve.client.weights.sources import tensor_sources
 from genserve.v1 import weights_pb2
 
 CHUNK_BYTES = 16 << 10

@@ -60,7 +60,7 @@ def _config(checkpoint: Path, **options: Any) -> Any:
 def _exchanged(kind: Kind, directory: Path) -> Iterator[str]:
     """What a push leaves that a cold start does not, or the other way round."""
     from genserve.worker.contract import WEIGHT_UPDATE_KEY
-    from genserve.worker.update import choose
+    from genserve.worker.update.choice import choose
 
     a, b = kind.make(directory)
     drafts = "--speculative-config" in kind.flags
@@ -102,8 +102,8 @@ def _loaded(config: Any, checkpoint: Path) -> Any:
 
 
 def _digests(worker: Any) -> dict[str, str]:
-    from genserve.worker.digests import weight_digests
-    from genserve.worker.draft import draft_digests, draft_of
+    from genserve.worker.model.digests import weight_digests
+    from genserve.worker.update.draft import draft_digests, draft_of
 
     draft = draft_of(worker)
     return weight_digests(worker.model_runner.get_model()) | (draft_digests(draft) if draft is not None else {})

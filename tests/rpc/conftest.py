@@ -17,7 +17,6 @@ from genserve.control.leases import LeaseTable
 from genserve.control.pause import PauseController
 from genserve.control.sleep import SleepController
 from genserve.control.state import StateBoard
-from genserve.engine.base import Load, WeightDigest
 from genserve.engine.generation import (
     ChatPrompt,
     GenerationRequest,
@@ -27,18 +26,19 @@ from genserve.engine.generation import (
     TextPrompt,
     Usage,
 )
-from genserve.rpc.ingest.processes import IngestProcesses
+from genserve.engine.protocol import Load, WeightDigest
+from genserve.ingest.supervisor import IngestProcesses
+from genserve.memory.daemon_processes import DaemonProcesses
 from genserve.rpc.server import ServerParts, start_server
 from genserve.v1.control_pb2_grpc import ControlServiceStub
 from genserve.v1.generation_pb2_grpc import GenerationServiceStub
 from genserve.v1.weights_pb2_grpc import WeightServiceStub
+from genserve.weights.apply import WeightUpdater
 from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor
-from genserve.weights.daemon_processes import DaemonProcesses
-from genserve.weights.lora import LoraLoader
+from genserve.weights.lora.loader import LoraLoader
 from genserve.weights.registry import PushRegistry
 from genserve.weights.resident import ResidentStore
-from genserve.weights.transfer import TransferUpdates
-from genserve.weights.update import WeightUpdater
+from genserve.weights.vllm_transfer import TransferUpdates
 from tests.scripted_engine import ScriptedEngine
 
 if TYPE_CHECKING:

@@ -14,7 +14,6 @@ from safetensors.torch import load_file
 import genserve.rpc.weights as servicer_module
 from genserve.cli import main
 from genserve.client import AsyncClient
-from genserve.client.safetensors_file import StoredTensor
 from genserve.errors import (
     DeadlineError,
     InvalidFieldError,
@@ -25,6 +24,7 @@ from genserve.errors import (
     UnavailableError,
     WeightVersionMismatchError,
 )
+from genserve.tensors.safetensors import StoredTensor
 from tests.rpc.conftest import Daemon
 
 Weights = dict[str, StoredTensor]

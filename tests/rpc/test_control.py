@@ -16,10 +16,10 @@ from genserve.control.conditions import Phase
 from genserve.control.sleep import SleepController
 from genserve.errors import QueueFullError
 from genserve.rpc.control import ControlServicer
-from genserve.rpc.convert_control import ServerFacts
+from genserve.rpc.convert.control import ServerFacts
 from genserve.rpc.watchers import Watchers
 from genserve.v1 import control_pb2, types_pb2, weights_pb2
-from genserve.weights.lora import LoraLoader
+from genserve.weights.lora.loader import LoraLoader
 from tests.phases import enter_phase
 from tests.rpc.conftest import MAX_MESSAGE_BYTES, MAX_STAGING_BYTES, Daemon, busier, field_of, reason_of
 from tests.scripted_engine import Gate

@@ -12,10 +12,10 @@ from genserve.client import AsyncClient
 from genserve.errors import PushNotFoundError, PushTruncatedError, UnavailableError
 from genserve.memory.arena import Arena, map_arena
 from genserve.v1 import weights_pb2
-from genserve.weights.push_bytes import readable
-from genserve.worker import host_copy
+from genserve.weights.push.push_bytes import readable
+from genserve.worker import fetch as host_copy
 from genserve.worker.contract import Fetch, Progress
-from genserve.worker.host_copy import HostCopy
+from genserve.worker.fetch import HostCopy
 from tests.rpc.conftest import Daemon
 from tests.rpc.test_client import weights
 from tests.scripted_engine import Gate
@@ -172,7 +172,7 @@ async def test_a_manifest_is_as_large_as_it_is(
 ) -> None:
     """That of 140,000 tensors takes 11 MB of the first frame."""
     whole = weights_pb2.PullWeightsResponse(header=weights_pb2.PushHeader(manifest_digest="x" * (12 << 20)))
-    monkeypatch.setattr("genserve.rpc.pull_frames._header", lambda version: whole.SerializeToString())
+    monkeypatch.setattr("genserve.rpc.frames.pull._header", lambda version: whole.SerializeToString())
     copy, progress = await fetched(wanted(daemon))
     assert map_arena(progress.arena_path, SIZE_BYTES)[:] == CONTENT
     copy.close()
@@ -191,7 +191,7 @@ async def test_proxies_of_the_environment_are_not_asked(
 
 async def test_a_damaged_chunk_is_an_error(daemon: Daemon, preparing: object, monkeypatch: pytest.MonkeyPatch) -> None:
     """No byte of it is prepared."""
-    monkeypatch.setattr("genserve.rpc.pull_frames.crc32c_of", lambda data: 1)
+    monkeypatch.setattr("genserve.rpc.frames.pull.crc32c_of", lambda data: 1)
     _, progress = await fetched(wanted(daemon))
     assert "damaged" in progress.error
 

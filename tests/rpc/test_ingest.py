@@ -17,13 +17,13 @@ import pytest
 
 from genserve.client import AsyncClient
 from genserve.config import ServeConfig
-from genserve.rpc.ingest import wire
-from genserve.rpc.ingest.process import IngestSettings
-from genserve.rpc.ingest.processes import IngestProcesses
+from genserve.ingest import protocol as wire
+from genserve.ingest.relay import IngestSettings
+from genserve.ingest.supervisor import IngestProcesses
+from genserve.memory.daemon_processes import DaemonProcesses
 from genserve.v1 import weights_pb2
 from genserve.v1.control_pb2 import GetServerInfoRequest
 from genserve.v1.weights_pb2_grpc import WeightServiceStub
-from genserve.weights.daemon_processes import DaemonProcesses
 from tests.rpc.conftest import MAX_MESSAGE_BYTES, Daemon, field_of, reason_of, serving
 from tests.rpc.test_segments import WEIGHTS, has_bytes, memory, segment
 from tests.rpc.test_weights import DATA, END, Frame, chunk, header
@@ -172,7 +172,7 @@ async def test_more_bytes_than_the_ring_go_round(relayed: Relayed) -> None:
 
 async def test_the_client_uses_it_where_it_can_be_reached(relayed: Relayed, monkeypatch: pytest.MonkeyPatch) -> None:
     """And goes to the daemon where it cannot."""
-    monkeypatch.setattr("genserve.client.push_channels.MIN_BYTES", 0)
+    monkeypatch.setattr("genserve.client.weights.push_channels.MIN_BYTES", 0)
     info = await relayed.daemon.control.GetServerInfo(GetServerInfoRequest())
     assert list(info.ingest_ports) == list(relayed.processes.ports)
     relays: list[str] = []
@@ -187,7 +187,7 @@ async def test_the_client_uses_it_where_it_can_be_reached(relayed: Relayed, monk
         for streams in (1, 3):
             result = await client.push_weights(WEIGHTS, version=streams, streams=streams, shared_memory=False)
             assert result.applied is not None
-        monkeypatch.setattr("genserve.client.push_channels.CONNECT_TIMEOUT_S", 0.2)
+        monkeypatch.setattr("genserve.client.weights.push_channels.CONNECT_TIMEOUT_S", 0.2)
         monkeypatch.setattr(IngestProcesses, "ports", (1,))
     async with serving(ServeConfig(port=0), None) as unreachable, AsyncClient(unreachable.address) as client:
         assert (await client.push_weights(WEIGHTS, version=1, streams=2, shared_memory=False)).applied is not None

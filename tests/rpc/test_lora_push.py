@@ -7,8 +7,8 @@ from typing import Any
 import grpc
 import pytest
 
-from genserve.client.byte_space import ByteSpace, manifest_digest
-from genserve.client.tensors import tensor_sources
+from genserve.client.weights.layout import ByteSpace, manifest_digest
+from genserve.client.weights.sources import tensor_sources
 from genserve.v1 import control_pb2, weights_pb2
 from tests.rpc.conftest import Daemon, field_of, reason_of
 from tests.rpc.test_lora import CONFIG, TENSORS

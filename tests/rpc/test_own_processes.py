@@ -11,7 +11,7 @@ import grpc.aio
 import pytest
 
 from genserve.config import ServeConfig
-from genserve.weights.daemon_processes import DaemonProcesses
+from genserve.memory.daemon_processes import DaemonProcesses
 from tests.rpc.conftest import Daemon, field_of, serving
 from tests.rpc.test_segments import memory, pipe, segment
 from tests.rpc.test_weights import END, header, push, refused

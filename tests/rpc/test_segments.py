@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from genserve.errors import PushNotFoundError
-from genserve.rpc.push_frames import is_local
+from genserve.rpc.frames.push import is_local
 from genserve.v1 import weights_pb2
 from tests.rpc.conftest import Daemon, field_of, reason_of
 from tests.rpc.test_weights import DATA, END, Frame, chunk, header, push, refused

@@ -46,8 +46,8 @@ async def test_the_client_sends_bytes_where_memory_cannot_be_had(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The daemon says that it could, and then cannot: bytes, unless memory was asked for."""
-    monkeypatch.setattr("genserve.client.weights.MIN_BYTES", 0)
-    monkeypatch.setattr("genserve.client.shared_memory._NAME", "of another name")
+    monkeypatch.setattr("genserve.client.weights.calls.MIN_BYTES", 0)
+    monkeypatch.setattr("genserve.memory.ring._NAME", "of another name")
     async with AsyncClient(daemon.address) as client:
         with pytest.raises(InvalidFieldError, match=r"segment\.path"):
             await client.push_weights(WEIGHTS, version=1, shared_memory=True)

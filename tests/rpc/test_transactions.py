@@ -5,7 +5,7 @@ import asyncio
 import grpc
 import pytest
 
-from genserve.rpc import push_frames
+from genserve.rpc.frames import push as push_frames
 from genserve.tensors.chunk_frame import Chunk
 from genserve.v1 import control_pb2, types_pb2, weights_pb2
 from tests.rpc.conftest import Daemon, field_of, reason_of

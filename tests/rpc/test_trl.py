@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from genserve.client.trl import VLLMClient
 from genserve.errors import ManifestMismatchError, PushRolledBackError, UnsupportedError
+from genserve.integrations.trl import VLLMClient
 from tests.rpc.conftest import Daemon
 
 METADATA = [("a", "float32", [4]), ("b", "bfloat16", [8])]

@@ -7,7 +7,7 @@ from inspect import Parameter
 import trl
 from trl.generation.vllm_client import VLLMClient as Released
 
-from genserve.client.trl import VLLMClient as Ours
+from genserve.integrations.trl import VLLMClient as Ours
 
 # Where a client looks for its server unless told: each server has an address of its own.
 OWN_DEFAULTS = {"host", "server_port"}

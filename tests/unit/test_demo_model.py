@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from genserve.engine import demo_model
-from genserve.engine.demo_model import DemoModelError, cache_directory, demo_model_path
+from genserve import demo_model
+from genserve.demo_model import DemoModelError, cache_directory, demo_model_path
 
 CONVERT = 'mkdir "$3" && echo {} > "$3/config.json" && echo weights > "$3/model.safetensors"'
 needs_packages = pytest.mark.skipif(
@@ -55,9 +55,7 @@ def checkpoint() -> Path:
 
 def test_importing_it_imports_no_engine() -> None:
     """The daemon asks for the demo model before its engine starts: that must not pull torch into its process."""
-    program = (
-        "import sys, genserve.engine.demo_model; print({'torch', 'transformers', 'vllm', 'gguf'} & set(sys.modules))"
-    )
+    program = "import sys, genserve.demo_model; print({'torch', 'transformers', 'vllm', 'gguf'} & set(sys.modules))"
     printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert printed.strip() == "set()"
 

@@ -4,7 +4,7 @@ import pytest
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from genserve import daemon
-from genserve.engine.vllm_config import AsyncEngineArgs
+from genserve.engine.vllm.start.config import AsyncEngineArgs
 
 
 @pytest.fixture

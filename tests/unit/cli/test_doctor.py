@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from genserve.doctor import tiny_model
+from genserve.doctor.trial import tiny_model
 
 
 def doctor(*arguments: str) -> subprocess.CompletedProcess[str]:

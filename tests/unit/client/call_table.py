@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from genserve.client import AsyncClient, Client, Timeouts
-from genserve.client.safetensors_file import StoredTensor
+from genserve.tensors.safetensors import StoredTensor
 
 TIMEOUT_S: Final = 0.5
 LONG_S: Final = 60.0

@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 
 from genserve.client import AsyncClient, Client
-from genserve.client.requests import GenerateOptions, generate_request, generate_requests
+from genserve.client.generation.options import GenerateOptions, generate_request, generate_requests
 from genserve.errors import DeadlineError, InvalidFieldError
 from tests.unit.client.call_table import ARGUMENTS, OPTIONS, public_calls, timeouts
 from tests.unit.client.scripted_daemon import ScriptedDaemon

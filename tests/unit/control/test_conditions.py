@@ -15,7 +15,7 @@ from genserve.control.conditions import (
     may_run,
     phase_of,
 )
-from genserve.engine.base import SleepTag
+from genserve.engine.protocol import SleepTag
 from genserve.errors import DrainingError, EngineDeadError, EngineSleepingError, EngineTaintedError, GenserveError
 
 Error = type[GenserveError] | None

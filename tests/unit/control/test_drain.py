@@ -7,7 +7,7 @@ import pytest
 
 from genserve.control.conditions import EngineCondition, Phase
 from genserve.control.drain import Drain
-from genserve.engine.base import PauseMode
+from genserve.engine.protocol import PauseMode
 from genserve.errors import DrainingError
 from tests.phases import enter_phase
 from tests.scripted_engine import Gate

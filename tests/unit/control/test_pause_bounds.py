@@ -2,9 +2,9 @@
 
 import pytest
 
-from genserve.engine.base import PauseMode
+from genserve.engine.protocol import PauseMode
 from genserve.errors import InvalidFieldError, QueueFullError
-from genserve.rpc.convert import to_state
+from genserve.rpc.convert.values import to_state
 from tests.unit.control.conftest import Rig
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from genserve.control.conditions import Phase
 from genserve.control.turn import uninterrupted
-from genserve.engine.base import KvPolicy, PauseMode
+from genserve.engine.protocol import KvPolicy, PauseMode
 from genserve.errors import DeadlineError, DrainingError
 from tests.phases import enter_phase
 from tests.scripted_engine import Gate

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from genserve.doctor.findings import MustFail, PushFound, Snapshot, WayFound
-from genserve.doctor.host import HostFacts
-from genserve.doctor.machine import DeviceFacts, MachineFacts, TorchFacts
-from genserve.doctor.shared_memory import SharedMemoryFacts
+from genserve.doctor.machine.facts import DeviceFacts, MachineFacts, TorchFacts
+from genserve.doctor.machine.host import HostFacts
+from genserve.doctor.machine.shared_memory import SharedMemoryFacts
+from genserve.doctor.trial.findings import MustFail, PushFound, Snapshot, WayFound
 
 GB = 10**9  # of rates
 GIB = 1 << 30  # of memory

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
-from genserve.doctor import checkup, daemon_child, machine, tiny_model
+from genserve.doctor import checkup
 from genserve.doctor.checkup import CheckupOptions, check_up
 from genserve.doctor.children import Children
-from genserve.doctor.daemon_child import environment
-from genserve.doctor.findings import WayFound
+from genserve.doctor.machine import facts as machine
 from genserve.doctor.serve_flags import ServeFlags
+from genserve.doctor.trial import daemon_child, tiny_model
+from genserve.doctor.trial.daemon_child import environment
+from genserve.doctor.trial.findings import WayFound
 from genserve.doctor.verdict import Level, Section
 from genserve.errors import InvalidFieldError
 from tests.unit.doctor.conftest import machine as a_machine

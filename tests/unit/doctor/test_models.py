@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoTokenizer
 
-from genserve.doctor import own_model, tiny_model
+from genserve.doctor.trial import own_model, tiny_model
 from genserve.errors import InvalidFieldError
 
 

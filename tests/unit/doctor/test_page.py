@@ -4,14 +4,14 @@ import re
 from pathlib import Path
 
 from genserve.doctor.checkup import _no_files
-from genserve.doctor.push_verdicts import way_verdicts
-from genserve.doctor.room import Memory, ModelSize
-from genserve.doctor.room_verdicts import room_verdicts
+from genserve.doctor.room.size import Memory, ModelSize
+from genserve.doctor.room.verdicts import room_verdicts
 from genserve.doctor.serve_flags import ServeFlags
+from genserve.doctor.trial.verdicts import way_verdicts
 from genserve.doctor.verdict import Level
 from tests.unit.doctor.conftest import GB, snapshot, way
-from tests.unit.doctor.test_machine_verdicts import BAD as BAD_MACHINES
-from tests.unit.doctor.test_push_verdicts import BAD as BAD_DAEMONS
+from tests.unit.doctor.machine.test_verdicts import BAD as BAD_MACHINES
+from tests.unit.doctor.trial.test_verdicts import BAD as BAD_DAEMONS
 
 PAGE = Path(__file__).parents[3] / "docs" / "doctor.md"
 

@@ -9,9 +9,9 @@ import pytest
 from genserve.control.leases import LeaseTable
 from genserve.control.pause import PauseController
 from genserve.control.state import StateBoard
-from genserve.engine.base import KvPolicy, PauseCounts, PauseMode
-from genserve.engine.liveness import Liveness
-from genserve.engine.scheduling import Scheduling
+from genserve.engine.protocol import KvPolicy, PauseCounts, PauseMode
+from genserve.engine.vllm.liveness import Liveness
+from genserve.engine.vllm.scheduling import Scheduling
 from genserve.errors import DeadlineError
 from tests.scripted_engine import ScriptedEngine
 from tests.unit.engine.lockstep_cores import Cores

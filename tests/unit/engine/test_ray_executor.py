@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from genserve.engine.refusals import TABLE
+from genserve.engine.vllm.start.refusals import TABLE
 
 
 def test_the_present_one_is_taken_and_the_older_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from genserve.rpc.push_frames import frame_parser
+from genserve.rpc.frames.push import frame_parser
 from genserve.tensors.chunk_frame import Chunk, chunk_start, parse_chunk
 from genserve.v1 import weights_pb2
 

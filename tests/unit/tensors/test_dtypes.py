@@ -11,16 +11,16 @@ import pytest
 import safetensors
 import torch
 
-from genserve.client.byte_space import ByteSpace, Layout
-from genserve.client.safetensors_file import CheckpointFileError, StoredTensor, read_checkpoint, write_safetensors
-from genserve.client.tensors import tensor_sources, to_torch
+from genserve.client.weights.layout import ByteSpace, Layout
+from genserve.client.weights.sources import tensor_sources, to_torch
 from genserve.errors import ManifestMismatchError
 from genserve.memory.arena import Arena
 from genserve.tensors.dtypes import FRAMEWORK_NAMES, ITEM_BYTES, SUB_BYTE, DtypeError
+from genserve.tensors.manifest import Manifest, TensorSpec, completed, structural_issues
+from genserve.tensors.safetensors import CheckpointFileError, StoredTensor, read_checkpoint, write_safetensors
 from genserve.weights.admission import examine
 from genserve.weights.checkpoint import CheckpointIndex
 from genserve.weights.checkpoint_files import CheckpointFiles
-from genserve.weights.manifest import Manifest, TensorSpec, completed, structural_issues
 from genserve.worker.arena_tensors import ArenaTensors
 from genserve.worker.contract import Prepare
 

@@ -17,16 +17,16 @@ from genserve.control.leases import LeaseTable
 from genserve.control.pause import PauseController
 from genserve.control.sleep import SleepController
 from genserve.control.state import StateBoard
+from genserve.tensors.manifest import Manifest
+from genserve.weights.apply import WeightUpdater
 from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor
 from genserve.weights.checkpoint_files import CheckpointFiles
-from genserve.weights.lora import LoraLoader
-from genserve.weights.manifest import Manifest
-from genserve.weights.push import PushHeader, PushOutcome
+from genserve.weights.lora.loader import LoraLoader
+from genserve.weights.push.stream import PushStream
+from genserve.weights.push.types import PushHeader, PushOutcome
 from genserve.weights.registry import PushRegistry
 from genserve.weights.resident import CheckpointBytes, ResidentStore, ResidentVersion
-from genserve.weights.stream import PushStream
-from genserve.weights.transfer import TransferUpdates
-from genserve.weights.update import WeightUpdater
+from genserve.weights.vllm_transfer import TransferUpdates
 from tests.scripted_engine import ScriptedEngine
 
 CHECKPOINT = CheckpointIndex({"a": CheckpointTensor("F32", (4,), 16), "b": CheckpointTensor("BF16", (8,), 16)})

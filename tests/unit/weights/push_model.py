@@ -6,8 +6,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from genserve.weights.push import PushAction, PushOutcome
-from genserve.weights.stream import PushStream
+from genserve.weights.push.stream import PushStream
+from genserve.weights.push.types import PushAction, PushOutcome
 from tests.unit.weights.conftest import MANIFEST, weights
 
 NUM_RANKS = 2

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from genserve.tensors.manifest import structural_issues
 from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor
 from genserve.weights.checkpoint_files import CheckpointError, CheckpointFiles
-from genserve.weights.manifest import structural_issues
 
 EMBED = {"model.embed_tokens.weight": np.zeros((4, 2), np.float16)}
 HEAD = {"lm_head.weight": np.zeros((4, 2), np.float16)}

@@ -9,9 +9,9 @@ import pytest
 from safetensors.numpy import save_file
 
 from genserve.errors import NotResidentError, WeightVersionMismatchError
+from genserve.tensors.manifest import Manifest, TensorSpec
 from genserve.weights.checkpoint import CheckpointIndex
 from genserve.weights.checkpoint_files import CheckpointError, CheckpointFiles, FileChangedError
-from genserve.weights.manifest import Manifest, TensorSpec
 from genserve.weights.resident import CheckpointBytes, ResidentStore, ResidentVersion
 from tests.unit.weights.conftest import Rig, header, send, weights
 

@@ -7,7 +7,7 @@ import pytest
 
 from genserve.control.asleep import SleepDepth
 from genserve.control.conditions import Phase
-from genserve.engine.base import PauseMode
+from genserve.engine.protocol import PauseMode
 from genserve.errors import (
     DeadlineError,
     EngineSleepingError,
@@ -15,9 +15,9 @@ from genserve.errors import (
     GenserveError,
     PushRolledBackError,
 )
-from genserve.weights.manifest import Manifest
-from genserve.weights.push import ApplyOptions, PushAction, PushOutcome
-from genserve.weights.transfer import UpdateOptions
+from genserve.tensors.manifest import Manifest
+from genserve.weights.push.types import ApplyOptions, PushAction, PushOutcome
+from genserve.weights.vllm_transfer import UpdateOptions
 from tests.scripted_engine import Gate
 from tests.unit.weights.conftest import MANIFEST, Rig, header, tensors, weights
 

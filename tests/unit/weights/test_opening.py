@@ -9,7 +9,7 @@ import pytest
 from genserve.errors import PushNotFoundError, StagingFullError
 from genserve.memory import arena as arena_module
 from genserve.memory.arena import Arena
-from genserve.weights.push import PushAction, PushState
+from genserve.weights.push.types import PushAction, PushState
 from tests.unit.weights.conftest import Rig, header, num_arenas, weights
 
 

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from genserve.errors import GenserveError, PushConflictError, PushRolledBackError
-from genserve.weights.push import ApplyOptions, PushAction, PushOutcome, PushState
+from genserve.weights.push.stream import LiveStream
+from genserve.weights.push.types import ApplyOptions, PushAction, PushOutcome, PushState
 from genserve.weights.registry import PushRegistry
-from genserve.weights.stream import LiveStream
 from tests.scripted_engine import Gate
 from tests.unit.weights.conftest import build_rig, further, header, num_arenas, num_open_arenas, weights
 from tests.unit.weights.push_model import NUM_RANKS, PART, Inline, Launch, Sender, content

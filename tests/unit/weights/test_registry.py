@@ -22,9 +22,9 @@ from genserve.errors import (
     VersionNotNewerError,
     WeightVersionMismatchError,
 )
+from genserve.tensors.manifest import Manifest
 from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor
-from genserve.weights.manifest import Manifest
-from genserve.weights.push import ApplyOptions, PushAction, PushState
+from genserve.weights.push.types import ApplyOptions, PushAction, PushState
 from tests.phases import enter_phase
 from tests.scripted_engine import Gate
 from tests.unit.weights.conftest import CHECKPOINT, MANIFEST, Rig, further, header, num_arenas, send, tensors, weights

@@ -14,10 +14,10 @@ from genserve.errors import (
     WeightVersionMismatchError,
 )
 from genserve.memory.arena import Arena
+from genserve.tensors.manifest import Manifest, TensorSpec, completed
 from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor
 from genserve.weights.checkpoint_files import CheckpointFiles
-from genserve.weights.manifest import Manifest, TensorSpec, completed
-from genserve.weights.push import PushAction, PushState
+from genserve.weights.push.types import PushAction, PushState
 from genserve.weights.resident import ArenaBytes, CheckpointBytes, ResidentStore, ResidentVersion
 from tests.scripted_engine import Gate
 from tests.unit.weights.conftest import MANIFEST, Rig, header, num_arenas, send, tensors, weights

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from genserve.errors import DrainingError, PushConflictError, PushTruncatedError, VersionNotNewerError
-from genserve.weights.push import ApplyOptions, PushAction, PushState
-from genserve.weights.staging import Staging
+from genserve.weights.push.staging import Staging
+from genserve.weights.push.types import ApplyOptions, PushAction, PushState
 from tests.scripted_engine import Gate
 from tests.unit.weights.conftest import Rig, header, send, tensors, weights
 

@@ -11,7 +11,7 @@ from genserve.errors import (
     PushTruncatedError,
 )
 from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor
-from genserve.weights.push import PushState
+from genserve.weights.push.types import PushState
 from tests.unit.weights.conftest import CHECKPOINT, Rig, further, header, num_arenas, send, tensors, weights
 
 OTHER_MANIFEST = CheckpointIndex(

@@ -6,13 +6,13 @@ import pytest
 
 from genserve.control.asleep import SleepDepth
 from genserve.control.conditions import EngineCondition, Phase
-from genserve.engine.base import PauseMode
+from genserve.engine.protocol import PauseMode
 from genserve.errors import DrainingError, EngineTaintedError, GenserveError, InvalidFieldError, PushRolledBackError
-from genserve.weights.transfer import UpdateOptions
+from genserve.weights.vllm_transfer import UpdateOptions
 from tests.phases import enter_phase
 from tests.scripted_engine import Gate
 from tests.unit.weights.conftest import Rig, header, tensors
-from tests.unit.weights.test_transfer import HALF, finish
+from tests.unit.weights.test_vllm_transfer import HALF, finish
 
 
 @pytest.fixture

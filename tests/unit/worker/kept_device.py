@@ -2,7 +2,7 @@
 
 import torch
 
-from genserve.worker.device import Device
+from genserve.worker.update.device import Device
 
 
 class KeptDevice(Device):

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from genserve.worker.ring import PinnedRing
+from genserve.worker.update.pinned_ring import PinnedRing
 
 
 class LateDevice(TorchDispatchMode):

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from genserve.worker.device import Device
-from genserve.worker.ring import Event, PinnedRing
-from genserve.worker.swap import HostSwap
+from genserve.worker.update.device import Device
+from genserve.worker.update.pinned_ring import Event, PinnedRing
+from genserve.worker.update.swap import HostSwap
 
 Action = Callable[[], None]
 POLICIES = ("late", "early", *range(8))

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from genserve.worker import beside
-from genserve.worker.beside import BesideUpdate
-from genserve.worker.draft import WithDraft
-from genserve.worker.inplace import InPlaceUpdate
-from genserve.worker.shadow import Shadow
+from genserve.worker.update import beside
+from genserve.worker.update.beside import BesideUpdate
+from genserve.worker.update.draft import WithDraft
+from genserve.worker.update.inplace import InPlaceUpdate
+from genserve.worker.update.shadow import Shadow
 
 
 class Pool:

@@ -1,0 +1,1 @@
+"""Commands about the engine: pause, sleep and status."""

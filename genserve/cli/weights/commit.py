@@ -1,0 +1,34 @@
+"""`genserve commit`: applies a push that is staged."""
+
+import argparse
+
+from genserve.cli.options import Subparsers, add_connection_options, add_pause_options, open_client, seconds
+from genserve.cli.weights.push import print_outcome
+
+
+def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
+    """Adds the command."""
+    parser = subparsers.add_parser(
+        "commit", help="apply a staged push", description="Applies what `genserve push --stage` has staged."
+    )
+    parser.add_argument("push_id", metavar="PUSH", help="the push that --stage has printed")
+    parser.add_argument("--expected-version", type=int, metavar="N", help="refuse unless this version is served")
+    add_pause_options(parser, flag_prefix="pause-", kv_default="recompute")
+    parser.add_argument("--lease", default="", metavar="ID", help="apply under this pause and leave the engine paused")
+    parser.add_argument("--timeout", type=seconds, default=600.0, metavar="TIME", help="deadline (default: 600s)")
+    add_connection_options(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Commits, and prints the steps."""
+    with open_client(args) as client:
+        result = client.commit_push(
+            args.push_id,
+            expected_version=args.expected_version,
+            pause_mode=args.pause_mode,
+            kv_policy=args.kv_policy,
+            pause_lease_id=args.lease,
+            timeout_s=args.timeout,
+        )
+    print_outcome(result)
+    return 0

@@ -1,0 +1,1 @@
+"""ControlService for a client."""

@@ -1,0 +1,185 @@
+"""The calls of ControlService, and waiting until the daemon is ready."""
+
+import asyncio
+from collections.abc import Iterable
+from contextlib import AbstractAsyncContextManager
+from typing import Final
+
+import grpc.aio
+
+from genserve.client.control.lease import HeldPause, held_pause
+from genserve.client.control.state import EngineState, PauseLease, PauseResult, ResumeResult, ServerInfo, Status
+from genserve.client.transport.connection import UNSET, ServiceCalls, Timeout
+from genserve.client.transport.enums import KvPolicy, PauseMode, SleepTag, wire_value
+from genserve.client.transport.fields import build, duration, optional_duration
+from genserve.client.transport.response_stream import ResponseStream
+from genserve.errors import DeadlineError, GenserveError, UnavailableError
+from genserve.v1 import control_pb2, types_pb2
+
+# grpc.health.v1 by hand, so that the client needs no package for two messages of one field each.
+_HEALTH_WATCH: Final = "/grpc.health.v1.Health/Watch"
+_EVERY_SERVICE: Final = b""  # HealthCheckRequest{service: ""}
+_LAST_LOOK_S: Final = 1.0
+_SERVING: Final = b"\x08\x01"  # HealthCheckResponse{status: SERVING}
+
+
+class ControlCalls(ServiceCalls):
+    """Pause, resume and look."""
+
+    async def pause(
+        self,
+        mode: PauseMode | None = None,
+        kv_policy: KvPolicy | None = None,
+        *,
+        holder: str = "",
+        ttl_s: float | None = None,
+        no_expiry: bool = False,
+        request_id: str = "",
+        timeout_s: float = 60.0,
+    ) -> PauseResult:
+        """Pauses generation under a lease; the engine runs again when no lease is left.
+
+        Defaults: mode keep, KV cache reuse, `ttl_s` 60. The daemon gives up after `timeout_s` and then nothing is
+        paused. A repeat with the same `request_id` answers the same lease. Prefer `paused()`, which renews and resumes.
+        """
+        fields = {
+            "mode": wire_value(types_pb2.PauseMode, mode, "mode"),
+            "kv_policy": wire_value(types_pb2.KvPolicy, kv_policy, "kv_policy"),
+            "holder": holder,
+            "ttl": optional_duration(ttl_s, "ttl_s"),
+            "no_expiry": no_expiry,
+            "request_id": request_id,
+            "timeout": duration(timeout_s, "timeout_s"),
+        }
+        request = build(control_pb2.PauseRequest, fields)
+        deadline_s = timeout_s + self._connection.timeouts.pause_slack_s
+        response = await self._connection.unary(self._connection.control.Pause, request, deadline_s)
+        return PauseResult(
+            PauseLease.of(response.lease),
+            response.requests_kept,
+            response.requests_aborted,
+            EngineState.of(response.state),
+        )
+
+    async def renew_pause(self, lease_id: str, *, ttl_s: float | None = None, timeout_s: Timeout = UNSET) -> PauseLease:
+        """Extends a lease by `ttl_s` from now; default: as long as at first. Raises PauseLeaseLostError."""
+        request = build(control_pb2.RenewPauseRequest, {"lease_id": lease_id, "ttl": optional_duration(ttl_s, "ttl_s")})
+        response = await self._connection.unary(self._connection.control.RenewPause, request, timeout_s)
+        return PauseLease.of(response.lease)
+
+    async def resume(self, lease_id: str = "", *, force: bool = False, timeout_s: Timeout = UNSET) -> ResumeResult:
+        """Gives a lease back; `force` ends every lease, whoever holds it."""
+        request = build(control_pb2.ResumeRequest, {"lease_id": lease_id, "force": force})
+        response = await self._connection.unary(self._connection.control.Resume, request, timeout_s)
+        return ResumeResult(response.lease_expired, EngineState.of(response.state))
+
+    def paused(
+        self,
+        mode: PauseMode | None = None,
+        kv_policy: KvPolicy | None = None,
+        *,
+        holder: str = "",
+        ttl_s: float = 60.0,
+        timeout_s: float = 60.0,
+    ) -> AbstractAsyncContextManager[HeldPause]:
+        """Keeps generation paused inside `async with`, which gives the lease; resumes however the block ends.
+
+        The lease is renewed every `ttl_s / 3`; its `is_lost` says whether that has failed for good. Leaving the block
+        raises PauseLeaseLostError if the lease was lost meanwhile: the engine may then have run.
+        """
+        return held_pause(self, mode, kv_policy, holder=holder, ttl_s=ttl_s, timeout_s=timeout_s)
+
+    async def status(self, *, timeout_s: Timeout = UNSET) -> Status:
+        """State and load of the engine."""
+        request = control_pb2.GetStatusRequest()
+        response = await self._connection.unary(self._connection.control.GetStatus, request, timeout_s)
+        return Status.of(response)
+
+    def watch_status(
+        self, *, interval_s: float | None = None, timeout_s: float | None = None
+    ) -> ResponseStream[Status]:
+        """State and load, at once and then on every change; at least every `interval_s` while the load changes.
+
+        Goes on until it is closed: the one call without a deadline by default.
+        """
+        request = control_pb2.WatchStatusRequest(interval=optional_duration(interval_s, "interval_s"))
+        return self._connection.stream(self._connection.control.WatchStatus, request, timeout_s, Status.of)
+
+    async def server_info(self, *, timeout_s: Timeout = UNSET) -> ServerInfo:
+        """What the daemon serves and can do."""
+        request = control_pb2.GetServerInfoRequest()
+        return ServerInfo.of(await self._connection.unary(self._connection.control.GetServerInfo, request, timeout_s))
+
+    async def reset_cache(self, *, reset_running_requests: bool = False, timeout_s: Timeout = UNSET) -> bool:
+        """Drops the prefix cache; False when blocks of running requests kept it alive."""
+        request = build(control_pb2.ResetCacheRequest, {"reset_running_requests": reset_running_requests})
+        response = await self._connection.unary(self._connection.control.ResetCache, request, timeout_s)
+        return response.reset
+
+    async def sleep(
+        self,
+        mode: PauseMode | None = None,
+        *,
+        level: int | None = None,
+        tags: Iterable[SleepTag] = (),
+        timeout_s: float = 60.0,
+    ) -> EngineState:
+        """Gives the device's memory back until `wake_up`; nothing is generated meanwhile, and nothing pushed before the
+        weights are awake again. Default mode keep: running requests go on afterwards.
+
+        `level` as in vLLM: 0 keeps all memory, 1 (the default) keeps the weights on the host and drops the KV cache, 2
+        drops both. `tags=["kv_cache"]` gives the KV cache back and keeps the weights where they are. A push that is
+        being applied ends first. The daemon gives up after `timeout_s` and is awake then. A sleep has no lease: whoever
+        sleeps has to wake up.
+        """
+        fields = {
+            "mode": wire_value(types_pb2.PauseMode, mode, "mode"),
+            "level": level,
+            "tags": tags,
+            "timeout": duration(timeout_s, "timeout_s"),
+        }
+        request = build(control_pb2.SleepRequest, fields)
+        deadline_s = timeout_s + self._connection.timeouts.pause_slack_s
+        response = await self._connection.unary(self._connection.control.Sleep, request, deadline_s)
+        return EngineState.of(response.state)
+
+    async def wake_up(self, tags: Iterable[SleepTag] = (), *, timeout_s: float = 300.0) -> EngineState:
+        """Wakes up these parts, or all; the engine runs when none of its memory is asleep any more.
+
+        After a sleep of level 2 the daemon restores the served version first, unless one was pushed: that takes as long
+        as a push. Raises EngineTaintedError when it has no bytes to restore it with; push a version then, and repeat.
+        """
+        request = build(control_pb2.WakeUpRequest, {"tags": tags})
+        response = await self._connection.unary(self._connection.control.WakeUp, request, timeout_s)
+        return EngineState.of(response.state)
+
+    async def wait_ready(self, timeout_s: float = 600.0) -> None:
+        """Returns once the daemon says it is serving; it need not have been started yet. Raises DeadlineError, which
+        names the phase of a daemon that is there: nobody but you may be about to wake up one that sleeps."""
+        connection = self._connection
+        answers = False
+        watch: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = connection.channel.unary_stream(_HEALTH_WATCH)
+        try:
+            async with asyncio.timeout(connection.deadline_s(timeout_s, None)):
+                while True:
+                    call = watch(_EVERY_SERVICE, metadata=connection.metadata, wait_for_ready=True)
+                    try:
+                        async with ResponseStream[bytes](call, bytes, connection.typed_errors) as statuses:
+                            async for status in statuses:
+                                if status == _SERVING:
+                                    return
+                                answers = True
+                    except UnavailableError:
+                        answers = False
+                        continue  # it went away; wait_for_ready paces the next attempt
+        except TimeoutError:
+            seen = await self._why_not_ready() if answers else ""
+            raise DeadlineError(f"no daemon was ready at {connection.target} within {timeout_s:g} s{seen}") from None
+
+    async def _why_not_ready(self) -> str:
+        """What a daemon does that answers and does not serve; nothing when it does not say."""
+        try:
+            phase = (await self.status(timeout_s=_LAST_LOOK_S)).state.phase
+        except GenserveError:
+            return ""
+        return ": it sleeps, wake it up (wake_up(), genserve wake-up)" if phase == "sleeping" else f": it is {phase}"

@@ -1,0 +1,209 @@
+"""The engine as the control plane shows it: state, leases, load, what is served."""
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from google.protobuf.message import Message
+
+from genserve.client.transport.enums import word_of
+from genserve.v1 import control_pb2, types_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class PauseLease:
+    """A right to keep the engine paused; `expire_time` (UTC, by the daemon's clock) is None when it never ends."""
+
+    lease_id: str
+    holder: str
+    mode: str
+    expire_time: datetime | None
+
+    @classmethod
+    def of(cls, message: types_pb2.PauseLease) -> "PauseLease":
+        """From the wire."""
+        expire_time = message.expire_time.ToDatetime(tzinfo=UTC) if message.HasField("expire_time") else None
+        return cls(message.lease_id, message.holder, word_of(types_pb2.PauseMode, message.mode), expire_time)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineState:
+    """What the engine is doing.
+
+    `phase` is one of starting, running, paused, applying, tainted, sleeping, draining, dead. Running and waiting count
+    sequences. `weight_version` is 0 before the first push. `asleep_tags`: what is asleep, of scheduling, weights and
+    kv_cache; without weights pushes are accepted. `weights_discarded`: by a sleep of level 2, and no version was
+    applied since.
+    """
+
+    instance_id: str
+    weight_version: int
+    phase: str
+    pauses: list[PauseLease]
+    running_requests: int
+    waiting_requests: int
+    asleep_tags: list[str] = field(default_factory=list)
+    weights_discarded: bool = False
+
+    @classmethod
+    def of(cls, message: types_pb2.EngineState) -> "EngineState":
+        """From the wire."""
+        return cls(
+            instance_id=message.instance_id,
+            weight_version=message.weight_version,
+            phase=word_of(types_pb2.Phase, message.phase),
+            pauses=[PauseLease.of(lease) for lease in message.pauses],
+            running_requests=message.running_requests,
+            waiting_requests=message.waiting_requests,
+            asleep_tags=list(message.asleep_tags),
+            weights_discarded=message.weights_discarded,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What the engine has to do; `kv_usage` and `prefix_cache_hit_rate` are in [0, 1]."""
+
+    running: int
+    waiting: int
+    kv_usage: float
+    tokens_per_second: float
+    prefix_cache_hit_rate: float
+
+    @classmethod
+    def of(cls, message: control_pb2.Load) -> "Load":
+        """From the wire."""
+        return cls(
+            running=message.running,
+            waiting=message.waiting,
+            kv_usage=message.kv_usage,
+            tokens_per_second=message.tokens_per_second,
+            prefix_cache_hit_rate=message.prefix_cache_hit_rate,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """State and load."""
+
+    state: EngineState
+    load: Load
+    message: Message = field(repr=False, compare=False)
+    """The message as it came."""
+
+    @classmethod
+    def of(cls, message: control_pb2.GetStatusResponse | control_pb2.WatchStatusResponse) -> "Status":
+        """From the wire."""
+        return cls(EngineState.of(message.state), Load.of(message.load), message)
+
+
+@dataclass(frozen=True, slots=True)
+class PauseResult:
+    """A lease, and how many requests were kept and ended."""
+
+    lease: PauseLease
+    requests_kept: int
+    requests_aborted: int
+    state: EngineState
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeResult:
+    """What is left; when `lease_expired`, the engine may have run before this call."""
+
+    lease_expired: bool
+    state: EngineState
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits that requests run into; bytes and tokens."""
+
+    max_model_len: int
+    max_num_seqs: int
+    max_logprobs: int
+    max_message_bytes: int
+    max_staging_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMemory:
+    """Memory that the model reached when it had been loaded, of all ranks together, in bytes: what a push exchanges,
+    the KV cache, what is constant, and what is none of these, which should be 0."""
+
+    reachable_bytes: int
+    exchanged_bytes: int
+    kv_cache_bytes: int
+    constant_bytes: int
+    hidden_bytes: int
+
+    @classmethod
+    def of(cls, message: control_pb2.ModelMemory) -> "ModelMemory":
+        """From the wire."""
+        return cls(
+            reachable_bytes=message.reachable_bytes,
+            exchanged_bytes=message.exchanged_bytes,
+            kv_cache_bytes=message.kv_cache_bytes,
+            constant_bytes=message.constant_bytes,
+            hidden_bytes=message.hidden_bytes,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ServerInfo:
+    """What the daemon serves and can do; `versions` by component (genserve, vllm, torch, grpc, python);
+    `weight_update`: beside, host or inplace, how a new version is taken, and `weight_update_reason`, why;
+    `reserved_device_bytes` and `pinned_host_bytes`: memory kept for that; `model_memory`: what the model reaches;
+    `weight_transfer`: backend of vLLM's own transfer, "" without one; `logprobs_mode`: what log-probabilities are of,
+    as vLLM's --logprobs-mode names it."""
+
+    model: str
+    architecture: str
+    dtype: str
+    vocab_size: int
+    device: str
+    limits: Limits
+    tensor_parallel_size: int
+    pipeline_parallel_size: int
+    data_parallel_size: int
+    features: list[str]
+    versions: dict[str, str]
+    weight_update: str
+    weight_update_reason: str
+    reserved_device_bytes: int
+    pinned_host_bytes: int
+    model_memory: ModelMemory
+    weight_transfer: str
+    logprobs_mode: str
+    state: EngineState
+
+    @classmethod
+    def of(cls, message: control_pb2.GetServerInfoResponse) -> "ServerInfo":
+        """From the wire."""
+        limits = message.limits
+        return cls(
+            model=message.model,
+            architecture=message.architecture,
+            dtype=message.dtype,
+            vocab_size=message.vocab_size,
+            device=message.device,
+            limits=Limits(
+                max_model_len=limits.max_model_len,
+                max_num_seqs=limits.max_num_seqs,
+                max_logprobs=limits.max_logprobs,
+                max_message_bytes=limits.max_message_bytes,
+                max_staging_bytes=limits.max_staging_bytes,
+            ),
+            tensor_parallel_size=message.parallelism.tensor_parallel_size,
+            pipeline_parallel_size=message.parallelism.pipeline_parallel_size,
+            data_parallel_size=message.parallelism.data_parallel_size,
+            features=list(message.features),
+            versions={each.component: each.version for each in message.versions},
+            weight_update=message.weight_update,
+            weight_update_reason=message.weight_update_reason,
+            reserved_device_bytes=message.reserved_device_bytes,
+            pinned_host_bytes=message.pinned_host_bytes,
+            model_memory=ModelMemory.of(message.model_memory),
+            weight_transfer=message.weight_transfer,
+            logprobs_mode=message.logprobs_mode,
+            state=EngineState.of(message.state),
+        )

@@ -1,0 +1,1 @@
+"""GenerationService for a client."""

@@ -1,0 +1,160 @@
+"""The calls of GenerationService."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Unpack
+
+from genserve.client.generation.as_completed import CompletedStream
+from genserve.client.generation.many import ManyStream
+from genserve.client.generation.options import (
+    ChatMessage,
+    ChatOptions,
+    GenerateOptions,
+    PromptLike,
+    chat,
+    generate_request,
+    generate_requests,
+    is_chat,
+)
+from genserve.client.generation.results import Delta, Generation
+from genserve.client.transport.connection import UNSET, ServiceCalls, Timeout
+from genserve.client.transport.fields import build, naming
+from genserve.client.transport.response_stream import ResponseStream
+from genserve.errors import InvalidFieldError
+from genserve.v1 import generation_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class AbortResult:
+    """Requests that were running and are ended, and ids under which nothing was running."""
+
+    aborted_ids: list[str]
+    unknown_ids: list[str]
+
+
+class GenerationCalls(ServiceCalls):
+    """Tokens out."""
+
+    async def generate(
+        self, prompt: PromptLike, *, timeout_s: Timeout = UNSET, **options: Unpack[GenerateOptions]
+    ) -> Generation:
+        """Generates from one prompt and returns everything at once.
+
+        `prompt` is text, token ids, or the messages of a chat. Cancelling ends the request in the daemon. The daemon
+        sends one message at the end unless `stream_interval` says otherwise. Raises a `GenserveError`; nothing of a
+        request that fails or runs out of `timeout_s` is returned: use `time_budget_s` to keep what there is.
+        """
+        if options.get("stream_interval") is None:
+            options["stream_interval"] = 0
+        generation = Generation()
+        async with self.stream(prompt, timeout_s=timeout_s, **options) as deltas:
+            async for delta in deltas:
+                generation.add(delta)
+        return generation
+
+    def stream(
+        self, prompt: PromptLike, *, timeout_s: Timeout = UNSET, **options: Unpack[GenerateOptions]
+    ) -> ResponseStream[Delta]:
+        """Generates from one prompt and gives strict deltas as they come; errors are raised while iterating.
+
+        Closing the stream ends the request in the daemon. Waiting for a delta may be given up: it is not lost.
+        """
+        request = generate_request(prompt, options)
+        timeout = self._connection.deadline_s(timeout_s, self._connection.timeouts.generate_s)
+        return self._connection.stream(self._connection.generation.Generate, request, timeout, Delta)
+
+    def stream_many(self, *, timeout_s: Timeout = UNSET) -> ManyStream:
+        """Opens one stream for many requests: `submit` them at any time, iterate over what they gain.
+
+        A message of the daemon carries what all of them gained in one step of the engine, which makes many streams at
+        once much cheaper than `stream` for each. `timeout_s` is the deadline of the whole stream.
+
+            async with client.stream_many() as many:
+                for prompt in prompts:
+                    await many.submit(prompt, max_tokens=64)
+                await many.done()
+                async for item in many:
+                    print(item.request_id, item.error or item.delta.text)
+        """
+        timeout = self._connection.deadline_s(timeout_s, self._connection.timeouts.generate_s)
+        call = self._connection.generation.GenerateMany(timeout=timeout, metadata=self._connection.metadata)
+        return ManyStream(call, self._connection, self.abort)
+
+    def generate_as_completed(
+        self, prompts: Iterable[PromptLike], *, timeout_s: Timeout = UNSET, **options: Unpack[GenerateOptions]
+    ) -> CompletedStream:
+        """Generates from many prompts at once; gives (position in `prompts`, generation) as each one ends. The options
+        hold for every prompt. A request that fails gives what there is of it, with its `error`.
+
+        Closing the stream (`async with`, `aclose`) ends what still runs. Iterating raises what ends the whole stream. A
+        daemon whose queue is full is sent the rest as it makes room, until `timeout_s` has passed.
+        """
+        if options.get("request_id") is not None:
+            raise InvalidFieldError.of("request_id", "names one request; use stream_many to name many")
+        if options.get("stream_interval") is None:
+            options["stream_interval"] = 0
+        messages = generate_requests(prompts, options)
+        return CompletedStream(self.stream_many(timeout_s=timeout_s), messages)
+
+    async def generate_many(
+        self,
+        prompts: Iterable[PromptLike],
+        *,
+        raise_errors: bool = True,
+        timeout_s: Timeout = UNSET,
+        **options: Unpack[GenerateOptions],
+    ) -> list[Generation]:
+        """Generates from many prompts at once over one stream; the generations are in the order of the prompts.
+
+        The options hold for every prompt. The first error of a request is raised, and ends the others; without
+        `raise_errors` it is the `error` of its generation, and the others go on. Cancelling ends all of them. A full
+        queue is no error: see `generate_as_completed`.
+        """
+        results: dict[int, Generation] = {}
+        async with self.generate_as_completed(prompts, timeout_s=timeout_s, **options) as completed:
+            async for position, generation in completed:
+                if generation.error is not None and raise_errors:
+                    raise generation.error
+                results[position] = generation
+        return [results[position] for position in range(len(results))]
+
+    async def abort(
+        self, request_ids: Sequence[str] = (), *, all: bool = False, timeout_s: Timeout = UNSET
+    ) -> AbortResult:
+        """Ends the named requests of any client, or `all`; their streams finish as `aborted` and keep their tokens."""
+        ids = [request_ids] if isinstance(request_ids, str) else request_ids
+        request = build(generation_pb2.AbortRequest, {"request_ids": ids, "all": all})
+        response = await self._connection.unary(self._connection.generation.Abort, request, timeout_s)
+        return AbortResult(list(response.aborted_ids), list(response.unknown_ids))
+
+    async def tokenize(
+        self,
+        prompt: str | Sequence[ChatMessage],
+        *,
+        add_special_tokens: bool | None = None,
+        timeout_s: Timeout = UNSET,
+        **options: Unpack[ChatOptions],
+    ) -> list[int]:
+        """The token ids that `generate` would use for text or the messages of a chat."""
+        request = generation_pb2.TokenizeRequest()
+        with naming("prompt"):
+            if isinstance(prompt, str):
+                request.text = prompt
+            elif is_chat(prompt):
+                request.chat.CopyFrom(chat(prompt, options))
+            else:
+                raise TypeError("is neither text nor the list of a chat's messages")
+        if add_special_tokens is not None:
+            with naming("add_special_tokens"):
+                request.add_special_tokens = add_special_tokens
+        response = await self._connection.unary(self._connection.generation.Tokenize, request, timeout_s)
+        return list(response.token_ids)
+
+    async def detokenize(
+        self, token_ids: Sequence[int], *, skip_special_tokens: bool = False, timeout_s: Timeout = UNSET
+    ) -> str:
+        """The text of token ids."""
+        fields = {"token_ids": token_ids, "skip_special_tokens": skip_special_tokens}
+        request = build(generation_pb2.DetokenizeRequest, fields)
+        response = await self._connection.unary(self._connection.generation.Detokenize, request, timeout_s)
+        return response.text

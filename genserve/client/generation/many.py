@@ -1,0 +1,161 @@
+"""Many requests over one stream."""
+
+import asyncio
+import itertools
+import uuid
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Unpack
+
+import grpc.aio
+
+from genserve.client.generation.options import GenerateOptions, PromptLike, generate_request
+from genserve.client.generation.results import Delta
+from genserve.client.transport.closing import AsyncClosing
+from genserve.client.transport.errors import error_of, error_of_status
+from genserve.client.transport.final_status import FinalStatus
+from genserve.client.transport.response_stream import EOF, MessageReader
+from genserve.errors import GenserveError
+from genserve.v1 import generation_pb2
+
+if TYPE_CHECKING:
+    from genserve.client.transport.connection import Connection
+
+
+class StreamOverError(RuntimeError):
+    """The stream takes no more requests: `done` was called, or the daemon has ended it without an error."""
+
+
+@dataclass(slots=True)
+class ManyItem:
+    """What one request gained (`delta`; the one with a usage is its last), or its end by an error (`error`)."""
+
+    request_id: str
+    delta: Delta | None
+    error: GenserveError | None
+
+    @property
+    def is_last(self) -> bool:
+        """Whether nothing follows for this request."""
+        return self.delta is None or self.delta.is_last
+
+
+class ManyStream(AsyncClosing, AsyncIterator[ManyItem]):
+    """One GenerateMany call. Iterate while you submit, or submit everything first: both sides are independent.
+
+    An error of a request is an item; iterating raises only what ends the whole stream. The call is cancelled, which
+    ends its requests in the daemon, by `aclose()`, by leaving `async with`, and when the stream is dropped. Waiting for
+    an item, or for `submit`, may be given up: the stream goes on.
+    """
+
+    def __init__(
+        self,
+        call: "grpc.aio.StreamStreamCall[Any, Any]",
+        connection: "Connection",
+        abort: Callable[[Sequence[str]], Awaitable[object]],
+    ) -> None:
+        """`abort` ends requests by another call: this one cannot say it after `done`."""
+        self._call = call
+        self._abort = abort
+        self._connection = connection
+        self._status = FinalStatus(call)
+        self._messages = MessageReader(call, connection.typed_errors, self._status)
+        self._items: deque[generation_pb2.GenerateManyItem] = deque()
+        self._prefix = uuid.uuid4().hex
+        self._numbers = itertools.count()
+        self._running: set[str] = set()
+        self._writing = asyncio.Lock()
+        self._is_done = False
+        self.num_messages = 0
+        """Messages of the daemon so far; each has the items of one step of the engine."""
+
+    async def submit(self, prompt: PromptLike, **options: Unpack[GenerateOptions]) -> str:
+        """Begins a request, with the options of `AsyncClient.stream`; returns its id, minted when none is given.
+
+        Raises ValueError for an id that is running in this stream, InvalidFieldError for an option, and what ended the
+        stream if it is over. A request is sent even if waiting for it is given up.
+        """
+        message = generate_request(prompt, options)
+        message.request_id = message.request_id or self.next_id()
+        await self.put(message)
+        return message.request_id
+
+    async def put(self, message: generation_pb2.GenerateRequest) -> None:
+        """`submit` for a request that has been built, and has an id."""
+        if message.request_id in self._running:
+            raise ValueError(f"a request {message.request_id!r} is running in this stream")
+        self._running.add(message.request_id)
+        await self._send(generation_pb2.GenerateManyRequest(generate=message))
+
+    def next_id(self) -> str:
+        """An id for a request that no other has."""
+        return f"{self._prefix}-{next(self._numbers)}"
+
+    async def abort(self, request_id: str) -> None:
+        """Ends a request; it finishes as `aborted` and keeps its tokens. Does nothing if it has ended meanwhile."""
+        if request_id not in self._running:
+            return
+        if self._is_done:
+            await self._abort([request_id])
+        else:
+            await self._send(generation_pb2.GenerateManyRequest(abort=request_id))
+
+    async def done(self) -> None:
+        """Tells that nothing more will be submitted: the stream ends with the last request."""
+        self._is_done = True
+        await self._send(None)
+
+    async def __anext__(self) -> ManyItem:
+        """The next item. Raises a `GenserveError` if the stream failed, ClientClosedError if the client is closed."""
+        while not self._items:
+            response = await self._messages.next()
+            if response is EOF:
+                raise StopAsyncIteration
+            self.num_messages += 1
+            self._items.extend(response.items)
+        message = self._items.popleft()
+        if message.HasField("error"):
+            item = ManyItem(message.request_id, None, error_of_status(message.error, self._connection.target))
+        else:
+            item = ManyItem(message.request_id, Delta(message.response), None)
+        if item.is_last:
+            self._running.discard(item.request_id)
+        return item
+
+    async def aclose(self) -> None:
+        """Cancels the call unless it is over."""
+        self.cancel()
+
+    def cancel(self) -> None:
+        """`aclose` for callbacks."""
+        self._items.clear()
+        self._messages.cancel()
+
+    async def _send(self, message: generation_pb2.GenerateManyRequest | None) -> None:
+        # gRPC ends the call when a write is cancelled, so the write does not belong to whoever waits for it.
+        await asyncio.shield(
+            asyncio.create_task(_write(self._call, message, self._writing, self._status, self._connection))
+        )
+
+
+async def _write(
+    call: "grpc.aio.StreamStreamCall[Any, Any]",
+    message: generation_pb2.GenerateManyRequest | None,
+    turn: asyncio.Lock,
+    status: FinalStatus,
+    connection: "Connection",
+) -> None:
+    """Writes a message, or the end. No method, for a stream that is dropped while this waits must not be kept alive."""
+    try:
+        async with turn:
+            with connection.typed_errors():
+                await status.of(call.done_writing() if message is None else call.write(message))
+    except (asyncio.InvalidStateError, grpc.aio.InternalError) as error:
+        # It is over, which gRPC says in either way, or `done` was called.
+        connection.check_open()
+        if isinstance(error, grpc.aio.InternalError):
+            await status.wait()
+        if status.failure is None:
+            raise StreamOverError("the stream takes no more requests") from error
+        raise error_of(status.failure, connection.target) from error

@@ -1,0 +1,243 @@
+"""The client for threads: the asynchronous one on an event loop of its own in a background thread.
+
+Each method is declared by naming the asynchronous one; signature, types and documentation are its.
+"""
+
+import asyncio
+import inspect
+import time
+import weakref
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from functools import wraps
+from types import TracebackType
+from typing import Any, Concatenate, Final, Literal, ParamSpec, Protocol, TypeVar, Unpack
+
+from genserve.client.async_client import AsyncClient
+from genserve.client.transport.closing import Closing
+from genserve.client.transport.connection import DEFAULT_TARGET, Connection, ConnectionSettings, Timeouts
+from genserve.client.transport.loop_thread import LoopThread, Mailbox
+
+P = ParamSpec("P")
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+# What a call may be late: gRPC ends it at its deadline, and only a loop that is blocked does not say so.
+_LATE_S: Final = 5.0
+_END: Final[Any] = object()
+
+Default = Literal["control_s", "generate_s", "push_s"]
+Slack = Literal["pause_slack_s", "undo_slack_s"]
+
+
+class _AsyncStream(Protocol[T_co]):
+    def __anext__(self) -> Coroutine[Any, Any, T_co]: ...
+
+    def cancel(self) -> None: ...
+
+
+class _Limit:
+    """How long a thread waits at most for a method: its `timeout_s`, by default `default` of the client's Timeouts, and
+    `slack` of them. None = as long as it takes, which the caller has asked for."""
+
+    def __init__(self, method: Callable[..., Any], default: Default, slack: Slack | None) -> None:
+        self._signature = inspect.signature(method)
+        self._default = default
+        self._slack = slack
+
+    def seconds(self, client: "Client", args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | None:
+        """For a call with these arguments. Raises TypeError where the method would."""
+        arguments = self._signature.bind(client._client, *args, **kwargs)
+        arguments.apply_defaults()
+        timeouts = client._timeouts
+        timeout_s = Connection.deadline_s(arguments.arguments["timeout_s"], getattr(timeouts, self._default))
+        slack_s: float = 0.0 if self._slack is None else getattr(timeouts, self._slack)
+        return None if timeout_s is None else max(timeout_s, 0.0) + slack_s + _LATE_S
+
+
+def blocking(
+    method: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]],
+    default: Default = "control_s",
+    slack: Slack | None = None,
+) -> "Callable[Concatenate[Client, P], T]":
+    """A method that waits for the asynchronous one. `progress` is called in the thread that waits."""
+    limit = _Limit(method, default, slack)
+
+    @wraps(method)
+    def call(client: "Client", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        limit_s = limit.seconds(client, args, kwargs)
+        mailbox: Mailbox | None = None
+        progress: Any = kwargs.get("progress")
+        if progress is not None:
+            mailbox = Mailbox(progress)
+            kwargs["progress"] = mailbox.put
+        return client._thread.run(method(client._client, *args, **kwargs), limit_s, mailbox)
+
+    return call
+
+
+def blocking_stream(
+    method: Callable[Concatenate[AsyncClient, P], _AsyncStream[T]], default: Default = "control_s"
+) -> "Callable[Concatenate[Client, P], BlockingStream[T]]":
+    """A method that begins the asynchronous stream, and iterates over it."""
+    limit = _Limit(method, default, None)
+
+    @wraps(method)
+    def begin(client: "Client", /, *args: P.args, **kwargs: P.kwargs) -> "BlockingStream[T]":
+        async def start() -> _AsyncStream[T]:
+            return method(client._client, *args, **kwargs)
+
+        limit_s = limit.seconds(client, args, kwargs)
+        return BlockingStream(client, client._thread.run(start(), limit_s), limit_s)
+
+    return begin
+
+
+def blocking_context(
+    method: Callable[Concatenate[AsyncClient, P], AbstractAsyncContextManager[T]],
+    default: Default = "control_s",
+    slack: Slack | None = None,
+) -> "Callable[Concatenate[Client, P], AbstractContextManager[T]]":
+    """A context manager around the asynchronous one."""
+    limit = _Limit(method, default, slack)
+
+    @wraps(method)
+    def hold(client: "Client", /, *args: P.args, **kwargs: P.kwargs) -> "BlockingContext[T]":
+        return BlockingContext(client, method(client._client, *args, **kwargs), limit.seconds(client, args, kwargs))
+
+    return hold
+
+
+class BlockingStream(Closing, Iterator[T]):
+    """The items of a call, which has begun when this exists.
+
+    The call is cancelled, which ends its requests in the daemon, by `close()`, by leaving `with`, by an interrupt
+    (Ctrl-C) while an item is waited for, and when the stream is dropped unfinished. Iterating raises a `GenserveError`
+    if the call failed, ClientClosedError if the client is closed.
+    """
+
+    def __init__(self, client: "Client", stream: _AsyncStream[T], limit_s: float | None) -> None:
+        self._client = client  # which must not be collected before
+        self._stream = stream
+        self._ends_at = None if limit_s is None else time.monotonic() + limit_s
+
+    def __next__(self) -> T:
+        """The next item."""
+        limit_s = None if self._ends_at is None else max(self._ends_at - time.monotonic(), _LATE_S)
+        try:
+            item = self._client._thread.run(_next(self._stream), limit_s)
+        except KeyboardInterrupt:
+            self.close()
+            raise
+        if item is _END:
+            raise StopIteration
+        return item
+
+    def close(self) -> None:
+        """Cancels the call unless it is over; does not wait."""
+        self._client._thread.post(self._stream.cancel)
+
+
+class BlockingContext(AbstractContextManager[T, bool | None]):
+    """An asynchronous context manager on the client's loop, where it is ended also if this is dropped."""
+
+    def __init__(self, client: "Client", manager: AbstractAsyncContextManager[T], limit_s: float | None) -> None:
+        self._client = client
+        self._manager = manager
+        self._limit_s = limit_s
+
+    def __enter__(self) -> T:
+        return self._client._thread.run(_enter(self._manager), self._limit_s)
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool | None:
+        # KeyboardInterrupt is not for the code that runs on the loop: there it is a cancellation.
+        inner = exc if exc is None or isinstance(exc, Exception) else asyncio.CancelledError()
+        control_s = self._client._timeouts.control_s
+        limit_s = None if control_s is None else control_s + _LATE_S
+        is_handled = self._client._thread.run(_exit(self._manager, inner), limit_s)
+        return is_handled if inner is exc else None
+
+
+class Client(Closing):
+    """`AsyncClient` for code without asyncio: scripts, training loops, notebooks.
+
+    Same methods and errors; `stream`, `generate_as_completed` and `watch_status` are iterators that can be closed,
+    `paused` is a context manager. May be used from several threads at once, also where an event loop is running. An
+    interrupt (Ctrl-C) cancels the call it hits. `progress` is called in the thread that has made the call, with what is
+    latest then, and may make other calls.
+
+    Every call ends: with its result, at its deadline, or with ClientClosedError when the client is closed, which the
+    end of the program does too. In a forked process a client raises ClientMisuseError: make it there.
+
+        with Client("127.0.0.1:50051") as client:
+            for delta in client.stream("Once upon a time", max_tokens=16):
+                print(delta.text, end="")
+    """
+
+    def __init__(self, target: str = DEFAULT_TARGET, **settings: Unpack[ConnectionSettings]) -> None:
+        self._client = AsyncClient(target, **settings)
+        self._thread = LoopThread("genserve client", self._client.close)
+        weakref.finalize(self, self._thread.stop).atexit = False
+
+    @property
+    def _timeouts(self) -> Timeouts:
+        return self._client._connection.timeouts
+
+    generate = blocking(AsyncClient.generate, "generate_s")
+    generate_many = blocking(AsyncClient.generate_many, "generate_s")
+    generate_as_completed = blocking_stream(AsyncClient.generate_as_completed, "generate_s")
+    stream = blocking_stream(AsyncClient.stream, "generate_s")
+    abort = blocking(AsyncClient.abort)
+    tokenize = blocking(AsyncClient.tokenize)
+    detokenize = blocking(AsyncClient.detokenize)
+    push_weights = blocking(AsyncClient.push_weights, "push_s")
+    get_push = blocking(AsyncClient.get_push)
+    commit_push = blocking(AsyncClient.commit_push, "push_s")
+    discard_push = blocking(AsyncClient.discard_push)
+    get_weights = blocking(AsyncClient.get_weights)
+    pull_weights = blocking(AsyncClient.pull_weights, "push_s")
+    push_lora = blocking(AsyncClient.push_lora, "push_s")
+    load_lora = blocking(AsyncClient.load_lora, slack="pause_slack_s")
+    unload_lora = blocking(AsyncClient.unload_lora)
+    list_loras = blocking(AsyncClient.list_loras)
+    init_weight_transfer = blocking(AsyncClient.init_weight_transfer, slack="undo_slack_s")
+    start_weight_update = blocking(AsyncClient.start_weight_update, slack="undo_slack_s")
+    update_weights = blocking(AsyncClient.update_weights, slack="undo_slack_s")
+    finish_weight_update = blocking(AsyncClient.finish_weight_update, slack="undo_slack_s")
+    pause = blocking(AsyncClient.pause, slack="pause_slack_s")
+    renew_pause = blocking(AsyncClient.renew_pause)
+    resume = blocking(AsyncClient.resume)
+    paused = blocking_context(AsyncClient.paused, slack="pause_slack_s")
+    status = blocking(AsyncClient.status)
+    watch_status = blocking_stream(AsyncClient.watch_status)
+    server_info = blocking(AsyncClient.server_info)
+    reset_cache = blocking(AsyncClient.reset_cache)
+    sleep = blocking(AsyncClient.sleep, slack="pause_slack_s")
+    wake_up = blocking(AsyncClient.wake_up)
+    wait_ready = blocking(AsyncClient.wait_ready)
+
+    def close(self) -> None:
+        """Closes the connection and ends the thread; calls under way raise ClientClosedError. May be repeated."""
+        self._thread.close()
+
+
+async def _next(stream: _AsyncStream[T]) -> T:
+    """The next item; at the end `_END`, for a StopAsyncIteration cannot leave a future."""
+    try:
+        return await stream.__anext__()
+    except StopAsyncIteration:
+        end: T = _END
+        return end
+
+
+async def _enter(manager: AbstractAsyncContextManager[T]) -> T:
+    return await manager.__aenter__()
+
+
+async def _exit(manager: AbstractAsyncContextManager[Any], error: BaseException | None) -> bool | None:
+    return await manager.__aexit__(None if error is None else type(error), error, None)

@@ -1,0 +1,203 @@
+"""The event loop of a blocking client, in a thread of its own, and how other threads wait for it.
+
+A thread waits here only for what ends: its call, the call's limit, or the loop itself. Nothing takes a lock, for a
+finaliser may run on any thread between any two instructions.
+"""
+
+import asyncio
+import atexit
+import contextlib
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Coroutine
+from concurrent.futures import CancelledError, Future, InvalidStateError
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any, Final, TypeVar
+
+from genserve.client.transport.errors import ClientClosedError, ClientMisuseError
+from genserve.client.transport.fork import forked_error
+from genserve.errors import DeadlineError
+
+T = TypeVar("T")
+
+# How long `close` waits for the thread: only the caller's own code, such as a mapping of weights, can hold it up.
+CLOSE_TIMEOUT_S: Final = 5.0
+
+_running: "weakref.WeakSet[LoopThread]" = weakref.WeakSet()
+
+
+class Mailbox:
+    """Carries a callback's arguments from the loop's thread to the one that waits; one that is late gets the latest."""
+
+    def __init__(self, callback: Callable[..., None]) -> None:
+        self._callback = callback
+        self._latest: tuple[Any, ...] | None = None
+        self._wakeups: SimpleQueue[None] = SimpleQueue()
+
+    def put(self, *args: Any) -> None:
+        """The callback as the loop's thread sees it."""
+        self._latest = args
+        if self._wakeups.empty():
+            self._wakeups.put(None)
+
+    def result(self, future: "Future[T]", timeout_s: float | None) -> T:
+        """`future.result`, with the callback called here meanwhile."""
+        future.add_done_callback(lambda _: self._wakeups.put(None))
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            remaining_s = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+            with contextlib.suppress(Empty):
+                self._wakeups.get(timeout=remaining_s)
+            is_done = future.done()
+            args, self._latest = self._latest, None
+            if args is not None:
+                self._callback(*args)
+            if is_done or (deadline is not None and time.monotonic() >= deadline):
+                return future.result(timeout=0)
+
+
+class LoopThread:
+    """Runs coroutines for other threads until it is closed, and then `shut_down`."""
+
+    def __init__(self, name: str, shut_down: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._shut_down = shut_down
+        self._stopping = asyncio.Event()
+        self._closed = False
+        self._ended = False
+        self._waiting: set[Future[Any]] = set()
+        self._pid = os.getpid()
+        self._thread = threading.Thread(target=self._main, name=name, daemon=True)
+        self._thread.start()
+        _running.add(self)
+
+    def run(self, coroutine: Coroutine[Any, Any, T], limit_s: float | None = None, mailbox: Mailbox | None = None) -> T:
+        """Its result. An exception here, such as KeyboardInterrupt, cancels it.
+
+        Raises ClientClosedError when the loop is closed before or meanwhile, ClientMisuseError in a forked process and
+        on the loop's own thread, where waiting would never end, and DeadlineError when the loop is not heard of within
+        `limit_s`, as it runs code of the caller's that blocks.
+        """
+        try:
+            self._check()
+        except RuntimeError:
+            coroutine.close()
+            raise
+        future: Future[T] = Future()
+        tasks: list[asyncio.Task[None]] = []
+        self._waiting.add(future)
+
+        try:
+            self.post(partial(self._begin, coroutine, future, tasks))
+            if self._ended:  # perhaps too late for `_release` to have seen the future
+                future.cancel()
+            return future.result(limit_s) if mailbox is None else mailbox.result(future, limit_s)
+        except CancelledError:
+            if not self._closed:
+                raise
+            if self._ended and not tasks:
+                coroutine.close()  # it never began
+            raise self._closed_error() from None
+        except TimeoutError:
+            if future.done():
+                raise  # the call's own
+            message = f"the client's event loop has not answered within {limit_s:g} s: the caller's code blocks it"
+            raise DeadlineError(message) from None
+        finally:
+            self._waiting.discard(future)
+            if not future.done():
+                self.post(lambda: tasks[0].cancel())
+            del (
+                future
+            )  # an error that it holds has this frame in its traceback: gRPC's call must not wait for the collector
+
+    def _begin(self, coroutine: Coroutine[Any, Any, T], future: "Future[T]", tasks: "list[asyncio.Task[None]]") -> None:
+        task = self._loop.create_task(_settle(coroutine, future))
+        task.add_done_callback(lambda _: coroutine.close())  # if it was cancelled before it began
+        tasks.append(task)
+
+    def post(self, callback: Callable[[], object]) -> bool:
+        """Has the loop call this, and does not wait: for finalisers. False when there is no loop any more."""
+        if os.getpid() != self._pid:
+            return False
+        try:
+            self._loop.call_soon_threadsafe(callback)
+        except RuntimeError:
+            return False
+        return True
+
+    def stop(self) -> None:
+        """Begins to close, and does not wait."""
+        self._closed = True
+        self.post(self._stopping.set)
+
+    def close(self) -> None:
+        """Ends the thread; whoever waits for it gets ClientClosedError. Returns at once in a forked process and on the
+        thread itself."""
+        self.stop()
+        if os.getpid() == self._pid and threading.current_thread() is not self._thread:
+            self._thread.join(CLOSE_TIMEOUT_S)
+            self._release()
+
+    def _check(self) -> None:
+        if self._closed:
+            raise self._closed_error()
+        if os.getpid() != self._pid:
+            raise forked_error()
+        if threading.current_thread() is self._thread:
+            raise ClientMisuseError(
+                "this was called on the client's own event loop, by code that the client runs there, such as a mapping "
+                "of weights or a finaliser: waiting here for another call would never end"
+            )
+
+    def _main(self) -> None:
+        try:
+            self._loop.run_until_complete(self._run_until_stopped())
+        finally:
+            self._closed = self._ended = True
+            self._release()
+            self._loop.close()
+
+    async def _run_until_stopped(self) -> None:
+        await self._stopping.wait()
+        await self._shut_down()
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=CLOSE_TIMEOUT_S)
+
+    def _release(self) -> None:
+        """Ends the waiting of every thread that still waits."""
+        for future in list(self._waiting):
+            future.cancel()
+
+    def _closed_error(self) -> ClientClosedError:
+        return ClientClosedError("the client is closed")
+
+
+async def _settle(coroutine: Coroutine[Any, Any, T], future: "Future[T]") -> None:
+    """Hands the outcome over, whatever it is: SystemExit, too, is for the thread that waits, and not for the loop."""
+    try:
+        result = await coroutine
+    except asyncio.CancelledError:
+        future.cancel()
+        raise
+    except BaseException as error:
+        with contextlib.suppress(InvalidStateError):  # nobody waits any more
+            future.set_exception(error)
+    else:
+        with contextlib.suppress(InvalidStateError):
+            future.set_result(result)
+    finally:
+        del future  # as in `run`
+
+
+@atexit.register
+def _close_all() -> None:
+    """Before the interpreter freezes the threads, which nobody could wait for any more."""
+    for thread in list(_running):
+        thread.close()

@@ -1,0 +1,1 @@
+"""WeightService for a client: tensors to bytes, pushes, pulls."""

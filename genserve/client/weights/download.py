@@ -1,0 +1,120 @@
+"""The served weights, pulled: what a late replica catches up from, or a file."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Any, Final
+
+from genserve.client.transport.connection import Connection
+from genserve.client.transport.fields import build
+from genserve.client.weights.frames import crc32c
+from genserve.client.weights.sources import to_torch
+from genserve.errors import ChecksumMismatchError, PushTruncatedError, UnavailableError
+from genserve.tensors.safetensors import StoredTensor, write_safetensors
+from genserve.v1 import weights_pb2
+
+MAX_RESUMES: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class PulledWeights:
+    """A version of the weights, in memory."""
+
+    weight_version: int
+    tensors: dict[str, StoredTensor] = field(repr=False)
+
+    @property
+    def total_bytes(self) -> int:
+        """Size of all tensors."""
+        return sum(len(tensor.data) for tensor in self.tensors.values())
+
+    def state_dict(self) -> dict[str, Any]:
+        """torch tensors over the same memory, by the checkpoint's names. Needs torch."""
+        return {name: to_torch(tensor) for name, tensor in self.tensors.items()}
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Writes a .safetensors file, whole or not at all."""
+        write_safetensors(Path(path), self.tensors.values())
+
+
+class Download:
+    """Pulls one version over one stream at a time."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        version: int | None,
+        chunk_bytes: int,
+        progress: Callable[[int, int], None] | None,
+        timeout_s: float | None,
+    ) -> None:
+        self._connection = connection
+        self._version = version
+        self._chunk_bytes = chunk_bytes
+        self._progress = progress
+        self._clock = asyncio.get_running_loop().time
+        self._deadline = None if timeout_s is None else self._clock() + timeout_s
+        self._manifest: weights_pb2.Manifest | None = None
+        self._memory = bytearray()
+        self._received_bytes = 0  # chunks come in order
+
+    async def run(self) -> PulledWeights:
+        """Receives everything; after a broken stream what is missing, of the same version."""
+        num_resumes = 0
+        while True:
+            try:
+                await self._receive(reconnects=num_resumes > 0)
+                return self._pulled()
+            except (UnavailableError, PushTruncatedError):
+                if self._manifest is not None and self._received_bytes == len(self._memory):
+                    return self._pulled()
+                if self._manifest is None or num_resumes >= MAX_RESUMES:
+                    raise
+                num_resumes += 1
+
+    async def _receive(self, *, reconnects: bool) -> None:
+        fields = {"weight_version": self._version, "chunk_bytes": self._chunk_bytes}
+        request = build(weights_pb2.PullWeightsRequest, fields)
+        if self._received_bytes < len(self._memory):
+            request.ranges.add(start=self._received_bytes, end=len(self._memory))
+        call = self._connection.weights.PullWeights(
+            request, timeout=self._remaining_s(), metadata=self._connection.metadata, wait_for_ready=reconnects
+        )
+        try:
+            with self._connection.typed_errors():
+                async for frame in call:
+                    if frame.WhichOneof("frame") == "end":
+                        return
+                    self._take(frame)
+        finally:
+            call.cancel()
+        raise PushTruncatedError("the stream ended without an end frame")
+
+    def _take(self, frame: weights_pb2.PullWeightsResponse) -> None:
+        if frame.HasField("header"):
+            if self._manifest is None:
+                self._manifest, self._version = frame.header.manifest, frame.header.weight_version
+                self._memory = bytearray(self._manifest.total_bytes)
+            return
+        chunk = frame.chunk
+        computed = crc32c()
+        if computed is not None and chunk.HasField("crc32c") and computed(0, chunk.data) != chunk.crc32c:
+            raise ChecksumMismatchError(f"the chunk of {len(chunk.data)} bytes at {chunk.offset} was damaged")
+        self._memory[chunk.offset : chunk.offset + len(chunk.data)] = chunk.data
+        self._received_bytes = chunk.offset + len(chunk.data)
+        if self._progress is not None:
+            self._progress(self._received_bytes, len(self._memory))
+
+    def _pulled(self) -> PulledWeights:
+        assert self._manifest is not None and self._version is not None
+        memory = memoryview(self._memory)
+        tensors = {
+            t.name: StoredTensor(t.name, t.dtype, tuple(t.shape), memory[t.offset : t.offset + t.length])
+            for t in self._manifest.tensors
+        }
+        return PulledWeights(self._version, tensors)
+
+    def _remaining_s(self) -> float | None:
+        return None if self._deadline is None else max(0.0, self._deadline - self._clock())

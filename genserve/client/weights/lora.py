@@ -1,0 +1,121 @@
+"""LoRA adapters: pushed from a trainer's memory, or loaded from the daemon's disk, and used by name."""
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from genserve.client.transport.connection import UNSET, Timeout
+from genserve.client.transport.fields import build, duration, naming
+from genserve.client.weights.calls import WeightCalls
+from genserve.client.weights.push import PushProgress, PushResult
+from genserve.client.weights.sources import tensor_sources
+from genserve.tensors.safetensors import CheckpointFileError
+from genserve.v1 import control_pb2, weights_pb2
+
+_CONFIG_FILE = "adapter_config.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Lora:
+    """An adapter that requests can use. `size_bytes`: of its tensors on the host; `source`: the path that was loaded,
+    or the push; `running_requests` use it now."""
+
+    name: str
+    rank: int
+    size_bytes: int
+    source: str
+    load_time: datetime
+    running_requests: int
+
+    @classmethod
+    def of(cls, message: control_pb2.Lora) -> "Lora":
+        """From the wire."""
+        return cls(
+            name=message.lora_name,
+            rank=message.rank,
+            size_bytes=message.size_bytes,
+            source=message.source,
+            load_time=message.load_time.ToDatetime(UTC),
+            running_requests=message.running_requests,
+        )
+
+
+class LoraCalls(WeightCalls):
+    """LoRA adapters, where the daemon was started with --enable-lora; else there are none, and all that would change
+    that raise UnsupportedError."""
+
+    async def push_lora(
+        self,
+        lora_name: str,
+        tensors: Mapping[str, Any] | str | PathLike[str],
+        config: Mapping[str, Any] | None = None,
+        *,
+        push_id: str = "",
+        shared_memory: bool | None = None,
+        progress: Callable[[PushProgress], None] | None = None,
+        timeout_s: Timeout = UNSET,
+    ) -> PushResult:
+        """Streams an adapter into the daemon, whose later requests with this `lora_name` use it. Nothing touches a
+        disk, and nothing is paused. One that is loaded under the name is replaced: requests that run go on with it.
+
+        `tensors`: a mapping of PEFT's names (base_model.model.(module).lora_A.weight, .lora_B.weight) to torch tensors
+        or numpy arrays, as `peft.get_peft_model_state_dict` gives; `config`: PEFT's configuration, of which r,
+        lora_alpha and target_modules are needed. Or a directory that PEFT has saved, here and not on the daemon's host,
+        whose configuration is read from it. DTensors, `push_id`, a broken stream: as in `push_weights`.
+
+        Raises ManifestMismatchError naming tensors that do not fit the model, InvalidFieldError for the configuration,
+        StagingFullError when the daemon holds as many adapters as it can, PushRolledBackError with what vLLM says.
+        """
+        if isinstance(tensors, str | os.PathLike) and config is None:
+            config = _read_config(Path(tensors))
+        if config is None:
+            raise TypeError("config: PEFT's configuration is needed beside tensors (r, lora_alpha, target_modules)")
+        with naming("config"):
+            encoded = json.dumps(config, default=_plain)
+        adapter = build(weights_pb2.LoraAdapter, {"lora_name": lora_name, "config": encoded}, path="lora")
+        header = build(weights_pb2.PushHeader, {"push_id": push_id, "lora": adapter})
+        sources = tensor_sources(tensors, tied_once=False)
+        return await self._send(sources, header, shared_memory=shared_memory, progress=progress, timeout_s=timeout_s)
+
+    async def load_lora(self, lora_name: str, path: str | PathLike[str], *, timeout_s: float = 60.0) -> Lora:
+        """Loads an adapter from a directory of the daemon's host, as PEFT saves it; the rest as `push_lora`."""
+        with naming("path"):
+            directory = os.fspath(path)
+        fields = {"lora_name": lora_name, "path": directory, "timeout": duration(timeout_s, "timeout_s")}
+        request = build(control_pb2.LoadLoraRequest, fields)
+        deadline_s = timeout_s + self._connection.timeouts.pause_slack_s
+        response = await self._connection.unary(self._connection.control.LoadLora, request, deadline_s)
+        return Lora.of(response.lora)
+
+    async def unload_lora(self, lora_name: str, *, timeout_s: Timeout = UNSET) -> Lora:
+        """Takes an adapter away; requests that run go on with it. What it was. Raises LoraNotFoundError."""
+        request = build(control_pb2.UnloadLoraRequest, {"lora_name": lora_name})
+        response = await self._connection.unary(self._connection.control.UnloadLora, request, timeout_s)
+        return Lora.of(response.lora)
+
+    async def list_loras(self, *, timeout_s: Timeout = UNSET) -> list[Lora]:
+        """The adapters that requests can use, in order of their names."""
+        request = control_pb2.ListLorasRequest()
+        response = await self._connection.unary(self._connection.control.ListLoras, request, timeout_s)
+        return [Lora.of(each) for each in response.loras]
+
+
+def _read_config(directory: Path) -> Mapping[str, Any]:
+    path = directory / _CONFIG_FILE
+    try:
+        config = json.loads(path.read_text())
+    except ValueError as error:
+        raise CheckpointFileError(f"{path}: {error}") from error
+    if not isinstance(config, dict):
+        raise CheckpointFileError(f"{path}: is no JSON object")
+    return config
+
+
+def _plain(value: Any) -> Any:
+    """PEFT's configuration has sets of modules, and enumerations."""
+    return sorted(value) if isinstance(value, set | frozenset) else str(value)

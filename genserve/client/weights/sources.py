@@ -1,0 +1,186 @@
+"""Whatever holds weights as a list of `TensorSource`: names, types, shapes and a way to get the bytes.
+
+Neither torch nor numpy is imported: who passes a tensor has imported it, so `sys.modules` knows. bfloat16 and float8
+need neither numpy nor ml_dtypes on their way out of torch: the bytes are read where they lie.
+"""
+
+import ctypes
+import math
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from genserve.client.weights.dtensor import MAX_PIECES, Share, shared_out
+from genserve.tensors.dtypes import FRAMEWORK_NAMES, ITEM_BYTES, SAFETENSORS_NAMES, item_bytes
+from genserve.tensors.safetensors import StoredTensor, read_checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSource:
+    """A tensor that can be sent.
+
+    `read` gives the bytes that are here, row-major and little-endian. It may copy (from a GPU, or to make them
+    contiguous) and is called in a worker thread, one tensor at a time, so that at most one copy exists.
+    """
+
+    name: str
+    dtype: str
+    """safetensors' name of the type."""
+    shape: tuple[int, ...]
+    read: Callable[[], memoryview]
+    share: Share | None = None
+    """What of it is sent from here, when several ranks have it together; None = all."""
+    copies: bool = True
+    """Whether `read` may have to copy. Otherwise it takes no time, and needs no thread."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Number of its bytes, on all ranks together."""
+        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+
+    @property
+    def ranges(self) -> tuple[tuple[int, int], ...]:
+        """Its bytes [start, end) that are sent from here, in order."""
+        return ((0, self.size_bytes),) if self.share is None else self.share.ranges
+
+
+def tensor_sources(weights: Any, *, tied_once: bool = True) -> list[TensorSource]:
+    """The tensors of `weights`.
+
+    `weights` is a mapping of names to torch tensors or numpy arrays, a torch module (its state_dict), the path of a
+    .safetensors file or of a checkpoint directory, or what was pulled (`PulledWeights.tensors`). Of torch tensors that
+    are the same memory (tied weights) the first is taken, as in checkpoints, unless `tied_once` is False. Of a DTensor
+    each rank has its share; of whatever lies beside DTensors and is none, every rank has the same, and the first one
+    sends it. The bytes are read while they are sent: do not train on them meanwhile.
+
+    Raises TypeError for anything else and for types that safetensors has no name for; CheckpointFileError or OSError
+    for files; ValueError for a DTensor whose share cannot be sent as it lies (`shares.shared_out`), or only in too many
+    pieces.
+    """
+    if isinstance(weights, str | os.PathLike):
+        stored = read_checkpoint(Path(weights))
+        return [
+            TensorSource(each.name, each.dtype, each.shape, partial(_identity, each.data), copies=False)
+            for each in stored
+        ]
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    if torch is not None and isinstance(weights, torch.nn.Module):
+        weights = weights.state_dict()
+    if not isinstance(weights, Mapping):
+        raise TypeError(f"weights must be a mapping of tensors, a torch module or a path, not {type(weights).__name__}")
+
+    sources = []
+    seen: set[tuple[object, ...]] = set()
+    for name, tensor in weights.items():
+        if isinstance(tensor, StoredTensor):
+            sources.append(
+                TensorSource(name, tensor.dtype, tensor.shape, partial(_identity, tensor.data), copies=False)
+            )
+        elif torch is not None and isinstance(tensor, torch.Tensor):
+            identity = _torch_identity(tensor)
+            if tied_once and identity is not None and identity in seen:
+                continue
+            seen.add(identity or (name,))
+            sources.append(_torch_source(name, tensor))
+        elif numpy is not None and isinstance(tensor, numpy.ndarray):
+            dtype = _dtype_of(name, tensor.dtype.name)
+            copies = not tensor.flags.c_contiguous or not tensor.dtype.isnative
+            sources.append(TensorSource(name, dtype, tuple(tensor.shape), partial(_read_numpy, tensor), copies=copies))
+        else:
+            raise TypeError(f"{name}: {type(tensor).__name__} is neither a torch tensor nor a numpy array")
+    return _shared_out(sources)
+
+
+def num_ranks(sources: Sequence[TensorSource]) -> int:
+    """How many ranks have the tensors together; 1 without DTensors. Raises ValueError when some have other ranks than
+    others: only the caller knows how many push then."""
+    ranks = {source.share.ranks for source in sources if source.share is not None}
+    if len(ranks) > 1:
+        raise ValueError("the DTensors lie on several device meshes of different ranks: say how many `callers` push")
+    return len(ranks.pop()) if ranks else 1
+
+
+def _shared_out(sources: list[TensorSource]) -> list[TensorSource]:
+    """With a share for each, if any has one."""
+    first = next((source.share for source in sources if source.share is not None), None)
+    if first is None:
+        return sources
+    most = max(sources, key=lambda source: len(source.ranges))
+    if sum(len(source.ranges) for source in sources) - len(sources) > MAX_PIECES:
+        num_pieces, (start, end) = len(most.ranges), most.ranges[0]
+        raise ValueError(
+            f"{most.name}: what this rank has of it lies in {num_pieces} pieces of {end - start} bytes, all tensors "
+            f"together in more than {MAX_PIECES}; redistribute it to Shard(0) on every rank first"
+        )
+    return [each if each.share else replace(each, share=first.of_plain(each.size_bytes)) for each in sources]
+
+
+def to_torch(stored: StoredTensor) -> Any:
+    """A torch tensor over the same memory, or over a copy where the bytes are not aligned for their type. Raises
+    DtypeError."""
+    torch = import_module("torch")  # what is pulled as tensors of torch needs it, and nothing else here
+    item_bytes(stored.name, stored.dtype)
+    dtype = getattr(torch, FRAMEWORK_NAMES[stored.dtype])
+    if len(stored.data) == 0:
+        return torch.empty(stored.shape, dtype=dtype)
+    elements = torch.frombuffer(stored.data, dtype=torch.uint8)
+    if elements.data_ptr() % dtype.itemsize:
+        elements = elements.clone()
+    return elements.view(dtype).view(stored.shape)
+
+
+def _identity(data: memoryview) -> memoryview:
+    return data
+
+
+def _dtype_of(name: str, dtype: str) -> str:
+    if dtype not in SAFETENSORS_NAMES:
+        raise TypeError(f"{name}: there is no name for {dtype} among the types that can be pushed")
+    return SAFETENSORS_NAMES[dtype]
+
+
+def _torch_identity(tensor: Any) -> tuple[object, ...] | None:
+    """Equal for tensors that are the same bytes in the same order; None for those without any."""
+    if tensor.is_meta or tensor.is_sparse or tensor.numel() == 0 or hasattr(tensor, "local_shards"):
+        return None
+    if hasattr(tensor, "full_tensor"):
+        # By the storage, not by an address: all ranks have to agree, and one that has no rows has no address.
+        local = tensor.detach().to_local()
+        storage = local.untyped_storage()._cdata
+        return (storage, local.storage_offset(), local.stride(), tensor.dtype, tuple(tensor.shape), tensor.placements)
+    return (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+
+
+def _torch_source(name: str, tensor: Any) -> TensorSource:
+    if hasattr(tensor, "local_shards"):
+        raise TypeError(f"{name}: a ShardedTensor; give FSDP a device_mesh, or use fully_shard, to have DTensors")
+    is_shard = hasattr(tensor, "full_tensor")
+    local, share = shared_out(name, tensor) if is_shard else (tensor.detach(), None)
+    if local.is_meta or local.layout != sys.modules["torch"].strided:
+        raise TypeError(f"{name}: a {'meta' if local.is_meta else local.layout} tensor has no bytes to send")
+    dtype = _dtype_of(name, str(tensor.dtype).removeprefix("torch."))
+    copies = local.device.type != "cpu" or not local.is_contiguous() or local.is_conj() or local.is_neg()
+    return TensorSource(name, dtype, tuple(tensor.shape), partial(_read_torch, local), share, copies)
+
+
+def _read_torch(tensor: Any) -> memoryview:
+    """The tensor's memory, or that of a contiguous copy on the CPU, as bytes; the view keeps it alive."""
+    contiguous = tensor.cpu().contiguous().resolve_conj().resolve_neg()
+    size_bytes = contiguous.numel() * contiguous.element_size()
+    if size_bytes == 0:
+        return memoryview(b"")
+    memory = (ctypes.c_char * size_bytes).from_address(contiguous.data_ptr())
+    memory.owner = contiguous
+    return memoryview(memory).cast("B")
+
+
+def _read_numpy(array: Any) -> memoryview:
+    """The array's memory, or that of a contiguous little-endian copy, as bytes."""
+    little_endian = array.astype(array.dtype.newbyteorder("<"), order="C", copy=False)
+    # Through uint8, because ml_dtypes' types have no buffer format; reshaped first, because a scalar has no view.
+    return memoryview(little_endian.reshape(-1).view("uint8"))

@@ -1,0 +1,120 @@
+"""The calls of WeightService that drive vLLM's own weight transfer; `vllm_sync` makes vLLM's client of them."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from genserve.client.control.state import EngineState
+from genserve.client.transport.connection import RequestT, ResponseT, ServiceCalls
+from genserve.client.transport.enums import KvPolicy, PauseMode, wire_value
+from genserve.client.transport.fields import build, duration, naming
+from genserve.client.weights.push import Applied
+from genserve.v1 import types_pb2, weights_pb2
+
+if TYPE_CHECKING:
+    import grpc.aio
+
+
+@dataclass(frozen=True, slots=True)
+class StartedUpdate:
+    """An update that is open, and what its pause did to requests."""
+
+    update_id: str
+    requests_kept: int
+    requests_aborted: int
+    state: EngineState
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedUpdate:
+    """An update that is served."""
+
+    applied: Applied
+    state: EngineState
+
+
+class TransferCalls(ServiceCalls):
+    """vLLM's own weight transfer: only where the daemon was started with --weight-transfer-config, else
+    UnsupportedError. `timeout_s` bounds what the daemon does; the call's own deadline is a little later."""
+
+    async def init_weight_transfer(self, init_info: Mapping[str, Any], *, timeout_s: float = 300.0) -> str:
+        """Has every worker connect with the trainer, as `init_info` says; the name of vLLM's backend.
+
+        Raises PushRolledBackError for what vLLM says is wrong, ApplyInProgressError while a push or an update is under
+        way, and DeadlineError. Workers that hang in it end the daemon soon after `timeout_s`.
+        """
+        fields = {"init_info": _json(init_info, "init_info"), "timeout": duration(timeout_s, "timeout_s")}
+        request = build(weights_pb2.InitWeightTransferRequest, fields)
+        response = await self._call(self._connection.weights.InitWeightTransfer, request, timeout_s)
+        return response.backend
+
+    async def start_weight_update(
+        self,
+        *,
+        update_id: str = "",
+        pause_mode: PauseMode | None = None,
+        kv_policy: KvPolicy | None = None,
+        pause_lease_id: str = "",
+        ttl_s: float = 60.0,
+        timeout_s: float = 60.0,
+    ) -> StartedUpdate:
+        """Pauses generation until the update is finished. The daemon undoes it when the next call does not come within
+        `ttl_s`. Defaults: mode keep, KV cache recompute. Raises ApplyInProgressError, EngineTaintedError,
+        PushRolledBackError and DeadlineError."""
+        fields = {
+            "update_id": update_id,
+            "pause_mode": wire_value(types_pb2.PauseMode, pause_mode, "pause_mode"),
+            "kv_policy": wire_value(types_pb2.KvPolicy, kv_policy, "kv_policy"),
+            "pause_lease_id": pause_lease_id,
+            "ttl": duration(ttl_s, "ttl_s"),
+            "timeout": duration(timeout_s, "timeout_s"),
+        }
+        request = build(weights_pb2.StartWeightUpdateRequest, fields)
+        response = await self._call(self._connection.weights.StartWeightUpdate, request, timeout_s)
+        return StartedUpdate(
+            response.update_id, response.requests_kept, response.requests_aborted, EngineState.of(response.state)
+        )
+
+    async def update_weights(
+        self,
+        update_info: Mapping[str, Any] | Sequence[Mapping[str, Any]],
+        *,
+        update_id: str = "",
+        timeout_s: float = 300.0,
+    ) -> None:
+        """Has every worker receive what `update_info` names; a list has one for each, by global rank. What fails ends
+        the update: PushRolledBackError or DeadlineError when the daemon has undone it, EngineTaintedError when it could
+        not. Raises UpdateNotFoundError for one that is not open (any more)."""
+        fields = {
+            "update_id": update_id,
+            "update_info": _json(update_info, "update_info"),
+            "timeout": duration(timeout_s, "timeout_s"),
+        }
+        request = build(weights_pb2.UpdateWeightsRequest, fields)
+        await self._call(self._connection.weights.UpdateWeights, request, timeout_s)
+
+    async def finish_weight_update(
+        self, *, update_id: str = "", version: int | None = None, force: bool = False, timeout_s: float = 300.0
+    ) -> FinishedUpdate:
+        """Serves what was received as `version`; default: one above the served one. Raises as `update_weights`, and
+        VersionNotNewerError unless `force`: the update stays open then."""
+        fields = {
+            "update_id": update_id,
+            "weight_version": version,
+            "force": force,
+            "timeout": duration(timeout_s, "timeout_s"),
+        }
+        request = build(weights_pb2.FinishWeightUpdateRequest, fields)
+        response = await self._call(self._connection.weights.FinishWeightUpdate, request, timeout_s)
+        return FinishedUpdate(Applied.of(response.applied), EngineState.of(response.state))
+
+    async def _call(
+        self, method: "grpc.aio.UnaryUnaryMultiCallable[RequestT, ResponseT]", request: RequestT, timeout_s: float
+    ) -> ResponseT:
+        return await self._connection.unary(method, request, timeout_s + self._connection.timeouts.undo_slack_s)
+
+
+def _json(value: Any, option: str) -> str:
+    with naming(option):
+        return json.dumps(value)

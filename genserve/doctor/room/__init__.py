@@ -1,0 +1,1 @@
+"""What versions of the weights take of memory, and whether that fits a machine."""

@@ -1,0 +1,160 @@
+"""Which models fit, and how they would take a new version: computed, not tried.
+
+On a device the live model, what a push needs beside it, activations and a least KV cache share what vLLM may take
+(`--gpu-memory-utilization`). On a CPU everything lies in host memory. There the bytes that are served and those that
+arrive lie in any case: a partial push, a pull and a heal need the former.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+from genserve.config import CPU_KV_CACHE_BYTES, WAYS, ways
+from genserve.doctor.serve_flags import ServeFlags
+from genserve.worker.update.placement import ACTIVATION_BYTES, GIB, HOST_FACTOR, RING_BYTES, leaves_enough
+
+BF16_BYTES: Final = 2
+KV_TOKENS: Final = 8192
+"""Tokens that must fit the KV cache where --max-model-len does not say: one long sequence."""
+PROCESS_BYTES: Final = 2 * GIB
+"""Assumed for the daemon's and the engine's processes on the host."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSize:
+    """What of a model takes room, on all ranks together; bytes. `largest_bytes` is its largest tensor."""
+
+    name: str
+    weight_bytes: float
+    largest_bytes: float
+    kv_bytes_per_token: float
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What there is: of each device (None = the engine runs on the CPU), and of the host."""
+
+    device_bytes: int | None
+    host_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """How a model takes new versions: `way` is "beside", "host", "inplace", or "" when it cannot be served here.
+    `needed_bytes` and `budget_bytes` are of each device, or of the host on a CPU, for that way, and for `beside` when
+    there is none."""
+
+    model: str
+    way: str
+    needed_bytes: float
+    budget_bytes: float
+
+
+def _bf16(name: str, parameters: float, layers: int, kv_heads: int, vocabulary: int, hidden: int) -> ModelSize:
+    """Heads of 128; keys and values in bf16."""
+    kv_bytes = 2 * layers * kv_heads * 128 * BF16_BYTES
+    return ModelSize(name, parameters * BF16_BYTES, vocabulary * hidden * BF16_BYTES, kv_bytes)
+
+
+TYPICAL: Final = (
+    _bf16("8B", 8.03e9, 32, 8, 128_256, 4096),  # Llama 3.1 8B
+    _bf16("14B", 14.8e9, 40, 8, 151_936, 5120),  # Qwen3 14B
+    _bf16("32B", 32.8e9, 64, 8, 151_936, 5120),  # Qwen3 32B
+    _bf16("70B", 70.6e9, 80, 8, 128_256, 8192),  # Llama 3.3 70B
+)
+
+
+def room(model: ModelSize, memory: Memory, flags: ServeFlags) -> Room:
+    """The first way that fits, of those that pause least first."""
+    needs = _cpu_needs(model, flags) if memory.device_bytes is None else _device_needs(model, flags)
+    budget_bytes = _budget_bytes(memory, flags)
+    for way, (on_engine, on_host) in needs.items():
+        is_taken = way != "beside" or memory.device_bytes is None or _auto_builds_beside(model, budget_bytes, flags)
+        if on_engine <= budget_bytes and on_host <= memory.host_bytes and is_taken:
+            return Room(model.name, way, on_engine, budget_bytes)
+    return Room(model.name, "", needs["beside"][0], budget_bytes)
+
+
+def fits(way: str, model: ModelSize, memory: Memory, flags: ServeFlags) -> bool:
+    """Whether there is room to serve the model and to take versions that way, which is one of the device's."""
+    needs = _cpu_needs(model, flags) if memory.device_bytes is None else _device_needs(model, flags)
+    on_engine, on_host = needs[way]
+    return on_engine <= _budget_bytes(memory, flags) and on_host <= memory.host_bytes
+
+
+def largest_beside(memory: Memory, flags: ServeFlags) -> float:
+    """Parameters of the largest bf16 model for which a second one fits beside it; 0 when none does."""
+    least, most = 0.0, 1e13
+    for _ in range(60):
+        middle = (least + most) / 2
+        if fits("beside", typical(middle), memory, flags):
+            least = middle
+        else:
+            most = middle
+    return least
+
+
+def typical(parameters: float) -> ModelSize:
+    """A bf16 model of that size: what lies between the `TYPICAL` ones is interpolated, what lies outside is scaled."""
+    weight_bytes = parameters * BF16_BYTES
+    sizes = [ModelSize("", 0, 0, 0), *TYPICAL]
+    for smaller, larger in pairwise(sizes):
+        if weight_bytes <= larger.weight_bytes:
+            share = (weight_bytes - smaller.weight_bytes) / (larger.weight_bytes - smaller.weight_bytes)
+            largest = smaller.largest_bytes + share * (larger.largest_bytes - smaller.largest_bytes)
+            kv = smaller.kv_bytes_per_token + share * (larger.kv_bytes_per_token - smaller.kv_bytes_per_token)
+            return ModelSize(_name(parameters), weight_bytes, largest, kv)
+    factor = weight_bytes / sizes[-1].weight_bytes
+    return ModelSize(
+        _name(parameters), weight_bytes, factor * sizes[-1].largest_bytes, factor * sizes[-1].kv_bytes_per_token
+    )
+
+
+def _auto_builds_beside(model: ModelSize, budget_bytes: float, flags: ServeFlags) -> bool:
+    """As the daemon decides; `--weight-update beside` would take all that is left."""
+    weights = model.weight_bytes / flags.num_ranks
+    needed = weights + model.largest_bytes / flags.tensor_parallel_size
+    return leaves_enough(needed, budget_bytes - weights)
+
+
+def _device_needs(model: ModelSize, flags: ServeFlags) -> Mapping[str, tuple[float, float]]:
+    """Bytes of each device, and of the host, by way."""
+    weights = model.weight_bytes / flags.num_ranks
+    # A large tensor is an embedding or a head: tensor-parallel ranks have a part of it, pipeline ranks have it whole.
+    bounce = model.largest_bytes / flags.tensor_parallel_size
+    least = weights + bounce + ACTIVATION_BYTES + _kv_bytes(model, flags) / flags.num_ranks
+    host = 2 * model.weight_bytes + RING_BYTES * flags.num_workers + PROCESS_BYTES
+    staged = HOST_FACTOR * model.weight_bytes * flags.data_parallel_size
+    needs = ((least + weights, host), (least, host + staged), (least, host))
+    return dict(zip(WAYS, needs, strict=True))
+
+
+def _cpu_needs(model: ModelSize, flags: ServeFlags) -> Mapping[str, tuple[float, float]]:
+    """The same on a CPU, whose memory is the host's."""
+    kv = CPU_KV_CACHE_BYTES if flags.kv_cache_bytes is None else flags.kv_cache_bytes
+    models = flags.data_parallel_size
+    served = (2 + models) * model.weight_bytes + kv * flags.num_workers + PROCESS_BYTES
+    needs = (
+        (served + HOST_FACTOR * models * model.weight_bytes, 0.0),
+        (served + 2 * models * model.largest_bytes, 0.0),
+    )
+    return dict(zip(ways("cpu"), needs, strict=True))
+
+
+def _kv_bytes(model: ModelSize, flags: ServeFlags) -> float:
+    """Of the least KV cache, on all ranks together."""
+    if flags.kv_cache_bytes is not None:
+        return flags.kv_cache_bytes * flags.num_ranks  # the flag is of each
+    tokens = KV_TOKENS if flags.max_model_len is None else flags.max_model_len
+    return tokens * model.kv_bytes_per_token
+
+
+def _budget_bytes(memory: Memory, flags: ServeFlags) -> float:
+    if memory.device_bytes is None:
+        return memory.host_bytes
+    return flags.gpu_memory_utilization * memory.device_bytes
+
+
+def _name(parameters: float) -> str:
+    return f"{parameters / 1e9:.1f}B"

@@ -1,0 +1,83 @@
+"""What the workers hold, whether a push replaced all of it, and how many bytes a push would not reach.
+
+The one place that asks a daemon for it. A tensor that a push leaves alone has the digest of the version before it, or
+the workers refuse it when the daemon starts.
+"""
+
+from dataclasses import asdict, dataclass
+
+from genserve.client import AsyncClient
+from genserve.doctor.trial.findings import Digests
+
+_NUM_NAMED = 5
+_MB = 1e6
+
+
+async def held_weights(client: AsyncClient, timeout_s: float) -> Digests:
+    """Digests of everything that the workers hold for the model, read from the devices. Raises GenserveError."""
+    served = await client.get_weights(include_digests=True, timeout_s=timeout_s)
+    return served.digests
+
+
+@dataclass(frozen=True, slots=True)
+class DigestDiff:
+    """How `pushed` differs from what a cold start holds, by "rank name"."""
+
+    num_held: int
+    stale: tuple[str, ...]
+    missing: tuple[str, ...]
+    extra: tuple[str, ...]
+
+    @classmethod
+    def of(cls, cold: Digests, pushed: Digests) -> "DigestDiff":
+        """Of two sets of digests, which are of the same checkpoint."""
+        stale = [key for key, digest in cold.items() if key in pushed and pushed[key] != digest]
+        return cls(
+            num_held=len(cold),
+            stale=_names(stale),
+            missing=_names(cold.keys() - pushed.keys()),
+            extra=_names(pushed.keys() - cold.keys()),
+        )
+
+    @property
+    def differs(self) -> bool:
+        """Whether anything does."""
+        return bool(self.stale or self.missing or self.extra)
+
+    def words(self) -> str:
+        """The first few of each kind."""
+        kinds = {"other values in": self.stale, "gone is": self.missing, "new is": self.extra}
+        return "; ".join(f"{what} {_some(names)}" for what, names in kinds.items() if names)
+
+
+@dataclass(frozen=True, slots=True)
+class Reachable:
+    """Memory that a model reached when it had been loaded, of all ranks, in bytes, and what a push does with it."""
+
+    reachable_bytes: int
+    exchanged_bytes: int
+    kv_cache_bytes: int
+    constant_bytes: int
+    hidden_bytes: int
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """For --json."""
+        return asdict(self)
+
+    def words(self) -> str:
+        """In one line."""
+        return (
+            f"of {self.reachable_bytes / _MB:.1f} MB that the model reaches, {self.exchanged_bytes / _MB:.1f} are "
+            f"exchanged, {self.kv_cache_bytes / _MB:.1f} are keys and values, {self.constant_bytes / _MB:.1f} are "
+            f"constant and {self.hidden_bytes / _MB:.1f} are none of these"
+        )
+
+
+def _names(keys: "list[tuple[str, str]] | set[tuple[str, str]]") -> tuple[str, ...]:
+    return tuple(sorted(f"{rank} {name}" for rank, name in keys))
+
+
+def _some(names: tuple[str, ...]) -> str:
+    more = len(names) - _NUM_NAMED
+    return ", ".join(names[:_NUM_NAMED]) + (f" and {more} more" if more > 0 else "")

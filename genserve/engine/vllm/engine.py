@@ -1,0 +1,350 @@
+"""vLLM's AsyncLLM behind the Engine protocol.
+
+What vLLM does not offer in public is used in few places, each marked "internal": tests/engine/test_internals.py fails
+when a new vLLM moves one.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.envs import VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS, enable_envs_cache
+from vllm.lora.request import LoRARequest
+from vllm.usage.usage_lib import UsageContext
+from vllm.utils.network_utils import get_ip
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
+
+from genserve.engine.generation import ChatPrompt, FinishReason, GenerationRequest, TextPrompt, prompt_too_long
+from genserve.engine.protocol import (
+    ArenaRef,
+    EngineInfo,
+    KvPolicy,
+    Load,
+    ModelMemory,
+    PauseCounts,
+    PauseMode,
+    SleepTag,
+    StagedTensor,
+    WeightDigest,
+)
+from genserve.engine.vllm.activity import observer
+from genserve.engine.vllm.admission import Admission, translated
+from genserve.engine.vllm.heartbeat import Heartbeat, HeartbeatLimits
+from genserve.engine.vllm.liveness import Liveness
+from genserve.engine.vllm.load import LoadMeter
+from genserve.engine.vllm.loras import LiveLoras
+from genserve.engine.vllm.requests.prompts import PromptCodec
+from genserve.engine.vllm.requests.stream import VllmStream
+from genserve.engine.vllm.scheduling import Scheduling
+from genserve.engine.vllm.start import config as vllm_config
+from genserve.engine.vllm.start import other_hosts, refusals
+from genserve.engine.vllm.weights import LiveTransfer, LiveWeights
+from genserve.engine.vllm.workers import Workers
+from genserve.errors import (
+    EngineDeadError,
+    GenserveError,
+    QueueFullError,
+    RequestIdInUseError,
+    WeightVersionMismatchError,
+)
+
+_ATTACH_TIMEOUT_S = 120.0
+_SHUTDOWN_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """`max_active_requests`: sequences admitted and unfinished, above which new ones are refused; `max_n`: of one
+    request; `weight_update`: auto or a way of genserve.worker.update.placement; `host` and `port`: where the daemon
+    listens; `trust_request_chat_template`: requests may bring one along."""
+
+    max_active_requests: int
+    max_n: int
+    weight_update: str = "auto"
+    host: str = "127.0.0.1"
+    port: int = 0
+    trust_request_chat_template: bool = False
+
+
+class VllmEngine:
+    """AsyncLLM, its requests and its workers. Made by `start`."""
+
+    def __init__(self, llm: AsyncLLM, meter: LoadMeter, options: EngineOptions, address: str) -> None:
+        """`address`: at which other hosts reach the daemon, if there are any."""
+        config = llm.vllm_config
+        parallel = config.parallel_config
+        self._llm = llm
+        self._meter = meter
+        self._options = options
+        # internal: ends the streams as vLLM does when its engine has died.
+        self._liveness = Liveness(lambda: llm.output_processor.propagate_error(VllmEngineDeadError()))
+        self._info = vllm_config.info(config)
+        self._prompts = PromptCodec(
+            llm.get_tokenizer(),
+            self._info.max_model_len,
+            self._info.max_request_bytes,
+            trust_templates=options.trust_request_chat_template,
+        )
+        # More sequences than vLLM's own queue takes would be refused for ever.
+        queued = config.scheduler_config.max_num_queued_reqs or options.max_active_requests
+        self._admission = Admission(llm, self._info, min(options.max_n, options.max_active_requests, queued))
+        self._streams: dict[str, VllmStream | None] = {}
+        self._num_sequences: dict[str, int] = {}  # by request, from before it is admitted
+        self._num_active = 0  # their sum
+        self._idle = asyncio.Event()
+        self._idle.set()
+        workers = Workers(llm.engine_core, self._liveness, parallel.world_size * parallel.data_parallel_size)
+        self._workers = workers
+        self._scheduling = Scheduling(llm, self._liveness)
+        self._weights = LiveWeights(llm, self._liveness, workers, address)
+        self.warnings: tuple[str, ...] = ()  # what its settings cost when weights are pushed, a line each
+        self.transfer = LiveTransfer(self._weights)
+        self.loras = LiveLoras(workers, self._info.max_loras)
+
+    @classmethod
+    async def start(cls, args: AsyncEngineArgs, options: EngineOptions) -> "VllmEngine":
+        """Starts the engine processes and makes every worker ready for pushes. Call before any gRPC object exists."""
+        meter = LoadMeter()
+        args = vllm_config.adapted(args, options.weight_update)
+        with vllm_config.start_explained(args):
+            # As AsyncLLM.from_engine_args, with a look at the configuration before any process starts.
+            config = vllm_config.with_ranks_here(args, args.create_engine_config(UsageContext.ENGINE_CONTEXT))
+            warnings = refusals.check(config)
+            address = other_hosts.daemon_address(config.parallel_config, options.host, options.port, get_ip)
+            llm = AsyncLLM.from_vllm_config(
+                config,
+                stat_loggers=[meter],
+                enable_log_requests=args.enable_log_requests,
+                disable_log_stats=args.disable_log_stats,
+            )
+        engine = cls(llm, meter, options, address)
+        engine.warnings = warnings
+        try:
+            assert llm.output_handler is not None  # internal: the task that ends when EngineCore dies
+            llm.output_handler.add_done_callback(lambda _: engine._liveness.declare_dead())
+            how = await engine._weights.attach(_ATTACH_TIMEOUT_S, takes_adapters=engine._info.max_loras > 0)
+            engine._info = replace(
+                engine._info,
+                weight_update=how.weight_update,
+                weight_update_reason=how.reason,
+                reserved_device_bytes=how.reserved_device_bytes,
+                pinned_host_bytes=how.pinned_host_bytes,
+                model_memory=ModelMemory(**{f"{kind}_bytes": size for kind, size in how.reachable_bytes.items()}),
+            )
+            # vLLM asks the environment about something for every token, in this process only.
+            enable_envs_cache()
+        except BaseException:
+            await engine.stop()
+            raise
+        return engine
+
+    async def watch(self, heartbeat_timeout_s: float, tell: Callable[[bool], None]) -> None:
+        """Returns when the engine has died, or was given up because it answers no heartbeat; 0 = without one. `tell`:
+        whether it answers, when that changes."""
+        if heartbeat_timeout_s:
+            limits = HeartbeatLimits(heartbeat_timeout_s, VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS)
+            # internal: the engine's processes. Those of Ray may be on other machines, and tell nothing.
+            pids = [p.pid for p in getattr(self._llm.engine_core.resources.engine_manager, "processes", [])]
+            observe = observer(pids, self._meter.steps) if pids else None
+            await Heartbeat(self._liveness, self._workers.ping, observe, limits, tell).run()
+        await self._liveness.wait_dead()
+
+    async def stop(self) -> None:
+        """Ends the engine processes. What still waits for them ends as if the engine had died; one that is dead
+        already is not asked to end."""
+        timeout_s = 0.0 if self._liveness.dead else _SHUTDOWN_TIMEOUT_S
+        self._weights.close()
+        self.loras.close()
+        self._prompts.close()
+        self._admission.close()
+        self._liveness.declare_dead()
+        await asyncio.to_thread(self._llm.shutdown, timeout_s)
+
+    @property
+    def info(self) -> EngineInfo:
+        """What it serves."""
+        return self._info
+
+    @property
+    def weight_version(self) -> int:
+        """Version of the weights served."""
+        return self._weights.version
+
+    @property
+    def checkpoint_directory(self) -> Path | None:
+        """Where the checkpoint's files lie, if they lie on this machine."""
+        return vllm_config.checkpoint_directory(self._llm.vllm_config)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether every call has ended that the next one would have to wait for."""
+        return self._liveness.is_settled
+
+    async def settled(self) -> None:
+        """Returns when they have."""
+        await self._liveness.settled()
+
+    async def wait_dead(self) -> None:
+        """Returns when the engine has died."""
+        await self._liveness.wait_dead()
+
+    def load(self) -> Load:
+        """What it has to do now."""
+        return self._meter.load(self._llm.get_num_unfinished_requests())
+
+    async def submit(self, request: GenerationRequest) -> VllmStream:
+        """Admits a request."""
+        if self._liveness.dead:
+            raise EngineDeadError("the engine has died")
+        if request.min_weight_version is not None and self.weight_version < request.min_weight_version:
+            raise WeightVersionMismatchError(
+                f"version {self.weight_version} is served, the request needs {request.min_weight_version}",
+                metadata={"weight_version": str(self.weight_version)},
+            )
+        if request.request_id in self._streams:
+            raise RequestIdInUseError(f"a request {request.request_id!r} is running")
+        self._admission.check_early(request)
+        num_sequences = request.sampling.n or 1
+        if self._num_active + num_sequences > self._options.max_active_requests:
+            raise QueueFullError(
+                f"{self._num_active} sequences are running or waiting, of {self._options.max_active_requests} at most",
+                retry_after_s=1.0,
+            )
+        self._streams[request.request_id] = None  # the id is taken from here on
+        self._num_sequences[request.request_id] = num_sequences
+        self._num_active += num_sequences
+        self._idle.clear()
+        try:
+            stream = self._streams[request.request_id] = await self._admit(request)
+        except BaseException:
+            self._forget(request.request_id)
+            raise
+        return stream
+
+    async def _admit(self, request: GenerationRequest) -> VllmStream:
+        ids = await self._prompts.encode(request.prompt)
+        if len(ids) >= self._info.max_model_len:
+            raise prompt_too_long(f"{len(ids)} tokens", len(ids), self._info.max_model_len)
+        prepared = await self._admission.engine_request(request, ids, self._lora(request))
+        try:
+            # internal: vLLM takes what its input processor made, and calls it deprecated. Only so is it known what is
+            # sent, and are constraints compiled beside the event loop.
+            collector = await self._llm.add_request(request.request_id, prepared, prepared.params)
+        except BaseException as error:
+            if not self._liveness.dead:
+                await asyncio.shield(self._llm.abort(request.request_id))
+            if isinstance(error, Exception):
+                raise translated(error) from error
+            raise
+        # internal: vLLM's states by sequence, for the live starts of the weight spans.
+        processor = self._llm.output_processor
+        internal_ids = processor.external_req_ids.get(request.request_id, ())
+        states = [processor.request_states[i] for i in internal_ids if i in processor.request_states]
+        for state in states:
+            # internal: it would turn every alternative into text, which nobody is told, on the event loop.
+            state.logprobs_processor.tokenizer = None
+        by_index = {state.request_index: state for state in states}
+        return VllmStream(request, collector, by_index, self._abort_stream, self._forget, _failure)
+
+    def _lora(self, request: GenerationRequest) -> LoRARequest | None:
+        if not request.lora_name:
+            return None
+        lora = self.loras.use(request.lora_name, request.request_id)
+        return LoRARequest(lora.unique_name, lora.lora_id, lora.files.directory)
+
+    async def _abort_stream(self, stream: VllmStream) -> None:
+        if not self._liveness.dead:
+            await self._llm.abort(stream.collector.request_id, internal=True)
+
+    def _forget(self, request_id: str) -> None:
+        self._streams.pop(request_id, None)
+        self._num_active -= self._num_sequences.pop(request_id, 0)
+        self.loras.release(request_id)
+        if not self._streams:
+            self._idle.set()
+
+    async def wait_idle(self) -> None:
+        """Returns when no request is left."""
+        await self._idle.wait()
+
+    async def abort(self, request_ids: Sequence[str] | None) -> tuple[list[str], list[str]]:
+        """Ends requests with reason ABORTED."""
+        wanted = list(self._streams) if request_ids is None else list(request_ids)
+        running = {i: stream for i in wanted if (stream := self._streams.get(i)) is not None}
+        for stream in running.values():
+            stream.end_soon(FinishReason.ABORTED)
+        return list(running), [i for i in wanted if i not in running]
+
+    async def tokenize(self, prompt: TextPrompt | ChatPrompt, add_special_tokens: bool) -> list[int]:
+        """Token ids of a prompt."""
+        return await self._prompts.encode(prompt, add_special_tokens=add_special_tokens)
+
+    async def detokenize(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
+        """Text of token ids."""
+        return await self._prompts.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    async def pause(self, mode: PauseMode, kv_policy: KvPolicy, timeout_s: float) -> PauseCounts:
+        """Stops scheduling."""
+        before = [stream for stream in self._streams.values() if stream is not None]
+        if mode is PauseMode.ABORT:
+            for stream in before:
+                stream.reason_if_aborted(FinishReason.PAUSED)
+        await self._scheduling.pause(mode, kv_policy, timeout_s)
+        kept = sum(stream is not None for stream in self._streams.values()) if mode is not PauseMode.ABORT else 0
+        return PauseCounts(kept=kept, aborted=len(before) if mode is PauseMode.ABORT else 0)
+
+    async def resume(self, timeout_s: float) -> None:
+        """Schedules again."""
+        await self._scheduling.resume(timeout_s)
+
+    async def sleep(self, level: int, tags: Set[SleepTag], timeout_s: float) -> None:
+        """Gives memory back."""
+        if SleepTag.WEIGHTS in tags:
+            await self._weights.before_sleep(level, timeout_s)
+        await self._scheduling.sleep(level, tags, timeout_s)
+
+    async def wake_up(self, tags: Set[SleepTag], timeout_s: float, *, paused: bool = False) -> None:
+        """Takes memory again, and perhaps schedules."""
+        await self._scheduling.wake_up(tags, timeout_s, paused=paused)
+        if SleepTag.WEIGHTS in tags:
+            await self._weights.after_wake_up(timeout_s)
+
+    async def reset_prefix_cache(self, reset_running_requests: bool, timeout_s: float) -> bool:
+        """Drops the prefix cache."""
+        return await self._liveness.call(
+            self._llm.reset_prefix_cache(reset_running_requests=reset_running_requests),
+            what="reset of the prefix cache",
+            timeout_s=timeout_s,
+        )
+
+    async def reset_caches(self, timeout_s: float) -> None:
+        """Drops all that the live weights have computed."""
+        await self._scheduling.reset_caches(timeout_s)
+
+    async def prepare_weights(
+        self, nonce: str, arena: ArenaRef, tensors: Sequence[StagedTensor], timeout_s: float
+    ) -> None:
+        """Builds a version beside the live one on every rank."""
+        await self._weights.prepare(nonce, arena, tensors, timeout_s)
+
+    async def commit_weights(self, nonce: str, version: int, timeout_s: float) -> None:
+        """Exchanges live and prepared weights on every rank and labels later tokens."""
+        await self._weights.commit(nonce, version, timeout_s)
+
+    async def discard_weights(self, nonce: str, timeout_s: float) -> None:
+        """Frees the version that is not live."""
+        await self._weights.discard(nonce, timeout_s)
+
+    async def weight_digests(self, timeout_s: float) -> list[WeightDigest]:
+        """Digests of every live tensor on every rank."""
+        return await self._weights.digests(timeout_s)
+
+
+def _failure(error: Exception) -> GenserveError:
+    """What ended a stream that had begun."""
+    if isinstance(error, VllmEngineDeadError):
+        return EngineDeadError("the engine has died")
+    return GenserveError(f"the engine failed: {type(error).__name__}: {error}")

@@ -1,0 +1,164 @@
+"""Asks the engine once a second whether it still takes calls, and gives it up when it does not.
+
+A ping goes the way of every call: through EngineCore's input thread and its loop, and to the workers where no step
+does. EngineCore takes calls between two steps, so a ping that is not answered means one of two things. Either a step
+takes long (a long prefill on the CPU, a kernel that is compiled): then the processes work, and it ends by itself. Or
+nothing will ever come: the processes were stopped or stand still, or steps go on although the ping is not read. Owns
+that judgement.
+"""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from genserve.engine.vllm.activity import Activity
+from genserve.engine.vllm.liveness import Liveness
+from genserve.errors import EngineDeadError
+
+_INTERVAL_S = 1.0
+# A worker that hangs holds up the first step, and with it the ping; so workers are asked while there are none, and
+# seldom: vLLM's idle workers spin for a second after each call.
+_WORKERS_INTERVAL_S = 30.0
+_LOOKS_PER_TIMEOUT = 20
+# Share of one core below which processes do nothing. Idle ones use a hundredth, a step a whole one.
+_IDLE_SHARE = 0.2
+# More steps than can be on their way when a ping arrives, one for each stage of the pipeline.
+_UNREAD_STEPS = 16
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatLimits:
+    """`timeout_s`: seconds without an answer after which health says NOT_SERVING, and the engine is given up unless it
+    works; `step_s`: seconds after which it is given up although it works."""
+
+    timeout_s: float
+    step_s: float
+
+
+class Heartbeat:
+    """Pings an engine. `ping` returns when EngineCore has answered, and every worker if told so; `observe` tells what
+    its processes do, None = nobody can, so they are taken to work; `tell` is called when it stops answering (False) and
+    when it answers again.
+    """
+
+    def __init__(
+        self,
+        liveness: Liveness,
+        ping: Callable[[bool], Coroutine[Any, Any, None]],
+        observe: Callable[[], Activity] | None,
+        limits: HeartbeatLimits,
+        tell: Callable[[bool], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._liveness = liveness
+        self._ping = ping
+        self._observe = observe
+        self._limits = limits
+        self._tell = tell
+        self._clock = clock
+        self._look_s = limits.timeout_s / _LOOKS_PER_TIMEOUT
+        self._silent_s = 0.0
+        self._seen: deque[tuple[float, Activity]] = deque()
+        self._first: Activity | None = None
+        self._told_silent = False
+
+    async def run(self) -> None:
+        """Returns when the engine is dead, by its own judgement or another's."""
+        interval_s = min(_INTERVAL_S, self._limits.timeout_s / 5)
+        workers_asked_s = self._clock()
+        while not self._liveness.dead:
+            workers = self._clock() >= workers_asked_s + _WORKERS_INTERVAL_S
+            if workers:
+                workers_asked_s = self._clock()
+            pinging = asyncio.create_task(self._ping(workers), name="engine ping")
+            try:
+                if await self._is_answered(pinging):
+                    self._answered()
+            except EngineDeadError as error:
+                log.error("%s", error)
+                return
+            finally:
+                pinging.cancel()
+            await asyncio.sleep(interval_s)
+            self._silent_s += interval_s  # the engine may have stopped right after its answer
+
+    async def _is_answered(self, pinging: "asyncio.Task[None]") -> bool:
+        """Whether the answer says that all is well. A process that was stopped is not heard of where nobody asks it."""
+        # A call that takes long has a deadline of its own, and ends the engine itself where that is due. One that was
+        # made after the ping excuses nothing.
+        excuses = self._liveness.occupying
+        while not self._liveness.dead:
+            began_s = self._clock()
+            await asyncio.wait({pinging}, timeout=self._look_s)
+            if pinging.done():
+                pinging.result()
+                if self._observe is None or not self._observe().stopped:
+                    return True
+                self._judge()
+                return False
+            # No call takes long because a process was stopped, so that is judged all the same.
+            is_stopped = self._observe is not None and self._observe().stopped
+            if excuses & self._liveness.occupying and not is_stopped:
+                self._forget()
+                continue
+            # Only time in which this loop could have seen an answer counts: the daemon may have been stopped itself.
+            self._silent_s += min(self._clock() - began_s, 2 * self._look_s)
+            self._judge()
+        return False
+
+    def _answered(self) -> None:
+        if self._told_silent:
+            log.warning("the engine answers again, after %.1f s", self._silent_s)
+            self._told_silent = False
+            self._tell(True)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._silent_s = 0.0
+        self._seen.clear()
+        self._first = None
+
+    def _judge(self) -> None:
+        reason = self._reason()
+        if self._silent_s < self._limits.timeout_s:
+            return
+        if not self._told_silent:
+            log.warning("the engine has not answered for %.1f s", self._silent_s)
+            self._told_silent = True
+            self._tell(False)
+        if reason is None and self._silent_s >= self._limits.step_s:
+            reason = "no step may take that long"
+        if reason is not None:
+            log.error("the engine is given up, as it has not answered for %.1f s: %s", self._silent_s, reason)
+            self._liveness.declare_dead()
+
+    def _reason(self) -> str | None:
+        """Why the engine will not answer any more, from what its processes have done lately; None if it may."""
+        window_s = self._limits.timeout_s / 2
+        if self._observe is None or self._silent_s < window_s:
+            return None
+        now = self._observe()
+        self._seen.append((self._silent_s, now))
+        while len(self._seen) > 1 and self._seen[1][0] <= self._silent_s - window_s:
+            self._seen.popleft()
+        self._first = self._first or now
+        since_s, before = self._seen[0]
+        return hopeless(before, now, self._silent_s - since_s, now.steps - self._first.steps)
+
+
+def hopeless(before: Activity, now: Activity, elapsed_s: float, num_steps: int) -> str | None:
+    """Why an engine that does not answer never will; None if a step may be what takes long. `before` was `elapsed_s`
+    seconds ago; `num_steps` have ended while the ping was not answered."""
+    if now.stopped:
+        return "one of its processes was stopped"
+    if num_steps >= _UNREAD_STEPS:
+        return "it goes on with its steps, and reads no calls"
+    if not (now.waits_for_io or now.runs) and now.cpu_s - before.cpu_s < _IDLE_SHARE * elapsed_s:
+        return "its processes do nothing"
+    return None

@@ -1,0 +1,154 @@
+"""The LoRA adapters that workers hold, and who uses them.
+
+Every load is an adapter of its own to vLLM, under an id and a name that never come again. So a name that is loaded anew
+means the new one to later requests and the old one to those that run; and vLLM's prefix cache, which knows adapters by
+their names, never takes keys and values of one for those of another.
+"""
+
+import asyncio
+import itertools
+import logging
+import time
+import uuid
+from dataclasses import dataclass, field
+
+from genserve.engine.protocol import LoadedLora, LoraFiles
+from genserve.engine.vllm.workers import WorkerError, Workers
+from genserve.errors import EngineDeadError, LoraNotFoundError, PushRolledBackError, StagingFullError
+from genserve.worker.contract import AddLora, RemoveLora
+
+_REMOVE_TIMEOUT_S = 30.0
+# EngineCore may learn of the end of a request a moment after those who wait for it: vLLM itself looks for stop strings.
+_SETTLE_S = 0.5
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class HeldLora:
+    """One that workers hold. `is_current`: later requests can use it; `users`: ids of the requests that do."""
+
+    lora_id: int
+    name: str
+    files: LoraFiles
+    loaded_at_s: float = 0.0
+    is_current: bool = False
+    users: set[str] = field(default_factory=set)
+
+    @property
+    def unique_name(self) -> str:
+        """What vLLM calls it."""
+        return f"{self.name}#{self.lora_id}"
+
+    def told(self) -> LoadedLora:
+        """For others."""
+        files = self.files
+        return LoadedLora(
+            self.name, files.rank, files.size_bytes, files.source, self.loaded_at_s, num_requests=len(self.users)
+        )
+
+
+class LiveLoras:
+    """See `engine.base.Loras`. `capacity`: how many workers can hold, so that vLLM never drops one by itself."""
+
+    def __init__(self, workers: Workers, capacity: int) -> None:
+        self._workers = workers
+        self._capacity = capacity
+        self._ids = itertools.count(1)
+        self._current: dict[str, HeldLora] = {}
+        self._held: set[HeldLora] = set()
+        self._by_request: dict[str, HeldLora] = {}
+        self._removals: set[asyncio.Task[None]] = set()
+
+    async def load(self, name: str, files: LoraFiles, timeout_s: float) -> LoadedLora:
+        """Loads one on every rank."""
+        lora = HeldLora(next(self._ids), name, files)
+        deadline_s = time.monotonic() + timeout_s
+        while len(self._held) >= self._capacity and self._removals and time.monotonic() < deadline_s:
+            await asyncio.wait(self._removals, timeout=_SETTLE_S, return_when=asyncio.FIRST_COMPLETED)
+        if len(self._held) >= self._capacity:
+            await asyncio.to_thread(files.close)
+            held = ", ".join(sorted(each.name if each.is_current else f"{each.name} (old)" for each in self._held))
+            raise StagingFullError(
+                f"workers hold {len(self._held)} adapters, which is what --max-cpu-loras allows: {held}",
+                metadata={"max_loras": str(self._capacity)},
+            )
+        self._held.add(lora)
+        request = AddLora(uuid.uuid4().hex, lora.lora_id, lora.unique_name, files.directory)
+        try:
+            remaining_s = max(0.0, deadline_s - time.monotonic())
+            await self._workers.step("genserve_add_lora", request.to_wire(), timeout_s=remaining_s)
+        except BaseException as error:
+            self._start_removal(lora)  # some ranks may have it, or have it yet
+            if isinstance(error, WorkerError):
+                raise PushRolledBackError(f"adapter {name!r} could not be loaded, nothing changed: {error}") from error
+            raise
+        previous = self._current.get(name)
+        lora.loaded_at_s, lora.is_current = time.time(), True
+        self._current[name] = lora
+        if previous is not None:
+            self._retire(previous)
+        return lora.told()
+
+    def unload(self, name: str) -> LoadedLora:
+        """Takes one away from later requests."""
+        lora = self._require(name)
+        del self._current[name]
+        self._retire(lora)
+        return lora.told()
+
+    def loaded(self) -> list[LoadedLora]:
+        """What later requests can use."""
+        return [lora.told() for _, lora in sorted(self._current.items())]
+
+    def use(self, name: str, request_id: str) -> HeldLora:
+        """The adapter of a request, until `release`. Raises LoraNotFoundError."""
+        lora = self._by_request[request_id] = self._require(name)
+        lora.users.add(request_id)
+        return lora
+
+    def release(self, request_id: str) -> None:
+        """The request has ended."""
+        lora = self._by_request.pop(request_id, None)
+        if lora is not None:
+            lora.users.discard(request_id)
+            self._remove_if_unused(lora)
+
+    def close(self) -> None:
+        """The engine is about to end."""
+        for removal in self._removals:
+            removal.cancel()
+        for lora in self._held:
+            lora.files.close()
+
+    def _require(self, name: str) -> HeldLora:
+        if name not in self._current:
+            loaded = f"loaded are {', '.join(sorted(self._current))}" if self._current else "none is"
+            raise LoraNotFoundError(f"no adapter {name!r} is loaded; {loaded}", metadata={"lora_name": name})
+        return self._current[name]
+
+    def _retire(self, lora: HeldLora) -> None:
+        lora.is_current = False
+        self._remove_if_unused(lora)
+
+    def _remove_if_unused(self, lora: HeldLora) -> None:
+        if not lora.is_current and not lora.users:
+            self._start_removal(lora)
+
+    def _start_removal(self, lora: HeldLora) -> None:
+        removal = asyncio.create_task(self._remove(lora), name=f"removal of {lora.unique_name}")
+        self._removals.add(removal)
+        removal.add_done_callback(self._removals.discard)
+
+    async def _remove(self, lora: HeldLora) -> None:
+        await asyncio.sleep(_SETTLE_S)
+        request = RemoveLora(uuid.uuid4().hex, lora.lora_id)
+        try:
+            await self._workers.step("genserve_remove_lora", request.to_wire(), timeout_s=_REMOVE_TIMEOUT_S)
+        except EngineDeadError:
+            pass  # its memory went with it
+        except Exception:
+            log.exception("adapter %r could not be removed, and is held on", lora.unique_name)
+            return
+        self._held.discard(lora)
+        await asyncio.to_thread(lora.files.close)

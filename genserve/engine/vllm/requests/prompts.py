@@ -1,0 +1,135 @@
+"""From prompts to token ids, and back. Works on any Hugging Face tokenizer; imports none."""
+
+import asyncio
+import copy
+import inspect
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from genserve.engine.generation import AnyPrompt, ChatPrompt, TextPrompt, TokenPrompt, prompt_too_long
+from genserve.engine.vllm.requests.text_bounds import text_bounds
+from genserve.engine.vllm.timed_threads import TimedThreads
+from genserve.errors import InvalidFieldError
+
+T = TypeVar("T")
+
+_INLINE_CHARACTERS = 4096
+"""Shorter texts are encoded on the event loop: that takes less time than handing them to a thread."""
+
+_LONG_CHARACTERS = 1 << 16
+"""Longer texts have a thread of their own, so that the others do not wait for seconds behind one of them."""
+
+_RENDERING_LIMIT_S = 10.0
+_NUM_RENDERING_THREADS = 2
+
+_DATA_ARGUMENTS = frozenset({"tools", "documents"})
+_OTHER_ARGUMENTS = frozenset({"messages", "tokenize", "return_tensors", "return_dict", "padding", "truncation"})
+"""Arguments that a tokenizer may take by **kwargs, and that are no data for a template either."""
+
+
+class _TokenizerThread:
+    """Tokenizers are not safe to share between threads, so each has a copy of its own."""
+
+    def __init__(self, tokenizer: Any, name: str) -> None:
+        self._tokenizer = copy.deepcopy(tokenizer)
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"genserve-{name}")
+
+    async def run(self, action: Callable[[Any], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, action, self._tokenizer)
+
+    def close(self) -> None:
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+class PromptCodec:
+    """Encodes and decodes without blocking the event loop for long.
+
+    `max_text_length`: characters of the longest text that is tokenised, whatever its tokens; `trust_templates`: whether
+    requests may bring a chat template along, which is a program that runs here.
+    """
+
+    def __init__(self, tokenizer: Any, max_model_len: int, max_text_length: int, *, trust_templates: bool) -> None:
+        self._tokenizer = tokenizer
+        self._max_model_len = max_model_len
+        self._max_text_length = max_text_length
+        self._bounds = text_bounds(tokenizer)
+        self._short = _TokenizerThread(tokenizer, "tokenizer")
+        self._long = _TokenizerThread(tokenizer, "long-texts")
+        self._rendering = TimedThreads("templates", _NUM_RENDERING_THREADS, _RENDERING_LIMIT_S)
+        reserved = _OTHER_ARGUMENTS | inspect.signature(tokenizer.apply_chat_template).parameters.keys()
+        self._reserved = (reserved - _DATA_ARGUMENTS) | {"chat_template"}
+        if trust_templates:
+            self._reserved -= {"chat_template"}
+
+    def close(self) -> None:
+        """Ends the threads."""
+        self._short.close()
+        self._long.close()
+        self._rendering.close()
+
+    async def encode(self, prompt: AnyPrompt, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a prompt. Raises InvalidFieldError for a chat that the template refuses, and PromptTooLongError
+        for a text that cannot fit into the context."""
+        if isinstance(prompt, TokenPrompt):
+            return list(prompt.ids)
+        if isinstance(prompt, TextPrompt):
+            return await self._encode_text(prompt.text, add_special_tokens)
+        # The template writes the special tokens itself.
+        return await self._encode_text(await self._render(prompt), add_special_tokens=False)
+
+    async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """Text of token ids. Raises InvalidFieldError for more than a context holds, or one outside the vocabulary."""
+        if len(token_ids) > self._max_model_len:
+            raise InvalidFieldError.of("token_ids", f"has {len(token_ids)} ids; a sequence has {self._max_model_len}")
+        size = len(self._tokenizer)
+        highest = max(token_ids, default=0)
+        if highest >= size:
+            raise InvalidFieldError.of("token_ids", f"{highest} is outside the vocabulary of {size} tokens")
+        ids = list(token_ids)
+        return await self._run(4 * len(ids), lambda t: str(t.decode(ids, skip_special_tokens=skip_special_tokens)))
+
+    async def _encode_text(self, text: str, add_special_tokens: bool) -> list[int]:
+        def encode(tokenizer: Any) -> list[int]:
+            if len(text) > _INLINE_CHARACTERS:
+                self._refuse_what_cannot_fit(text)
+            return list(tokenizer(text, add_special_tokens=add_special_tokens).input_ids)
+
+        return await self._run(len(text), encode)
+
+    def _refuse_what_cannot_fit(self, text: str) -> None:
+        if len(text) > self._max_text_length:
+            raise prompt_too_long(f"{len(text)} characters", len(text), self._max_model_len)
+        if self._bounds is not None:
+            at_least = int(0.999 * self._bounds.least_tokens(text))  # it is a sum of many floats
+            if at_least > self._max_model_len:
+                raise prompt_too_long(f"{at_least} tokens or more", at_least, self._max_model_len)
+
+    async def _run(self, num_characters: int, action: Callable[[Any], T]) -> T:
+        if num_characters <= _INLINE_CHARACTERS:
+            return action(self._tokenizer)
+        return await (self._short if num_characters <= _LONG_CHARACTERS else self._long).run(action)
+
+    async def _render(self, prompt: ChatPrompt) -> str:
+        for name in sorted(self._reserved & prompt.template_params.keys()):
+            only = ": only with --trust-request-chat-template" if name == "chat_template" else ""
+            raise InvalidFieldError.of(f"chat.template_params.{name}", f"may not be set by a request{only}")
+        try:
+            return await self._rendering.run(lambda: self._apply_template(prompt))
+        except TimeoutError:
+            raise InvalidFieldError.of("chat", f"was not rendered within {self._rendering.limit_s:g} s") from None
+
+    def _apply_template(self, prompt: ChatPrompt) -> str:
+        messages = [{"role": message.role, "content": message.content} for message in prompt.messages]
+        try:
+            return str(
+                self._tokenizer.apply_chat_template(
+                    messages,
+                    tokenize=False,
+                    add_generation_prompt=prompt.add_generation_prompt,
+                    continue_final_message=prompt.continue_final_message,
+                    **prompt.template_params,
+                )
+            )
+        except Exception as error:  # templates are programs of the checkpoint and may raise anything
+            raise InvalidFieldError.of("chat", f"the model's chat template refused it: {error}") from error

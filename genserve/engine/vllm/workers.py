@@ -1,0 +1,154 @@
+"""Calls to every worker of every data-parallel engine, and the reports that come back from their threads."""
+
+import asyncio
+import json
+import socket
+import uuid
+from collections.abc import AsyncIterator, Collection, Sequence
+from typing import Any
+
+from genserve.engine.vllm.liveness import Liveness
+from genserve.errors import EngineDeadError, GenserveError
+from genserve.worker.contract import Ack, Progress, Step
+
+_MAX_REPORT_BYTES = 64 << 10
+_FIRST_POLL_S = 0.02
+_MAX_POLL_INTERVAL_S = 0.25
+
+
+class WorkerError(Exception):
+    """At least one worker could not do what it was asked; the message says which and why."""
+
+
+class Workers:
+    """All ranks. Owns the socket that background work reports to; ranks on `other_hosts`, which cannot reach it, are
+    asked."""
+
+    def __init__(self, engine_core: Any, liveness: Liveness, num_ranks: int) -> None:
+        self._core = engine_core
+        self._liveness = liveness
+        self._num_ranks = num_ranks
+        # An abstract name: unlike a file it is gone with the process, however that ends.
+        self.report_socket = f"\0genserve-{uuid.uuid4().hex}"
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.setblocking(False)
+        self._socket.bind(self.report_socket)
+        self.other_hosts: dict[str, list[str]] = {}  # ranks by host
+        self._reports: dict[str, tuple[list[Ack], asyncio.Future[list[Ack]]]] = {}
+        asyncio.get_running_loop().add_reader(self._socket.fileno(), self._read_reports)
+
+    def close(self) -> None:
+        """Stops listening to reports."""
+        asyncio.get_running_loop().remove_reader(self._socket.fileno())
+        self._socket.close()
+
+    async def call(self, method: str, message: dict[str, Any], *, timeout_s: float) -> list[dict[str, Any]]:
+        """Answers of all ranks to one method of worker.contract.WeightWorker.
+
+        Goes to every data-parallel engine: vLLM's own collective_rpc returns the first engine's answers only, and a
+        failure elsewhere would pass. vLLM gets no timeout, because after one of its own it reads a late reply as the
+        answer to the next call. So it does after an exception of one rank: workers answer errors and raise none, and
+        one that does all the same is the end of the engine.
+        """
+        step = method.removeprefix("genserve_")
+        per_engine = await self._liveness.call(self._ask(method, message), what=step, timeout_s=timeout_s)
+        return [answer for answers in per_engine for answer in answers]
+
+    async def ping(self, workers: bool) -> None:
+        """Returns when every EngineCore has answered, with `workers` when all of those have; however long that takes.
+        One at a time, and never given up while the engine lives."""
+        if workers:
+            await self._ask("genserve_ping", {})
+        else:
+            await self._core.call_utility_all_async("get_weight_version")
+
+    async def _ask(self, method: str, message: dict[str, Any]) -> list[list[dict[str, Any]]]:
+        try:
+            answers: list[list[dict[str, Any]]] = await self._core.call_utility_all_async(
+                "collective_rpc", method, None, (message,), None
+            )
+        except Exception as error:
+            self._liveness.declare_dead()
+            step = method.removeprefix("genserve_")
+            raise EngineDeadError(f"a worker broke off in {step}, and the engine is given up: {error}") from error
+        return answers
+
+    async def step(self, method: str, message: dict[str, Any], *, timeout_s: float) -> None:
+        """Like `call`, for methods that answer with an Ack; raises WorkerError unless all ranks could do it."""
+        answers = await self.call(method, message, timeout_s=timeout_s)
+        self._require([Ack.from_wire(answer) for answer in answers], message.get("nonce", ""))
+
+    async def step_and_report(self, method: str, message: dict[str, Any], nonce: str, *, timeout_s: float) -> None:
+        """Like `step`, for work that goes on in the background: returns when every rank has reported its end."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        done: asyncio.Future[list[Ack]] = loop.create_future()
+        self._reports[nonce] = ([], done)
+        elsewhere = {rank for ranks in self.other_hosts.values() for rank in ranks}
+        asking: asyncio.Task[None] | None = None
+        try:
+            await self.step(method, message, timeout_s=timeout_s)
+            if elsewhere:
+                asking = asyncio.create_task(self._report_progress("genserve_prepared", nonce, elsewhere, deadline))
+            acks = await self._liveness.wait(
+                _result(done), what=method.removeprefix("genserve_"), timeout_s=max(0.0, deadline - loop.time())
+            )
+            self._require(acks, nonce)
+        finally:
+            del self._reports[nonce]
+            if asking is not None:
+                asking.cancel()
+
+    async def progress(
+        self, method: str, nonce: str, ranks: Collection[str], deadline: float
+    ) -> AsyncIterator[Progress]:
+        """What each of `ranks` has come to, as soon as it is done. They are asked, less and less often: each question
+        takes the engine's time between two steps. Raises DeadlineError at the loop's time `deadline`."""
+        loop = asyncio.get_running_loop()
+        waiting, interval_s = set(ranks), _FIRST_POLL_S
+        while waiting:
+            await asyncio.sleep(interval_s)
+            interval_s = min(1.5 * interval_s, _MAX_POLL_INTERVAL_S)
+            answers = await self.call(method, Step(nonce).to_wire(), timeout_s=max(0.0, deadline - loop.time()))
+            for each in map(Progress.from_wire, answers):
+                if each.rank in waiting and each.done:
+                    waiting.discard(each.rank)
+                    yield each
+
+    async def _report_progress(self, method: str, nonce: str, ranks: Collection[str], deadline: float) -> None:
+        try:
+            async for each in self.progress(method, nonce, ranks, deadline):
+                self._report(Ack(each.rank, each.nonce, each.error))
+        except GenserveError:
+            pass  # the engine has died, or the time is over: whoever waits for the reports is told the same
+
+    def _require(self, acks: Sequence[Ack], nonce: str) -> None:
+        failed = [ack for ack in acks if ack.error]
+        if failed:
+            raise WorkerError("; ".join(f"{ack.rank}: {ack.error}" for ack in failed))
+        foreign = [ack for ack in acks if ack.nonce != nonce]
+        if foreign:
+            raise WorkerError(f"{foreign[0].rank} answered about {foreign[0].nonce!r}, which it was not asked")
+        if len({ack.rank for ack in acks}) != self._num_ranks:
+            raise WorkerError(f"{len(acks)} answers came of {self._num_ranks} workers")
+
+    def _read_reports(self) -> None:
+        while True:
+            try:
+                datagram = self._socket.recv(_MAX_REPORT_BYTES)
+            except BlockingIOError:
+                return
+            self._report(Ack.from_wire(json.loads(datagram)))
+
+    def _report(self, ack: Ack) -> None:
+        if ack.nonce not in self._reports:
+            return  # of a push that was given up
+        acks, done = self._reports[ack.nonce]
+        acks.append(ack)
+        # One failure is enough to know the outcome; otherwise all must have reported.
+        if not done.done() and (ack.error or len(acks) == self._num_ranks):
+            done.set_result(acks)
+
+
+async def _result(future: "asyncio.Future[list[Ack]]") -> list[Ack]:
+    return await future

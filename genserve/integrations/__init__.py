@@ -1,0 +1,1 @@
+"""Other people's trainers on genserve's client: TRL, and vLLM's weight transfer."""

@@ -1,0 +1,99 @@
+"""A backend named "genserve" for trainers that are written against vLLM's weight-transfer API.
+
+Importing this makes it known to `WeightTransferTrainerFactory`; importing `genserve.client` does not. It needs nothing
+of the daemon's workers: `send_weights` is a push, checked, staged, prepared beside the live weights and exchanged at
+once.
+"""
+
+import importlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
+
+from genserve.client.weights.push import PushResult
+from genserve.integrations.vllm_sync import GenserveWeightSyncClient
+
+__all__ = ["GenserveTrainerEngine", "GenserveTrainerInitInfo", "GenserveWeightSyncClient"]
+
+
+@dataclass(frozen=True)
+class GenserveTrainerInitInfo:
+    """`rank` of this trainer process; rank 0 pushes. `streams`: gRPC connections that a push is spread over."""
+
+    backend: ClassVar[str] = "genserve"
+
+    rank: int = field(kw_only=True)
+    streams: int = field(default=1, kw_only=True)
+
+    @property
+    def is_sender(self) -> bool:
+        """Whether this rank pushes."""
+        return self.rank == 0
+
+
+class GenserveTrainerEngine:
+    """vLLM's `TrainerWeightTransferEngine`. On every rank `send_weights` iterates the source, which may gather; rank 0
+    keeps a copy of each tensor in host memory, and pushes them when it has all."""
+
+    def __init__(self, client: GenserveWeightSyncClient, source: Any, init_info: GenserveTrainerInitInfo) -> None:
+        self.client = client
+        self.source = source
+        self.is_sender = init_info.is_sender
+        self.last_push: PushResult | None = None
+        """What came of the last push, on rank 0."""
+        self._streams = init_info.streams
+
+    @classmethod
+    def trainer_init(cls, init_info: GenserveTrainerInitInfo, *, client: Any, source: Any = None) -> Self:
+        """An engine that is ready to send. `source` is vLLM's `WeightSource` of all tensors, under the checkpoint's
+        names. Raises TypeError for another client than ours, ValueError without a source or for one of which each rank
+        holds a part, and UnavailableError when no daemon answers."""
+        if not isinstance(client, GenserveWeightSyncClient):
+            raise TypeError(f"the client must be a GenserveWeightSyncClient, not {type(client).__name__}")
+        if source is None:
+            raise ValueError("a WeightSource is needed")
+        if source.held_names() is not None:
+            raise ValueError("every rank's source must yield every tensor")
+        if init_info.is_sender:
+            client.client.get_weights()
+        return cls(client, source, init_info)
+
+    def send_weights(self) -> None:
+        """Pushes the source's present tensors as the version above the served one. Raises as `Client.push_weights`
+        (ManifestMismatchError names tensors), and ValueError when the source yields other tensors than its metadata
+        says; the served version is untouched then."""
+        metadata = self.source.metadata()  # may gather too, so every rank asks
+        if not self.is_sender:
+            for _ in self.source:
+                pass
+            return
+        tensors = _copied(self.source, metadata)
+        served_version = self.client.client.get_weights().weight_version
+        self.last_push = self.client.client.push_weights(
+            tensors, version=served_version + 1, expected_version=served_version, streams=self._streams
+        )
+
+    def shutdown(self) -> None:
+        """Nothing is held: the client is the caller's."""
+
+
+def _copied(pairs: Iterable[tuple[str, Any]], metadata: Iterable[Any]) -> dict[str, Any]:
+    """Copies on the host of all tensors, as a source may use its buffers again. The pass is ended before anything is
+    raised: other ranks may wait for this one in its gathers."""
+    expected = {each.name: (each.dtype, tuple(each.shape)) for each in metadata}
+    tensors = {name: tensor.detach().to("cpu", copy=True) for name, tensor in pairs}
+    for name in expected.keys() | tensors.keys():
+        found = (tensors[name].dtype, tuple(tensors[name].shape)) if name in tensors else None
+        if found != expected.get(name):
+            raise ValueError(f"the source yields {name} as {found}, its metadata says {expected.get(name)}")
+    return tensors
+
+
+def _register() -> None:
+    # By name, as vLLM loads its own backends: the client's package depends on neither vLLM nor torch.
+    vllm = importlib.import_module("vllm.distributed.weight_transfer")
+    vllm.TrainerWeightTransferEngine.register(GenserveTrainerEngine)
+    vllm.WeightTransferTrainerFactory.register_engine(GenserveTrainerInitInfo.backend, GenserveTrainerEngine)
+
+
+_register()

@@ -1,0 +1,90 @@
+"""The pipe of a trainer on the same host that is told which pieces of its memory are not needed any more."""
+
+import asyncio
+import os
+import re
+import stat
+from typing import ClassVar
+
+from genserve.errors import InvalidFieldError
+from genserve.memory.daemon_processes import DaemonProcesses, FileId, file_id
+
+_PATH = re.compile(r"/proc/([1-9][0-9]{0,9})/fd/[0-9]{1,9}")
+
+
+class TakenPipe:
+    """The writing end of a pipe of this user."""
+
+    _opened: ClassVar[set[int]] = set()
+    """Descriptors of those that are open. They make no pipe the daemon's own: streams may share a pipe."""
+
+    def __init__(self, path: str, fd: int) -> None:
+        self.path = path
+        self._fd = fd
+        self._file_id = file_id(os.fstat(fd))
+        self._opened.add(fd)
+
+    @classmethod
+    async def open(cls, path: str, memory_path: str, daemon: DaemonProcesses) -> "TakenPipe":
+        """Raises InvalidFieldError for "segment.taken_path" when it is anything else, nobody reads it, another process
+        has it than the one that hands the memory over, or a process of the `daemon` has it open: a pipe does not say
+        what it is for, and vLLM's own pipes end the engine when they are written to."""
+        matched = _PATH.fullmatch(path)
+        if matched is None:
+            raise _refused("must be /proc/PID/fd/FD")
+        if path.rpartition("/")[0] != memory_path.rpartition("/")[0]:
+            raise _refused(f"must be of the process that has the memory, which is {memory_path}")
+        try:
+            if daemon.include(int(matched[1])):
+                raise _refused("is of the daemon's own processes")
+            wanted = _checked(os.stat(path))  # before opening: a device might act on that
+            await asyncio.to_thread(cls._refuse_own, wanted, daemon)
+            fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+        except OSError as error:
+            raise _refused(f"cannot be opened by the daemon: {error.strerror}") from error
+        try:
+            if _checked(os.fstat(fd)) != wanted:
+                raise _refused("was replaced while it was opened")
+            return cls(path, fd)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    @classmethod
+    def _refuse_own(cls, wanted: FileId, daemon: DaemonProcesses) -> None:
+        """A trainer that has started the daemon may have the other end of a pipe of the daemon's: its standard input,
+        say."""
+        for pid, fd in daemon.descriptors_of(wanted):
+            if pid != os.getpid() or fd not in cls._opened:
+                raise _refused("is also open in one of the daemon's own processes")
+
+    def is_at(self, path: str) -> bool:
+        """Whether this is still what the path names: see `Segment.is_at`."""
+        try:
+            return self.path == path and file_id(os.stat(path)) == self._file_id
+        except OSError:
+            return False  # to open it says why
+
+    def tell(self) -> None:
+        """Another piece has been taken. Raises InvalidFieldError when nobody reads it."""
+        try:
+            os.write(self._fd, b"\0")
+        except OSError as error:
+            raise _refused(f"is not read: {error.strerror}") from error
+
+    def close(self) -> None:
+        """Lets go of it."""
+        self._opened.discard(self._fd)
+        os.close(self._fd)
+
+
+def _checked(found: os.stat_result) -> FileId:
+    if not stat.S_ISFIFO(found.st_mode):
+        raise _refused("is no pipe")
+    if found.st_uid != os.geteuid():
+        raise _refused("belongs to another user than the daemon's")
+    return file_id(found)
+
+
+def _refused(why: str) -> InvalidFieldError:
+    return InvalidFieldError.of("segment.taken_path", why)

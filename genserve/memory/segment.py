@@ -1,0 +1,187 @@
+"""Shared memory of a trainer on the same host, from which its bytes are copied.
+
+A peer names a path, so most of this is about which paths: nothing is read but memory that was made to be handed over,
+and is not open in the daemon because another peer has handed it over.
+It is mapped, which makes it twice as fast to read, if its size is sealed: a page that is gone would be a SIGBUS.
+"""
+
+import fcntl
+import mmap
+import os
+import re
+import stat
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from genserve.errors import ChecksumMismatchError, InvalidFieldError
+from genserve.memory.daemon_processes import DaemonProcesses, file_id
+from genserve.tensors.checksum import crc32c_of
+
+NAME_PREFIX = "genserve-push"
+MAX_CHUNK_BYTES = 64 << 20
+_PATH = re.compile(rf"/dev/shm/{NAME_PREFIX}[^/]*|/proc/([1-9][0-9]{{0,9}})/fd/[0-9]{{1,9}}")
+_SIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+_CHECKED_AT_ONCE_BYTES = 256 << 10  # stays in a core's cache between reading and checking
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentChunk:
+    """A piece of the byte space of a push, at `offset`, that lies at `segment_offset` of the memory at `path`."""
+
+    path: str
+    segment_offset: int
+    offset: int
+    length: int
+    crc32c: int | None
+    taken_path: str = ""
+    """The end of a pipe that is told when the piece has been copied; "" = nobody wants to know."""
+
+
+class Segment:
+    """Memory of another process, open for reading. Its methods may be called in any thread, but not during `close`."""
+
+    def __init__(self, path: str, fd: int) -> None:
+        self.path = path
+        self._fd = fd
+        self._file_id = file_id(os.fstat(fd))
+        self._mapped = _map(fd)
+
+    @classmethod
+    def open(cls, path: str, daemon: DaemonProcesses | None) -> "Segment":
+        """Raises InvalidFieldError for "segment.path" when it is anything but memory of this user that was made for a
+        push, or is named as a process of the `daemon` has it open; None = that is fine, the peer is one of them."""
+        matched = _PATH.fullmatch(path)
+        if matched is None or "\0" in path:
+            raise _refused(f"must be /proc/PID/fd/FD, or /dev/shm/NAME where NAME begins with {NAME_PREFIX!r}")
+        try:
+            if daemon is not None and matched[1] is not None and daemon.include(int(matched[1])):
+                raise _refused("is of the daemon's own processes")
+            _check(_stat(path))  # before opening: a device might act on that
+            flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+            fd = os.open(path, flags if _is_descriptor(path) else flags | os.O_NOFOLLOW)
+        except OSError as error:
+            raise _refused(f"cannot be opened by the daemon: {error.strerror}") from error
+        try:
+            _check(os.fstat(fd))  # what was opened may be another file than what was looked at
+            name = os.readlink(f"/proc/self/fd/{fd}")
+            if not name.startswith((f"/memfd:{NAME_PREFIX}", f"/dev/shm/{NAME_PREFIX}")):
+                raise _refused(f"is memory whose name does not begin with {NAME_PREFIX!r}")
+            return cls(path, fd)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    def is_at(self, path: str) -> bool:
+        """Whether this is still what the path names: a peer that closes a descriptor gets its number again for the
+        next one that it opens."""
+        try:
+            return self.path == path and file_id(_stat(path)) == self._file_id
+        except OSError:
+            return False  # to open it says why
+
+    def check(self, chunk: SegmentChunk) -> None:
+        """Raises InvalidFieldError when the memory has no such piece, or it is too long."""
+        if chunk.length > MAX_CHUNK_BYTES:
+            raise InvalidFieldError.of("segment.length", f"must be at most {MAX_CHUNK_BYTES}, is {chunk.length}")
+        size_bytes = os.fstat(self._fd).st_size
+        if chunk.segment_offset + chunk.length > size_bytes:
+            raise InvalidFieldError.of(
+                "segment.length",
+                f"bytes [{chunk.segment_offset}, {chunk.segment_offset + chunk.length}) lie outside of the "
+                f"{size_bytes} bytes of {self.path}",
+            )
+
+    def copy(self, chunk: SegmentChunk, target: memoryview) -> None:
+        """Copies a piece; releases the GIL. `target` is as long as the piece. Raises ChecksumMismatchError after it has
+        been copied, and InvalidFieldError when the memory was shortened meanwhile."""
+        step = len(target) if chunk.crc32c is None else _CHECKED_AT_ONCE_BYTES
+        computed = 0
+        for start in range(0, len(target), max(step, 1)):
+            piece = target[start : start + step]
+            self._read_into(piece, chunk.segment_offset + start)
+            if chunk.crc32c is not None:
+                computed = crc32c_of(piece, computed)
+        _verify(chunk, computed)
+
+    def read(self, chunk: SegmentChunk) -> bytearray:
+        """The bytes of a piece. Raises as `copy`."""
+        data = bytearray(chunk.length)
+        self.copy(chunk, memoryview(data))
+        return data
+
+    def close(self) -> None:
+        """Lets go of the memory. Safe to call more than once."""
+        self._mapped = None
+        if self._fd != -1:
+            fd, self._fd = self._fd, -1
+            os.close(fd)
+
+    def _read_into(self, piece: memoryview, position: int) -> None:
+        if self._mapped is not None and piece:
+            np.copyto(np.frombuffer(piece, np.uint8), self._mapped[position : position + len(piece)])
+            return
+        while piece:
+            num_read = os.preadv(self._fd, [piece], position)
+            if num_read == 0:
+                raise _shortened(self.path)
+            piece, position = piece[num_read:], position + num_read
+
+
+def _map(fd: int) -> "np.ndarray[Any, np.dtype[np.uint8]] | None":
+    """The memory, if it stays as long as it is; None = it has to be read."""
+    try:
+        if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SIZE_SEALS == _SIZE_SEALS:
+            return np.frombuffer(mmap.mmap(fd, 0, prot=mmap.PROT_READ), np.uint8)
+        return None
+    except (OSError, ValueError):  # of a file system without seals, or empty
+        return None
+
+
+@cache
+def _devices() -> frozenset[int]:
+    """The file systems of memfds and of /dev/shm."""
+    fd = os.memfd_create("genserve-device", os.MFD_CLOEXEC)
+    try:
+        devices = {os.fstat(fd).st_dev}
+    finally:
+        os.close(fd)
+    with suppress(FileNotFoundError):  # memfds alone, then
+        devices.add(os.stat("/dev/shm").st_dev)
+    return frozenset(devices)
+
+
+def _is_descriptor(path: str) -> bool:
+    """A link below /proc is a door to the file itself; everywhere else a link may lead anywhere."""
+    return path.startswith("/proc/")
+
+
+def _stat(path: str) -> os.stat_result:
+    return os.stat(path, follow_symlinks=_is_descriptor(path))
+
+
+def _check(found: os.stat_result) -> None:
+    if not stat.S_ISREG(found.st_mode) or found.st_dev not in _devices():
+        raise _refused("is no shared memory")
+    if found.st_uid != os.geteuid():
+        raise _refused("belongs to another user than the daemon's")
+
+
+def _verify(chunk: SegmentChunk, computed: int) -> None:
+    if chunk.crc32c is not None and computed != chunk.crc32c:
+        raise ChecksumMismatchError(
+            f"the {chunk.length} bytes of shared memory for {chunk.offset} have CRC32C {computed:#010x}, "
+            f"{chunk.crc32c:#010x} was sent with them",
+            metadata={"offset": str(chunk.offset)},
+        )
+
+
+def _refused(why: str) -> InvalidFieldError:
+    return InvalidFieldError.of("segment.path", why)
+
+
+def _shortened(path: str) -> InvalidFieldError:
+    return InvalidFieldError.of("segment.length", f"{path} was shortened while it was read")

@@ -1,0 +1,167 @@
+"""Messages of ControlService to and from domain types."""
+
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import grpc
+
+import genserve
+from genserve.control.asleep import SleepDepth
+from genserve.control.pause import PauseGrant
+from genserve.control.state import EngineState
+from genserve.engine.protocol import EngineInfo, KvPolicy, Load, LoadedLora, PauseMode
+from genserve.errors import InvalidFieldError
+from genserve.rpc.convert.values import kv_policy, pause_mode, seconds, to_lease, to_state, to_timestamp
+from genserve.v1 import control_pb2
+
+DEFAULT_PAUSE_TTL_S = 60.0
+DEFAULT_PAUSE_TIMEOUT_S = 60.0
+DEFAULT_LOAD_TIMEOUT_S = 60.0
+DEFAULT_WATCH_INTERVAL_S = 1.0
+MIN_WATCH_INTERVAL_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFacts:
+    """What the daemon tells of itself beside the engine's facts; sizes are bytes."""
+
+    model: str
+    max_message_bytes: int
+    max_staging_bytes: int
+    features: Sequence[str]
+    host_id: str = ""
+    ingest_ports: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PauseArguments:
+    """What PauseController.pause takes; `ttl_s` None = no expiry."""
+
+    mode: PauseMode
+    kv_policy: KvPolicy
+    holder: str
+    ttl_s: float | None
+    request_id: str
+    timeout_s: float
+
+
+def pause_arguments(message: control_pb2.PauseRequest) -> PauseArguments:
+    """What a Pause asks for, defaults filled in."""
+    ttl_s: float | None = seconds(message.ttl, "ttl") if message.HasField("ttl") else DEFAULT_PAUSE_TTL_S
+    if message.no_expiry:
+        if message.HasField("ttl"):
+            raise InvalidFieldError.of("ttl", "cannot be set together with no_expiry")
+        ttl_s = None
+    return PauseArguments(
+        mode=pause_mode(message.mode, "mode"),
+        kv_policy=kv_policy(message.kv_policy, KvPolicy.REUSE, "kv_policy"),
+        holder=message.holder,
+        ttl_s=ttl_s,
+        request_id=message.request_id,
+        timeout_s=seconds(message.timeout, "timeout") if message.HasField("timeout") else DEFAULT_PAUSE_TIMEOUT_S,
+    )
+
+
+def sleep_arguments(message: control_pb2.SleepRequest) -> tuple[PauseMode, SleepDepth, float]:
+    """Mode, what is given back, and timeout in seconds of a Sleep, defaults filled in."""
+    timeout_s = seconds(message.timeout, "timeout") if message.HasField("timeout") else DEFAULT_PAUSE_TIMEOUT_S
+    depth = SleepDepth.of(message.level if message.HasField("level") else None, message.tags)
+    return pause_mode(message.mode, "mode"), depth, timeout_s
+
+
+def load_timeout_s(message: control_pb2.LoadLoraRequest) -> float:
+    """Seconds that loading may take."""
+    return seconds(message.timeout, "timeout") if message.HasField("timeout") else DEFAULT_LOAD_TIMEOUT_S
+
+
+def renewed_ttl_s(message: control_pb2.RenewPauseRequest) -> float | None:
+    """Seconds from now; None = as the Pause said."""
+    return seconds(message.ttl, "ttl") if message.HasField("ttl") else None
+
+
+def watch_interval_s(message: control_pb2.WatchStatusRequest) -> float:
+    """Seconds between two looks at the load."""
+    if not message.HasField("interval"):
+        return DEFAULT_WATCH_INTERVAL_S
+    interval_s = seconds(message.interval, "interval")
+    if interval_s < MIN_WATCH_INTERVAL_S:
+        raise InvalidFieldError.of("interval", f"must be at least {MIN_WATCH_INTERVAL_S} s, is {interval_s:g} s")
+    return interval_s
+
+
+def to_pause_response(grant: PauseGrant, state: EngineState) -> control_pb2.PauseResponse:
+    """The lease."""
+    return control_pb2.PauseResponse(
+        lease=to_lease(grant.lease), requests_kept=grant.kept, requests_aborted=grant.aborted, state=to_state(state)
+    )
+
+
+def to_load(load: Load) -> control_pb2.Load:
+    """The load."""
+    return control_pb2.Load(
+        running=load.running,
+        waiting=load.waiting,
+        kv_usage=load.kv_usage,
+        tokens_per_second=load.tokens_per_second,
+        prefix_cache_hit_rate=load.prefix_cache_hit_rate,
+    )
+
+
+def to_lora(lora: LoadedLora) -> control_pb2.Lora:
+    """An adapter."""
+    return control_pb2.Lora(
+        lora_name=lora.name,
+        rank=lora.rank,
+        size_bytes=lora.size_bytes,
+        source=lora.source,
+        load_time=to_timestamp(lora.loaded_at_s),
+        running_requests=lora.num_requests,
+    )
+
+
+def to_server_info(info: EngineInfo, facts: ServerFacts, state: EngineState) -> control_pb2.GetServerInfoResponse:
+    """What is served."""
+    versions = {
+        "genserve": genserve.__version__,
+        **info.versions,
+        "grpc": grpc.__version__,
+        "python": platform.python_version(),
+    }
+    return control_pb2.GetServerInfoResponse(
+        model=facts.model,
+        architecture=info.architecture,
+        dtype=info.dtype,
+        vocab_size=info.vocab_size,
+        device=info.device,
+        weight_update=info.weight_update,
+        weight_update_reason=info.weight_update_reason,
+        reserved_device_bytes=info.reserved_device_bytes,
+        pinned_host_bytes=info.pinned_host_bytes,
+        model_memory=control_pb2.ModelMemory(
+            reachable_bytes=info.model_memory.reachable_bytes,
+            exchanged_bytes=info.model_memory.exchanged_bytes,
+            kv_cache_bytes=info.model_memory.kv_cache_bytes,
+            constant_bytes=info.model_memory.constant_bytes,
+            hidden_bytes=info.model_memory.hidden_bytes,
+        ),
+        weight_transfer=info.weight_transfer,
+        logprobs_mode=info.logprobs_mode,
+        host_id=facts.host_id,
+        ingest_ports=facts.ingest_ports,
+        limits=control_pb2.Limits(
+            max_model_len=info.max_model_len,
+            max_num_seqs=info.max_num_seqs,
+            max_logprobs=info.max_logprobs,
+            max_message_bytes=facts.max_message_bytes,
+            max_staging_bytes=facts.max_staging_bytes,
+        ),
+        parallelism=control_pb2.Parallelism(
+            tensor_parallel_size=info.tensor_parallel_size,
+            pipeline_parallel_size=info.pipeline_parallel_size,
+            data_parallel_size=info.data_parallel_size,
+        ),
+        features=facts.features,
+        versions=[control_pb2.ComponentVersion(component=c, version=v) for c, v in versions.items()],
+        state=to_state(state),
+    )

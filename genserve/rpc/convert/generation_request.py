@@ -1,0 +1,238 @@
+"""From GenerateRequest, and its parts, to domain types. A scalar that is not set stays None; zero is a value.
+
+Checks what needs no knowledge of the model, and how many things there are, so that nothing large is made of what will
+be refused. Ranges that depend on the model, or that vLLM checks, are the engine's.
+"""
+
+import math
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from google.protobuf.struct_pb2 import Struct, Value
+
+from genserve.engine.generation import (
+    AnyPrompt,
+    ChatMessage,
+    ChatPrompt,
+    Constraint,
+    ConstraintKind,
+    GenerationRequest,
+    Output,
+    Sampling,
+    Stop,
+    TextPrompt,
+    TokenPrompt,
+    prompt_too_long,
+)
+from genserve.engine.protocol import EngineInfo
+from genserve.errors import InvalidFieldError
+from genserve.rpc.convert.values import seconds
+from genserve.v1 import generation_pb2
+
+MAX_ID_LENGTH = 256
+# vLLM looks for every stop string after every token, on the event loop.
+MAX_STOP_STRINGS = 256
+MAX_STRING_CHARACTERS = 1 << 16
+MAX_CONSTRAINT_CHARACTERS = 1 << 18
+MAX_LOGIT_BIAS = 100.0
+_MAX_PARAMS_BYTES = 1 << 16
+
+_FLOATS = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+)
+_TEXT_CONSTRAINTS = {
+    "json_schema": ConstraintKind.JSON,
+    "regex": ConstraintKind.REGEX,
+    "grammar": ConstraintKind.GRAMMAR,
+    "structural_tag": ConstraintKind.STRUCTURAL_TAG,
+}
+
+
+def generation_request(message: generation_pb2.GenerateRequest, info: EngineInfo, minted_id: str) -> GenerationRequest:
+    """The request; `minted_id` is its id when it names none. Raises InvalidFieldError with the path of the field, and
+    PromptTooLongError."""
+    params_bytes = message.engine_params.ByteSize()
+    max_params_bytes = _MAX_PARAMS_BYTES + 16 * info.max_model_len  # some are lists with a number for each token
+    _refuse_unless(params_bytes <= max_params_bytes, "engine_params", f"has {params_bytes} of {max_params_bytes} bytes")
+    return GenerationRequest(
+        request_id=request_id(message.request_id) or minted_id,
+        prompt=_prompt(message, info),
+        sampling=_sampling(message.sampling, info) if message.HasField("sampling") else Sampling(),
+        stop=_stop(message.stop, info) if message.HasField("stop") else Stop(),
+        output=_output(message.output) if message.HasField("output") else Output(),
+        constraint=_constraint(message),
+        lora_name=message.lora_name,
+        priority=message.priority,
+        data_parallel_rank=_given(message, "data_parallel_rank"),
+        cache_salt=message.cache.salt,
+        min_weight_version=_given(message, "min_weight_version"),
+        engine_params=plain_dict(message.engine_params),
+    )
+
+
+def request_id(value: str) -> str:
+    """An id as a client gives it, perhaps none."""
+    if len(value) > MAX_ID_LENGTH or not value.isprintable():
+        raise InvalidFieldError.of("request_id", f"must be printable and at most {MAX_ID_LENGTH} characters long")
+    return value
+
+
+def tokenize_input(message: generation_pb2.TokenizeRequest) -> tuple[TextPrompt | ChatPrompt, bool]:
+    """What is to be turned into tokens, where empty text is a text, and whether special tokens are added."""
+    kind = message.WhichOneof("input")
+    if kind is None:
+        raise InvalidFieldError.of("input", "is required: text or chat")
+    adds_special_tokens = message.add_special_tokens if message.HasField("add_special_tokens") else True
+    return _chat(message.chat) if kind == "chat" else TextPrompt(message.text), adds_special_tokens
+
+
+def detokenize_input(message: generation_pb2.DetokenizeRequest, info: EngineInfo) -> tuple[Sequence[int], bool]:
+    """Ids to be turned into text, and whether special tokens are left out."""
+    _refuse_many(message.token_ids, "token_ids", info.max_model_len)
+    return list(message.token_ids), message.skip_special_tokens
+
+
+def plain_dict(struct: Struct) -> dict[str, object]:
+    """A Struct as Python values. JSON knows one kind of number: integral ones become int."""
+    return {name: _plain(value) for name, value in struct.fields.items()}
+
+
+def _plain(value: Value) -> object:
+    kind = value.WhichOneof("kind")
+    if kind == "number_value":
+        number = value.number_value
+        return int(number) if number.is_integer() else number
+    if kind == "struct_value":
+        return plain_dict(value.struct_value)
+    if kind == "list_value":
+        return [_plain(item) for item in value.list_value.values]
+    return None if kind is None or kind == "null_value" else getattr(value, kind)
+
+
+def _prompt(message: generation_pb2.GenerateRequest, info: EngineInfo) -> AnyPrompt:
+    kind = message.WhichOneof("prompt")
+    if kind == "token_ids":
+        num_tokens = len(message.token_ids.ids)
+        if num_tokens >= info.max_model_len:
+            raise prompt_too_long(f"{num_tokens} tokens", num_tokens, info.max_model_len)
+        if num_tokens:
+            return TokenPrompt(list(message.token_ids.ids))
+        raise InvalidFieldError.of("token_ids", "is empty")
+    if kind == "text":
+        if message.text:
+            return TextPrompt(message.text)
+        raise InvalidFieldError.of("text", "is empty")
+    if kind == "chat":
+        return _chat(message.chat)
+    raise InvalidFieldError.of("prompt", "is required: text, token_ids or chat")
+
+
+def _chat(message: generation_pb2.Chat) -> ChatPrompt:
+    if not message.messages:
+        raise InvalidFieldError.of("chat.messages", "is empty")
+    for index, each in enumerate(message.messages):
+        if not each.role:
+            raise InvalidFieldError.of(f"chat.messages[{index}].role", "is empty")
+    continues = message.continue_final_message
+    # A message that is continued leaves no room for an assistant turn: only who asks for both gets the error.
+    opens = message.add_generation_prompt if message.HasField("add_generation_prompt") else not continues
+    return ChatPrompt(
+        messages=[ChatMessage(each.role, each.content) for each in message.messages],
+        add_generation_prompt=opens,
+        continue_final_message=continues,
+        template_params=plain_dict(message.template_params),
+    )
+
+
+def _sampling(message: generation_pb2.Sampling, info: EngineInfo) -> Sampling:
+    floats = {name: _given(message, name) for name in _FLOATS}
+    for name, value in floats.items():
+        _refuse_unless(value is None or math.isfinite(value), f"sampling.{name}", f"must be a number, is {value}")
+    n = _given(message, "n")
+    _refuse_unless(n is None or n >= 1, "sampling.n", f"must be at least 1, is {n}")
+    _refuse_many(message.logit_bias, "sampling.logit_bias", info.vocab_size)
+    bias = dict(message.logit_bias)
+    _refuse_unless(
+        all(abs(value) <= MAX_LOGIT_BIAS for value in bias.values()),  # NaN is not
+        "sampling.logit_bias",
+        f"must lie in [{-MAX_LOGIT_BIAS:g}, {MAX_LOGIT_BIAS:g}]",
+    )
+    _refuse_long(message.bad_words, "sampling.bad_words", MAX_STRING_CHARACTERS)
+    return Sampling(
+        **floats,
+        top_k=_given(message, "top_k"),
+        seed=_given(message, "seed"),
+        n=n,
+        logit_bias=dict(zip(_token_ids(bias, "sampling.logit_bias", info), bias.values(), strict=True)) or None,
+        allowed_token_ids=_token_ids(message.allowed_token_ids, "sampling.allowed_token_ids", info) or None,
+        bad_words=list(message.bad_words) or None,
+    )
+
+
+def _stop(message: generation_pb2.Stop, info: EngineInfo) -> Stop:
+    _refuse_many(message.strings, "stop.strings", MAX_STOP_STRINGS)
+    _refuse_long(message.strings, "stop.strings", MAX_STRING_CHARACTERS)
+    _refuse_unless(all(message.strings), "stop.strings", "holds an empty string")
+    return Stop(
+        max_tokens=_given(message, "max_tokens"),
+        min_tokens=_given(message, "min_tokens"),
+        strings=tuple(message.strings),
+        token_ids=tuple(_token_ids(message.token_ids, "stop.token_ids", info)),
+        ignore_eos=message.ignore_eos,
+        include_stop=message.include_stop,
+        time_budget_s=seconds(message.time_budget, "stop.time_budget") if message.HasField("time_budget") else None,
+    )
+
+
+def _output(message: generation_pb2.Output) -> Output:
+    chosen: dict[str, Any] = {field.name: value for field, value in message.ListFields()}
+    for name in ("logprobs", "prompt_logprobs"):
+        _refuse_unless(chosen.get(name, 0) >= 0, f"output.{name}", f"must be at least 0, is {chosen.get(name)}")
+    return Output(**chosen)
+
+
+def _constraint(message: generation_pb2.GenerateRequest) -> Constraint | None:
+    kind = message.WhichOneof("constraint")
+    if kind is None:
+        return None
+    if kind == "json_object":
+        return Constraint(ConstraintKind.JSON_OBJECT, True)
+    if kind == "choice":
+        _refuse_unless(bool(message.choice.choices), "choice.choices", "is empty")
+        _refuse_long(message.choice.choices, "choice.choices", MAX_CONSTRAINT_CHARACTERS)
+        return Constraint(ConstraintKind.CHOICE, list(message.choice.choices))
+    text: str = getattr(message, kind)
+    _refuse_unless(bool(text), kind, "is empty")
+    _refuse_long([text], kind, MAX_CONSTRAINT_CHARACTERS)
+    return Constraint(_TEXT_CONSTRAINTS[kind], text)
+
+
+def _token_ids(ids: Collection[int], field: str, info: EngineInfo) -> Sequence[int]:
+    _refuse_many(ids, field, info.vocab_size)
+    listed = list(ids)
+    lowest = min(listed, default=0)
+    _refuse_unless(lowest >= 0, field, f"{lowest} is no token id")
+    return listed
+
+
+def _refuse_many(values: Collection[object], field: str, limit: int) -> None:
+    _refuse_unless(len(values) <= limit, field, f"has {len(values)} entries, of {limit} at most")
+
+
+def _refuse_long(texts: Collection[str], field: str, limit: int) -> None:
+    size = len(texts) + sum(map(len, texts))
+    _refuse_unless(size <= limit, field, f"has {size} characters, of {limit} at most")
+
+
+def _given(message: Any, name: str) -> Any:
+    return getattr(message, name) if message.HasField(name) else None
+
+
+def _refuse_unless(good: bool, field: str, description: str) -> None:
+    if not good:
+        raise InvalidFieldError.of(field, description)

@@ -1,0 +1,85 @@
+"""What the services share, between messages and domain types: durations, enums, the state of the engine."""
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from genserve.control.conditions import Phase
+from genserve.control.leases import PauseLease
+from genserve.control.state import EngineState
+from genserve.engine.protocol import KvPolicy, PauseMode
+from genserve.errors import InvalidFieldError
+from genserve.v1 import types_pb2
+
+MAX_DURATION_S = 366 * 24 * 3600.0
+
+_PAUSE_MODES = {
+    types_pb2.PAUSE_MODE_UNSPECIFIED: PauseMode.KEEP,
+    types_pb2.PAUSE_MODE_KEEP: PauseMode.KEEP,
+    types_pb2.PAUSE_MODE_WAIT: PauseMode.WAIT,
+    types_pb2.PAUSE_MODE_ABORT: PauseMode.ABORT,
+}
+_KV_POLICIES = {types_pb2.KV_POLICY_REUSE: KvPolicy.REUSE, types_pb2.KV_POLICY_RECOMPUTE: KvPolicy.RECOMPUTE}
+_PAUSE_MODES_OUT = {mode: types_pb2.PauseMode.Value(f"PAUSE_MODE_{mode.name}") for mode in PauseMode}
+_PHASES_OUT = {phase: types_pb2.Phase.Value(f"PHASE_{phase.value}") for phase in Phase}
+
+
+def seconds(duration: Duration, field: str) -> float:
+    """A span of time that has to pass: above 0 and at most a year. `field` is its path in the request."""
+    value = duration.seconds + duration.nanos / 1e9
+    if not 0 < value <= MAX_DURATION_S:
+        raise InvalidFieldError.of(field, f"must be above 0 s and at most {MAX_DURATION_S:.0f} s, is {value:g} s")
+    return value
+
+
+def to_duration(value_s: float) -> Duration:
+    """Seconds, to the nanosecond."""
+    duration = Duration()
+    duration.FromNanoseconds(round(value_s * 1e9))
+    return duration
+
+
+def to_timestamp(unix_s: float) -> Timestamp:
+    """Unix seconds, to the microsecond, which is what a float of today's time holds."""
+    timestamp = Timestamp()
+    timestamp.FromMicroseconds(round(unix_s * 1e6))
+    return timestamp
+
+
+def pause_mode(value: types_pb2.PauseMode.ValueType, field: str) -> PauseMode:
+    """A mode; unspecified is KEEP."""
+    mode = _PAUSE_MODES.get(value)
+    if mode is None:
+        raise InvalidFieldError.of(field, f"{value} is no PauseMode")
+    return mode
+
+
+def kv_policy(value: types_pb2.KvPolicy.ValueType, default: KvPolicy, field: str) -> KvPolicy:
+    """A policy; unspecified is `default`."""
+    if value == types_pb2.KV_POLICY_UNSPECIFIED:
+        return default
+    policy = _KV_POLICIES.get(value)
+    if policy is None:
+        raise InvalidFieldError.of(field, f"{value} is no KvPolicy")
+    return policy
+
+
+def to_lease(lease: PauseLease) -> types_pb2.PauseLease:
+    """A lease."""
+    message = types_pb2.PauseLease(lease_id=lease.lease_id, holder=lease.holder, mode=_PAUSE_MODES_OUT[lease.mode])
+    if lease.expire_time_s is not None:
+        message.expire_time.CopyFrom(to_timestamp(lease.expire_time_s))
+    return message
+
+
+def to_state(state: EngineState) -> types_pb2.EngineState:
+    """The state that every control-plane response carries."""
+    return types_pb2.EngineState(
+        instance_id=state.instance_id,
+        weight_version=state.weight_version,
+        phase=_PHASES_OUT[state.phase],
+        pauses=map(to_lease, state.pauses),
+        running_requests=state.running_requests,
+        waiting_requests=state.waiting_requests,
+        asleep_tags=state.asleep_tags,
+        weights_discarded=state.weights_discarded,
+    )

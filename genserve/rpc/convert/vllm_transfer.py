@@ -1,0 +1,75 @@
+"""Messages of vLLM's own weight transfer to and from domain types."""
+
+import json
+
+from google.protobuf.duration_pb2 import Duration
+
+from genserve.control.state import EngineState
+from genserve.engine.protocol import KvPolicy
+from genserve.errors import InvalidFieldError
+from genserve.rpc.convert.values import kv_policy, pause_mode, seconds, to_state
+from genserve.rpc.convert.weights import to_applied
+from genserve.v1 import weights_pb2
+from genserve.weights.push.types import Applied
+from genserve.weights.vllm_transfer import OpenUpdate, UpdateOptions
+
+DEFAULT_CALL_TIMEOUT_S = 300.0
+DEFAULT_START_TIMEOUT_S = 60.0
+DEFAULT_TTL_S = 60.0
+
+
+def init_info(message: weights_pb2.InitWeightTransferRequest) -> str:
+    """vLLM's init_info: the text of a JSON object."""
+    return _json_text(message.init_info, "init_info", dict)
+
+
+def update_info(message: weights_pb2.UpdateWeightsRequest) -> str:
+    """vLLM's update_info: the text of a JSON object, or of a list by rank."""
+    return _json_text(message.update_info, "update_info", dict, list)
+
+
+def update_options(message: weights_pb2.StartWeightUpdateRequest) -> UpdateOptions:
+    """How to begin, defaults filled in."""
+    return UpdateOptions(
+        update_id=message.update_id,
+        pause_mode=pause_mode(message.pause_mode, "pause_mode"),
+        kv_policy=kv_policy(message.kv_policy, KvPolicy.RECOMPUTE, "kv_policy"),
+        pause_lease_id=message.pause_lease_id,
+        ttl_s=seconds(message.ttl, "ttl") if message.HasField("ttl") else DEFAULT_TTL_S,
+        timeout_s=seconds(message.timeout, "timeout") if message.HasField("timeout") else DEFAULT_START_TIMEOUT_S,
+    )
+
+
+def call_timeout_s(
+    message: weights_pb2.InitWeightTransferRequest
+    | weights_pb2.UpdateWeightsRequest
+    | weights_pb2.FinishWeightUpdateRequest,
+) -> float:
+    """Seconds that vLLM's call may take."""
+    timeout: Duration = message.timeout
+    return seconds(timeout, "timeout") if message.HasField("timeout") else DEFAULT_CALL_TIMEOUT_S
+
+
+def to_start_response(update: OpenUpdate, state: EngineState) -> weights_pb2.StartWeightUpdateResponse:
+    """The update that is open."""
+    return weights_pb2.StartWeightUpdateResponse(
+        update_id=update.update_id,
+        requests_kept=update.hold.kept,
+        requests_aborted=update.hold.aborted,
+        state=to_state(state),
+    )
+
+
+def to_finish_response(applied: Applied, state: EngineState) -> weights_pb2.FinishWeightUpdateResponse:
+    """What the update did."""
+    return weights_pb2.FinishWeightUpdateResponse(applied=to_applied(applied), state=to_state(state))
+
+
+def _json_text(text: str, field: str, *kinds: type) -> str:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidFieldError.of(field, f"is not JSON: {error}") from None
+    if not isinstance(value, kinds):
+        raise InvalidFieldError.of(field, f"must be a JSON object{' or a list' if list in kinds else ''}")
+    return text

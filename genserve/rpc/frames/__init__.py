@@ -1,0 +1,1 @@
+"""Frames of weights as they cross the wire: those of a push, and those of a pull."""

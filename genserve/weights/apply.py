@@ -1,0 +1,235 @@
+"""The transaction that turns staged bytes into the weights that are served: all of them, or none.
+
+Generation runs while the new version is prepared beside the live one, and stands still for the exchange alone. What a
+commit replaced is the way back. Should that fail as well, the resident bytes of the previous version are applied anew;
+only if even that fails the engine is tainted, and stands still until a push or a restart heals it.
+"""
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from genserve.control.admission import check_weights
+from genserve.control.conditions import EngineCondition
+from genserve.control.pause import PauseController
+from genserve.control.state import StateBoard
+from genserve.control.turn import uninterrupted
+from genserve.engine.protocol import ArenaRef, Engine, StagedTensor
+from genserve.errors import DeadlineError, EngineDeadError, EngineTaintedError, GenserveError, PushRolledBackError
+from genserve.memory.arena import Arena
+from genserve.tensors.manifest import Manifest
+from genserve.weights.push.live_push import LivePush
+from genserve.weights.push.types import Applied, StepTiming
+from genserve.weights.resident import ArenaBytes, ResidentStore, ResidentVersion
+
+_DISCARD_TIMEOUT_S = 30.0
+_HEAL_TIMEOUT_S = 300.0
+
+log = logging.getLogger(__name__)
+
+
+class WeightUpdater:
+    """Applies one push at a time; `PushRegistry` sees to that."""
+
+    def __init__(self, engine: Engine, pauses: PauseController, board: StateBoard, resident: ResidentStore) -> None:
+        self._engine = engine
+        self._pauses = pauses
+        self._board = board
+        self._resident = resident
+        self._alone = asyncio.Lock()
+        self._applied_id = ""
+
+    @asynccontextmanager
+    async def between_pushes(self, timeout_s: float) -> AsyncIterator[None]:
+        """Waits until the push that is being applied has ended, and has the next one wait. Raises DeadlineError, naming
+        the push."""
+        async with self._its_turn(
+            timeout_s,
+            lambda: (
+                (
+                    f"push {self._applied_id!r} was still being applied after {timeout_s:g} s: allow more time, or "
+                    "call again when GetPush says that it has ended"
+                )
+                if self._applied_id
+                else f"another sleep or wake-up was still under way after {timeout_s:g} s"
+            ),
+        ):
+            yield
+
+    async def restore_dropped(self) -> None:
+        """Applies the served version over weights that are of none: for whoever is between pushes, while nothing is
+        scheduled. Raises EngineTaintedError."""
+        await self.restore(
+            EngineTaintedError(
+                "the weights are of no version, since a sleep of level 2 dropped them or a commit failed; the engine "
+                "sleeps on, with its weights awake: push a complete version, then wake up the rest"
+            )
+        )
+
+    async def apply(self, push: LivePush) -> Applied:
+        """Prepares, pauses, commits, resumes, and frees what was replaced; all within the header's `apply.timeout_s`.
+
+        On any error the previous version is served and the engine is as it was: PauseLeaseLostError, DeadlineError,
+        DrainingError, EngineDeadError, EngineSleepingError when a sleep of the weights came first, and
+        PushRolledBackError for what went wrong in the engine. The exception is EngineTaintedError: the live weights are
+        unknown then, and the engine stands still. To undo what took too long takes time beyond the timeout.
+
+        `verify` is the time that checksums took while bytes were received, so it is part of `receive` as well.
+        """
+        deadline_s = time.monotonic() + push.header.apply.timeout_s
+        async with self._its_turn(push.header.apply.timeout_s, lambda: "no time was left to prepare; nothing changed"):
+            self._applied_id = push.push_id
+            try:
+                check_weights(self._board.engine_condition, self._board.daemon_condition)
+                return await self._apply(push, deadline_s)
+            finally:
+                self._applied_id = ""
+
+    @asynccontextmanager
+    async def _its_turn(self, timeout_s: float, too_late: Callable[[], str]) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._alone.acquire()
+        except TimeoutError:
+            raise DeadlineError(too_late()) from None
+        try:
+            yield
+        finally:
+            self._alone.release()
+
+    async def _apply(self, push: LivePush, deadline_s: float) -> Applied:
+        options = push.header.apply
+        previous_version = self._engine.weight_version
+        nonce = uuid.uuid4().hex
+        if options.pause_lease_id:
+            self._pauses.require(options.pause_lease_id)  # told now, not after a long preparation
+        try:
+            began_s = time.perf_counter()
+            await self._prepare(nonce, push.weights, push.arena, _remaining_s(deadline_s, "prepare"), push.push_id)
+            prepare_s = time.perf_counter() - began_s
+            async with self._pauses.hold(
+                options.pause_mode,
+                options.kv_policy,
+                timeout_s=_remaining_s(deadline_s, "pause"),
+                lease_id=options.pause_lease_id,
+            ) as hold:
+                commit_s = await self._commit(push, nonce, deadline_s)
+        except BaseException as error:
+            # What hangs does not answer a discard either, but does it when it goes on; the trainer is told on time.
+            await self._discard(nonce, 1.0 if isinstance(error, DeadlineError) else _DISCARD_TIMEOUT_S)
+            if not isinstance(error, Exception):
+                raise
+            if push.is_served:
+                raise GenserveError(f"the new version is live, but the engine could not be resumed: {error}") from error
+            if isinstance(error, GenserveError):
+                raise
+            raise PushRolledBackError(f"the weights could not be applied, nothing changed: {error!r}") from error
+        finally:
+            if push.is_served:
+                version = push.header.weight_version
+                self._resident.replace(ResidentVersion(version, push.weights, ArenaBytes(push.arena)))
+        # The pause is over: freeing memory is nothing that requests should wait for.
+        await self._discard(nonce)
+        steps = {
+            "receive": push.staging.receive_s,
+            "verify": push.staging.verify_s,
+            "prepare": prepare_s,
+            "pause": hold.pause_s,
+            "commit": commit_s,
+            "resume": hold.resume_s,
+        }
+        return Applied(
+            previous_version=previous_version,
+            active_version=push.header.weight_version,
+            timings=tuple(StepTiming(step, duration_s) for step, duration_s in steps.items()),
+            paused_s=hold.paused_s,
+            requests_kept=hold.kept,
+            requests_aborted=hold.aborted,
+        )
+
+    async def _prepare(self, nonce: str, weights: Manifest, arena: Arena, timeout_s: float, push_id: str = "") -> None:
+        """Without a `push_id` the bytes are those of the resident version."""
+        tensors = [StagedTensor(t.name, t.dtype, t.shape, t.offset, t.length) for t in weights.tensors]
+        where = ArenaRef(arena.path, weights.total_bytes, push_id)
+        await self._engine.prepare_weights(nonce, where, tensors, timeout_s)
+
+    async def _commit(self, push: LivePush, nonce: str, deadline_s: float) -> float:
+        """Exchanges the weights; seconds it took. The board says APPLYING meanwhile, and never after."""
+        version = push.header.weight_version
+        timeout_s = _remaining_s(deadline_s, "commit")
+        # A push that heals a tainted engine leaves it tainted when it fails.
+        after = EngineCondition.TAINTED if self._board.engine_condition is EngineCondition.TAINTED else None
+        push.lifecycle.applying()
+        self._board.enter(EngineCondition.APPLYING)
+        began_s = time.perf_counter()
+        try:
+            healed = await uninterrupted(self._commit_or_heal(nonce, version, timeout_s))
+            after = None
+            if healed is not None:
+                raise PushRolledBackError(
+                    f"the commit failed, version {self._engine.weight_version} was applied anew: {healed}"
+                )
+            push.serve()
+        except EngineDeadError:
+            after = EngineCondition.DEAD
+            raise
+        except EngineTaintedError:
+            after = EngineCondition.TAINTED
+            raise
+        finally:
+            self._board.enter(after)
+        return time.perf_counter() - began_s
+
+    async def _commit_or_heal(self, nonce: str, version: int, timeout_s: float) -> EngineTaintedError | None:
+        """What the previous version had to be applied anew for; None when `version` is served."""
+        try:
+            await self._engine.commit_weights(nonce, version, timeout_s)
+            self._board.tell_applied()
+            return None
+        except (PushRolledBackError, DeadlineError, EngineDeadError):
+            raise
+        except EngineTaintedError as error:
+            cause = error
+        except Exception as error:
+            # The engine promises to tell what it left behind. An error that it does not know tells nothing.
+            cause = EngineTaintedError(f"the commit failed in an unknown way: {error!r}")
+        log.error("%s; version %d is applied anew", cause, self._engine.weight_version)
+        await self.restore(cause)
+        return cause
+
+    async def restore(self, cause: EngineTaintedError) -> None:
+        """Applies the resident version over weights that are unknown because of `cause`; only while nothing is
+        scheduled. Raises EngineTaintedError if it cannot."""
+        nonce = uuid.uuid4().hex
+        try:
+            version = self._resident.require()
+            async with version.as_arena() as arena:
+                await self._prepare(nonce, version.manifest, arena, _HEAL_TIMEOUT_S)
+                await self._engine.commit_weights(nonce, version.weight_version, _HEAL_TIMEOUT_S)
+                self._board.tell_applied()
+        except EngineDeadError:
+            raise
+        except Exception as error:
+            raise EngineTaintedError(f"{cause.message}; and the previous version could not be restored: {error}") from (
+                cause
+            )
+        finally:
+            await self._discard(nonce)
+
+    async def _discard(self, nonce: str, timeout_s: float = _DISCARD_TIMEOUT_S) -> None:
+        try:
+            await uninterrupted(self._engine.discard_weights(nonce, timeout_s))
+        except EngineDeadError:
+            pass  # its memory went with it
+        except Exception:
+            log.exception("weights that are no longer needed could not be freed")
+
+
+def _remaining_s(deadline_s: float, step: str) -> float:
+    remaining_s = deadline_s - time.monotonic()
+    if remaining_s <= 0:
+        raise DeadlineError(f"no time was left to {step}; nothing changed")
+    return remaining_s

@@ -1,0 +1,1 @@
+"""LoRA adapters: read, checked, and loaded without a push of the whole model."""

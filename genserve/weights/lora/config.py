@@ -1,0 +1,103 @@
+"""What a LoRA adapter has to be before a worker may see it. Pure.
+
+vLLM checks the rest when it loads one: which modules can have an adapter, and which features of PEFT it has.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from genserve.errors import InvalidFieldError
+from genserve.tensors.manifest import Manifest, PushIssue, TensorSpec, bounded
+from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor
+
+_MAX_NAME_LENGTH = 256
+_PAIRS = ((".lora_A.", ".lora_B."), (".lora_embedding_A", ".lora_embedding_B"))
+_PREFIX = "base_model.model."
+# What vLLM takes whole, for models that classify.
+_SAVED_MODULES = tuple(f".{module}.{kind}" for module in ("score", "classifier") for kind in ("weight", "bias"))
+
+
+@dataclass(frozen=True, slots=True)
+class LoraConfig:
+    """PEFT's adapter_config.json: its text, and the largest rank that it has for any module."""
+
+    text: str
+    rank: int
+
+    @classmethod
+    def parse(cls, text: str, max_rank: int, field: str) -> "LoraConfig":
+        """Raises InvalidFieldError; `field` is the path of the text in the request."""
+        try:
+            config = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise InvalidFieldError.of(field, f"is not JSON: {error}") from None
+        if not isinstance(config, dict):
+            raise InvalidFieldError.of(field, "is not a JSON object")
+        lacking = [key for key in ("r", "lora_alpha", "target_modules") if key not in config]
+        if lacking:
+            raise InvalidFieldError.of(field, f"lacks {', '.join(lacking)}, which PEFT's adapter_config.json has")
+        ranks = list(_ranks(config))
+        if not all(type(rank) is int and rank > 0 for rank in ranks):
+            raise InvalidFieldError.of(field, "r and the ranks of rank_pattern must be whole numbers above 0")
+        if max(ranks) > max_rank:
+            raise InvalidFieldError.of(field, f"has rank {max(ranks)}, the daemon runs with --max-lora-rank {max_rank}")
+        return cls(text, max(ranks))
+
+
+def check_lora_name(name: str, field: str) -> None:
+    """Raises InvalidFieldError for what cannot be the name of an adapter."""
+    if not name or len(name) > _MAX_NAME_LENGTH or not name.isprintable():
+        raise InvalidFieldError.of(field, f"must be printable and 1 to {_MAX_NAME_LENGTH} characters long")
+
+
+def lora_issues(manifest: Manifest, checkpoint: CheckpointIndex | None) -> list[PushIssue]:
+    """What keeps the tensors from being an adapter of the checkpoint's model: each A needs its B, of the same rank, and
+    a module of their size. vLLM would leave out what has no module, without a word."""
+    specs = {spec.name: spec for spec in manifest.tensors}
+    weights = {} if checkpoint is None else checkpoint.tensors
+    if not any(_weight_name(name) in weights for name in specs):
+        weights = {}  # named as the model's, not as the checkpoint's, or quantised: vLLM alone knows
+    return bounded(_issues(specs, weights))
+
+
+def _issues(specs: Mapping[str, TensorSpec], weights: Mapping[str, CheckpointTensor]) -> Iterator[PushIssue]:
+    for name, spec in specs.items():
+        a, b = next((pair for pair in _PAIRS if pair[0] in name or pair[1] in name), ("", ""))
+        if not a:
+            if not name.endswith(_SAVED_MODULES):
+                yield PushIssue(name, "is not a tensor of an adapter: PEFT's names have .lora_A. or .lora_B. in them")
+            continue
+        is_a = a in name
+        other = specs.get(name.replace(a, b) if is_a else name.replace(b, a))
+        if other is None:
+            yield PushIssue(name, f"is here without its {'B' if is_a else 'A'}")
+        elif a != ".lora_A.":
+            continue  # embeddings: transposed, and unknown to most models
+        elif len(spec.shape) == len(other.shape) == 2 and is_a and spec.shape[0] != other.shape[1]:
+            yield PushIssue(name, f"has rank {spec.shape[0]}, and its B {other.shape[1]}")
+        elif weights:
+            yield from _misfit(spec, weights.get(_weight_name(name)), dim=1 if is_a else 0)
+
+
+def _misfit(spec: TensorSpec, weight: CheckpointTensor | None, dim: int) -> Iterator[PushIssue]:
+    if weight is None:
+        yield PushIssue(spec.name, "is of a module that the checkpoint does not have")
+    elif len(spec.shape) == len(weight.shape) == 2 and spec.shape[dim] != weight.shape[dim]:
+        size, expected = spec.shape[dim], weight.shape[dim]
+        yield PushIssue(spec.name, f"has {size} {'columns' if dim else 'rows'}, the module's weight has {expected}")
+
+
+def _weight_name(name: str) -> str:
+    """The tensor of the checkpoint that a tensor of an adapter belongs to."""
+    module = name.removeprefix(_PREFIX)
+    for half in (".lora_A.weight", ".lora_B.weight"):
+        module = module.removesuffix(half)
+    return f"{module}.weight"
+
+
+def _ranks(config: dict[str, Any]) -> Iterator[Any]:
+    yield config["r"]
+    pattern = config.get("rank_pattern")
+    yield from pattern.values() if isinstance(pattern, dict) else ()

@@ -1,0 +1,112 @@
+"""The files of a LoRA adapter, kept in memory for as long as it can be used.
+
+vLLM loads an adapter from a directory, and reads it again whenever it has dropped it (when vLLM's own weight transfer
+has replaced the weights, say). So there is one: of links to anonymous memory, as long as the daemon runs.
+"""
+
+import json
+import os
+import re
+import shutil
+import tempfile
+from pathlib import Path
+
+from genserve.errors import InvalidFieldError
+from genserve.memory.arena import Arena
+from genserve.tensors.manifest import Manifest
+from genserve.weights.checkpoint import CheckpointIndex
+from genserve.weights.checkpoint_files import CheckpointError, CheckpointFile
+from genserve.weights.lora.config import LoraConfig, lora_issues
+
+CONFIG = "adapter_config.json"
+TENSORS = "adapter_model.safetensors"
+_DIRECTORY = re.compile(r"genserve-lora-(\d+)-\w+")
+
+
+class LoraFiles:
+    """One adapter's. `source` tells people where it came from; `size_bytes`: memory that its tensors take."""
+
+    def __init__(self, config: LoraConfig, tensors: Arena, source: str) -> None:
+        """Takes the memory over. Raises OSError, and has closed it then."""
+        self.rank = config.rank
+        self.size_bytes = tensors.size_bytes
+        self.source = source
+        self.directory = ""
+        self._arenas = [tensors]
+        try:
+            text = config.text.encode()
+            self._arenas.append(Arena.allocate(len(text)))
+            self._arenas[1].write(0, text)
+            self.directory = tempfile.mkdtemp(prefix=f"genserve-lora-{os.getpid()}-")
+            for name, arena in zip((TENSORS, CONFIG), self._arenas, strict=True):
+                Path(self.directory, name).symlink_to(arena.path)
+        except BaseException:
+            self.close()
+            raise
+
+    @classmethod
+    def of_push(cls, config: LoraConfig, manifest: Manifest, staged: Arena, push_id: str) -> "LoraFiles":
+        """Copies what was staged: takes a second a GiB, call it in a thread. Raises StagingFullError and OSError."""
+        header, end = {}, 0
+        for spec in manifest.tensors:
+            offsets = [end, end := end + spec.length]
+            header[spec.name] = {"dtype": spec.dtype, "shape": spec.shape, "data_offsets": offsets}
+        encoded = json.dumps(header).encode()
+        encoded += b" " * (-len(encoded) % 8)
+        tensors = Arena.allocate(8 + len(encoded) + end)
+        try:
+            tensors.write(0, len(encoded).to_bytes(8, "little") + encoded)
+            position = 8 + len(encoded)
+            for spec in manifest.tensors:
+                tensors.write(position, staged.view(spec.offset, spec.length))
+                position += spec.length
+        except BaseException:
+            tensors.close()
+            raise
+        return cls(config, tensors, f"push {push_id}")
+
+    @classmethod
+    def of_directory(cls, path: Path, max_rank: int, checkpoint: CheckpointIndex | None) -> "LoraFiles":
+        """Reads a directory as PEFT saves it: takes as long as the disk does, call it in a thread. Raises
+        InvalidFieldError, StagingFullError and OSError."""
+        if not path.is_absolute():
+            raise InvalidFieldError.of("path", "must be absolute")
+        lacking = [name for name in (CONFIG, TENSORS) if not (path / name).is_file()]
+        if lacking:
+            raise InvalidFieldError.of("path", f"{path} has no {' and no '.join(lacking)} on the daemon's host")
+        config = LoraConfig.parse((path / CONFIG).read_text(), max_rank, f"path: {CONFIG}")
+        try:
+            file = CheckpointFile(path / TENSORS)
+            issues = lora_issues(CheckpointIndex.read_file(file).as_manifest(), checkpoint)
+            if issues:
+                told = "; ".join(f"{each.tensor} {each.description}" for each in issues[:3])
+                raise InvalidFieldError.of("path", told)
+            return cls(config, _copied(file), str(path))
+        except CheckpointError as error:
+            raise InvalidFieldError.of("path", str(error)) from error
+
+    def close(self) -> None:
+        """Gives the memory back, when no worker maps it any more. Safe to call more than once."""
+        for arena in self._arenas:
+            arena.close()
+        if self.directory:
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def sweep(temporary: Path | None = None, proc: Path = Path("/proc")) -> None:
+    """Removes directories of daemons that were killed; the memory went with them."""
+    for path in (temporary or Path(tempfile.gettempdir())).glob("genserve-lora-*"):
+        found = _DIRECTORY.fullmatch(path.name)
+        if found and not (proc / found[1]).exists() and path.stat().st_uid == os.getuid():
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _copied(file: CheckpointFile) -> Arena:
+    """The file that was checked, and no other one of its name. Raises CheckpointError and StagingFullError."""
+    arena = Arena.allocate(file.size_bytes)
+    try:
+        file.read_into(0, arena.target(0, file.size_bytes))
+    except BaseException:
+        arena.close()
+        raise
+    return arena

@@ -1,0 +1,292 @@
+"""One push that is here: its state, its attempts, its streams, its bytes and its result have this one owner.
+
+Owns no task and no rule about other pushes: `registry` decides who may open one and carries it out.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from genserve.errors import (
+    ApplyInProgressError,
+    GenserveError,
+    PushConflictError,
+    PushNotFoundError,
+    PushTruncatedError,
+)
+from genserve.memory.arena import Arena
+from genserve.tensors.manifest import Manifest, PushIssue
+from genserve.weights.push.attempt import Round
+from genserve.weights.push.claims import Claim
+from genserve.weights.push.lifecycle import Lifecycle, Stage
+from genserve.weights.push.staging import Staging
+from genserve.weights.push.types import LoraAdapter, PushHeader, PushReport, PushState
+
+_READABLE = frozenset({Stage.STAGED, Stage.PREPARING, Stage.APPLYING})
+
+
+@dataclass(frozen=True, slots=True)
+class PushIdentity:
+    """What a push id stands for: another one of these under the same id is a conflict."""
+
+    manifest_digest: str
+    weight_version: int
+    lora: LoraAdapter | None
+
+    def check(self, header: PushHeader, digest: str) -> None:
+        """Raises PushConflictError unless the header is of this push."""
+        if PushIdentity(digest, header.weight_version, header.lora) != self:
+            raise PushConflictError(
+                f"push {header.push_id!r} is known with another manifest, version or adapter",
+                metadata={"push_id": header.push_id, "weight_version": str(self.weight_version)},
+            )
+
+
+class LivePush:
+    """A push whose bytes are here. `size_bytes`: memory that it takes, completed if it is partial; `clock` gives
+    monotonic seconds; `header` is that of the stream that began the present attempt."""
+
+    def __init__(
+        self,
+        header: PushHeader,
+        digest: str,
+        staging: Staging,
+        size_bytes: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.header = header
+        self.identity = PushIdentity(digest, header.weight_version, header.lora)
+        self.staging = staging
+        self.size_bytes = size_bytes
+        self.lifecycle = Lifecycle()
+        self.round = Round.begin(header.num_streams, header.attempt)
+        self.num_attached = 0
+        self.issues: tuple[PushIssue, ...] = ()
+        self.gone = asyncio.Event()
+        self.task: asyncio.Task[None] | None = None
+        """What carries it out."""
+        self.is_served = False
+        self.compare_served: Callable[[str, int, bytes | memoryview], None] = _nothing_served
+        """Takes the place of comparing with the arena once that belongs to the resident store."""
+        self.checked = asyncio.Event()
+        """Set while nobody checks the bytes: it is decided what they are good for."""
+        self.checked.set()
+        self._staged_as: PushHeader | None = None
+        self._error: GenserveError | None = None
+        self._clock = clock
+        self._progress_s = clock()
+
+    @property
+    def push_id(self) -> str:
+        """Its id."""
+        return self.header.push_id
+
+    @property
+    def arena(self) -> Arena:
+        """Where its bytes lie."""
+        return self.staging.arena
+
+    @property
+    def weights(self) -> Manifest:
+        """The tensors in its arena."""
+        return self.staging.weights
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether its bytes are here, good, and change no more in this state."""
+        return self.lifecycle.stage in _READABLE
+
+    @property
+    def is_held(self) -> bool:
+        """Whether somebody is at it."""
+        return self.lifecycle.is_busy or self.num_attached > 0
+
+    @property
+    def idle_until_s(self) -> float:
+        """When its time to live ends, on the clock."""
+        return self._progress_s + self.header.staging_ttl_s
+
+    def join(self, header: PushHeader) -> Round:
+        """The round that a stream with this header takes part in; a new one unless somebody is at it.
+
+        Bytes that an earlier attempt has left count in a new round only if both bear the same name. Raises
+        PushConflictError for a stream of another attempt than the one that is here.
+        """
+        if self.lifecycle.is_busy:
+            return self.round  # its bytes are compared, and it gets the outcome
+        if self.round.is_live:
+            if self.meets_other(header):
+                raise PushConflictError(
+                    f"attempt {header.attempt!r} at push {self.push_id!r} meets attempt {self.round.attempt!r}, which "
+                    "is still being sent; nothing was applied",
+                    metadata={"push_id": self.push_id},
+                )
+            return self.round
+        self.lifecycle.joined()
+        if header.attempt == "" or header.attempt != self.round.attempt:
+            self.staging.begin_anew()
+        self._begin(header)
+        return self.round
+
+    def meets_other(self, header: PushHeader) -> bool:
+        """Whether streams of another attempt than the header's are here."""
+        return not self.lifecycle.is_busy and self.round.is_live and header.attempt != self.round.attempt
+
+    def begin_commit(self, header: PushHeader) -> Round:
+        """A round without streams: what is staged is to be applied as the header says."""
+        self._begin(header)
+        return self.round
+
+    def _begin(self, header: PushHeader) -> None:
+        self.round = Round.begin(header.num_streams, header.attempt)
+        self.header = header
+        self.issues = ()
+        self.progress()
+
+    def write(self, round: Round, offset: int, data: bytes | memoryview, crc32c: int | None) -> None:
+        """Stages a chunk, or compares it once the bytes are all there. Raises as `Staging.write`, and what ended the
+        push or the round."""
+        if self._receives(round):
+            if self.staging.write(offset, data, crc32c):
+                self.progress()
+        elif self.lifecycle.stage is Stage.APPLIED:
+            self.staging.check(offset, data, crc32c)
+            self.compare_served(round.attempt, offset, data)  # the arena may be another version's by now
+        else:
+            self.staging.compare(offset, data, crc32c)
+
+    def claim(self, round: Round, offset: int, length: int) -> Claim | None:
+        """As `Staging.claim`; None once the bytes are all there."""
+        return self.staging.claim(offset, length) if self._receives(round) else None
+
+    def settle(self, round: Round, claim: Claim, *, written: bool) -> None:
+        """As `Staging.settle`. Raises what ended the push."""
+        is_present = round is self.round and self.lifecycle.stage is Stage.RECEIVING
+        if self.staging.settle(claim, written=written, counts=is_present):
+            self.progress()
+        self._check_here()
+
+    def _receives(self, round: Round) -> bool:
+        """Whether bytes are still written. Raises PushConflictError for a round that another one has followed."""
+        self._check_here()
+        if self.lifecycle.stage is not Stage.RECEIVING:
+            return False
+        if round is not self.round:
+            raise PushConflictError(
+                f"another attempt at push {self.push_id!r} has begun", metadata={"push_id": self.push_id}
+            )
+        return True
+
+    def _check_here(self) -> None:
+        if self._error is not None:
+            raise self._error.again()
+
+    def progress(self) -> None:
+        """Something happened that was not there before: the time to live begins anew."""
+        self._progress_s = self._clock()
+
+    def serve(self) -> None:
+        """Its version is live: the arena belongs to the resident store from now on."""
+        self.is_served = True
+
+    def complete(self) -> None:
+        """Every stream of the attempt has ended, and every byte is there."""
+        self.lifecycle.completed()
+        self.checked.clear()
+
+    def stage(self) -> None:
+        """The bytes are good."""
+        self.lifecycle.staged()
+        self._staged_as = self.header
+        self.checked.set()
+
+    def truncate(self) -> None:
+        """The attempt has ended with bytes or ends missing: what an earlier one has staged is as it was."""
+        self.round.answer(self.truncation())
+        self.lifecycle.truncated()
+        if self._staged_as is not None:
+            self.header = self._staged_as
+            self.round = Round.begin(self.header.num_streams, self.header.attempt)
+            self.staging.count_all()
+
+    def fail(self, error: Exception) -> None:
+        """Nothing changed; the bytes stay, and the streams are told."""
+        self.lifecycle.failed()
+        self.checked.set()
+        self.issues = (PushIssue("", str(error)),)
+        self.round.answer(error)
+
+    def drop(self, error: GenserveError) -> None:
+        """Its bytes are about to be freed: streams and everybody who comes later get `error`."""
+        self.lifecycle.dropped()
+        self._error = error.again()
+        self.gone.set()
+        self.round.answer(self._error)
+
+    def close(self) -> None:
+        """Frees the bytes, unless they are served: takes long enough for token streams to notice, call it in a
+        thread."""
+        if not self.is_served:
+            self.staging.close()
+
+    def in_progress(self) -> ApplyInProgressError:
+        """The error for other callers who would change the weights while this push is at it."""
+        return ApplyInProgressError(
+            f"push {self.push_id!r} is under way ({self.lifecycle.state.value})",
+            metadata={"push_id": self.push_id},
+            retry_after_s=1.0,
+        )
+
+    def truncation(self) -> PushTruncatedError:
+        """The error for a push that ended with bytes, or ends, missing."""
+        total_bytes = self.staging.manifest.total_bytes
+        missing_bytes = total_bytes - self.staging.num_counted
+        lacks = f"lacks {missing_bytes} of {total_bytes} bytes"
+        if not missing_bytes:
+            lacks = f"was not ended by all of its {self.round.num_streams} streams"
+        return PushTruncatedError(
+            f"push {self.push_id!r} {lacks}",
+            metadata={"push_id": self.push_id, "missing_bytes": str(missing_bytes)},
+        )
+
+    def not_found(self) -> PushNotFoundError:
+        """The error for a push that was given up."""
+        return PushNotFoundError(
+            f"push {self.push_id!r} has timed out or was discarded", metadata={"push_id": self.push_id}
+        )
+
+    @property
+    def _num_counted(self) -> int:
+        if self.lifecycle.stage is not Stage.RECEIVING:
+            return self.staging.manifest.total_bytes
+        return self.staging.num_counted if self._keeps_counting else 0
+
+    @property
+    def _keeps_counting(self) -> bool:
+        """Whether the next stream finds its bytes counted: those of an attempt without a name end with its streams."""
+        return self.round.attempt != "" or self.round.is_live
+
+    def report(self, state: PushState | None = None) -> PushReport:
+        """How far it has come."""
+        total_bytes = self.staging.manifest.total_bytes
+        missing: tuple[tuple[int, int], ...] = ()
+        if self.lifecycle.stage is Stage.RECEIVING and total_bytes:
+            missing = self.staging.missing if self._keeps_counting else ((0, total_bytes),)
+        return PushReport(
+            push_id=self.push_id,
+            state=state or self.lifecycle.state,
+            weight_version=self.header.weight_version,
+            received_bytes=self._num_counted,
+            total_bytes=total_bytes,
+            missing=missing,
+            issues=self.issues,
+            manifest_digest=self.identity.manifest_digest,
+            lora_name=self.header.lora_name,
+            attempt=self.round.attempt,
+        )
+
+
+def _nothing_served(attempt: str, offset: int, data: bytes | memoryview) -> None:
+    """Until the version is served. Bytes that nobody compares must never pass."""
+    raise RuntimeError("the push is not served: its bytes lie in its own arena")

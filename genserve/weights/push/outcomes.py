@@ -1,0 +1,162 @@
+"""What came of pushes that are no longer here: those that were applied, and those that contradicted themselves."""
+
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from genserve.errors import ChecksumMismatchError, ChunkOutOfRangeError, PushConflictError
+from genserve.tensors.checksum import crc32c_of
+from genserve.tensors.manifest import PushIssue
+from genserve.weights.push.live_push import LivePush, PushIdentity
+from genserve.weights.push.types import LoraAdapter, PushHeader, PushOutcome, PushState
+from genserve.weights.resident import ArenaBytes, ResidentStore, ResidentVersion
+
+_NUM_REMEMBERED = 64
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedPush:
+    """A push that was applied. `version`: gives its bytes while they are served; an adapter has none."""
+
+    identity: PushIdentity
+    attempt: str
+    outcome: PushOutcome
+    version: Callable[[], ResidentVersion | None]
+
+    def check(self, offset: int, data: bytes | memoryview, crc32c: int | None) -> None:
+        """Whether a chunk can be one of the push. Raises ChunkOutOfRangeError and ChecksumMismatchError."""
+        total_bytes = self.outcome.push.total_bytes
+        if offset < 0 or offset + len(data) > total_bytes:
+            raise ChunkOutOfRangeError(f"[{offset}, {offset + len(data)}) lies outside of {total_bytes} bytes")
+        if crc32c is not None and crc32c_of(data) != crc32c:
+            raise ChecksumMismatchError(f"the chunk at {offset} has another CRC32C than was sent with it")
+
+    def compare(self, resident: ResidentStore, offset: int, data: bytes | memoryview) -> bool:
+        """Whether bytes were compared with those that were applied, which are here while they are served. Raises
+        PushConflictError for other ones."""
+        version = self.version()
+        source = version.source if version is not None and resident.served is version else None
+        if not isinstance(source, ArenaBytes):
+            return False
+        if source.arena.equals(offset, data):
+            return True
+        push_id = self.outcome.push.push_id
+        raise PushConflictError(
+            f"push {push_id!r} was applied with other bytes between {offset} and {offset + len(data)}",
+            metadata={"push_id": push_id, "offset": str(offset)},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedPush:
+    """A push of which one attempt brought other bytes than another. `due_s`: until when it is remembered."""
+
+    attempt: str
+    outcome: PushOutcome
+    error: PushConflictError
+    due_s: float
+
+
+class Outcomes:
+    """The last outcomes by push id. `resident` has the bytes of the version that is served; `clock` gives monotonic
+    seconds."""
+
+    def __init__(self, resident: ResidentStore, clock: Callable[[], float]) -> None:
+        self._resident = resident
+        self._clock = clock
+        self._applied: OrderedDict[str, AppliedPush] = OrderedDict()
+        self._refused: OrderedDict[str, RefusedPush] = OrderedDict()
+
+    def applied(self, push_id: str) -> AppliedPush | None:
+        """What was applied under an id."""
+        return self._applied.get(push_id)
+
+    def repeated(self, header: PushHeader) -> AppliedPush | None:
+        """What was applied under the header's id, if it answers the header. The bytes of an adapter are not kept, so
+        another attempt at one loads it again."""
+        applied = self._applied.get(header.push_id)
+        if applied is None or header.lora is None or applied.attempt == header.attempt != "":
+            return applied
+        return None
+
+    def compare(self, applied: AppliedPush, attempt: str, offset: int, data: bytes | memoryview) -> None:
+        """Compares what is sent again for a push that was applied. Raises PushConflictError for other bytes, and for
+        bytes that cannot be compared although they may be live: nobody shall be told that his are. The attempt that was
+        applied need not prove itself, and what has been replaced since is answered as it was."""
+        if applied.compare(self._resident, offset, data) or (attempt and attempt == applied.attempt):
+            return
+        lora = applied.identity.lora
+        alike = [each for each in self._applied.values() if _target(each.identity.lora) == _target(lora)]
+        if alike and alike[-1] is applied:
+            push_id = applied.outcome.push.push_id
+            raise PushConflictError(
+                f"push {push_id!r} was applied, and the daemon does not keep its bytes to compare these with: GetPush "
+                "tells its outcome; push other weights under another push_id",
+                metadata={"push_id": push_id},
+            )
+
+    def refused(self, push_id: str) -> RefusedPush | None:
+        """What was refused for good under an id."""
+        refused = self._refused.get(push_id)
+        if refused is not None and self._clock() >= refused.due_s:
+            del self._refused[push_id]
+            return None
+        return refused
+
+    def answers(self, header: PushHeader) -> bool:
+        """Whether a stream with this header gets its answer from here."""
+        return self.repeated(header) is not None or self._refusal(header) is not None
+
+    def check_refused(self, header: PushHeader) -> None:
+        """Raises what was refused for good, for who takes part in it; another attempt may begin anew."""
+        refused = self._refusal(header)
+        if refused is not None:
+            raise refused.error.again()
+
+    def _refusal(self, header: PushHeader) -> RefusedPush | None:
+        refused = self.refused(header.push_id)
+        return refused if refused is not None and header.attempt in ("", refused.attempt) else None
+
+    def add_applied(self, push: LivePush, outcome: PushOutcome, version: ResidentVersion | None) -> AppliedPush:
+        """A push is served."""
+        self._refused.pop(push.push_id, None)
+        # Weakly: the manifest of a large model is not kept for each outcome that is remembered.
+        known = weakref.ref(version) if version is not None else _nothing
+        record = AppliedPush(push.identity, push.round.attempt, outcome, known)
+        _remember(self._applied, push.push_id, record)
+        return record
+
+    def add_refused(self, push: LivePush, error: PushConflictError) -> None:
+        """A push has contradicted itself: whoever takes part in that attempt is told, for its time to live."""
+        issue = PushIssue("", error.message)
+        report = replace(push.report(PushState.FAILED), received_bytes=0, missing=(), issues=(issue,))
+        due_s = self._clock() + push.header.staging_ttl_s
+        refused = RefusedPush(push.round.attempt, PushOutcome(report), error.again(), due_s)
+        _remember(self._refused, push.push_id, refused)
+
+    def forget_refused(self, push_id: str) -> PushOutcome | None:
+        """The id is free again; what is known of what was refused under it."""
+        refused = self.refused(push_id)
+        if refused is None:
+            return None
+        del self._refused[push_id]
+        return refused.outcome
+
+
+def _remember(records: "OrderedDict[str, T]", push_id: str, record: T) -> None:
+    records[push_id] = record
+    if len(records) > _NUM_REMEMBERED:
+        records.popitem(last=False)
+
+
+def _target(lora: LoraAdapter | None) -> str:
+    """What a push replaces: an adapter by its name, or the weights."""
+    return "" if lora is None else lora.lora_name
+
+
+def _nothing() -> None:
+    """The bytes of an adapter."""

@@ -1,0 +1,201 @@
+"""The bytes of one push: where they lie, which are there, and which count. Owns the arena until it is served."""
+
+import asyncio
+import time
+from bisect import bisect_right
+from collections.abc import Mapping
+
+from genserve.errors import ChecksumMismatchError, ChunkOutOfRangeError, PushConflictError, StagingFullError
+from genserve.memory.arena import Arena
+from genserve.tensors.checksum import crc32c_of
+from genserve.tensors.manifest import Manifest, completed
+from genserve.tensors.ranges import ByteRanges
+from genserve.weights.push.claims import Claim, Claims
+from genserve.weights.push.types import PushIssue
+from genserve.weights.resident import ResidentVersion
+
+_MAX_RANGES = 65_536
+
+
+class Staging:
+    """Takes chunks of one byte space, from one attempt after the other.
+
+    A byte that is there is never written again: what is sent for it is compared. It counts when the present attempt has
+    sent it, so bytes that an earlier attempt has left count only once they were found to be the same. Use it from one
+    thread.
+    """
+
+    def __init__(self, push_id: str, manifest: Manifest, arena: Arena) -> None:
+        self._push_id = push_id
+        self.manifest = manifest
+        self.arena = arena
+        self.weights = manifest
+        """What the arena holds: the manifest, and once a partial push is completed all tensors."""
+        self.verify_s = 0.0
+        self.claims = Claims()
+        self._there = ByteRanges()
+        self._counted = ByteRanges()
+        self._by_offset = sorted((t for t in manifest.tensors if t.length), key=lambda tensor: tensor.offset)
+        self._offsets = [tensor.offset for tensor in self._by_offset]
+        self._first_byte_s: float | None = None
+        self._last_byte_s = 0.0
+
+    def begin_anew(self) -> None:
+        """What is there does not count any more until it is sent again."""
+        self._counted = ByteRanges()
+        self._first_byte_s, self.verify_s = None, 0.0
+
+    def count_all(self) -> None:
+        """Every byte is there and was checked: all of them count."""
+        self._counted.add(0, self.manifest.total_bytes)
+
+    def write(self, offset: int, data: bytes | memoryview, crc32c: int | None) -> int:
+        """Stages a chunk, comparing what is there already; how many bytes count now that did not before.
+
+        Raises ChunkOutOfRangeError, ChecksumMismatchError, PushConflictError for other bytes than those that are there,
+        and StagingFullError when the chunks leave tens of thousands of holes; none of them changes anything.
+        """
+        end = offset + len(data)
+        self.check(offset, data, crc32c)
+        if not data:
+            return 0
+        self._begin()
+        new = self._there.gaps(offset, end)
+        if new != [(offset, end)]:
+            self._compare(offset, data, new)
+        self._check_holes(len(new))
+        chunk = memoryview(data)
+        for start, stop in new:
+            self.arena.write(start, chunk[start - offset : stop - offset])
+        return self._add(offset, end, counts=True)
+
+    def check(self, offset: int, data: bytes | memoryview, crc32c: int | None) -> None:
+        """Whether a chunk can be one of this push and has arrived as it was sent. Raises ChunkOutOfRangeError and
+        ChecksumMismatchError."""
+        self._check_range(offset, offset + len(data))
+        if crc32c is not None:
+            self._verify(offset, data, crc32c)
+
+    def compare(self, offset: int, data: bytes | memoryview, crc32c: int | None) -> None:
+        """`write` for a push whose bytes are all there and must stay as they are."""
+        self.check(offset, data, crc32c)
+        self._compare(offset, data, [])
+
+    def claim(self, offset: int, length: int) -> Claim | None:
+        """The right to write bytes that are not there; None when some of them are, or none are needed. Raises
+        ChunkOutOfRangeError and StagingFullError as `write`, and ValueError for those that are claimed already."""
+        end = offset + length
+        self._check_range(offset, end)
+        if length == 0 or self._there.gaps(offset, end) != [(offset, end)]:
+            return None
+        self._check_holes(1)
+        self._begin()
+        return self.claims.add(offset, end, self.arena.target(offset, length))
+
+    def settle(self, claim: Claim, *, written: bool, counts: bool) -> int:
+        """The bytes of a claim are there, or will not come; they count if they are of the present attempt. How many
+        bytes count now that did not before."""
+        self.claims.settle(claim)
+        return self._add(claim.start, claim.end, counts=counts) if written else 0
+
+    def _add(self, start: int, end: int, *, counts: bool) -> int:
+        self._there.add(start, end)
+        if not counts:
+            return 0
+        self._last_byte_s = time.perf_counter()
+        return self._counted.add(start, end)
+
+    def _check_range(self, offset: int, end: int) -> None:
+        if offset < 0 or end > self.manifest.total_bytes:
+            raise ChunkOutOfRangeError(
+                f"bytes [{offset}, {end}) lie outside of the {self.manifest.total_bytes} bytes of the manifest",
+                metadata={"offset": str(offset), "total_bytes": str(self.manifest.total_bytes)},
+            )
+
+    def _check_holes(self, num_more: int) -> None:
+        if max(self._there.num_ranges, self._counted.num_ranges) + num_more > _MAX_RANGES:
+            raise StagingFullError(f"the chunks leave more than {_MAX_RANGES} holes; send them in order")
+
+    def _begin(self) -> None:
+        if self._first_byte_s is None:
+            self._first_byte_s = time.perf_counter()
+
+    def _verify(self, offset: int, data: bytes | memoryview, crc32c: int) -> None:
+        began_s = time.perf_counter()
+        computed = crc32c_of(data)
+        self.verify_s += time.perf_counter() - began_s
+        if computed != crc32c:
+            name = self.tensor_at(offset)
+            raise ChecksumMismatchError(
+                f"the chunk of {len(data)} bytes at {offset} (in {name!r}) has CRC32C {computed:#010x}, "
+                f"{crc32c:#010x} was sent with it",
+                metadata={"offset": str(offset), "tensor": name},
+            )
+
+    def _compare(self, offset: int, data: bytes | memoryview, new: list[tuple[int, int]]) -> None:
+        chunk = memoryview(data)
+        starts = [offset, *(stop for _, stop in new)]
+        stops = [*(start for start, _ in new), offset + len(data)]
+        for start, stop in zip(starts, stops, strict=True):
+            if not self.arena.equals(start, chunk[start - offset : stop - offset]):
+                raise PushConflictError(
+                    f"push {self._push_id!r} has other bytes already between {start} and {stop} "
+                    f"(in {self.tensor_at(start)!r}): two attempts or two callers mean different weights, nothing was "
+                    "applied; push under another push_id, or discard this push first",
+                    metadata={"push_id": self._push_id, "offset": str(start)},
+                )
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every byte counts."""
+        return self._counted.total == self.manifest.total_bytes
+
+    @property
+    def num_counted(self) -> int:
+        """How many bytes count."""
+        return self._counted.total
+
+    @property
+    def missing(self) -> tuple[tuple[int, int], ...]:
+        """Where the bytes lie that do not count, in order."""
+        return tuple(self._counted.missing(self.manifest.total_bytes))
+
+    @property
+    def receive_s(self) -> float:
+        """Seconds from the first byte of the attempt to the last."""
+        return 0.0 if self._first_byte_s is None else max(0.0, self._last_byte_s - self._first_byte_s)
+
+    def tensor_at(self, offset: int) -> str:
+        """Name of the tensor that a byte belongs to, "" if to none."""
+        index = bisect_right(self._offsets, offset) - 1
+        if index < 0 or offset >= self._offsets[index] + self._by_offset[index].length:
+            return ""
+        return self._by_offset[index].name
+
+    async def complete(self, base: ResidentVersion, tied: Mapping[str, str]) -> None:
+        """Adds the tensors that a partial push lacks from the served version. Raises StagingFullError."""
+        weights = completed(self.manifest, base.manifest, tied)
+
+        def copy() -> None:
+            self.arena.extend(weights.total_bytes)
+            base.copy_into(self.arena, weights.tensors[len(self.manifest.tensors) :])
+
+        await asyncio.to_thread(copy)
+        self.weights = weights
+
+    def tied_issues(self, tied: Mapping[str, str]) -> list[PushIssue]:
+        """Tensors that are pushed beside the one that they are tied to, with other bytes: vLLM would ignore one of the
+        two."""
+        places = {spec.name: spec for spec in self.manifest.tensors}
+        issues = []
+        for name, other in tied.items():
+            one, two = places.get(name), places.get(other)
+            if one is None or two is None or (one.dtype, one.shape) != (two.dtype, two.shape):
+                continue
+            if not self.arena.equals(one.offset, self.arena.view(two.offset, two.length)):
+                issues.append(PushIssue(name, f"differs from {other!r}, to which the checkpoint ties it"))
+        return issues
+
+    def close(self) -> None:
+        """Frees the bytes. Safe to call more than once."""
+        self.arena.close()

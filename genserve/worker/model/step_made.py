@@ -1,0 +1,235 @@
+"""What vLLM's steps make on a model when it is loaded already, as read in vLLM 0.32.
+
+No exchange replaces it: loading does not make it. So each is in one of three tables here, by class and attribute.
+
+- `LEFT` does not depend on weights: tables of positions, scratch memory, what belongs to a step. A push leaves it.
+- `OF_NUMBERS` is computed once from numbers that are exchanged themselves, the scales of an fp8 KV cache. A push leaves
+  it unless one of those changes.
+- `OF_WEIGHTS` is made out of weights once, and nothing tells it of a push. A model that has one is refused.
+
+What is in none of them, and is a number or a tensor, is refused by a push that finds it: it may be a weight.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from genserve.worker.model.tree import Holding
+
+_MAX_NAMED = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Attributes of a class, or of any for "". `file`, below vLLM's package, is where they are set. `in_steps`: the
+    tensors are made in steps, which run in inference mode, so that one which is not of that mode is another."""
+
+    file: str
+    owner: str
+    keys: tuple[str, ...]
+    in_steps: bool = True
+
+
+_EP = "model_executor/layers/fused_moe/prepare_finalize/"
+_ATTENTION = "v1/attention/backends/"
+_MODELS = "model_executor/models/"
+
+LEFT: tuple[Row, ...] = (
+    # Of a step: results that another layer takes, and handles of exchanges between ranks.
+    Row("model_executor/layers/fused_moe/runner/shared_experts.py", "SharedExperts", ("_output",)),
+    Row("model_executor/layers/fused_moe/router/zero_expert_router.py", "ZeroExpertRouter", ("_zero_expert_output",)),
+    Row(_EP + "deepep_ht.py", "DeepEPHTPrepareAndFinalize", ("handles",)),
+    Row(_EP + "deepep_ll.py", "DeepEPLLPrepareAndFinalize", ("handles",)),
+    Row(_EP + "deepep_v2.py", "DeepEPV2PrepareAndFinalize", ("handles", "_global_expert_ids_cache")),
+    Row(_EP + "nixl_ep.py", "NixlEPPrepareAndFinalize", ("handles",)),
+    Row(_EP + "mori.py", "MoriPrepareAndFinalize", ("_dispatch_topk_ids",)),
+    Row(_EP + "moonep.py", "MoonEPPrepareAndFinalize", ("_buffer", "_plan", "_cu_seqlens")),
+    Row(_EP + "flashinfer_nvlink_two_sided.py", "FlashInferNVLinkTwoSidedPrepareAndFinalize", ("alltoall_info",)),
+    Row(_MODELS + "qwen3_vl.py", "", ("deepstack_input_embeds",)),  # as in four others that look at pictures
+    Row(_MODELS + "granite4_vision.py", "Granite4VisionForConditionalGeneration", ("_ds_buffers",)),
+    Row(_MODELS + "diffusion_gemma.py", "DiffusionGemmaModelState", ("_pending_mm_embeds",)),
+    Row(_MODELS + "ernie45_vl.py", "", ("visual_token_mask",)),  # as in three others
+    Row(_MODELS + "siglip.py", "SiglipEmbeddingModel", ("_mm_token_mask", "_has_text_tokens")),
+    Row(_MODELS + "clip.py", "CLIPEmbeddingModel", ("_mm_token_mask", "_has_text_tokens")),
+    Row("models/inkling/nvidia/moe.py", "InklingMoE", ("_routed_sel",)),
+    Row("models/deepseek_v41/decoder_replay_layers.py", "DecoderReplayLayers", ("_break_outputs",)),
+    Row(_ATTENTION + "flex_attention.py", "FlexAttentionImpl", ("mm_prefix_range",), in_steps=False),
+    Row(_ATTENTION + "mla/prefill/base.py", "MLAPrefillBackend", ("_prefill_metadata",), in_steps=False),
+    Row(_ATTENTION + "mla/prefill/trtllm_ragged.py", "TrtllmRaggedPrefillBackend", ("_query_seq_lens",)),
+    Row(_ATTENTION + "mla/prefill/tokenspeed_mla.py", "TokenspeedMLAPrefillBackend", ("_query_seq_lens",)),
+    # Scratch memory.
+    Row(
+        "model_executor/layers/fused_moe/moe_permute_unpermute.py",
+        "MoEPermuteScratch",
+        (
+            "token_expert_indices", "permuted_idx", "inv_permuted_idx", "permuted_experts_id", "sorted_row_idx",
+            "topk_ids_int32", "topk_ids_for_sort", "sort_workspace",
+        ),
+    ),
+    Row(_EP + "moonep.py", "MoonEPBufferPool", ("_buffers",)),
+    Row("model_executor/layers/hpc/rope_norm.py", "HpcRopeNorm", ("_kv_scratch",)),
+    Row("models/deepseek_v41/common/engram.py", "NgramHashState", ("_cache",)),  # hashes of tokens, by slot
+    Row("models/kimi_k3/nvidia/latent_moe_runner.py", "LatentMoERunner", ("_zero_residual",)),
+    Row("models/qwen4_exp/common/ngram_embedding.py", "Qwen4ExpPLEPinnedHostEmbedding", ("_prefetch_buffer",)),
+    Row(_ATTENTION + "mla/flashinfer_mla_sparse.py", "FlashInferMLASparseImpl", ("_workspace_buffer",)),
+    Row(_ATTENTION + "mla/flashinfer_mla_sparse_sm120.py", "FlashInferMLASparseSM120Impl", ("_workspace_buffer",)),
+    Row(_ATTENTION + "b12x.py", "B12xPagedAttentionImpl", ("_decode_plans", "_verify_plans")),
+    Row(_ATTENTION + "turboquant_attn.py", "TurboQuantAttentionImpl", ("_arange_cache", "_cu_2", "_cu_2_q", "_cu_2_k")),
+    Row(_ATTENTION + "ultraquant_attn.py", "UltraQuantAttentionImpl", ("_arange_cache", "_cu_2")),
+    # Of the KV cache: views of it under other names, and what says which of its entries count.
+    Row(_ATTENTION + "triton_attn.py", "TritonAttentionImpl", ("_k_scale_cache", "_v_scale_cache"), in_steps=False),
+    Row("models/minimax_m3/amd/model.py", "MiniMaxM3SparseAttention", ("kv_cache_k", "kv_cache_v"), in_steps=False),
+    Row(
+        "model_executor/layers/mamba/mamba_mixer2.py",
+        "MambaMixer2",
+        ("_replayssm_ring_start", "_replayssm_prev_num_accepted", "_replayssm_prev_query_len"),
+        in_steps=False,
+    ),
+    # Tables: of positions, of columns and experts, of rotations that a quantised KV cache is kept in.
+    Row(
+        _ATTENTION + "turboquant_attn.py",
+        "Attention",
+        ("_tq_PiT", "_tq_Pi", "_tq_Pi_half", "_tq_centroids", "_tq_midpoints"),
+    ),
+    Row(_ATTENTION + "ultraquant_attn.py", "Attention", ("_uq_kfull_buf", "_uq_vfull_buf")),
+    Row("v1/attention/ops/flydsl_turboquant_decode.py", "Attention", ("_tq_PiT_f32", "_tq_centroids_c")),
+    Row(
+        "v1/attention/ops/flydsl_ultraquant_decode.py",
+        "Attention",
+        ("_ultraquant_PiT_f32", "_ultraquant_PiT_perm_f32"),
+    ),
+    Row(
+        "v1/attention/ops/triton_turboquant_decode.py",
+        "Attention",
+        ("_tq_mid_o_buf", "_tq_output_buf", "_tq_lse_buf"),
+    ),
+    Row(_MODELS + "pixtral.py", "VisionTransformer", ("_freqs_cis",)),
+    Row(_MODELS + "qwen3_vl.py", "Qwen3_VisionTransformer", ("_rot_pos_ids_cache",)),
+    Row(_MODELS + "qwen2_5_vl.py", "Qwen2_5_VisionTransformer", ("_rope_by_thw_cache",)),
+    Row(_MODELS + "openpangu_vl.py", "OpenPanguVisionRotaryEmbedding", ("_freqs_cached",)),
+    Row(_MODELS + "kimi_k25_vit.py", "Rope2DPosEmbRepeated", ("freqs_cis",)),
+    Row(_MODELS + "minicpmv.py", "Resampler2_5", ("pos_embed",)),  # larger ones for larger pictures
+    Row(_MODELS + "minicpmv.py", "Resampler4_5", ("temporal_pos_embed",)),
+    Row(_MODELS + "phi4mm_utils.py", "AbsolutePositionalEncoding", ("pe",)),
+    Row(_MODELS + "cohere_asr.py", "PositionalEncoding", ("pe",)),
+    Row(_MODELS + "gemma3n_mm.py", "Gemma3nForConditionalGeneration", ("_audio_padding_toks_cache",)),
+    Row(_MODELS + "gemma4_mm.py", "Gemma4ForConditionalGeneration", ("_suppress_token_ids_cache",)),
+    Row("models/dots3_note/nvidia/vision_attention.py", "VisionRotaryEmbedding", ("freqs_cache",)),
+    Row("models/dots3_note/nvidia/audio_encoder.py", "RotaryEmbedding", ("_cache",)),
+    Row("models/inkling/nvidia/moe.py", "InklingSinkExperts", ("_unit",)),
+    Row("models/inkling/nvidia/moe.py", "InklingSinkExpertsLinear", ("_col_expert",)),
+    Row("models/inkling/nvidia/logits_processor.py", "InklingLogitsProcessor", ("_logits_zero",)),
+    Row("models/kimi_k3/amd/mla.py", "KimiK3MultiHeadLatentAttentionWrapper", ("_identity_rope",)),
+    Row("model_executor/layers/fused_moe/b12x.py", "B12xExperts", ("_unit_scales",), in_steps=False),
+    *(
+        Row("model_executor/layers/quantization/mxfp4.py", owner, ("_cache_permute_indices",), in_steps=False)
+        for owner in ("Mxfp4MoEMethod", "GptOssMxfp4MoEMethod")
+    ),
+)  # fmt: skip
+
+_SCALES = ("bmm1_scale", "bmm2_scale")
+OF_NUMBERS: tuple[Row, ...] = (
+    Row(_ATTENTION + "flashinfer.py", "FlashInferImpl", _SCALES),
+    Row(_ATTENTION + "mla/flashinfer_mla.py", "FlashInferMLAImpl", _SCALES),
+    Row(_ATTENTION + "mla/flashinfer_mla_sparse.py", "FlashInferMLASparseImpl", _SCALES),
+    Row(_ATTENTION + "mla/tokenspeed_mla.py", "TokenspeedMLAImpl", ("softmax_scale", "output_scale")),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OfWeights:
+    """An attribute that a step fills, or a flag that it sets, when it has made something out of weights. The layer has
+    it from its construction on. `applies` says whether this one will."""
+
+    file: str
+    owner: str
+    key: str
+    made: str
+    applies: Callable[[Any], bool] = lambda _: True
+
+
+OF_WEIGHTS: tuple[OfWeights, ...] = (
+    OfWeights(
+        "model_executor/layers/rotary_embedding/fope.py",
+        "FourierRotaryEmbedding",
+        "update_cache",
+        "its table of positions",
+    ),
+    OfWeights(
+        "model_executor/layers/attention/static_sink_attention.py",
+        "StaticSinkAttention",
+        "sink_populated",
+        "keys and values of the sink, which stay in the KV cache,",
+    ),
+    OfWeights(
+        "model_executor/layers/fused_moe/runner/moe_runner.py",
+        "MoERunner",
+        "_combined_gate_weight",
+        "one weight of two gates",
+        lambda runner: bool(getattr(runner, "_fse_fuse_gate", True)),
+    ),
+    OfWeights("models/glm5next/common/attention.py", "Indexer", "_wp_fp32", "a float32 copy"),
+    OfWeights("models/glm5next/common/kda.py", "Glm5NextLinearAttention", "_merged_conv_weight", "one weight of three"),
+)
+"""Attention fused with quantisation (`_o_scale_float`, FlashInfer) is refused by its flag: engine.refusals."""
+
+
+def _index(rows: tuple[Row, ...]) -> dict[str, dict[str, Row]]:
+    """By attribute, then by class."""
+    found: dict[str, dict[str, Row]] = {}
+    for row in rows:
+        for key in row.keys:
+            found.setdefault(key, {})[row.owner] = row
+    return found
+
+
+_LEFT, _OF_NUMBERS = _index(LEFT), _index(OF_NUMBERS)
+
+
+def is_left(owner: Any, key: Any, tensor: Any) -> bool:
+    """Whether `tensor`, which attribute `key` of `owner` is or leads to, is none that a version changes."""
+    row = _row(_LEFT, owner, key)
+    return row is not None and (not row.in_steps or not isinstance(tensor, torch.Tensor) or tensor.is_inference())
+
+
+def is_of_numbers(owner: Any, key: str) -> bool:
+    """Whether a step computes that number from others that are exchanged."""
+    return _row(_OF_NUMBERS, owner, key) is not None
+
+
+def refuse_unknown(places: Mapping[str, Holding]) -> None:
+    """Raises ValueError naming the numbers and tensors that may be made out of weights, among what a live model has in
+    addition to what loading makes."""
+    names = sorted(
+        name
+        for name, place in places.items()
+        if isinstance(place.value, float | torch.Tensor)
+        and not (isinstance(place.value, torch.Tensor) and place.value.numel() == 0)
+        and not is_of_numbers(place.owner, place.key)
+        and not is_left(place.owner, place.key, place.value)
+    )
+    if names:
+        raise ValueError(
+            f"steps have made {', '.join(names[:_MAX_NAMED])} ({len(names)} in all) since the model was loaded: a push "
+            "would leave that as it is, and it may be made out of weights"
+        )
+
+
+def of_weights(owners: Mapping[str, Any]) -> Iterator[str]:
+    """What steps will make, or have made, out of weights on these objects, by path."""
+    names = {row.owner for row in OF_WEIGHTS}
+    for path, owner in owners.items():
+        kinds = {kind.__name__ for kind in type(owner).__mro__} & names
+        for row in OF_WEIGHTS if kinds else ():
+            if row.owner in kinds and hasattr(owner, row.key) and row.applies(owner):
+                yield f"{path}.{row.key}: the first step makes {row.made} out of weights"
+
+
+def _row(rows: Mapping[str, Mapping[str, Row]], owner: Any, key: Any) -> Row | None:
+    by_owner = rows.get(key) if isinstance(key, str) else None
+    if by_owner is None:
+        return None
+    names = ["", *(kind.__name__ for kind in type(owner).__mro__)]
+    return next((by_owner[name] for name in names if name in by_owner), None)

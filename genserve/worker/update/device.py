@@ -1,0 +1,170 @@
+"""The device that a worker's model lives on: what background work needs of it, and what pushes keep of its memory.
+
+On the CPU there is nothing to select, to wait for or to keep. On CUDA
+
+- the device is selected in each thread: another one would work on the first GPU;
+- background work has a stream of its own, as a copy in the stream of the model waits for its steps;
+- the memory of a push is kept in a pool from before vLLM sizes its KV cache: it takes all that is left;
+- copies from the host go through pinned memory.
+"""
+
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from vllm.utils.torch_utils import current_stream
+
+from genserve.worker.update.pinned_ring import Event, PinnedRing, ThroughRing, goes_through
+from genserve.worker.update.swap import HostSwap
+
+log = logging.getLogger(__name__)
+
+
+class Device:
+    """The host. `keeps_addresses`: whether live tensors stay where they are, so that new contents are copied into them:
+    graphs and kernels have captured the addresses, and vLLM's sleep gives their memory back."""
+
+    keeps_addresses = False
+    pinned_bytes = 0
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    @staticmethod
+    def of(device: torch.device) -> "Device":
+        """What `device` needs."""
+        return CudaDevice(device) if device.type == "cuda" else Device(device)
+
+    @contextmanager
+    def work(self) -> Iterator[None]:
+        """For a thread that works on a version which is not live. What it allocates comes out of what is kept for
+        pushes, and goes back there; what it did is complete at the end."""
+        yield
+
+    def loading(self) -> AbstractContextManager[object]:
+        """For the part of `work` that copies a checkpoint's tensors to the device, by this thread."""
+        return nullcontext()
+
+    def synchronize(self) -> None:
+        """Waits for all work of the device. Raises RuntimeError for what has failed in it."""
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Copies, at once or in the order of this thread's other copies; `synchronize` completes it."""
+        target.copy_(source)
+
+    def can_swap(self, live: torch.Tensor, new: torch.Tensor) -> bool:
+        """Whether `swap` takes these two: a live tensor and one on the host."""
+        return False
+
+    def swap(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> HostSwap:
+        """Of tensors that it takes."""
+        raise NotImplementedError("the host's tensors change places")
+
+    def give_up(self) -> None:
+        """Gives back what is kept for pushes, until something is allocated again."""
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Memory that is kept for pushes, in bytes."""
+        return 0
+
+    def free_bytes(self) -> int:
+        """Memory of the device that nobody has, in bytes."""
+        raise NotImplementedError("the host's memory is asked for elsewhere")
+
+
+class CudaDevice(Device):
+    """A GPU. Made in the thread that loads the model."""
+
+    keeps_addresses = True
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self._pool: Any = None
+        # vLLM gives a thread a stream of its own when it first asks for the current one, unless somebody has set one.
+        # `work` sets back what there was: the default stream, in which no CUDA graph can be captured.
+        current_stream()
+        # 0 is the lowest priority that CUDA has, and that of the model's stream: what counts is that it is another one.
+        self._stream = torch.cuda.Stream(device, priority=0)
+        self._down, self._up = _CopyStream(device), _CopyStream(device)
+        self._ring: PinnedRing | None = None
+        try:
+            self._ring = PinnedRing.allocate()
+            self.pinned_bytes = self._ring.size_bytes
+        except RuntimeError as error:
+            log.warning("no pinned memory, so weights reach the device at a third of the speed: %s", error)
+
+    @contextmanager
+    def work(self) -> Iterator[None]:
+        """The device, the stream and the pool. torch keeps the memory of a pool for whoever uses that pool,
+        whatever empties its caches, and for the stream that allocated it: so both always come together.
+
+        The model's thread cannot empty torch's cache meanwhile, which it does before it runs out of memory."""
+        torch.cuda.set_device(self.device)
+        if self._pool is None:
+            self._pool = torch.cuda.MemPool()
+        with ExitStack() as stack:
+            stack.enter_context(torch.cuda.stream(self._stream))
+            stack.callback(self._stream.synchronize)
+            stack.enter_context(torch.cuda.use_mem_pool(self._pool, self.device))
+            yield
+
+    def loading(self) -> AbstractContextManager[object]:
+        """The ring."""
+        return nullcontext() if self._ring is None else ThroughRing(self._ring)
+
+    def give_up(self) -> None:
+        """The pool; nothing of it may be in use."""
+        self._pool = None
+        torch.cuda.empty_cache()
+
+    def synchronize(self) -> None:
+        """All streams of the device."""
+        torch.cuda.synchronize(self.device)
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Through the ring if that is worth it."""
+        if self._ring is not None and goes_through(target, source):
+            self._ring.copy(target, source)
+        else:
+            target.copy_(source, non_blocking=True)
+
+    def can_swap(self, live: torch.Tensor, new: torch.Tensor) -> bool:
+        """If it is large. Copies of a tensor with gaps would take memory of the device."""
+        is_to_host = live.device == self.device and new.device.type == "cpu"
+        return self._ring is not None and is_to_host and goes_through(live, new) and live.is_contiguous()
+
+    def swap(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> HostSwap:
+        """In two streams of its own, for the two directions."""
+        assert self._ring is not None
+        return HostSwap(pairs, self._ring, self._down, self._up)
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Of the pool."""
+        segments = [] if self._pool is None else self._pool.snapshot(include_traces=False)
+        return sum(int(segment["total_size"]) for segment in segments)
+
+    def free_bytes(self) -> int:
+        """As the driver tells."""
+        return int(torch.cuda.mem_get_info(self.device)[0])
+
+
+class _CopyStream:
+    """`swap.CopyStream`; copies to and from pinned memory alone are made later."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device, priority=0)
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        with torch.cuda.stream(self._stream):
+            target.copy_(source, non_blocking=True)
+
+    def record(self, event: Event) -> None:
+        with torch.cuda.stream(self._stream):
+            event.record()
+
+    def wait(self, event: Event) -> None:
+        self._stream.wait_event(event)

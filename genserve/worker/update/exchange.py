@@ -1,0 +1,304 @@
+"""The exchange of live weights for prepared ones, and back.
+
+The live model keeps its modules, parameters and attention layers, which hold the KV cache and which others refer to;
+what they point at changes. Where addresses have to stay (CUDA graphs, kernels, vLLM's sleep), contents change places
+instead, tensor by tensor through a buffer that is as large as the largest one, or through pinned memory (`swap`) where
+prepared ones are on the host: nothing is allocated by a commit, and what was prepared holds what was live, which is the
+way back.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from genserve.worker.model import step_made
+from genserve.worker.model.tree import Holding
+from genserve.worker.update.device import Device
+
+_HOST = torch.device("cpu")
+
+
+@dataclass(slots=True)
+class Entry:
+    """A place of the live model, and what it is to hold. `old` is what it held, once it has been replaced."""
+
+    name: str
+    live: Holding
+    new: Any
+    old: Any = None
+
+
+def exchange(
+    live: Mapping[str, Holding],
+    prepared: Mapping[str, Holding],
+    device: Device,
+    buffer: "Buffer | None" = None,
+    *,
+    untouched: Collection[str] = (),
+) -> "PointerExchange | ContentExchange":
+    """A prepared version, ready to change places with the live one, in the way that the device asks for.
+
+    `untouched`: names of what preparing found and did not write; `prepared` lacks them. Raises ValueError, naming what
+    differs, unless both have the same structure; what steps have made on the live model since is `step_made`'s.
+    """
+    entries = matched(live, prepared, untouched)
+    return ContentExchange(entries, device, buffer) if device.keeps_addresses else PointerExchange(entries)
+
+
+def matched(
+    live: Mapping[str, Holding], prepared: Mapping[str, Holding], untouched: Collection[str] = ()
+) -> list[Entry]:
+    """What has to change. Raises as `exchange`."""
+    only_prepared = sorted(prepared.keys() - live.keys())
+    if only_prepared:
+        raise ValueError(f"the prepared model differs from the live one: only prepared {only_prepared[:8]}")
+    only_live = {name: live[name] for name in live.keys() - prepared.keys() - set(untouched)}
+    step_made.refuse_unknown(only_live)
+    entries: list[Entry] = []
+    new_by_live: dict[int, int] = {}
+    for name, place in live.items():
+        if name not in prepared:
+            continue
+        new, present = content(prepared[name].value), content(place.value)
+        if _same(new, present) or step_made.is_left(place.owner, place.key, place.value):
+            continue  # shared by the models, such as the rotary table, or made anew by a step
+        if type(present) is not type(new):
+            raise ValueError(f"{name} is a {type(present).__name__} live and a {type(new).__name__} prepared")
+        if isinstance(present, torch.Tensor):
+            if present.numel() == 0 and new.numel() == 0:
+                continue  # what is left of a weight that was packed; nothing says of which type
+            if (present.shape, present.dtype) != (new.shape, new.dtype):
+                raise ValueError(
+                    f"{name} is {present.dtype}{list(present.shape)} live and {new.dtype}{list(new.shape)} prepared"
+                )
+            if new_by_live.setdefault(id(place.value), new.data_ptr()) != new.data_ptr():
+                raise ValueError(f"{name} is tied to another tensor live and not tied prepared")
+        entries.append(Entry(name, place, new))
+    computed = sorted(name for name, place in only_live.items() if step_made.is_of_numbers(place.owner, place.key))
+    changed = [entry.name for entry in entries if isinstance(entry.new, float)]
+    if computed and changed:
+        raise ValueError(f"{changed[0]} changes, and a step has computed {computed[0]} from such numbers, for good")
+    return entries
+
+
+class PointerExchange:
+    """The live model's parameters and attributes point at the prepared tensors afterwards. Nothing is copied."""
+
+    def __init__(self, entries: list[Entry]) -> None:
+        """Raises ValueError for a tensor that was prepared on another device."""
+        self._entries = entries
+        for entry in entries:
+            present = content(entry.live.value)
+            if isinstance(present, torch.Tensor) and present.device != entry.new.device:
+                raise ValueError(f"{entry.name} is on {present.device} live and on {entry.new.device} prepared")
+
+    def commit(self) -> None:
+        """Puts the prepared values in place and keeps what was there; raises RuntimeError if one is not there then."""
+        for entry in self._entries:
+            entry.old = content(entry.live.value)
+        for entry in self._entries:
+            self._put(entry, entry.new)
+        for entry in self._entries:
+            if not _is(entry, entry.new):
+                raise RuntimeError(f"{entry.name} did not take its new value")
+
+    overwrite = commit
+    """For a commit that nobody will undo."""
+
+    def rollback(self) -> None:
+        """Puts the replaced values back, for as far as a commit got; raises RuntimeError if one is not what it was."""
+        for entry in self._entries:
+            if entry.old is not None:
+                self._put(entry, entry.old)
+        for entry in self._entries:
+            if entry.old is not None and not _is(entry, entry.old):
+                raise RuntimeError(f"{entry.name} could not be put back")
+
+    def free(self) -> None:
+        """Lets go of the values that are not live, one at a time: it takes long, and other threads shall run."""
+        while self._entries:
+            self._entries.pop()
+
+    def _put(self, entry: Entry, value: Any) -> None:
+        place = entry.live
+        if place.table == "__dict__":
+            place.owner.__dict__[place.key] = value
+            place.value = value
+        else:
+            place.value.data = value
+
+
+class Buffer:
+    """Memory on the live model's device for the largest tensor of it, where contents change places."""
+
+    def __init__(self, live: Mapping[str, Holding], device: Device) -> None:
+        """Takes the memory, if the device asks for it at all."""
+        tensors = [place.value for place in live.values() if isinstance(place.value, torch.Tensor)]
+        self.size_bytes = max((each.nbytes for each in tensors), default=0) if device.keeps_addresses else 0
+        self._device = device.device
+        self._bytes = torch.empty(0, dtype=torch.uint8)
+        self.take()
+
+    def take(self) -> None:
+        """Allocates it, unless it is there."""
+        if self._bytes.numel() < self.size_bytes:
+            self._bytes = torch.empty(self.size_bytes, dtype=torch.uint8, device=self._device)
+
+    def give_up(self) -> None:
+        """Frees it, until it is taken again."""
+        self._bytes = torch.empty(0, dtype=torch.uint8)
+
+    def like(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A part of it with the tensor's shape and type."""
+        return self._bytes[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A live tensor, and the one whose contents it takes."""
+
+    name: str
+    live: torch.Tensor
+    new: torch.Tensor
+
+
+class ContentExchange:
+    """The live tensors stay where they are. A prepared one, on the same device or on the host, takes the live contents.
+
+    Copies are not read back: that would double the pause. The device tells of a copy that failed when it is waited for.
+    """
+
+    def __init__(self, entries: list[Entry], device: Device, buffer: "Buffer | None") -> None:
+        """`buffer` may lack for `overwrite`. Raises ValueError for what captured code cannot see change, and for a
+        tensor that was prepared on a third device."""
+        self._pairs = pairs(entries)
+        self._device = device
+        # Large ones on the host take another way than the buffer.
+        swaps = [device.can_swap(pair.live, pair.new) for pair in self._pairs]
+        by_swap = [(pair.live, pair.new) for pair, swapped in zip(self._pairs, swaps, strict=True) if swapped]
+        self._by_buffer = [pair for pair, swapped in zip(self._pairs, swaps, strict=True) if not swapped]
+        self._host_swap = device.swap(by_swap) if by_swap else None
+        self._buffer = buffer
+        self._num_swapped = 0
+        self._undo: Callable[[], None] | None = None  # of the swap that is under way
+        for pair in self._pairs:
+            if pair.live.device != device.device:
+                raise ValueError(f"{pair.name} is on {pair.live.device}, and the model on {device.device}")
+            if pair.new.device not in (device.device, _HOST):
+                raise ValueError(f"{pair.name} is on {pair.live.device} live and on {pair.new.device} prepared")
+            if buffer is not None and pair.live.nbytes > buffer.size_bytes:
+                raise ValueError(f"{pair.name} is larger than every tensor that the model had at the start")
+
+    def commit(self) -> None:
+        """Swaps the contents; raises RuntimeError for what the device refuses. `rollback` is the way back from any
+        point of it."""
+        self._device.synchronize()  # what steps and the preparation have begun
+        if self._host_swap is not None:
+            self._host_swap.commit()
+        for pair in self._by_buffer:
+            self._swap(pair)
+            self._num_swapped += 1
+        self._device.synchronize()
+
+    def overwrite(self) -> None:
+        """For a commit that nobody can undo: the live contents are gone."""
+        self._device.synchronize()
+        for pair in self._pairs:
+            self._device.copy(pair.live, pair.new)
+        self._device.synchronize()
+
+    def rollback(self) -> None:
+        """Copies the replaced contents back, for as far as a commit got."""
+        if self._undo is not None:
+            self._undo()
+            self._undo = None
+        while self._num_swapped:
+            pair = self._by_buffer[self._num_swapped - 1]
+            self._device.copy(pair.live, pair.new)
+            self._num_swapped -= 1
+        if self._host_swap is not None:
+            self._device.synchronize()
+            self._host_swap.rollback()
+        self._device.synchronize()
+
+    def free(self) -> None:
+        """Lets go of the values that are not live, one at a time."""
+        self._host_swap = None
+        self._by_buffer = []
+        while self._pairs:
+            self._pairs.pop()
+
+    def _swap(self, pair: Pair) -> None:
+        assert self._buffer is not None
+        held = self._buffer.like(pair.live)
+        self._device.copy(held, pair.live)
+        self._undo = lambda: self._device.copy(pair.live, held)
+        self._device.copy(pair.live, pair.new)
+        self._device.copy(pair.new, held)
+        self._undo = None
+
+
+def pairs(entries: list[Entry]) -> list[Pair]:
+    """The tensors to copy, each byte of live memory once: what is tied, or a view of another, changes with that. Raises
+    ValueError for memory that is shared in another way, and for what is no tensor."""
+    found: list[Pair] = []
+    by_storage: dict[int, list[Pair]] = {}
+    for entry in entries:
+        present = content(entry.live.value)
+        if not isinstance(present, torch.Tensor):
+            kind = "a number" if isinstance(present, float) else f"a {type(present).__name__}"
+            raise ValueError(f"{entry.name} is {kind}, which code on the device has captured: restart the daemon")
+        if any(size > 1 and stride == 0 for size, stride in zip(present.shape, present.stride(), strict=True)):
+            raise ValueError(f"{entry.name} has several elements in one place, which cannot be copied to")
+        if present.numel():
+            by_storage.setdefault(present.untyped_storage().data_ptr(), []).append(Pair(entry.name, present, entry.new))
+    for sharing in by_storage.values():
+        kept: list[Pair] = []
+        for pair in sorted(sharing, key=lambda each: -_span(each.live)):
+            if not any(_covers(larger, pair) for larger in kept):
+                kept.append(pair)
+        found += kept
+    return found
+
+
+def _covers(larger: Pair, pair: Pair) -> bool:
+    """Whether a pair changes with one that is as large or larger. Raises ValueError if that would tear it."""
+    offset = pair.live.data_ptr() - larger.live.data_ptr()
+    if offset >= _span(larger.live) or offset + _span(pair.live) <= 0:
+        return False
+    is_equal = offset == 0 and (pair.live.shape, pair.live.stride()) == (larger.live.shape, larger.live.stride())
+    is_inside = _span(larger.live) == larger.live.nbytes and 0 <= offset <= _span(larger.live) - _span(pair.live)
+    is_shared_alike = (
+        pair.new.data_ptr() - larger.new.data_ptr() == offset
+        and larger.new.stride() == larger.live.stride()
+        and pair.new.stride() == pair.live.stride()
+    )
+    if not (is_equal or is_inside) or not is_shared_alike:
+        raise ValueError(f"{pair.name} shares memory with {larger.name} live, and not so prepared")
+    return True
+
+
+def _span(tensor: torch.Tensor) -> int:
+    """Bytes from its first element to the end of its last one."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return int((last + 1) * tensor.itemsize)
+
+
+def content(value: Any) -> Any:
+    """A tensor apart from the parameter or buffer that holds it: it outlives a change of what that points at."""
+    return value.detach() if isinstance(value, torch.Tensor) else value
+
+
+def _is(entry: Entry, value: Any) -> bool:
+    present = content(entry.live.value)
+    if not isinstance(value, torch.Tensor):
+        return present is value
+    return isinstance(present, torch.Tensor) and present.data_ptr() == value.data_ptr()
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        return bool(a.numel() > 0 and a.data_ptr() == b.data_ptr())
+    return a is b or (isinstance(a, float) and isinstance(b, float) and a == b)

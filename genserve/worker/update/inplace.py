@@ -1,0 +1,246 @@
+"""A new version over the live one, layer by layer, where a device has no room for a second model.
+
+Not on top of vLLM's layerwise reload, which gives the live layers their loading form back: what fails leaves half-built
+layers behind, what a version lacks is served from uninitialised memory, and on the CPU a tied head keeps its old packed
+weight even when all goes well (tests/engine/test_vllm_trap.py). Here the live model never takes another form: each
+layer is built beside it, in the structure that `Shadow` keeps without storage, and exchanged when it is whole. That
+takes room for the largest layer.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from threading import Event
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from vllm.config import VllmConfig
+from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check
+
+from genserve.worker.model.audit import Constants, audit
+from genserve.worker.model.tree import Holding, holdings, owners
+from genserve.worker.update.beside import Reserving
+from genserve.worker.update.device import Device
+from genserve.worker.update.exchange import ContentExchange, PointerExchange, exchange
+from genserve.worker.update.shadow import Shadow, cancellable
+
+Tensors = Iterable[tuple[str, torch.Tensor]]
+Layer = int | None
+"""All that has the same first number in its name; None is what has no number: embeddings, final norm and head."""
+
+
+class InPlaceUpdate:
+    """Loads complete versions over the live one, inside the pause, when a rehearsal has found nothing wrong with them.
+
+    A commit that fails leaves layers of two versions live, and nothing else behind: the next version that is prepared
+    and committed, such as the previous one, is exact.
+    """
+
+    can_roll_back = False
+
+    def __init__(self, live: nn.Module, config: VllmConfig, device: Device) -> None:
+        """Builds the structure, and takes what the largest layer needs of the device; while nothing is served, as for
+        `Shadow`. `device` is the live model's. Raises torch.OutOfMemoryError."""
+        self._live = live
+        self._loaded = frozenset(holdings(live))
+        self._device = device
+        # On the host, where memory that nobody writes to costs nothing: on the device there is no room.
+        whole = Shadow(live, config, torch.device("cpu"), device)
+        self._structure = whole.structure
+        with device.work():
+            self._layers = LayerShadow.of(whole, device.device)
+            self._elsewhere = LayerShadow(whole, [], [], device.device)
+        self.take_back()
+        self._tensors: list[tuple[str, torch.Tensor]] | None = None
+        self._began = False
+        self._constants: Constants | None = None
+
+    def audit(self) -> Constants:
+        """Raises ValueError naming weights of the live model that an exchange would miss; what it has found to be
+        constant."""
+        known, copied = self._constants, self._device.keeps_addresses
+        constants = self._constants = audit(
+            self._live, self._structure, copied=copied, known=known, loaded=self._loaded
+        )
+        if constants is not known:
+            for shadow in self._layers.values():
+                shadow.constants = constants.within(shadow.modules)
+        return constants
+
+    def prepare(self, tensors: Tensors, cancelled: Event) -> None:
+        """Rehearses a version: does all but the exchange, and keeps none of it but the tensors; may run in a background
+        thread while the live version serves. The memory behind the tensors must stay until `discard`.
+
+        Raises what is wrong with the version: ValueError naming the parameters that it leaves without a value, or what
+        differs from the live model, and whatever the loader and post-processing raise; and PrepareCancelledError soon
+        after `cancelled` is set.
+        """
+        self.discard()
+        self.audit()  # again: steps may have left something on the layers since
+        tensors = list(tensors)
+        for shadow, part, live in self._steps(tensors):
+            self._exchange(shadow, cancellable(part, cancelled), live)
+        self._tensors = tensors
+
+    def commit(self) -> None:
+        """Puts the version in place; only while nothing is scheduled. If this raises, the live weights are unknown."""
+        if self._tensors is None:
+            raise RuntimeError("nothing is prepared")
+        steps = self._steps(self._tensors)
+        self._began = True
+        with self._device.work():
+            for shadow, part, live in steps:
+                self._exchange(shadow, part, live).overwrite()  # its memory is free before the next layer needs some
+
+    def rollback(self) -> None:
+        """Raises RuntimeError if a commit has begun: what it replaced is gone, and has to be prepared and committed."""
+        if self._began:
+            raise RuntimeError("what an update in place has replaced is gone")
+
+    def give_up(self) -> None:
+        """Frees what is kept of the device while nothing is served, and forgets what is prepared."""
+        self.discard()
+        self._device.give_up()
+
+    def take_back(self, along: Reserving = nullcontext) -> None:
+        """Keeps it again, with what a push needs `along` with each layer. Raises torch.OutOfMemoryError; then the next
+        version looks for memory when it is prepared."""
+        with self._device.work():
+            for layer in self._layers.values():
+                with layer.reserved(), along():
+                    pass
+
+    def discard(self) -> None:
+        """Forgets the version that was prepared."""
+        self._tensors, self._began = None, False
+
+    def _steps(self, tensors: Tensors) -> list[tuple[Shadow, Tensors, dict[str, Holding]]]:
+        parts = _by_layer(tensors)
+        live = _by_layer(holdings(self._live).items())
+        layers = sorted(self._layers.keys() | parts.keys(), key=lambda number: (number is None, number))
+        # Checkpoints may have layers that the model leaves out: its loader knows.
+        return [(self._layers.get(layer, self._elsewhere), parts[layer], dict(live[layer])) for layer in layers]
+
+    def _exchange(
+        self, shadow: Shadow, tensors: Tensors, live: dict[str, Holding]
+    ) -> PointerExchange | ContentExchange:
+        try:
+            prepared = shadow.load(tensors)
+            return exchange(live, prepared, self._device, untouched=shadow.untouched)
+        finally:
+            shadow.strip()
+
+
+class LayerShadow(Shadow):
+    """The part of a shadow that is one layer: a shadow itself, of a model that has no other layer."""
+
+    def __init__(
+        self, whole: Shadow, modules: Sequence[tuple[str, nn.Module]], parts: Sequence[Any], device: torch.device
+    ) -> None:
+        vars(self).update(vars(whole))
+        self._device = device
+        self._model = model = _LayerModel(whole._model, modules)
+        parameters = {id(parameter) for parameter in model.parameters()}
+        self._slots = [slot for slot in whole._slots if id(slot.parameter) in parameters]
+        if self._config.model_config.quantization is None:
+            names = {id(parameter): name for name, parameter in model.named_parameters()}
+            model.must_fill = [(names[id(slot.parameter)], slot.parameter) for slot in self._slots]
+        own = {id(part) for part in parts}
+        self._bare = [(owner, _on(device, attributes)) for owner, attributes in whole._bare if id(owner) in own]
+        self._bare_parts = [(owner, attributes) for owner, attributes in whole._bare_parts if id(owner) in own]
+        # Not "is one of its own": post-processing makes parts that were not there before.
+        self._of_others = {id(owner) for owner in owners(whole._model).values()} - own
+        self.strip()
+
+    @property
+    def modules(self) -> frozenset[str]:
+        """Names of the modules of this layer."""
+        return frozenset(name for name, _ in self._model.named_modules())
+
+    @classmethod
+    def of(cls, whole: Shadow, device: torch.device) -> "dict[Layer, LayerShadow]":
+        """All layers of a shadow; their storage is on `device`."""
+        if hasattr(whole._model, "process_weights_after_loading"):
+            raise ValueError(f"{type(whole._model).__name__} is post-processed as a whole, not layer by layer")
+        modules = _by_layer(whole._model.named_modules())
+        found = _by_layer(owners(whole._model).items())
+        return {
+            layer: cls(whole, part, [owner for _, owner in found[layer]], device) for layer, part in modules.items()
+        }
+
+    def written(self) -> dict[str, Holding]:
+        """As of any shadow. What several layers refer to is the first one's, as in the live model."""
+        written = super().written()
+        return {name: place for name, place in written.items() if id(place.owner) not in self._of_others}
+
+
+class _LayerModel(nn.Module):
+    """What vLLM takes for the model when it loads and post-processes a layer: a walk finds the modules of that one."""
+
+    def __init__(self, whole: nn.Module, modules: Sequence[tuple[str, nn.Module]]) -> None:
+        super().__init__()
+        self._whole = [whole]  # not as a child
+        self._layer = modules
+        self.must_fill: list[tuple[str, nn.Parameter]] = []
+
+    def named_modules(
+        self, memo: Any = None, prefix: str = "", remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Module]]:
+        """The modules of the layer, by the names that they have in the whole model."""
+        return iter(self._layer)
+
+    def get_submodule(self, target: str) -> nn.Module:
+        """Any module of the whole model."""
+        return self._whole[0].get_submodule(target)
+
+    def load_weights(self, tensors: Tensors) -> Any:
+        """Loads them into the whole model; ValueError names the parameters that must be filled and are not."""
+        with _Writes() as writes, disable_mtp_completeness_check():
+            loaded = self._whole[0].load_weights(tensors)
+        missing = [name for name, parameter in self.must_fill if not writes.fill(parameter)]
+        if missing:
+            raise ValueError(f"no tensor gave a value to all of {', '.join(missing[:8])} ({len(missing)} in all)")
+        return loaded
+
+
+class _Writes(TorchDispatchMode):
+    """Sees which elements of tensors are written.
+
+    Loaders put parameters together from parts (q, k and v in one), and report one as loaded when a part has come. So
+    elements count here: each region that was copied to or filled, once.
+    """
+
+    _WRITING = frozenset({torch.ops.aten.copy_.default, torch.ops.aten.fill_.Scalar, torch.ops.aten.zero_.default})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._regions: defaultdict[int, set[Any]] = defaultdict(set)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in self._WRITING:
+            target = args[0]
+            region = (target.storage_offset(), target.shape, target.stride())
+            self._regions[target.untyped_storage()._cdata].add(region)
+        return func(*args, **(kwargs or {}))
+
+    def fill(self, parameter: torch.Tensor) -> bool:
+        """Whether the parameter was written from end to end."""
+        regions = self._regions[parameter.untyped_storage()._cdata]
+        return bool(sum(shape.numel() for _, shape, _ in regions) >= parameter.numel())
+
+
+def _on(device: torch.device, attributes: dict[str, Any]) -> dict[str, Any]:
+    """A module's attributes with its buffers on the device."""
+    buffers = {key: None if buffer is None else buffer.to(device) for key, buffer in attributes["_buffers"].items()}
+    return {**attributes, "_buffers": buffers}
+
+
+def _by_layer(named: Iterable[tuple[str, Any]]) -> defaultdict[Layer, list[tuple[str, Any]]]:
+    """Pairs of a name and something, by layer."""
+    found: defaultdict[Layer, list[tuple[str, Any]]] = defaultdict(list)
+    for name, thing in named:
+        numbers = (int(part) for part in name.split(".") if part.isdigit())
+        found[next(numbers, None)].append((name, thing))
+    return found

@@ -1,0 +1,144 @@
+"""Swaps contents of live tensors on a CUDA device with those of prepared ones on the host, both directions at once.
+
+Tensors are cut into pieces, and each piece takes two slots of the pinned ring: its live contents go down through one
+while its prepared contents go up through the other. Pieces follow each other closely: while one goes down, the one
+before it goes up, and both are copied between slots and prepared tensors by threads. Whatever fails, what a piece has
+replaced is in its slot or in the prepared tensor: that is the way back. No memory of the device is needed for it.
+"""
+
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+import torch
+
+from genserve.worker.update.pinned_ring import Event, PinnedRing, parts, staged_as
+
+LEAST_SLOTS: Final = 6
+"""Of a ring: a piece needs its two slots until the third one after it begins."""
+
+
+class CopyStream(Protocol):
+    """A CUDA stream: what is asked of it happens later, in that order."""
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Copies between the device and pinned memory. Raises RuntimeError."""
+
+    def record(self, event: Event) -> None:
+        """Marks this point of the stream."""
+
+    def wait(self, event: Event) -> None:
+        """What follows happens after the point that was marked last."""
+
+
+@dataclass(slots=True)
+class _Piece:
+    """Part of a live tensor and of the prepared one. `down`, `up`: its slots, and the events of their last use;
+    `is_overwritten`: the live contents may be others now; `is_kept`: the prepared part holds what was live."""
+
+    live: torch.Tensor
+    new: torch.Tensor
+    down: tuple[torch.Tensor, Event]
+    up: tuple[torch.Tensor, Event]
+    filling: "list[Future[None]]" = field(default_factory=list)
+    keeping: "list[Future[None]]" = field(default_factory=list)
+    is_overwritten: bool = False
+    is_kept: bool = False
+
+
+class HostSwap:
+    """Swaps the tensors of one version. Synchronise the device before each call, and after it: only then are the copies
+    complete."""
+
+    def __init__(
+        self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]], ring: PinnedRing, down: CopyStream, up: CopyStream
+    ) -> None:
+        """`pairs`: live tensors and prepared ones, as `can_swap` wants them; `down`, `up`: streams to the host and to
+        the device. While a call is under way the ring is this swap's."""
+        self._pairs = list(pairs)
+        self._ring = ring
+        self._down, self._up = down, up
+        half = len(ring.slots) // 2
+        if len(ring.slots) < LEAST_SLOTS:
+            raise ValueError(f"a swap needs {LEAST_SLOTS} slots, the ring has {len(ring.slots)}")
+        self._down_slots, self._up_slots = ring.slots[:half], ring.slots[half:]
+        self._pieces: list[_Piece] = []
+
+    def commit(self) -> None:
+        """Swaps. Raises what copies do; `rollback` is the way back from any point of it."""
+        pieces = self._pieces
+        for live, new in self._cut():
+            self._begin(live, new)
+            if len(pieces) > 1:
+                self._overwrite(pieces[-2])
+            if len(pieces) > 2:
+                self._keep(pieces[-3])
+        for piece in pieces[-1:]:
+            self._overwrite(piece)
+        for piece in pieces[-2:]:
+            self._keep(piece)
+        for piece in pieces[-len(self._down_slots) :]:
+            self._finish(piece)
+
+    def rollback(self) -> None:
+        """Copies the replaced contents back, for as far as a commit got; every copy that it began has ended."""
+        for piece in self._pieces:
+            for finish in (self._filled, self._finish):
+                with suppress(Exception):  # a slot has what was live then
+                    finish(piece)
+        in_slots = [piece for piece in self._pieces if piece.is_overwritten and not piece.is_kept]
+        for piece in in_slots:
+            slot, event = piece.down
+            self._up.copy(piece.live, staged_as(slot, piece.live))
+            self._up.record(event)
+        for piece in in_slots:
+            piece.down[1].synchronize()
+            piece.is_overwritten = False
+        for piece in self._pieces:
+            if piece.is_overwritten:
+                self._ring.to_device(piece.live, piece.new)
+
+    def _cut(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        for live, new in self._pairs:
+            yield from parts(live, new, self._ring.slot_bytes)
+
+    def _begin(self, live: torch.Tensor, new: torch.Tensor) -> None:
+        """Sends the live contents down, and fills the slot that goes up."""
+        turn, half = len(self._pieces), len(self._down_slots)
+        piece = _Piece(live, new, self._down_slots[turn % half], self._up_slots[turn % half])
+        if turn >= half:
+            self._finish(self._pieces[turn - half])
+            piece.up[1].synchronize()
+        self._pieces.append(piece)
+        slot, event = piece.down
+        self._down.copy(staged_as(slot, live), live)
+        self._down.record(event)
+        piece.filling = self._ring.start_copy(staged_as(piece.up[0], new), new)
+
+    def _overwrite(self, piece: _Piece) -> None:
+        """Sends the prepared contents up, as soon as the live ones are down."""
+        self._filled(piece)
+        slot, event = piece.up
+        self._up.wait(piece.down[1])
+        piece.is_overwritten = True
+        self._up.copy(piece.live, staged_as(slot, piece.live))
+        self._up.record(event)
+
+    def _keep(self, piece: _Piece) -> None:
+        """Begins to take what was live out of its slot, when it is down. The prepared contents have left theirs."""
+        slot, event = piece.down
+        event.synchronize()
+        piece.keeping = self._ring.start_copy(piece.new, staged_as(slot, piece.new))
+
+    def _filled(self, piece: _Piece) -> None:
+        """Returns when the prepared contents are in the slot."""
+        self._ring.finish_copy(piece.filling)
+
+    def _finish(self, piece: _Piece) -> None:
+        """Returns when the prepared tensor has what was live, if that has begun. The slot that went down is free
+        then."""
+        if piece.keeping:
+            self._ring.finish_copy(piece.keeping)
+            piece.is_kept = True

@@ -1,0 +1,205 @@
+"""The client for threads. The daemon runs on the test's event loop, the client in a worker thread."""
+
+import asyncio
+import inspect
+import sys
+import threading
+from typing import Any
+
+import pytest
+
+from genserve.client import AsyncClient, BlockingStream, Client, ClientClosedError, Delta, PushProgress
+from genserve.errors import DeadlineError, PauseLeaseLostError
+from genserve.tensors.safetensors import StoredTensor
+from tests.unit.client.scripted_daemon import ScriptedDaemon
+
+
+async def test_generate_returns_the_whole_text(daemon: ScriptedDaemon) -> None:
+    """The blocking call answers what the asynchronous one does."""
+
+    def generate() -> str:
+        with Client(daemon.target) as client:
+            return client.generate("x").text
+
+    assert await asyncio.to_thread(generate) == "Once upon a time"
+
+
+async def test_stream_closed_early_cancels_the_request_in_the_daemon(daemon: ScriptedDaemon) -> None:
+    """Leaving the loop over a stream ends the RPC, although the daemon has more to say."""
+    daemon.hangs_after = 2
+
+    def read_two() -> list[str]:
+        texts = []
+        with Client(daemon.target) as client:
+            for delta in client.stream("x"):
+                texts.append(delta.text)
+                if len(texts) == 2:
+                    break
+            asyncio.run_coroutine_threadsafe(asyncio.wait_for(daemon.cancelled.wait(), 10), loop).result()
+        return texts
+
+    loop = asyncio.get_running_loop()
+    assert await asyncio.to_thread(read_two) == ["Once", " upon"]
+
+
+async def test_paused_resumes_when_the_block_is_interrupted(daemon: ScriptedDaemon) -> None:
+    """Ctrl-C inside `with client.paused()` gives the lease back and stays a KeyboardInterrupt."""
+
+    def interrupted() -> None:
+        with Client(daemon.target) as client, pytest.raises(KeyboardInterrupt), client.paused():
+            raise KeyboardInterrupt
+
+    await asyncio.to_thread(interrupted)
+    assert daemon.resumed == ["lease-1"]
+
+
+async def test_paused_raises_when_the_lease_was_lost(daemon: ScriptedDaemon) -> None:
+    """A lease that somebody else ended is told of at the end of the block."""
+
+    def lose() -> None:
+        with Client(daemon.target) as client, pytest.raises(PauseLeaseLostError), client.paused():
+            daemon.leases.clear()
+
+    await asyncio.to_thread(lose)
+
+
+async def test_works_where_an_event_loop_is_running(daemon: ScriptedDaemon) -> None:
+    """A notebook's cell runs on a loop; two clients, and one used by two threads, do not disturb it."""
+    with Client(daemon.target) as one, Client(daemon.target) as two:
+        statuses = await asyncio.gather(
+            asyncio.to_thread(one.status), asyncio.to_thread(one.status), asyncio.to_thread(two.status)
+        )
+        assert [each.load.running for each in statuses] == [3, 3, 3]
+
+
+def test_a_closed_client_says_so() -> None:
+    """Closing twice is fine; calling afterwards is not, and does not hang."""
+    client = Client("127.0.0.1:1")
+    client.close()
+    client.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        client.status()
+
+
+def test_every_call_of_the_async_client_is_there_with_its_documentation() -> None:
+    """The two clients cannot drift apart. A stream that is written to while it is read needs a loop: threads have
+    generate_as_completed."""
+    for name, method in inspect.getmembers(AsyncClient, inspect.isfunction):
+        if not name.startswith("_") and name != "stream_many":
+            assert getattr(Client, name).__doc__, name
+            if name != "close":
+                assert getattr(Client, name).__doc__ == method.__doc__
+
+
+async def test_progress_may_call_the_client(daemon: ScriptedDaemon) -> None:
+    """It is called in the thread that pushes, and the last time at the end."""
+    seen: list[PushProgress] = []
+    threads: set[str] = set()
+
+    def push() -> None:
+        with Client(daemon.target) as client:
+
+            def progress(each: PushProgress) -> None:
+                seen.append(each)
+                threads.add(threading.current_thread().name)
+                assert client.status(timeout_s=5).load.running == 3
+
+            weights = {"w": StoredTensor("w", "U8", (1000,), memoryview(bytes(1000)))}
+            client.push_weights(weights, version=1, chunk_bytes=10, progress=progress)
+            threads.discard(threading.current_thread().name)
+
+    await asyncio.to_thread(push)
+    assert seen[-1].sent_bytes == 1000
+    assert threads == set()
+
+
+async def test_an_error_of_progress_ends_the_push(daemon: ScriptedDaemon) -> None:
+    """And is what the caller gets."""
+
+    def push() -> None:
+        def progress(_: PushProgress) -> None:
+            raise ZeroDivisionError
+
+        weights = {"w": StoredTensor("w", "U8", (1000,), memoryview(bytes(1000)))}
+        with Client(daemon.target) as client, pytest.raises(ZeroDivisionError):
+            client.push_weights(weights, version=1, chunk_bytes=10, progress=progress)
+
+    await asyncio.to_thread(push)
+
+
+async def test_a_stream_may_be_left_by_errors_again_and_again(daemon: ScriptedDaemon) -> None:
+    """Each ends its request; the next one is not held up."""
+    daemon.hangs_after = 1
+
+    def read() -> None:
+        with Client(daemon.target) as client:
+            stream = client.stream("x")
+            for _ in range(2):
+                with pytest.raises(ZeroDivisionError):
+                    fail(client.stream("x"))
+            assert next(stream).text == "Once"
+            stream.close()
+            assert list(stream) == []
+            with pytest.raises(ZeroDivisionError), client.stream("x") as deltas:
+                fail(deltas)
+
+    def fail(stream: BlockingStream[Delta]) -> None:
+        for _ in stream:
+            raise ZeroDivisionError
+
+    await asyncio.wait_for(asyncio.to_thread(read), 20)
+
+
+async def test_a_program_ends_with_a_stream_that_it_has_begun_to_read(daemon: ScriptedDaemon) -> None:
+    """It lies in a global, and its finaliser runs when the client's thread is frozen already."""
+    daemon.hangs_after = 1
+    program = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", _LEAVES_A_STREAM, daemon.target,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        async with asyncio.timeout(20):
+            assert await program.communicate() == (b"Once\n", b"")
+    except TimeoutError:
+        program.kill()
+        raise
+    assert program.returncode == 0
+    await asyncio.wait_for(daemon.cancelled.wait(), 10)
+
+
+_LEAVES_A_STREAM = """
+import sys
+from genserve.client import Client
+client = Client(sys.argv[1])
+stream = client.stream("x")
+print(next(stream).text)
+"""
+
+
+async def test_a_caller_that_blocks_the_loop_does_not_hold_up_other_threads_for_ever(
+    daemon: ScriptedDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mapping of weights that blocks: other calls end a little after their deadline, and so does closing."""
+    monkeypatch.setattr("genserve.client.sync_client._LATE_S", 0.2)
+    monkeypatch.setattr("genserve.client.transport.loop_thread.CLOSE_TIMEOUT_S", 0.2)
+    blocked, unblocked = threading.Event(), threading.Event()
+
+    class Blocking(dict[str, Any]):
+        def items(self) -> Any:
+            blocked.set()
+            unblocked.wait(30)
+            return super().items()
+
+    client = Client(daemon.target)
+    pushing = asyncio.create_task(asyncio.to_thread(client.push_weights, Blocking(), version=1))
+    await asyncio.to_thread(blocked.wait, 10)
+    with pytest.raises(DeadlineError, match="event loop"):
+        await asyncio.to_thread(client.status, timeout_s=0.1)
+    waiting = asyncio.create_task(asyncio.to_thread(client.status))
+    await asyncio.sleep(0.1)
+    await asyncio.to_thread(client.close)
+    with pytest.raises(ClientClosedError):
+        await waiting
+    with pytest.raises(ClientClosedError):
+        await pushing
+    unblocked.set()

@@ -1,0 +1,193 @@
+"""Pushes through a real server, whole and interrupted."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+from google.rpc import code_pb2
+
+from genserve.client import AsyncClient, PushProgress, UnavailableError
+from genserve.client.weights.calls import MIB
+from genserve.client.weights.layout import manifest_digest
+from genserve.client.weights.push import Applied
+from genserve.errors import DeadlineError, InvalidFieldError, PushTruncatedError, VersionNotNewerError
+from genserve.tensors.safetensors import CheckpointFileError
+from genserve.v1 import weights_pb2
+from tests.unit.client.scripted_daemon import ScriptedDaemon, refuse
+
+WEIGHTS = {
+    "b": numpy.arange(1000, dtype="float32"),
+    "a": numpy.arange(7, dtype="uint8").reshape(7, 1),
+    "scalar": numpy.array(2.0, dtype="float16"),
+}
+BYTES = b"".join(WEIGHTS[name].tobytes() for name in sorted(WEIGHTS))
+
+
+async def test_a_push_brings_the_bytes_end_to_end_in_order_of_the_names(
+    daemon: ScriptedDaemon, client: AsyncClient
+) -> None:
+    """No gaps between tensors, chunks may span them, and each has a checksum."""
+    result = await client.push_weights(WEIGHTS, version=1, expected_version=0, chunk_bytes=100)
+    header = daemon.header
+    assert daemon.pushed_bytes() == BYTES
+    assert [
+        (each.name, each.dtype, list(each.shape), each.offset, each.length) for each in header.manifest.tensors
+    ] == [
+        ("a", "U8", [7, 1], 0, 7),
+        ("b", "F32", [1000], 7, 4000),
+        ("scalar", "F16", [], 4007, 2),
+    ]
+    assert header.manifest_digest == manifest_digest(header.manifest)
+    assert header.HasField("expected_version")
+    assert all(daemon.checksums)
+    assert result.push.state == "applied"
+    assert result.applied is not None
+    assert result.applied.step_s == {"receive": 0.0015, "commit": 0.0015}
+    assert result.applied.paused_s == 0.001
+    assert result.state.weight_version == 1
+
+
+def test_a_push_into_an_engine_that_stays_paused_paused_nothing() -> None:
+    """The wire leaves the time out then; programs that print it go on."""
+    applied = Applied.of(weights_pb2.Applied(previous_version=1, active_version=2))
+    assert f"paused for {1000 * applied.paused_s:.1f} ms" == "paused for 0.0 ms"
+
+
+async def test_a_cut_stream_is_resumed_with_the_missing_bytes_only(daemon: ScriptedDaemon, client: AsyncClient) -> None:
+    """UNAVAILABLE in the middle: the same push goes on, and no byte that the daemon has is sent again."""
+    daemon.cut_after_bytes = [1000, 2000]
+    reports: list[PushProgress] = []
+    result = await client.push_weights(WEIGHTS, version=1, chunk_bytes=100, progress=reports.append)
+    assert result.push.state == "applied"
+    assert daemon.pushed_bytes() == BYTES
+    received = [byte_range for stream in daemon.streams for byte_range in stream]
+    assert len(daemon.streams) == 3
+    assert sum(end - start for start, end in received) == len(BYTES)
+    assert reports[-1].sent_bytes == reports[-1].total_bytes == len(BYTES)
+    assert reports[-1].num_resumes == 2
+
+
+async def test_a_truncated_push_is_resumed(daemon: ScriptedDaemon, client: AsyncClient) -> None:
+    """PUSH_TRUNCATED is answered by sending what is missing under the same id."""
+    missing_once = iter([True])
+
+    async def fail(context: Any) -> None:
+        if next(missing_once, False):
+            await refuse(context, code_pb2.ABORTED, "PUSH_TRUNCATED", "bytes are missing")
+
+    daemon.fail = fail
+    await client.push_weights(WEIGHTS, version=1, push_id="p")
+    assert daemon.pushed_bytes() == BYTES
+    assert daemon.header.push_id == "p"
+
+
+async def test_a_push_that_stays_truncated_is_given_up(daemon: ScriptedDaemon, client: AsyncClient) -> None:
+    """Resuming is bounded."""
+
+    async def fail(context: Any) -> None:
+        await refuse(context, code_pb2.ABORTED, "PUSH_TRUNCATED", "bytes are missing")
+
+    daemon.fail = fail
+    with pytest.raises(PushTruncatedError):
+        await client.push_weights(WEIGHTS, version=1)
+    assert len(daemon.streams) == 0
+
+
+async def test_a_lost_answer_is_looked_up(daemon: ScriptedDaemon, client: AsyncClient) -> None:
+    """When the connection breaks after the weights were applied, the push is not sent again."""
+    daemon.loses_answer = True
+    result = await client.push_weights(WEIGHTS, version=3)
+    assert result.push.state == "applied"
+    assert result.applied is not None
+    assert len(daemon.streams) == 1
+
+
+async def test_a_refusal_while_sending_is_the_typed_error(daemon: ScriptedDaemon, client: AsyncClient) -> None:
+    """The daemon answers the header while megabytes are on their way: its reason arrives, not a broken pipe."""
+
+    async def fail(context: Any) -> None:
+        await refuse(context, code_pb2.FAILED_PRECONDITION, "VERSION_NOT_NEWER", "version 5 is served")
+
+    daemon.fail = fail
+    with pytest.raises(VersionNotNewerError, match="version 5 is served"):
+        await client.push_weights({"w": numpy.zeros(64 * MIB, dtype="uint8")}, version=1)
+
+
+async def test_a_refusal_is_typed_whenever_it_comes(daemon: ScriptedDaemon, client: AsyncClient) -> None:
+    """Often enough for the refusal to cross the frames in every order."""
+
+    async def fail(context: Any) -> None:
+        await asyncio.sleep(0)
+        await refuse(context, code_pb2.FAILED_PRECONDITION, "VERSION_NOT_NEWER", "version 5 is served")
+
+    daemon.fail = fail
+    weights = {"w": numpy.zeros(MIB, dtype="uint8")}
+    for _ in range(50):
+        with pytest.raises(VersionNotNewerError):
+            await client.push_weights(weights, version=1, chunk_bytes=MIB // 16)
+
+
+async def test_a_dry_run_sends_no_bytes(daemon: ScriptedDaemon, client: AsyncClient) -> None:
+    """VALIDATE is a header and an end."""
+    result = await client.push_weights(WEIGHTS, version=1, action="validate")
+    assert result.push.state == "valid"
+    assert daemon.streams == [[]]
+
+
+async def test_checksums_can_be_left_out(daemon: ScriptedDaemon, client: AsyncClient) -> None:
+    """`checksum=False` sends none."""
+    await client.push_weights(WEIGHTS, version=1, checksum=False)
+    assert not any(daemon.checksums)
+
+
+async def test_a_daemon_that_was_never_there_is_not_waited_for() -> None:
+    """Only a push that has begun is resumed."""
+    async with AsyncClient("127.0.0.1:1") as client:
+        with pytest.raises(UnavailableError):
+            await client.push_weights(WEIGHTS, version=1)
+
+
+async def test_the_deadline_ends_a_push(daemon: ScriptedDaemon, client: AsyncClient) -> None:
+    """`timeout_s` counts from the call, over all streams."""
+    daemon.fail = _never
+    with pytest.raises(DeadlineError):
+        await client.push_weights(WEIGHTS, version=1, timeout_s=0.3)
+
+
+async def test_an_error_in_the_progress_callback_reaches_the_caller(
+    daemon: ScriptedDaemon, client: AsyncClient
+) -> None:
+    """It is the caller's own code: neither swallowed nor retried."""
+
+    def fail(progress: PushProgress) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await client.push_weights(WEIGHTS, version=1, progress=fail)
+    assert not daemon.applied.is_set()
+
+
+async def test_what_cannot_be_pushed_is_refused_before_anything_is_sent(client: AsyncClient, tmp_path: Path) -> None:
+    """Wrong words, files and nothing at all."""
+    with pytest.raises(InvalidFieldError, match="keep, wait, abort"):
+        await client.push_weights(WEIGHTS, version=1, pause_mode="sleep")  # type: ignore[arg-type]
+    with pytest.raises(CheckpointFileError):
+        await client.push_weights(tmp_path, version=1)
+    with pytest.raises(ValueError, match="no weights"):
+        await client.push_weights({}, version=1)
+
+
+async def test_served_weights_tell_version_tensors_and_digests(daemon: ScriptedDaemon, client: AsyncClient) -> None:
+    """What a trainer compares its own state with."""
+    await client.push_weights(WEIGHTS, version=2)
+    served = await client.get_weights(include_digests=True)
+    assert served.weight_version == 2
+    assert [(tensor.name, tensor.shape) for tensor in served.tensors] == [("a", (7, 1)), ("b", (1000,)), ("scalar", ())]
+    assert served.manifest_digest == daemon.header.manifest_digest
+    assert served.digests == {("tp0", "w"): "00"}
+
+
+async def _never(context: Any) -> None:
+    await asyncio.Event().wait()

@@ -1,0 +1,104 @@
+"""Weights of any kind become named bytes."""
+
+import sys
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+from genserve.client.weights.sources import tensor_sources
+
+
+def contents(weights: Any) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+    return {each.name: (each.dtype, each.shape, bytes(each.read())) for each in tensor_sources(weights)}
+
+
+class TiedModel(torch.nn.Module):
+    """A head that is the embedding, and a norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed_tokens = torch.nn.Embedding(4, 2)
+        self.norm = torch.nn.LayerNorm(2)
+        self.lm_head = torch.nn.Linear(2, 4, bias=False)
+        self.lm_head.weight = self.embed_tokens.weight
+
+
+def test_a_module_sends_tied_weights_once() -> None:
+    """As in checkpoints, the first name is kept: lm_head.weight is left out."""
+    assert list(contents(TiedModel())) == ["embed_tokens.weight", "norm.weight", "norm.bias"]
+
+
+def test_a_tied_head_alone_is_sent() -> None:
+    """Only a second name for the same bytes is left out."""
+    assert list(contents({"lm_head.weight": TiedModel().lm_head.weight})) == ["lm_head.weight"]
+
+
+def test_views_that_share_memory_but_are_not_the_same_are_all_sent() -> None:
+    """Halves of a fused tensor, and a transpose, are tensors of their own."""
+    fused = torch.arange(4.0).reshape(2, 2)
+    tensors = contents({"q": fused[:1], "k": fused[1:], "t": fused.T, "all": fused})
+    assert list(tensors) == ["q", "k", "t", "all"]
+    assert numpy.frombuffer(tensors["t"][2], "<f4").tolist() == [0, 2, 1, 3]
+
+
+def test_bfloat16_needs_no_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """numpy has no bfloat16; the bytes are read from memory."""
+    tensor = torch.tensor([1.0, -2.0], dtype=torch.bfloat16, requires_grad=True)
+    monkeypatch.setitem(sys.modules, "numpy", None)
+    assert contents({"w": tensor}) == {"w": ("BF16", (2,), b"\x80\x3f\x00\xc0")}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "name"),
+    [
+        (torch.float64, "F64"), (torch.float32, "F32"), (torch.float16, "F16"), (torch.float8_e4m3fn, "F8_E4M3"),
+        (torch.float8_e5m2, "F8_E5M2"), (torch.int64, "I64"), (torch.int32, "I32"), (torch.int16, "I16"),
+        (torch.int8, "I8"), (torch.uint8, "U8"), (torch.bool, "BOOL"), (torch.uint16, "U16"), (torch.complex64, "C64"),
+    ],
+)  # fmt: skip
+def test_torch_types_have_the_names_of_safetensors(dtype: torch.dtype, name: str) -> None:
+    """And the sizes."""
+    (source,) = tensor_sources({"w": torch.zeros(3, 2).to(dtype)})
+    assert source.dtype == name
+    assert source.size_bytes == len(source.read()) == 6 * dtype.itemsize
+
+
+def test_scalars_and_empty_tensors() -> None:
+    """A scalar has an empty shape, an empty tensor no bytes; several empty ones are not taken for tied."""
+    weights = {"s": torch.tensor(1.0), "e": torch.zeros(0, 3), "f": torch.zeros(0, 3)}
+    assert contents(weights)["s"] == ("F32", (), b"\x00\x00\x80\x3f")
+    assert contents(weights)["e"] == ("F32", (0, 3), b"")
+    assert "f" in contents(weights)
+
+
+def test_a_read_tensor_outlives_its_source() -> None:
+    """The view keeps the memory, also of a copy that was made for it."""
+    (source,) = tensor_sources({"w": torch.arange(1000.0).reshape(10, 100).T})
+    data = source.read()
+    del source
+    assert data[:4] == b"\x00\x00\x00\x00"
+    assert len(data) == 4000
+
+
+def test_numpy_arrays_are_made_contiguous_and_little_endian() -> None:
+    """Strides and byte order are not the daemon's concern."""
+    array = numpy.arange(4, dtype=">f4").reshape(2, 2)
+    assert contents({"w": array.T})["w"] == ("F32", (2, 2), numpy.array([0, 2, 1, 3], "<f4").tobytes())
+    assert contents({"s": numpy.array(1, "int8")})["s"] == ("I8", (), b"\x01")
+
+
+def test_what_has_no_bytes_or_no_name_is_refused_by_name() -> None:
+    """The message says which tensor."""
+    for tensor, reason in (
+        (torch.zeros(1, device="meta"), "meta"),
+        (torch.zeros(2, 2).to_sparse(), "sparse"),
+        (torch.zeros(1, dtype=torch.complex128), "complex128"),
+        (numpy.array(["x"]), "no name"),
+        ([1.0], "neither"),
+    ):
+        with pytest.raises(TypeError, match=rf"^w: .*{reason}"):
+            tensor_sources({"w": tensor})
+    with pytest.raises(TypeError, match="not int"):
+        tensor_sources(3)

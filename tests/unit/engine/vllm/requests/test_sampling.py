@@ -1,0 +1,59 @@
+"""Fields of SamplingParams out of a request."""
+
+import msgspec
+import pytest
+from vllm.sampling_params import SamplingParams
+
+from genserve.engine.generation import GenerationRequest, Output, Sampling, Stop, TextPrompt
+from genserve.engine.vllm.requests.sampling import request_field, sampling_fields
+from genserve.errors import InvalidFieldError
+
+KNOWN = {f.name for f in msgspec.structs.fields(SamplingParams) if not f.name.startswith("_")}
+
+
+def request(**changes: object) -> GenerationRequest:
+    """A request with some fields set."""
+    return GenerationRequest("r", TextPrompt("x"), **changes)  # type: ignore[arg-type]
+
+
+def test_a_zero_is_passed_on_and_an_absent_field_is_not() -> None:
+    """Presence decides, not truth."""
+    fields = sampling_fields(request(sampling=Sampling(temperature=0.0, seed=0)), KNOWN)
+    assert fields["temperature"] == 0.0 and fields["seed"] == 0
+    assert "top_p" not in fields
+
+
+def test_no_limit_of_tokens_means_what_the_context_holds() -> None:
+    """vLLM's own default of 16 would surprise."""
+    assert sampling_fields(request(), KNOWN)["max_tokens"] is None
+
+
+def test_stop_strings_need_text_even_when_none_is_wanted() -> None:
+    """They are matched on text."""
+    wanted = Output(text=False)
+    assert sampling_fields(request(output=wanted), KNOWN)["detokenize"] is False
+    assert sampling_fields(request(output=wanted, stop=Stop(strings=["x"])), KNOWN)["detokenize"] is True
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("tempreature", "is not a field"), ("temperature", "sampling.temperature"), ("output_kind", "set by the daemon")],
+)
+def test_an_engine_parameter_that_is_unknown_or_has_its_own_field_is_refused(name: str, says: str) -> None:
+    """Nothing is ignored in silence."""
+    with pytest.raises(InvalidFieldError, match=says) as raised:
+        sampling_fields(request(engine_params={name: 1}), KNOWN)
+    assert raised.value.violations[0].field == f"engine_params.{name}"
+
+
+def test_every_field_exists_in_vllm() -> None:
+    """Names are passed on as keywords."""
+    everything = Sampling(*([1] * len(Sampling.__dataclass_fields__)))  # type: ignore[arg-type]
+    assert set(sampling_fields(request(sampling=everything, stop=Stop(min_tokens=1)), KNOWN)) <= KNOWN
+
+
+def test_a_complaint_of_vllm_names_the_field_of_the_request() -> None:
+    """A client never sees a name that it did not send."""
+    assert request_field("temperature") == "sampling.temperature"
+    assert request_field("include_stop_str_in_output") == "stop.include_stop"
+    assert request_field("thinking_token_budget") == "engine_params.thinking_token_budget"

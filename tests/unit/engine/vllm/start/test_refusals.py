@@ -1,0 +1,340 @@
+"""The table of settings that cannot be combined with pushed weights, on vLLM's own configurations."""
+
+import copy
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from vllm.config import VllmConfig
+from vllm.config.load import LoadConfig
+from vllm.config.quantization import _ONLINE_SHORTHANDS
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.model_executor.model_loader import _LOAD_FORMAT_TO_MODEL_LOADER
+from vllm.model_executor.model_loader.weight_cache.ipc_loader import IpcModelLoader
+from vllm.v1.core.sched.scheduler import Scheduler
+
+from genserve.engine.vllm.start import config as vllm_config
+from genserve.engine.vllm.start import refusals
+from genserve.engine.vllm.start.failure import EngineStartError
+from genserve.engine.vllm.start.refusals import TABLE, Row, check, rows
+from tests import models
+
+Make = Callable[..., VllmConfig]
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> VllmConfig:
+    """What vLLM makes of no flags but a model."""
+    return AsyncEngineArgs(model=str(models.tiny_qwen3(tmp_path_factory.mktemp("model")))).create_engine_config()
+
+
+@pytest.fixture(scope="module")
+def make(plain: VllmConfig) -> Make:
+    """What vLLM makes of flags, given as `AsyncEngineArgs` has them."""
+    return lambda **flags: AsyncEngineArgs(model=plain.model_config.model, **flags).create_engine_config()
+
+
+def changed(plain: VllmConfig, changes: dict[str, Any]) -> VllmConfig:
+    """The configuration with fields set, by their path: for what vLLM refuses where there is no GPU, or Ray."""
+    config = copy.copy(plain)
+    for path, value in changes.items():
+        *parents, key = path.split(".")
+        owner: Any = config
+        for parent in parents:
+            part = copy.copy(getattr(owner, parent))
+            object.__setattr__(owner, parent, part)
+            owner = part
+        object.__setattr__(owner, key, value)
+    return config
+
+
+def connector(name: str, **extra: Any) -> dict[str, Any]:
+    """As a user asks for one."""
+    return {"kv_connector": name, "kv_role": "kv_both", "kv_connector_extra_config": extra}
+
+
+STORE = "MooncakeStoreConnector"
+NGRAM = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 2}
+
+# Their loaders make the tensors of the model themselves, and copy what they read into them.
+LOAD_FORMATS_OF_OWN_MEMORY = {
+    "auto", "hf", "dummy", "fastsafetensors", "instanttensor", "mistral", "npcache", "pt", "runai_streamer",
+    "runai_streamer_sharded", "safetensors", "sharded_state", "tensorizer",
+}  # fmt: skip
+
+# By row: flags that vLLM takes here, which the row is about, and similar ones which it is not about.
+FLAGS: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {
+    "online-quantization-over-ranks": (
+        [
+            {"quantization": "fp8_per_tensor", "tensor_parallel_size": 2},
+            {"quantization": "fp8_per_channel", "tensor_parallel_size": 2},
+            {"quantization": "nvfp4_per_token", "tensor_parallel_size": 2},
+            {"quantization": "int8_per_channel_weight_only", "tensor_parallel_size": 2},
+            {
+                "quantization": "online",
+                "quantization_config": {"targets": {"re:.*o_proj": "fp8_per_tensor"}},
+                "tensor_parallel_size": 2,
+            },
+        ],
+        [
+            {"quantization": "fp8_per_tensor"},
+            {"quantization": "fp8_per_tensor", "data_parallel_size": 2},  # a dense model: whole replicas
+            {"quantization": "fp8_per_block", "tensor_parallel_size": 2},
+            {"quantization": "mxfp8", "tensor_parallel_size": 2},
+            {"quantization": "mxfp4", "tensor_parallel_size": 2},
+            {"tensor_parallel_size": 2},
+        ],
+    ),
+    "weights-offloaded-to-host": ([{"cpu_offload_gb": 1}, {"offload_backend": "uva"}], [{}]),
+    "weights-prefetched-from-host": ([{"offload_group_size": 2}], [{"cpu_offload_gb": 1}]),
+    "weights-shared-with-preload": (
+        [
+            {"load_format": "ipc_cache"},
+            {"load_format": "IPC_CACHE", "model_loader_extra_config": {"mode": "zero_copy", "fallback": False}},
+        ],
+        [
+            {"load_format": "ipc_cache", "model_loader_extra_config": {"mode": "copy"}},
+            *({"load_format": name} for name in LOAD_FORMATS_OF_OWN_MEMORY),
+        ],
+    ),
+    "weights-published-to-peers": ([{"load_format": "modelexpress"}], [{"load_format": "auto"}]),
+    "adapters-on-other-hosts": (
+        [
+            {"enable_lora": True, "data_parallel_size": 2, "data_parallel_size_local": 1},
+            {"enable_lora": True, "nnodes": 2, "tensor_parallel_size": 2},
+        ],
+        [
+            {"enable_lora": True, "data_parallel_size": 2},
+            {"enable_lora": True, "tensor_parallel_size": 2},
+            {"data_parallel_size": 2, "data_parallel_size_local": 1},
+            {"nnodes": 2, "tensor_parallel_size": 2},
+        ],
+    ),
+    "kv-connector-without-reset": (
+        [
+            {"kv_transfer_config": connector("ExampleConnector", shared_storage_path="/tmp")},
+            {
+                "kv_transfer_config": connector(
+                    "MultiConnector", connectors=[connector(STORE), connector("ExampleConnector")]
+                )
+            },
+        ],
+        [
+            {"kv_transfer_config": connector("OffloadingConnector", cpu_bytes_to_use=1 << 20)},
+            {"kv_transfer_config": connector("MultiConnector", connectors=[connector(STORE)])},
+            {"kv_offloading_size": 1.0},
+        ],
+    ),
+    "draft-model": ([], [{"speculative_config": NGRAM}]),
+}
+
+# By row: fields of a configuration, as vLLM sets them where it can.
+FIELDS: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {
+    "expert-load-balancing": (
+        [{"parallel_config.enable_eplb": True}],
+        [{"parallel_config.enable_expert_parallel": True}],
+    ),
+    "elastic-experts": ([{"parallel_config.enable_elastic_ep": True}], [{"parallel_config.data_parallel_size": 1}]),
+    "online-quantization-over-ranks": (
+        [{"model_config.quantization": "experts_int8", "parallel_config.tensor_parallel_size": 2}],
+        [{"model_config.quantization": "experts_int8"}],
+    ),
+    "decode-context-parallelism": (
+        [{"parallel_config.decode_context_parallel_size": 2}],
+        [{"parallel_config.prefill_context_parallel_size": 2}],
+    ),
+    "attention-fused-with-quantization": (
+        [{"compilation_config.pass_config.fuse_attn_quant": True}],
+        [
+            {"compilation_config.pass_config.fuse_attn_quant": False},
+            {"compilation_config.pass_config.fuse_norm_quant": True},
+        ],
+    ),
+    "weights-prefetched-from-host": ([{"offload_config.offload_backend": "prefetch"}], []),
+    "ray-workers": (
+        [{"parallel_config.distributed_executor_backend": "ray"}],
+        [{"parallel_config.distributed_executor_backend": "mp"}],
+    ),
+    "ray-engines": (
+        [{"parallel_config.data_parallel_backend": "ray"}],
+        [{"parallel_config.data_parallel_backend": "mp"}],
+    ),
+    "encoder-connector": ([{"ec_transfer_config": object()}], [{"ec_transfer_config": None}]),
+}
+
+
+# By row: flags as they are written, for the rows that need nothing else.
+WRITTEN: dict[str, tuple[list[str], list[str]]] = {
+    "expert-load-balancing": (["--enable-eplb"], ["--enable-expert-parallel"]),
+    "elastic-experts": (["--enable-elastic-ep"], ["--data-parallel-size=2"]),
+    "decode-context-parallelism": (
+        ["--decode-context-parallel-size=2"],
+        ["--decode-context-parallel-size=1", "--prefill-context-parallel-size=2"],
+    ),
+    "weights-offloaded-to-host": (["--cpu-offload-gb=1", "--offload-backend=uva"], ["--offload-backend=auto"]),
+    "weights-prefetched-from-host": (["--offload-group-size=2", "--offload-backend=prefetch"], []),
+    "ray-workers": (["--distributed-executor-backend=ray"], ["--distributed-executor-backend=mp"]),
+    "ray-engines": (["--data-parallel-backend=ray"], ["--data-parallel-backend=mp"]),
+}
+
+
+class Speculative:
+    """As vLLM's SpeculativeConfig, which looks for the draft model's files."""
+
+    def __init__(self, method: str, model: str = "") -> None:
+        self.method = method
+        self.draft_model_config = SimpleNamespace(model=model)
+
+
+FIELDS["draft-model"] = (
+    [{"speculative_config": Speculative(method)} for method in ("mtp", "eagle3", "draft_model", "custom_class")],
+    [
+        *({"speculative_config": Speculative(method)} for method in ("ngram_gpu", "suffix")),
+        {"speculative_config": Speculative("mtp", "served"), "model_config.model": "served"},
+    ],
+)
+
+
+def applying(config: VllmConfig) -> set[str]:
+    """Names of the rows that apply."""
+    return {row.name for row in rows(config)}
+
+
+def test_the_table_is_whole() -> None:
+    """Every row has a name of its own, something to be asked for by, and a test of what it is about and what not."""
+    names = [row.name for row in TABLE]
+    assert len(set(names)) == len(names)
+    for row in TABLE:
+        assert all(flag.startswith("--") for flag in row.flags)
+        cases = [table[row.name] for table in (FLAGS, FIELDS) if row.name in table]
+        assert any(applies for applies, _ in cases), row.name
+        assert any(others for _, others in cases), row.name
+    assert FLAGS.keys() | FIELDS.keys() == set(names)
+
+
+def test_the_flags_are_vllms() -> None:
+    """A user finds them in the help."""
+    known = vllm_config.parser("genserve serve", "")._option_string_actions
+    for row in TABLE:
+        for flag in row.flags:
+            assert {word for word in flag.split() if word.startswith("--")} <= known.keys(), row.name
+
+
+def test_no_flags_are_no_reason_to_refuse(plain: VllmConfig) -> None:
+    """Nor to warn."""
+    assert check(plain) == ()
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_a_row_applies_to_what_vllm_makes_of_its_flags_alone(make: Make, name: str) -> None:
+    """Not to flags that look alike."""
+    applies, others = FLAGS[name]
+    for flags in applies:
+        assert name in applying(make(**flags)), flags
+    for flags in others:
+        assert name not in applying(make(**flags)), flags
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_a_row_applies_to_fields_that_vllm_sets_elsewhere(
+    plain: VllmConfig, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where there is a GPU, or Ray."""
+    monkeypatch.setenv("VLLM_USE_RAY_V2_EXECUTOR_BACKEND", "0")
+    applies, others = FIELDS[name]
+    for fields in applies:
+        assert name in applying(changed(plain, fields)), fields
+    for fields in others:
+        assert name not in applying(changed(plain, fields)), fields
+
+
+def test_experts_are_sharded_over_data_parallel_engines(plain: VllmConfig, tmp_path: Path) -> None:
+    """So their scales are agreed on over those."""
+    experts = AsyncEngineArgs(model=str(models.tiny_qwen3_moe(tmp_path)), quantization="fp8_per_tensor")
+    config = experts.create_engine_config()
+    assert applying(config) == set()
+    over_ranks = changed(
+        config, {"parallel_config.data_parallel_size": 2, "parallel_config.data_parallel_size_local": 2}
+    )
+    assert applying(over_ranks) == {"online-quantization-over-ranks"}
+
+
+def test_a_refusal_names_the_flag_the_reason_and_what_to_do(plain: VllmConfig) -> None:
+    """All of them, when there is more than one; warnings wait for another start."""
+    refused = {"parallel_config.enable_eplb": True, "parallel_config.enable_elastic_ep": True}
+    with pytest.raises(EngineStartError) as error:
+        check(changed(plain, {**refused, "ec_transfer_config": object()}))
+    text = str(error.value)
+    for row in TABLE:
+        named = row.name in ("expert-load-balancing", "elastic-experts")
+        assert (row.message in text) == named
+        if named:
+            assert row.flags[0] in text and row.reason in text and row.instead in text
+    assert "\n" not in text
+
+
+def test_a_warning_lets_the_engine_start(plain: VllmConfig) -> None:
+    """And is told."""
+    (warning,) = check(changed(plain, {"speculative_config": Speculative("eagle3")}))
+    assert warning.startswith("--speculative-config ")
+    assert "draft-model" in warning
+
+
+def test_connectors_that_are_said_to_drop_what_they_hold_do() -> None:
+    """Any other one says nothing when vLLM asks, and vLLM takes that for a yes."""
+    registered = KVConnectorFactory._registry
+    directory = Path(inspect.getfile(KVConnectorBase_V1)).parent
+    resetting = {path for path in directory.rglob("*.py") if "    def reset_cache(" in path.read_text()}
+    assert registered.keys() >= refusals._RESETTING_CONNECTORS
+    for name in refusals._RESETTING_CONNECTORS:
+        assert any(f"class {name}(" in path.read_text() for path in resetting), name
+    assert "return None" in inspect.getsource(KVConnectorBase_V1.reset_cache)
+    assert "self.connector.reset_cache() is False" in inspect.getsource(Scheduler.reset_connector_cache)
+
+
+def test_what_every_online_quantization_needs_of_other_ranks_is_known(make: Make) -> None:
+    """A new one of vLLM's is looked at before it is served over ranks: does it reduce over them while it loads?"""
+    assert set(_ONLINE_SHORTHANDS) == {
+        "fp8_per_tensor",
+        "fp8_per_block",
+        "fp8_per_channel",
+        "mxfp8",
+        "mxfp4",
+        "int8_per_channel_weight_only",
+        "nvfp4_per_token",
+    }
+
+
+def test_where_every_load_format_puts_weights_is_known() -> None:
+    """A new one of vLLM's is looked at before it is served: is what it makes the worker's own memory, which nobody else
+    reads? And what vLLM does without a mode is to share."""
+    assert _LOAD_FORMAT_TO_MODEL_LOADER.keys() == {*LOAD_FORMATS_OF_OWN_MEMORY, "ipc_cache", "modelexpress"}
+    assert IpcModelLoader(LoadConfig(load_format="ipc_cache")).mode == "zero_copy"
+
+
+@pytest.mark.parametrize("row", [row for row in TABLE if row.by_flags], ids=lambda row: row.name)
+def test_what_flags_show_by_themselves_is_refused_without_a_model(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM has checks of its own on the way to a configuration, which ask for what should go with the flag."""
+    monkeypatch.setenv("VLLM_USE_RAY_V2_EXECUTOR_BACKEND", "0")
+    parser = vllm_config.parser("genserve serve", "")
+    refused, taken = WRITTEN[row.name]
+    for flag in refused:
+        with pytest.raises(EngineStartError, match=rf"\[{row.name}\]"):
+            refusals.check_flags(parser.parse_args([flag]))
+    for flag in taken:
+        refusals.check_flags(parser.parse_args([flag]))
+
+
+def test_the_guide_tells_of_every_row() -> None:
+    """As the row says it, and of no other one."""
+    page = (Path(__file__).parents[5] / "docs/gpu.md").read_text()
+    listed = page.partition("## What is refused")[2]
+    for row in TABLE:
+        flags = ", ".join(f"`{flag}`" for flag in row.flags)
+        assert f"| {row.name} | {flags} | {row.reason} | {row.instead} |" in listed
+    assert listed.count("\n| ") == len(TABLE) + 2  # the heads

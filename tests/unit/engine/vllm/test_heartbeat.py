@@ -1,0 +1,177 @@
+"""When an engine that does not answer is given up, and when it is only slow."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from genserve.engine.vllm.activity import Activity, observer
+from genserve.engine.vllm.heartbeat import Heartbeat, HeartbeatLimits, hopeless
+from genserve.engine.vllm.liveness import Liveness
+from genserve.errors import DeadlineError, EngineDeadError
+
+IDLE = Activity(cpu_s=10.0, runs=False, stopped=False, waits_for_io=False, steps=100)
+LIMITS = HeartbeatLimits(timeout_s=0.4, step_s=1.2)
+
+
+@dataclass
+class Pinged:
+    """An engine that answers pings while `answers` is set, and works while `works` is."""
+
+    liveness: Liveness = field(default_factory=Liveness)
+    answers: asyncio.Event = field(default_factory=asyncio.Event)
+    told: list[bool] = field(default_factory=list)
+    num_pings: int = 0
+    num_pending: int = 0
+    works: bool = False
+    seen: Activity = IDLE
+
+    async def ping(self, workers: bool) -> None:
+        self.num_pings += 1
+        assert self.num_pending == 0, "one at a time"
+        self.num_pending += 1
+        try:
+            await self.answers.wait()
+        finally:
+            self.num_pending -= 1
+
+    def observe(self) -> Activity:
+        self.seen = replace(self.seen, cpu_s=self.seen.cpu_s + self.works)
+        return self.seen
+
+
+@pytest.fixture
+async def pinged() -> AsyncIterator[Pinged]:
+    engine = Pinged()
+    engine.answers.set()
+    heartbeat = Heartbeat(engine.liveness, engine.ping, engine.observe, LIMITS, engine.told.append)
+    beating = asyncio.create_task(heartbeat.run())
+    yield engine
+    beating.cancel()
+    await asyncio.wait({beating})
+
+
+async def test_an_engine_that_answers_is_left_alone(pinged: Pinged) -> None:
+    """Asked again and again."""
+    await asyncio.sleep(0.5)
+    assert pinged.num_pings > 3
+    assert pinged.told == []
+
+
+async def test_an_engine_that_does_nothing_and_does_not_answer_is_given_up_on_time(pinged: Pinged) -> None:
+    """Health first, then every call ends."""
+    pinged.answers.clear()
+    began_s = asyncio.get_running_loop().time()
+    await asyncio.wait_for(pinged.liveness.wait_dead(), 5)
+    assert asyncio.get_running_loop().time() - began_s < 2 * LIMITS.timeout_s
+    assert pinged.told == [False]
+
+
+async def test_an_engine_in_a_long_step_is_not_serving_until_it_answers(pinged: Pinged) -> None:
+    """Its processes work: it is no more than late. The ping is not sent again meanwhile."""
+    pinged.works = True
+    pinged.answers.clear()
+    await asyncio.sleep(2 * LIMITS.timeout_s)
+    assert (pinged.told, pinged.num_pending) == ([False], 1)
+    pinged.answers.set()
+    await asyncio.sleep(LIMITS.timeout_s)
+    assert pinged.told == [False, True]
+    assert not pinged.liveness.dead
+
+
+async def test_a_step_without_an_end_is_given_up(pinged: Pinged) -> None:
+    """At the limit of a step, though its processes work."""
+    pinged.works = True
+    pinged.answers.clear()
+    await asyncio.wait_for(pinged.liveness.wait_dead(), 5)
+
+
+async def test_a_call_that_takes_long_is_no_silence(pinged: Pinged) -> None:
+    """It has a deadline of its own; when that has passed, silence begins to count."""
+    calling = asyncio.create_task(
+        pinged.liveness.call(asyncio.Event().wait(), what="commit", timeout_s=3 * LIMITS.timeout_s)
+    )
+    await asyncio.sleep(0)
+    pinged.answers.clear()
+    with pytest.raises(DeadlineError):
+        await calling
+    assert pinged.told == []
+    assert not pinged.liveness.dead
+    await asyncio.wait_for(pinged.liveness.wait_dead(), 5)
+    assert pinged.told == [False]
+
+
+async def test_a_call_that_was_made_after_the_ping_is_no_excuse(pinged: Pinged) -> None:
+    """The engine would have answered the ping before it: clients that call on do not keep a dead engine alive."""
+    pinged.answers.clear()
+    await asyncio.sleep(LIMITS.timeout_s / 2)
+    began_s = asyncio.get_running_loop().time()
+    with pytest.raises(EngineDeadError):
+        await pinged.liveness.call(asyncio.Event().wait(), what="digests", timeout_s=60.0)
+    assert asyncio.get_running_loop().time() - began_s < 2 * LIMITS.timeout_s
+
+
+async def test_a_stopped_worker_is_found_though_nobody_asks_it(pinged: Pinged) -> None:
+    """EngineCore answers; one that goes on in time is as good as before."""
+    pinged.seen = replace(IDLE, stopped=True)
+    await asyncio.sleep(LIMITS.timeout_s / 2)
+    pinged.seen = IDLE
+    await asyncio.sleep(LIMITS.timeout_s)
+    assert pinged.told == []
+    pinged.seen = replace(IDLE, stopped=True)
+    await asyncio.wait_for(pinged.liveness.wait_dead(), 5)
+    assert pinged.told == [False]
+
+
+async def test_a_worker_that_breaks_off_ends_the_heartbeat(pinged: Pinged) -> None:
+    """As any death does."""
+    pinged.answers.clear()
+    pinged.liveness.declare_dead()
+    await asyncio.sleep(0.1)
+    assert pinged.told == []
+
+
+@pytest.mark.parametrize(
+    ("now", "num_steps", "says"),
+    [
+        (IDLE, 0, "do nothing"),
+        (replace(IDLE, waits_for_io=True), 0, None),
+        (replace(IDLE, cpu_s=IDLE.cpu_s + 2.0), 0, None),
+        (replace(IDLE, cpu_s=IDLE.cpu_s + 2.0, stopped=True), 0, "was stopped"),
+        (replace(IDLE, cpu_s=IDLE.cpu_s + 2.0), 2, None),
+        (replace(IDLE, cpu_s=IDLE.cpu_s + 2.0), 16, "reads no calls"),
+    ],
+)
+def test_what_processes_do_tells_whether_an_answer_may_come(now: Activity, num_steps: int, says: str | None) -> None:
+    """A long step works and ends none; a few steps may have been on their way."""
+    reason = hopeless(IDLE, now, 2.5, num_steps)
+    assert reason is None if says is None else says in str(reason)
+
+
+def test_processes_are_observed_with_their_children() -> None:
+    """CPU time and stops of a child count: workers are children of EngineCore."""
+    burn = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'print(flush=True)\\nwhile True: pass'])"
+    with subprocess.Popen([sys.executable, "-c", burn], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        parent.stdout.readline()
+        observe = observer([parent.pid], lambda: 7)
+        try:
+            before = observe()
+            while observe().cpu_s < before.cpu_s + 0.1:
+                pass
+            assert not before.stopped
+            assert before.steps == 7
+            with open(f"/proc/{parent.pid}/task/{parent.pid}/children") as children:
+                child = int(children.read())
+            os.kill(child, signal.SIGSTOP)
+            while not observe().stopped:
+                pass
+            os.kill(child, signal.SIGKILL)
+        finally:
+            parent.kill()
+    assert observe() == Activity(0.0, False, False, False, 7)

@@ -1,0 +1,114 @@
+"""What a Pause asks for, defaults and contradictions included."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+from google.protobuf import json_format
+from google.protobuf.duration_pb2 import Duration
+
+from genserve.client.control.state import ServerInfo
+from genserve.control.conditions import Phase
+from genserve.control.state import EngineState
+from genserve.engine.protocol import EngineInfo, KvPolicy, ModelMemory, PauseMode
+from genserve.errors import InvalidFieldError
+from genserve.rpc.convert.control import (
+    PauseArguments,
+    ServerFacts,
+    pause_arguments,
+    renewed_ttl_s,
+    to_server_info,
+    watch_interval_s,
+)
+from genserve.rpc.convert.values import seconds, to_duration
+from genserve.v1 import control_pb2
+
+
+def pause(**fields: Any) -> PauseArguments:
+    """The arguments for fields as JSON has them."""
+    return pause_arguments(json_format.ParseDict(fields, control_pb2.PauseRequest()))
+
+
+def watch(**fields: Any) -> float:
+    """The interval for fields as JSON has them."""
+    return watch_interval_s(json_format.ParseDict(fields, control_pb2.WatchStatusRequest()))
+
+
+def test_a_bare_pause_has_the_contract_s_defaults() -> None:
+    """KEEP, the cache stays, and the lease ends after 60 s: a program that dies leaves nothing paused."""
+    assert pause() == PauseArguments(PauseMode.KEEP, KvPolicy.REUSE, "", 60.0, "", 60.0)
+
+
+def test_everything_in_a_pause_arrives() -> None:
+    """Field by field."""
+    assert pause(
+        mode="PAUSE_MODE_WAIT", kvPolicy="KV_POLICY_RECOMPUTE", holder="me", ttl="5s", requestId="r", timeout="0.5s"
+    ) == PauseArguments(PauseMode.WAIT, KvPolicy.RECOMPUTE, "me", 5.0, "r", 0.5)
+
+
+def test_no_expiry_has_to_be_asked_for() -> None:
+    """And contradicts a time to live."""
+    assert pause(noExpiry=True).ttl_s is None
+    with pytest.raises(InvalidFieldError) as caught:
+        pause(noExpiry=True, ttl="5s")
+    assert caught.value.violations[0].field == "ttl"
+
+
+@pytest.mark.parametrize(
+    ("fields", "path"),
+    [({"ttl": "0s"}, "ttl"), ({"timeout": "-1s"}, "timeout"), ({"mode": 99}, "mode"), ({"kvPolicy": 9}, "kv_policy")],
+)
+def test_a_bad_field_is_named(fields: dict[str, Any], path: str) -> None:
+    """A ttl of zero is no default."""
+    with pytest.raises(InvalidFieldError) as caught:
+        pause(**fields)
+    assert caught.value.violations[0].field == path
+
+
+def test_a_renewal_without_ttl_keeps_that_of_the_pause() -> None:
+    """None says so."""
+    assert renewed_ttl_s(control_pb2.RenewPauseRequest(lease_id="l")) is None
+    assert renewed_ttl_s(control_pb2.RenewPauseRequest(lease_id="l", ttl=to_duration(2.5))) == 2.5
+
+
+def test_watching_faster_than_ten_times_a_second_is_refused() -> None:
+    """A watcher must not cost what it watches."""
+    assert (watch(), watch(interval="0.1s")) == (1.0, 0.1)
+    with pytest.raises(InvalidFieldError) as caught:
+        watch(interval="0.099s")
+    assert caught.value.violations[0].field == "interval"
+
+
+@pytest.mark.parametrize("value", [Duration(), Duration(seconds=-1), Duration(nanos=-1), Duration(seconds=1 << 40)])
+def test_a_span_of_time_that_cannot_pass_is_refused(value: Duration) -> None:
+    """Zero, negative and beyond a year."""
+    with pytest.raises(InvalidFieldError):
+        seconds(value, "f")
+
+
+def test_durations_survive_the_round_trip() -> None:
+    """Nanoseconds too."""
+    for value_s in (1e-9, 0.1, 1.5, 3600.000000001):
+        assert seconds(to_duration(value_s), "f") == pytest.approx(value_s, abs=1e-10)
+
+
+def test_every_fact_of_the_engine_reaches_the_client_under_its_own_name() -> None:
+    """All values differ, so a field that is left out or swapped with another one is found."""
+    names = [field.name for field in dataclasses.fields(EngineInfo) if field.name != "versions"]
+    texts = {field.name for field in dataclasses.fields(EngineInfo) if field.type in ("str", str)}
+    facts: dict[str, Any] = {
+        name: f"{name}-value" if name in texts else number for number, name in enumerate(names, start=10)
+    }
+    facts["model_memory"] = ModelMemory(*range(100, 100 + len(dataclasses.fields(ModelMemory))))
+    info = EngineInfo(**facts, versions={"vllm": "1", "torch": "2"})
+    state = EngineState("instance", 1, Phase.RUNNING, (), 0, 0)
+    told = ServerInfo.of(to_server_info(info, ServerFacts("served", 1, 2, ["push"]), state))
+    found = {**dataclasses.asdict(told), **dataclasses.asdict(told.limits)}
+    # Which adapters fit, and whether it can sleep, is told by `features` and by errors.
+    kept_back = {"max_loras", "max_lora_rank", "can_sleep"}
+    expected = {**facts, "model": "served", "max_message_bytes": 1, "max_staging_bytes": 2, "features": ["push"]}
+    expected["model_memory"] = dataclasses.asdict(facts["model_memory"])
+    assert {name: found.get(name) for name in expected if name not in kept_back} == {
+        name: value for name, value in expected.items() if name not in kept_back
+    }
+    assert (told.versions["vllm"], told.versions["torch"]) == ("1", "2")

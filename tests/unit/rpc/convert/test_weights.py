@@ -1,0 +1,154 @@
+"""Headers, reports and manifests cross the wire unchanged."""
+
+from typing import Any
+
+import pytest
+from google.protobuf import json_format
+
+from genserve.control.conditions import Phase
+from genserve.control.leases import PauseLease
+from genserve.control.state import EngineState
+from genserve.engine.protocol import KvPolicy, PauseMode, WeightDigest
+from genserve.errors import InvalidFieldError
+from genserve.rpc.convert.values import to_state
+from genserve.rpc.convert.weights import (
+    manifest,
+    push_header,
+    to_get_push_response,
+    to_push_response,
+    to_weights_response,
+)
+from genserve.tensors.manifest import Manifest, PushIssue, TensorSpec
+from genserve.v1 import types_pb2, weights_pb2
+from genserve.weights.push.types import (
+    Applied,
+    ApplyOptions,
+    PushAction,
+    PushHeader,
+    PushOutcome,
+    PushReport,
+    PushState,
+    StepTiming,
+)
+
+STATE = EngineState("i", 3, Phase.RUNNING, (), 1, 2)
+MANIFEST = Manifest((TensorSpec("w", "BF16", (2, 3), 0, 12), TensorSpec("scalar", "F32", (), 12, 4)), 16, True)
+
+
+def header(**fields: Any) -> PushHeader:
+    """The header for fields as JSON has them."""
+    return push_header(json_format.ParseDict(fields, weights_pb2.PushHeader()))
+
+
+def test_a_bare_header_has_the_contract_s_defaults() -> None:
+    """APPLY, KEEP, RECOMPUTE, one stream, 300 s to apply and 300 s of staging."""
+    assert header(pushId="p", weightVersion=1) == PushHeader(
+        push_id="p",
+        weight_version=1,
+        expected_version=None,
+        manifest=None,
+        manifest_digest="",
+        action=PushAction.APPLY,
+        apply=ApplyOptions(PauseMode.KEEP, KvPolicy.RECOMPUTE, "", 300.0),
+        staging_ttl_s=300.0,
+        num_streams=1,
+        force=False,
+    )
+
+
+def test_everything_in_a_header_arrives() -> None:
+    """Expecting version 0 is not the same as expecting none."""
+    given = header(
+        pushId="p", weightVersion=7, expectedVersion=0, manifest=json_manifest(), manifestDigest="d",
+        action="PUSH_ACTION_STAGE", stagingTtl="1.5s", numStreams=4, force=True,
+        apply={"pauseMode": "PAUSE_MODE_ABORT", "kvPolicy": "KV_POLICY_REUSE", "pauseLeaseId": "l", "timeout": "2s"},
+    )  # fmt: skip
+    apply = ApplyOptions(PauseMode.ABORT, KvPolicy.REUSE, "l", 2.0)
+    assert given == PushHeader("p", 7, 0, MANIFEST, "d", PushAction.STAGE, apply, 1.5, 4, True)
+
+
+def json_manifest() -> dict[str, Any]:
+    """MANIFEST as GetWeights tells it."""
+    return json_format.MessageToDict(to_weights_response(0, MANIFEST, [], resident=True, state=STATE).manifest)
+
+
+def test_a_manifest_survives_the_round_trip() -> None:
+    """What GetWeights tells can be pushed as it is."""
+    assert manifest(to_weights_response(0, MANIFEST, [], resident=True, state=STATE).manifest) == MANIFEST
+
+
+@pytest.mark.parametrize(
+    ("fields", "path"),
+    [
+        ({"action": 99}, "header.action"),
+        ({"stagingTtl": "0s"}, "header.staging_ttl"),
+        ({"apply": {"timeout": "-1s"}}, "header.apply.timeout"),
+        ({"apply": {"pauseMode": 99}}, "header.apply.pause_mode"),
+        ({"apply": {"kvPolicy": 99}}, "header.apply.kv_policy"),
+    ],
+)
+def test_a_bad_field_is_named_by_its_path_in_the_frame(fields: dict[str, Any], path: str) -> None:
+    """As in PushWeightsRequest."""
+    with pytest.raises(InvalidFieldError) as caught:
+        header(**fields)
+    assert caught.value.violations[0].field == path
+
+
+def test_an_outcome_arrives_in_both_responses() -> None:
+    """PushWeights and GetPush tell the same."""
+    report = PushReport("p", PushState.APPLIED, 4, 16, 32, ((16, 20), (24, 32)), (PushIssue("w", "is odd"),), "digest")
+    outcome = PushOutcome(report, Applied(3, 4, (StepTiming("receive", 0.25), StepTiming("commit", 0.5)), 0.125, 5, 6))
+    response = to_push_response(outcome, STATE)
+    assert to_get_push_response(outcome, STATE).SerializeToString() == response.SerializeToString()
+    assert json_format.MessageToDict(response) == {
+        "push": {
+            "pushId": "p", "state": "PUSH_STATE_APPLIED", "weightVersion": 4, "receivedBytes": "16", "totalBytes": "32",
+            "missing": [{"start": "16", "end": "20"}, {"start": "24", "end": "32"}],
+            "issues": [{"tensor": "w", "description": "is odd"}], "manifestDigest": "digest",
+        },
+        "applied": {
+            "previousVersion": 3, "activeVersion": 4, "paused": "0.125s", "requestsKept": 5, "requestsAborted": 6,
+            "timings": [{"step": "receive", "duration": "0.250s"}, {"step": "commit", "duration": "0.500s"}],
+        },
+        "state": {
+            "instanceId": "i", "weightVersion": 3, "phase": "PHASE_RUNNING", "runningRequests": 1, "waitingRequests": 2
+        },
+    }  # fmt: skip
+
+
+def test_nothing_applied_is_not_applied_with_zeros() -> None:
+    """`applied` is unset; and `paused` is unset when the engine stays paused."""
+    report = PushReport("p", PushState.STAGED, 4, 16, 16)
+    assert not to_push_response(PushOutcome(report), STATE).HasField("applied")
+    staying = PushOutcome(report, Applied(0, 1, (), None, 0, 0))
+    assert not to_push_response(staying, STATE).applied.HasField("paused")
+
+
+def test_every_push_state_has_its_value() -> None:
+    """Names on the wire are those inside."""
+    for state in PushState:
+        response = to_push_response(PushOutcome(PushReport("p", state, 1, 0, 0)), STATE)
+        assert weights_pb2.PushState.Name(response.push.state) == f"PUSH_STATE_{state.name}"
+
+
+def test_weights_without_a_checkpoint_have_no_manifest() -> None:
+    """Rather than an empty one, which would say that nothing has to be pushed."""
+    response = to_weights_response(2, None, [WeightDigest("dp0:pp0:pcp0:tp0", "w", "ab")], resident=False, state=STATE)
+    assert not response.HasField("manifest")
+    assert response.weight_version == 2
+    assert [(d.rank, d.name, d.sha256) for d in response.digests] == [("dp0:pp0:pcp0:tp0", "w", "ab")]
+
+
+def test_leases_tell_when_they_end_only_if_they_do() -> None:
+    """A lease without expiry has no expire_time, not 1970."""
+    leases = (PauseLease("a", "h", PauseMode.WAIT, 5.0, 1700000000.25), PauseLease("b", "", PauseMode.KEEP, None, None))
+    one, two = to_state(EngineState("i", 0, Phase.PAUSED, leases, 0, 0)).pauses
+    assert (one.lease_id, one.holder, one.mode) == ("a", "h", types_pb2.PAUSE_MODE_WAIT)
+    assert one.expire_time.ToMilliseconds() == 1700000000250
+    assert not two.HasField("expire_time")
+
+
+@pytest.mark.parametrize("phase", Phase)
+def test_every_phase_has_its_value(phase: Phase) -> None:
+    """Names on the wire are those inside."""
+    assert types_pb2.Phase.Name(to_state(EngineState("i", 0, phase, (), 0, 0)).phase) == f"PHASE_{phase.name}"

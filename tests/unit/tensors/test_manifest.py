@@ -1,0 +1,186 @@
+"""Manifests: what is refused before a byte moves, and how fast."""
+
+import hashlib
+import time
+
+import pytest
+
+from genserve.errors import InvalidFieldError, ManifestMismatchError
+from genserve.tensors.manifest import MAX_TENSORS, Manifest, PushIssue, TensorSpec, structural_issues
+from genserve.weights.admission import check_num_tensors, examine, refuse_issues
+from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor
+
+
+def spec(name: str, offset: int, shape: tuple[int, ...] = (2, 2), dtype: str = "F32", length: int = 16) -> TensorSpec:
+    return TensorSpec(name, dtype, shape, offset, length)
+
+
+GOOD = Manifest((spec("b", 16), spec("a", 0)), 32)
+
+
+def test_good_manifest_has_no_issues() -> None:
+    """In any order, with scalars and with tensors of no element."""
+    assert structural_issues(GOOD) == []
+    tensors = (spec("empty", 4, (0, 7), "BF16", 0), spec("scalar", 0, (), "F32", 4), spec("x", 4, (3,), "BOOL", 3))
+    assert structural_issues(Manifest(tensors, 7)) == []
+
+
+def test_digest_is_that_of_the_lines_in_order_of_the_names() -> None:
+    """As weights.proto says, so that any client can compute it."""
+    lines = "a\tF32\t2,2\t0\t16\nb\tF32\t2,2\t16\t16\n"
+    assert GOOD.digest == hashlib.sha256(lines.encode()).hexdigest()
+    assert Manifest(GOOD.tensors[::-1], 32).digest == GOOD.digest
+    assert Manifest((spec("a", 0), spec("b", 16, dtype="I32")), 32).digest != GOOD.digest
+
+
+@pytest.mark.parametrize(
+    ("bad", "total_bytes", "says"),
+    [
+        (spec("", 0), 16, "no name"),
+        (spec("a\tb", 0), 16, "printable"),
+        (spec("a", 0, dtype="F31"), 16, "dtype 'F31' is unknown"),
+        (spec("a", 0, shape=(2, 3)), 16, "takes 24 bytes"),
+        (spec("a", 0, shape=(-2, -2)), 16, "out of range"),
+        (spec("a", 0, shape=(2**32, 2**32), length=0), 16, "takes 73786976294838206464 bytes"),  # 0 modulo 2^64
+        (spec("a", 0, shape=(2**63,)), 16, "out of range"),
+        (spec("a", 0, shape=(1,) * 17, length=4), 4, "17 dimensions"),
+        (spec("a", -1), 16, "outside of total_bytes"),
+        (spec("a", 1), 16, "outside of total_bytes"),
+        (spec("a", 2**63), 16, "outside of total_bytes"),
+        (spec("a", 0), 17, "bytes [16, 17) belong to no tensor"),
+        (spec("a", 1), 17, "bytes [0, 1) belong to no tensor"),
+        (spec("a", 0), -1, "total_bytes -1 is out of range"),
+        (spec("a", 0), 2**63, "is out of range"),
+    ],
+)
+def test_tensor_that_cannot_be_is_an_issue(bad: TensorSpec, total_bytes: int, says: str) -> None:
+    """Names, types, shapes, lengths and places; no product overflows and wraps around to fit."""
+    assert any(says in issue.description for issue in structural_issues(Manifest((bad,), total_bytes)))
+
+
+def test_duplicates_and_overlaps_name_the_tensor() -> None:
+    """The issue is about the tensor that is wrong."""
+    assert structural_issues(Manifest((spec("a", 0), spec("a", 16)), 32)) == [PushIssue("a", "occurs more than once")]
+    (issue,) = structural_issues(Manifest((spec("a", 0), spec("b", 8)), 24))
+    assert issue == PushIssue("b", "begins at 8, inside 'a', which ends at 16")
+    assert structural_issues(Manifest((), 0)) == [PushIssue("", "has no tensors")]
+
+
+def test_a_small_tensor_inside_a_large_one_is_an_overlap() -> None:
+    """Also when a later one begins after the small one's end: the large one still lies there."""
+    manifest = Manifest((spec("large", 0, (32,), "U8", 32), spec("small", 4, (4,), "U8", 4), spec("c", 10)), 32)
+    assert {issue.tensor for issue in structural_issues(manifest)} == {"small", "c"}
+
+
+def test_at_most_twenty_issues_are_named_and_the_others_counted() -> None:
+    """An error message stays readable."""
+    issues = structural_issues(Manifest(tuple(spec(f"t{i}", 16 * i, dtype="X") for i in range(50)), 800))
+    assert [issue.tensor for issue in issues] == [*(f"t{i}" for i in range(20)), ""]
+    assert issues[-1].description == "and 30 more issues"
+
+
+CHECKPOINT = CheckpointIndex(
+    {
+        "embed.weight": CheckpointTensor("BF16", (4, 2), 16),
+        "fp8.weight": CheckpointTensor("F8_E4M3", (2,), 2),
+        "ids": CheckpointTensor("I64", (1,), 8),
+    },
+    tied={"lm_head.weight": "embed.weight"},
+)
+
+
+def changed(**tensors: CheckpointTensor | None) -> Manifest:
+    """The checkpoint's manifest with tensors replaced, added or taken out."""
+    merged = {k: v for k, v in (dict(CHECKPOINT.tensors) | tensors).items() if v is not None}
+    return CheckpointIndex(merged).as_manifest()
+
+
+@pytest.mark.parametrize(
+    ("manifest", "issue"),
+    [
+        (changed(), None),
+        (changed(**{"embed.weight": CheckpointTensor("F32", (4, 2), 32)}), None),
+        (changed(**{"lm_head.weight": CheckpointTensor("BF16", (4, 2), 16)}), None),
+        (changed(ids=None), ("ids", "is missing")),
+        (changed(other=CheckpointTensor("I64", (1,), 8), ids=None), ("other", "is not in the checkpoint")),
+        (changed(**{"embed.weight": CheckpointTensor("BF16", (2, 4), 16)}), ("embed.weight", "has shape [2, 4]")),
+        (changed(**{"lm_head.weight": CheckpointTensor("BF16", (2, 4), 16)}), ("lm_head.weight", "has shape")),
+        (changed(ids=CheckpointTensor("F64", (1,), 8)), ("ids", "cannot be cast")),
+        (changed(ids=CheckpointTensor("I32", (1,), 4)), ("ids", "cannot be cast")),
+        (changed(**{"fp8.weight": CheckpointTensor("BF16", (2,), 4)}), ("fp8.weight", "cannot be cast")),
+    ],
+)
+def test_manifest_is_held_to_the_checkpoint(manifest: Manifest, issue: tuple[str, str] | None) -> None:
+    """Names, shapes and types; floats are cast, FP8 is not (its values are scaled), a tied head may come or not."""
+    digest, issues = examine(manifest, "", CHECKPOINT)
+    assert digest == manifest.digest
+    if issue is None:
+        assert issues == []
+    else:
+        assert any(found.tensor == issue[0] and issue[1] in found.description for found in issues)
+
+
+def test_partial_manifest_may_lack_tensors_but_not_bring_others() -> None:
+    """Only `missing` is forgiven."""
+    lacking = changed(ids=None)
+    assert examine(Manifest(lacking.tensors, lacking.total_bytes, partial=True), "", CHECKPOINT)[1] == []
+    foreign = changed(ids=None, other=CheckpointTensor("I64", (1,), 8))
+    issues = examine(Manifest(foreign.tensors, foreign.total_bytes, partial=True), "", CHECKPOINT)[1]
+    assert issues == [PushIssue("other", "is not in the checkpoint")]
+
+
+def test_manifest_that_is_not_the_one_claimed_is_refused() -> None:
+    """A digest next to a manifest has to be its own."""
+    with pytest.raises(InvalidFieldError):
+        examine(changed(), "0" * 64, CHECKPOINT)
+
+
+def test_one_tensor_too_many_is_named() -> None:
+    """The commonest mistake of all: a buffer, or a head that is tied."""
+    head = {"lm_head.weight": CheckpointTensor("BF16", (4, 2), 16)}  # may come, so there is one too many
+    manifest = changed(rotary=CheckpointTensor("F32", (4,), 16), **head)
+    check_num_tensors(len(manifest.tensors), CHECKPOINT)
+    issues = examine(manifest, "", CHECKPOINT)[1]
+    assert issues == [PushIssue("rotary", "is not in the checkpoint")]
+    with pytest.raises(ManifestMismatchError, match="'rotary' is not in the checkpoint") as raised:
+        refuse_issues(issues)
+    assert [each.field for each in raised.value.violations] == ['header.manifest.tensors["rotary"]']
+
+
+def test_unknown_and_missing_tensors_are_both_named() -> None:
+    """As when a wrapper has put a prefix before every name: the first twenty of either kind, and how many there are."""
+    names = [f"layers.{number:03}" for number in range(50)]
+    checkpoint = CheckpointIndex(dict.fromkeys(names, CheckpointTensor("F32", (1,), 4)))
+    prefixed = CheckpointIndex({f"module.{n}": t for n, t in checkpoint.tensors.items()}).as_manifest()
+    issues = examine(prefixed, "", checkpoint)[1]
+    told = [(issue.tensor, issue.description) for issue in issues]
+    assert told == [
+        *((f"module.{name}", "is not in the checkpoint") for name in names[:20]),
+        ("", "and 30 more issues"),
+        *((name, "is missing") for name in names[:20]),
+        ("", "and 30 more issues"),
+    ]
+    with pytest.raises(ManifestMismatchError, match=r"'module\.layers\.000' is not .*; 'layers\.000' is missing"):
+        refuse_issues(issues)
+
+
+@pytest.mark.parametrize("checkpoint", [CHECKPOINT, None])
+def test_hostile_manifest_of_a_million_tensors_is_refused_at_once(checkpoint: CheckpointIndex | None) -> None:
+    """A million and one tensors: refused within 100 ms, whether or not the checkpoint is known, and named."""
+    manifest = Manifest(tuple(spec(f"t{i}", 16 * i) for i in range(MAX_TENSORS + 1)), 16 * (MAX_TENSORS + 1))
+    began_s = time.perf_counter()
+    _, issues = examine(manifest, "", checkpoint)
+    with pytest.raises(ManifestMismatchError):
+        check_num_tensors(len(manifest.tensors), checkpoint)
+    assert time.perf_counter() - began_s < 0.1
+    assert "1000001 tensors" in issues[0].description
+    assert (PushIssue("t0", "is not in the checkpoint") in issues) == (checkpoint is not None)
+
+
+def test_hostile_manifest_below_the_limit_is_read_no_further_than_needed() -> None:
+    """A quarter of a million wrong tensors take no longer than the first thousand."""
+    manifest = Manifest(tuple(spec(f"t{i}", 0, dtype="X") for i in range(250_000)), 16)
+    began_s = time.perf_counter()
+    issues = structural_issues(manifest)
+    assert time.perf_counter() - began_s < 0.1
+    assert issues[-1].description == "and at least 980 more issues"

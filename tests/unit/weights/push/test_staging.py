@@ -1,0 +1,130 @@
+"""Staging: which chunks are taken, and what a refused one leaves behind."""
+
+import random
+from collections.abc import Iterator
+
+import google_crc32c
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from genserve.errors import ChecksumMismatchError, ChunkOutOfRangeError, PushConflictError, StagingFullError
+from genserve.memory.arena import Arena
+from genserve.weights.push import staging as staging_module
+from genserve.weights.push.staging import Staging
+from tests.unit.weights.conftest import MANIFEST, weights
+
+DATA = weights(1)
+
+
+def new_staging() -> Staging:
+    return Staging("p1", MANIFEST, Arena.allocate(MANIFEST.total_bytes))
+
+
+@pytest.fixture
+def staging() -> Iterator[Staging]:
+    staging = new_staging()
+    yield staging
+    staging.close()
+
+
+@given(st.lists(st.tuples(st.integers(0, 31), st.integers(0, 31)), max_size=12), st.integers())
+def test_chunks_in_any_order_and_overlap_make_the_bytes(cuts: list[tuple[int, int]], seed: int) -> None:
+    """However the bytes are cut, doubled and shuffled, they come out as they are, once."""
+    chunks = [(min(cut), max(cut) + 1) for cut in cuts] + [(0, 10), (10, 32)]
+    random.Random(seed).shuffle(chunks)
+    staging = new_staging()
+    for start, end in chunks:
+        staging.write(start, DATA[start:end], google_crc32c.value(DATA[start:end]))
+    assert staging.is_complete
+    assert bytes(staging.arena.view(0, 32)) == DATA
+    assert staging.num_counted == 32
+    staging.close()
+
+
+def test_report_tells_what_is_missing(staging: Staging) -> None:
+    """Where to resume, and how much is there."""
+    staging.write(4, DATA[4:8], None)
+    staging.write(20, DATA[20:32], None)
+    assert staging.missing == ((0, 4), (8, 20))
+    assert staging.num_counted == 16
+
+
+def test_flipped_bit_is_refused_by_name(staging: Staging) -> None:
+    """The error has the offset and the tensor; the chunk is not staged and can be sent again."""
+    with pytest.raises(ChecksumMismatchError) as error:
+        staging.write(18, DATA[18:20], google_crc32c.value(DATA[18:20]) ^ 1)
+    assert error.value.metadata == {"offset": "18", "tensor": "b"}
+    assert staging.num_counted == 0
+    staging.write(18, DATA[18:20], google_crc32c.value(DATA[18:20]))
+    assert staging.num_counted == 2
+
+
+def test_checksum_zero_is_a_checksum(staging: Staging) -> None:
+    """`crc32c` 0 is checked, only None is not."""
+    with pytest.raises(ChecksumMismatchError):
+        staging.write(0, DATA, 0)
+    staging.write(0, DATA, None)
+    assert staging.is_complete
+
+
+@pytest.mark.parametrize(("offset", "length"), [(-1, 1), (31, 2), (32, 1), (2**63, 1)])
+def test_chunk_outside_is_refused(staging: Staging, offset: int, length: int) -> None:
+    """Not one byte of it is taken."""
+    with pytest.raises(ChunkOutOfRangeError):
+        staging.write(offset, b"x" * length, None)
+    assert staging.num_counted == 0
+
+
+def test_other_bytes_than_before_are_a_conflict(staging: Staging) -> None:
+    """Two trainers with the same push id, or a trainer that went on training: nothing of the chunk is written."""
+    staging.write(8, DATA[8:16], None)
+    before = bytes(staging.arena.view(0, 32))
+    chunk = DATA[4:15] + b"\xff" + DATA[16:20]
+    with pytest.raises(PushConflictError):
+        staging.write(4, chunk, None)
+    assert bytes(staging.arena.view(0, 32)) == before
+    assert staging.num_counted == 8
+    staging.write(4, DATA[4:20], None)
+    assert staging.num_counted == 16
+
+
+def test_chunks_full_of_holes_are_refused_at_last(staging: Staging, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bookkeeping stays bounded whatever is sent."""
+    monkeypatch.setattr(staging_module, "_MAX_RANGES", 3)
+    for offset in (0, 2, 4):
+        staging.write(offset, DATA[offset : offset + 1], None)
+    with pytest.raises(StagingFullError):
+        staging.write(6, DATA[6:7], None)
+
+
+def test_bytes_of_an_earlier_attempt_count_once_they_are_found_to_be_the_same(staging: Staging) -> None:
+    """They are there, so nobody writes them again; other bytes are a conflict."""
+    assert staging.write(0, DATA[:20], None) == 20
+    staging.begin_anew()
+    assert (staging.num_counted, staging.missing) == (0, ((0, 32),))
+    assert staging.claim(16, 8) is None, "some of it is there: to be compared"
+    with pytest.raises(PushConflictError):
+        staging.write(10, DATA[10:15] + b"\xff", None)
+    assert staging.num_counted == 0
+    assert staging.write(10, DATA[10:30], None) == 20
+    assert staging.missing == ((0, 10), (30, 32))
+    assert staging.write(0, DATA, None) == 12
+    assert staging.is_complete
+
+
+def test_bytes_that_an_earlier_attempt_wrote_elsewhere_do_not_count(staging: Staging) -> None:
+    """A thread was still copying them when the next attempt began: they are there, to be compared."""
+    claim = staging.claim(0, 32)
+    assert claim is not None
+    staging.begin_anew()
+    claim.target[:] = DATA
+    assert staging.settle(claim, written=True, counts=False) == 0
+    assert staging.num_counted == 0
+    with pytest.raises(PushConflictError):
+        staging.write(0, bytes(32), None)
+
+
+def test_tensors_are_staged_where_the_manifest_says(staging: Staging) -> None:
+    """Errors name the tensor that a byte belongs to."""
+    assert [staging.tensor_at(offset) for offset in (0, 15, 16, 31, 32)] == ["a", "a", "b", "b", ""]
