@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from genserve.client import AsyncClient
-from tests import models
-from tests.daemon_process import SMALL_ENGINE, DaemonProcess
 from tests.engine.transfer_subject import FLAGS, TransferSubject
-from tests.trainer_programs import tiny_model
+from tests.support import models
+from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess
+from tests.support.trainer_programs import tiny_model
 
 PROMPTS = [[5, 6, 7, 8], [100, 200, 300], list(range(10, 60))]
 
@@ -31,7 +31,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def plain_vllm(checkpoint: Path, tensor_parallel_size: int = 1) -> Reference:
     """What plain vLLM says about a checkpoint, in an engine of its own."""
-    program = [sys.executable, "-m", "tests.engine.reference", str(checkpoint), json.dumps(PROMPTS)]
+    program = [sys.executable, "-m", "tests.support.reference", str(checkpoint), json.dumps(PROMPTS)]
     program.append(str(tensor_parallel_size))
     done = subprocess.run(program, capture_output=True, text=True, timeout=240, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith("REFERENCE ")]

@@ -11,7 +11,7 @@ import pytest
 from genserve.client import AsyncClient
 from genserve.errors import InvalidFieldError, LoraNotFoundError, PromptTooLongError, RequestIdInUseError
 from tests.engine.conftest import PROMPTS, Reference
-from tests.engine.reference import MAX_TOKENS, NUM_LOGPROBS
+from tests.support.reference import MAX_TOKENS, NUM_LOGPROBS
 
 GREEDY = {"temperature": 0.0, "max_tokens": MAX_TOKENS, "ignore_eos": True}
 

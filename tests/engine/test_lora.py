@@ -22,9 +22,9 @@ from genserve.errors import (
     PushRolledBackError,
     StagingFullError,
 )
-from tests import models
-from tests.daemon_process import SMALL_ENGINE, DaemonProcess
 from tests.engine.test_readme import WRITTEN_ADDRESS, block
+from tests.support import models
+from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess
 
 Tensors = dict[str, torch.Tensor]
 PROMPT = [5, 6, 7, 8, 9, 10]

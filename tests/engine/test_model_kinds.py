@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from genserve.client import AsyncClient
-from tests import models
-from tests.daemon_process import SMALL_ENGINE, DaemonProcess
 from tests.engine.conftest import Reference, plain_vllm
 from tests.engine.test_push import greedy_outputs, next_version, outputs_of
+from tests.support import models
+from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess
 
 
 def experts(directory: Path) -> tuple[Path, Path]:

@@ -21,10 +21,10 @@ from genserve.errors import (
     WeightVersionMismatchError,
 )
 from genserve.v1 import weights_pb2, weights_pb2_grpc
-from tests import models
-from tests.daemon_process import DaemonProcess
 from tests.engine.conftest import PROMPTS, Reference
 from tests.engine.test_generation import GREEDY
+from tests.support import models
+from tests.support.daemon_process import DaemonProcess
 
 Tensors = dict[str, torch.Tensor]
 

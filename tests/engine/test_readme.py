@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from genserve.client import AsyncClient
-from tests import models
-from tests.daemon_process import DaemonProcess
+from tests.support import models
+from tests.support.daemon_process import DaemonProcess
 
 README = Path(__file__).parents[2] / "README.md"
 WRITTEN_ADDRESS = "127.0.0.1:50051"

@@ -11,10 +11,10 @@ import pytest
 
 from genserve.client import AsyncClient
 from genserve.errors import EngineSleepingError, EngineTaintedError, InvalidFieldError
-from tests.daemon_process import SMALL_ENGINE, DaemonProcess
-from tests.engine.forgetful_worker import FORGETFUL_EXTENSION, SLEEPS_VARIABLE
 from tests.engine.test_lora import CONFIG, adapter, saved
 from tests.engine.test_readme import block
+from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess
+from tests.support.forgetful_worker import FORGETFUL_EXTENSION, SLEEPS_VARIABLE
 
 LIFECYCLE = Path(__file__).parents[2] / "docs" / "lifecycle.md"
 PROMPT = [5, 6, 7, 8, 9, 10]

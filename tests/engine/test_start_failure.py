@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemon_process import SMALL_ENGINE
 from tests.engine.test_tensor_parallel import BOTH_CORES
+from tests.support.daemon_process import SMALL_ENGINE
 
 
 def truncated(checkpoint: Path) -> None:

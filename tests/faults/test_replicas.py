@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from genserve.errors import DeadlineError, EngineSleepingError, PushRolledBackError
-from tests.engine.forgetful_worker import SLEEPS_VARIABLE
-from tests.faults.faulty_worker import Fault
 from tests.faults.forgetful_worker import FORGETFUL_EXTENSION
-from tests.faults.subject import BOTH_CORES, Kept, Subject
+from tests.support.faulty_worker import Fault
+from tests.support.forgetful_worker import SLEEPS_VARIABLE
+from tests.support.subject import BOTH_CORES, Kept, Subject
 
 
 @pytest.fixture(scope="module")

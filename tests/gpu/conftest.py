@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests import daemon_process
+from tests.support import daemon_process
 
 ISSUE = """\
 This has never run on a GPU like yours: please open an issue, titled "GPU: {test}", with

@@ -39,7 +39,7 @@ from genserve.weights.lora.loader import LoraLoader
 from genserve.weights.registry import PushRegistry
 from genserve.weights.resident import ResidentStore
 from genserve.weights.vllm_transfer import TransferUpdates
-from tests.scripted_engine import ScriptedEngine
+from tests.support.scripted_engine import ScriptedEngine
 
 if TYPE_CHECKING:
     from genserve.v1.control_pb2_grpc import ControlServiceAsyncStub

@@ -12,8 +12,8 @@ from google.rpc import error_details_pb2
 
 from genserve.control.conditions import Phase
 from genserve.v1 import weights_pb2
-from tests.phases import enter_phase
 from tests.rpc.conftest import CHECKPOINT, Daemon, detail_of, field_of, reason_of
+from tests.support.phases import enter_phase
 
 DATA = hashlib.sha256(b"1").digest()
 Frame = weights_pb2.PushWeightsRequest

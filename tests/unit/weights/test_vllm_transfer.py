@@ -24,7 +24,7 @@ from genserve.errors import (
 )
 from genserve.weights.push.types import PushAction
 from genserve.weights.vllm_transfer import UpdateOptions
-from tests.scripted_engine import Gate
+from tests.support.scripted_engine import Gate
 from tests.unit.weights.conftest import Rig, header, tensors
 
 HALF = '{"a": "0123456789abcdef"}'

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from genserve.worker.model.tree import holdings
 from genserve.worker.update.device import Device
 from genserve.worker.update.exchange import Buffer, ContentExchange, PointerExchange, exchange
-from tests.unit.worker.kept_device import KeptDevice
+from tests.support.kept_device import KeptDevice
 
 CPU = Device(torch.device("cpu"))
 
