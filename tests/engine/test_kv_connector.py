@@ -7,7 +7,7 @@ import pytest
 
 from genserve.client import AsyncClient
 from genserve.errors import GenserveError
-from tests.engine.test_push import next_version
+from tests.engine.outputs import next_version
 from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from genserve.client import AsyncClient
 from genserve.errors import EngineSleepingError, EngineTaintedError, InvalidFieldError
-from tests.engine.test_lora import CONFIG, adapter, saved
-from tests.engine.test_readme import block
+from tests.engine.examples import block
+from tests.support.adapters import CONFIG, adapter, saved
 from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess
 from tests.support.forgetful_worker import FORGETFUL_EXTENSION, SLEEPS_VARIABLE
 

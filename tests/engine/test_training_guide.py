@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from genserve.client import AsyncClient
-from tests.engine.test_readme import WRITTEN_ADDRESS, block
+from tests.engine.examples import WRITTEN_ADDRESS, block
 from tests.support.daemon_process import DaemonProcess
 from tests.support.trainer_programs import fidelity
 

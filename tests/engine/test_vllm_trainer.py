@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from genserve.client import AsyncClient
-from tests.engine.conftest import PROMPTS, Reference
-from tests.engine.test_push import greedy_outputs, next_version, outputs_of
-from tests.engine.test_readme import WRITTEN_ADDRESS, block
+from tests.engine.examples import WRITTEN_ADDRESS, block
+from tests.engine.outputs import greedy_outputs, next_version, outputs_of
 from tests.engine.transfer_subject import BACKEND, Digests, TransferSubject
 from tests.support import models
 from tests.support.daemon_process import DaemonProcess
+from tests.support.plain_vllm import PROMPTS, Reference
 
 ROOT = Path(__file__).parents[2]
 TRAINER = (ROOT / "clients" / "python" / "vllm_trainer.py").read_text()

@@ -8,9 +8,10 @@ import pytest
 
 from genserve.errors import DeadlineError, EngineSleepingError, PushRolledBackError
 from tests.faults.forgetful_worker import FORGETFUL_EXTENSION
+from tests.support.daemon_process import BOTH_CORES
 from tests.support.faulty_worker import Fault
 from tests.support.forgetful_worker import SLEEPS_VARIABLE
-from tests.support.subject import BOTH_CORES, Kept, Subject
+from tests.support.subject import Kept, Subject
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import torch
 
 from genserve.client import AsyncClient
 from genserve.errors import PushRolledBackError
-from tests.engine.test_lora import CONFIG, VOCABULARY, adapter, merged, scores
+from tests.support.adapters import CONFIG, VOCABULARY, adapter, merged, scores
 from tests.support.faulty_worker import Fault
 from tests.support.matrix import MODES, WAYS, checkpoints_of, kind_named, two
 from tests.support.subject import started

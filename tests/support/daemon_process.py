@@ -17,6 +17,8 @@ from tests.support.warm.process import WarmPopen
 START_TIMEOUT_S = 120.0
 SMALL_ENGINE = ("--max-model-len", "2048", "--kv-cache-memory-bytes", str(256 << 20))
 """Flags that make the engine of a tiny model small."""
+BOTH_CORES = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
+"""The environment of an engine of two ranks on a machine of two cores."""
 
 
 class DaemonProcess:

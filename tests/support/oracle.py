@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from genserve.client import AsyncClient
-from tests.engine.conftest import PROMPTS
 from tests.support.footprint import Footprint, at_rest, settled
+from tests.support.plain_vllm import PROMPTS
 from tests.support.reference import MAX_TOKENS
 
 _NUM_WARMING_STREAMS = 64

@@ -10,7 +10,7 @@ import pytest
 
 from genserve.worker.update.placement import WAYS as EVERY_WAY
 from genserve.worker.update.placement import Facts, place
-from tests.gpu.conftest import what_to_send
+from tests.support.gpu_issue import what_to_send
 from tests.support.matrix import KINDS, WAYS, Kind, refused, served
 from tests.support.on_cpu import CHECKED
 

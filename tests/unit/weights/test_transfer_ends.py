@@ -12,7 +12,7 @@ from genserve.weights.vllm_transfer import UpdateOptions
 from tests.support.phases import enter_phase
 from tests.support.scripted_engine import Gate
 from tests.unit.weights.conftest import Rig, header, tensors
-from tests.unit.weights.test_vllm_transfer import HALF, finish
+from tests.unit.weights.transfers import HALF, finish
 
 
 @pytest.fixture
