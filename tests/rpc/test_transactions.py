@@ -9,7 +9,7 @@ from genserve.rpc.frames import push as push_frames
 from genserve.tensors.chunk_frame import Chunk
 from genserve.v1 import control_pb2, types_pb2, weights_pb2
 from tests.rpc.conftest import Daemon, field_of, reason_of
-from tests.rpc.test_weights import DATA, END, Frame, chunk, header, push, refused
+from tests.rpc.frames import DATA, END, Frame, chunk, header, push, refused
 
 
 async def stage(daemon: Daemon) -> None:
