@@ -46,21 +46,21 @@ class Completion:
         push.task = asyncio.create_task(self._carry_out(push, ended), name=f"push {push.push_id}")
 
     async def _carry_out(self, push: LivePush, ended: Callable[[LivePush], None]) -> None:
-        round = push.round
+        attempt = push.attempt
         try:
             refuse_issues(await asyncio.to_thread(push.staging.tied_issues, self._tied))
             push.stage()
             if push.header.action is PushAction.STAGE:
-                round.answer(PushOutcome(push.report()))
+                attempt.answer(PushOutcome(push.report()))
                 return
             try:
                 self._check_turn(push)
             except GenserveError as error:  # nothing was tried: it stays staged
-                round.answer(error)
+                attempt.answer(error)
                 return
             push.lifecycle.preparing()
             self._applying = push
-            with round.told_on_time(push.header.apply.timeout_s):
+            with attempt.told_on_time(push.header.apply.timeout_s):
                 applied = await self._apply(push)
             self._conclude(push, applied)
         except Exception as error:
@@ -72,14 +72,14 @@ class Completion:
             if push.lifecycle.is_busy:  # this task was cancelled
                 push.lifecycle.failed()
                 push.checked.set()
-                round.result.cancel()
+                attempt.result.cancel()
             if self._applying is push:
                 self._applying = None
             push.progress()
             ended(push)
             # An error's traceback holds this frame, and this frame the error: memory of a push would wait for the
             # garbage collector.
-            del push, round, ended
+            del push, attempt, ended
 
     def _check_turn(self, push: LivePush) -> None:
         """What the header was checked for may have changed while the bytes came."""
@@ -101,4 +101,4 @@ class Completion:
         outcome = PushOutcome(push.report(), applied)
         record = self._outcomes.add_applied(push, outcome, self._resident.served if push.is_served else None)
         push.compare_served = partial(self._outcomes.compare, record)
-        push.round.answer(outcome if error is None else error)
+        push.attempt.answer(outcome if error is None else error)

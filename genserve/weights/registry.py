@@ -30,7 +30,7 @@ from genserve.weights.apply import WeightUpdater
 from genserve.weights.checkpoint import CheckpointIndex
 from genserve.weights.completion import Completion
 from genserve.weights.lora.loader import LoraLoader
-from genserve.weights.push.attempt import Round
+from genserve.weights.push.attempt import Attempt
 from genserve.weights.push.lifecycle import Stage
 from genserve.weights.push.live_push import LivePush
 from genserve.weights.push.outcomes import AppliedPush, Outcomes
@@ -164,7 +164,7 @@ class PushRegistry:
         if header.action is PushAction.VALIDATE:
             return AnsweredStream(PushOutcome(PushReport.valid(header, digest)))
         push = await self._begin(header, header.manifest, digest, size_bytes)
-        return self._stream(push, push.round)
+        return self._stream(push, push.attempt)
 
     async def _begin(self, header: PushHeader, manifest: Manifest, digest: str, size_bytes: int) -> LivePush:
         self.check_free()
@@ -200,8 +200,8 @@ class PushRegistry:
             self._refuse(push, error)
             raise
 
-    def _stream(self, push: LivePush, round: Round) -> PushStream:
-        return LiveStream(push, round, self._advance, self._refuse)
+    def _stream(self, push: LivePush, attempt: Attempt) -> PushStream:
+        return LiveStream(push, attempt, self._advance, self._refuse)
 
     async def _wait_for_first_stream(self, header: PushHeader) -> None:
         try:
@@ -218,10 +218,10 @@ class PushRegistry:
 
     def _advance(self, push: LivePush) -> None:
         """A stream of the push has ended or was cut off: carries the push out, or tells that bytes are missing."""
-        if push.lifecycle.stage is Stage.RECEIVING and not push.round.result.done() and not self._closed:
-            if push.round.has_ended and push.staging.is_complete:
+        if push.lifecycle.stage is Stage.RECEIVING and not push.attempt.result.done() and not self._closed:
+            if push.attempt.has_ended and push.staging.is_complete:
                 self._completion.start(push, self._ended)
-            elif push.round.is_over:
+            elif push.attempt.is_over:
                 push.truncate()
         self._tell_change()
 
@@ -278,16 +278,16 @@ class PushRegistry:
         push = self.find(push_id)
         check_weights(self._board.engine_condition, self._board.daemon_condition)
         if push.lifecycle.is_busy:
-            return await asyncio.shield(push.round.result)
+            return await asyncio.shield(push.attempt.result)
         if not push.lifecycle.can_commit:
-            raise push.in_progress() if push.round.is_live else push.truncation()
+            raise push.in_progress() if push.attempt.is_live else push.truncation()
         self.check_free()
         header = replace(push.header, action=PushAction.APPLY, apply=apply, num_streams=1)
         if expected_version is not None:
             header = replace(header, expected_version=expected_version)
-        round = push.begin_commit(header)
+        attempt = push.begin_commit(header)
         self._completion.start(push, self._ended)
-        return await asyncio.shield(round.result)
+        return await asyncio.shield(attempt.result)
 
     def discard(self, push_id: str, *, force: bool = False) -> PushOutcome:
         """Frees what a push has staged; with `force` also while it is being sent. Raises PushNotFoundError, and
