@@ -211,11 +211,16 @@ class LivePush:
             self.staging.count_all()
 
     def fail(self, error: Exception) -> None:
-        """Nothing changed; the bytes stay, and the streams are told."""
+        """Nothing changed, and the bytes stay."""
         self.lifecycle.failed()
         self.checked.set()
         self.issues = (PushIssue("", str(error)),)
-        self.attempt.answer(error)
+
+    def break_off(self) -> None:
+        """Whoever carries it out was cancelled; so are the streams."""
+        self.lifecycle.failed()
+        self.checked.set()
+        self.attempt.result.cancel()
 
     def drop(self, error: GenserveError) -> None:
         """Its bytes are about to be freed: streams and everybody who comes later get `error`."""
