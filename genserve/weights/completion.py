@@ -7,7 +7,6 @@ from functools import partial
 from genserve.control.admission import check_weights
 from genserve.control.state import StateBoard
 from genserve.engine.protocol import Engine
-from genserve.errors import GenserveError
 from genserve.weights.admission import check_version, refuse_issues
 from genserve.weights.apply import WeightUpdater
 from genserve.weights.lora.loader import LoraLoader
