@@ -88,7 +88,7 @@ class WeightServicer(WeightServiceServicer):
         # other layouts, an unknown tensor or two that deserve a proper answer.
         return _MIN_HEADER_BYTES + 4 * to_manifest(self._manifest).ByteSize()
 
-    async def PushWeights(
+    async def PushWeights(  # type: ignore[override]  # its frames are typed by `frame_parser`
         self, request_iterator: Frames, context: "ServicerContext[Any, Any]"
     ) -> weights_pb2.PushWeightsResponse:
         """Stages the chunks of a stream and answers what came of the push."""
@@ -98,17 +98,10 @@ class WeightServicer(WeightServiceServicer):
         """PushWeights as a receiving process passes it on: each frame is acknowledged when it is not needed any more,
         and segments lie in the memory of that process alone. Its clients may be anywhere. Callers are trusted to be
         such a process: register it where nobody else can call it."""
-
-        async def acknowledged() -> AsyncGenerator[Frame, None]:
-            async for frame in request_iterator:
-                yield frame
-                await segments.finish()
-                await context.write(wire.TAKEN)
-
         metadata = dict(context.invocation_metadata() or ())
         segments = SegmentReader(self._processes, str(metadata.get(wire.PATH_KEY, "")))
         try:
-            async with aclosing(acknowledged()) as frames:
+            async with aclosing(_acknowledged(request_iterator, segments, context)) as frames:
                 answer = wire.OUTCOME + (await self._push(frames, segments)).SerializeToString()
         except (GenserveError, DecodeError) as error:
             status, _ = status_of(error, wire.METHOD)
@@ -223,3 +216,13 @@ class WeightServicer(WeightServiceServicer):
         version = request.weight_version if request.HasField("weight_version") else None
         applied = await self._transfers.finish(request.update_id, version, call_timeout_s(request), force=request.force)
         return to_finish_response(applied, self._board.state())
+
+
+async def _acknowledged(
+    frames: Frames, segments: SegmentReader, context: "ServicerContext[Any, bytes]"
+) -> AsyncGenerator[Frame, None]:
+    """The frames; each is acknowledged when it has been read and its segments are copied."""
+    async for frame in frames:
+        yield frame
+        await segments.finish()
+        await context.write(wire.TAKEN)
