@@ -59,7 +59,7 @@ def _typed(message: weights_pb2.PushWeightsRequest) -> Frame:
             segment = message.segment
             crc32c = segment.crc32c if segment.HasField("crc32c") else None
             place = (segment.path, segment.segment_offset, segment.offset, segment.length)
-            return SegmentChunk(*place, crc32c, segment.taken_path)
+            return SegmentChunk(*place, crc32c, ack_path=segment.taken_path)
         case "end":
             return message.end
         case None:
@@ -117,11 +117,6 @@ async def read_chunks(frames: Frames, stream: PushStream, segments: SegmentReade
     raise PushTruncatedError(
         "the stream was closed without an end frame; what arrived stays staged", metadata={"push_id": stream.push_id}
     )
-
-
-def is_local(peer: str) -> bool:
-    """Whether gRPC's name of a peer is of one on this host."""
-    return peer.startswith(("unix:", "unix-abstract:", "ipv4:127.", "ipv6:%5B::1%5D:", "ipv6:[::1]:"))
 
 
 @asynccontextmanager
