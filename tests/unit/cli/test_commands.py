@@ -298,7 +298,7 @@ async def test_target_and_token_come_from_the_environment(
         (["--max_model_len", "7", "--weight_update", "sideways"], "invalid choice: 'sideways'"),
         (["--model", "/nope"], "--model: no directory /nope"),
         (["--model=./nope"], "--model: no directory ./nope"),
-        (["--model=~"], "--model: no directory ~: write it out, ~ is not expanded here"),
+        (["--model=~"], "--model: no directory ~: write the path in full, ~ is not expanded here"),
     ],
 )
 def test_what_is_wrong_with_our_own_flags_is_told_before_vllm_is_imported(flags: list[str], says: str) -> None:

@@ -74,7 +74,7 @@ def test_a_daemon_that_does_not_start_fails_with_its_last_words(tmp_path: Path) 
     (start,) = titles["--weight-update beside"]
     assert (done.returncode, start["check"], start["level"]) == (1, "start", "FAIL")
     assert "ended with status 2: " in start["finding"]
-    assert "--drain-timeout-s must lie in" in start["finding"]
+    assert "--drain-timeout-s must be in" in start["finding"]
 
 
 def test_a_daemon_that_is_late_fails_and_is_ended(tmp_path: Path) -> None:
