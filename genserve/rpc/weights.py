@@ -89,7 +89,7 @@ class WeightServicer(WeightServiceServicer):
         # other layouts, an unknown tensor or two that deserve a proper answer.
         return _MIN_HEADER_BYTES + 4 * to_manifest(self._manifest).ByteSize()
 
-    async def PushWeights(
+    async def PushWeights(  # type: ignore[override]  # its frames are typed by `frame_parser`
         self, request_iterator: Frames, context: "ServicerContext[Any, Any]"
     ) -> weights_pb2.PushWeightsResponse:
         """Stages the chunks of a stream and answers what came of the push."""

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.daemon_process import SMALL_ENGINE
 from tests.engine.audited_models import CONFIGS
+from tests.support.daemon_process import SMALL_ENGINE
 
 
 @pytest.fixture(scope="module")

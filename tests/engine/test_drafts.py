@@ -9,11 +9,10 @@ import pytest
 from genserve.client import AsyncClient
 from genserve.errors import ManifestMismatchError
 from genserve.worker.update.draft import PREFIX
-from tests import models
-from tests.daemon_process import SMALL_ENGINE, DaemonProcess
-from tests.engine.test_model_kinds import state_of
-from tests.engine.test_push import next_version
-from tests.gpu.matrix import kind_named
+from tests.engine.outputs import next_version, state_of
+from tests.support import models
+from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess
+from tests.support.matrix import kind_named
 
 KIND = kind_named("drafts")
 Digests = dict[str, str]

@@ -8,10 +8,10 @@ import pytest
 
 from genserve.client import AsyncClient, Generation
 from genserve.errors import PromptTooLongError
-from tests.daemon_process import SMALL_ENGINE, DaemonProcess
-from tests.engine.conftest import PROMPTS
-from tests.engine.reference import MAX_TOKENS
-from tests.engine.test_generation import wait_idle
+from tests.engine.outputs import wait_idle
+from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess
+from tests.support.plain_vllm import PROMPTS
+from tests.support.reference import MAX_TOKENS
 
 GREEDY = {"temperature": 0.0, "max_tokens": MAX_TOKENS, "ignore_eos": True}
 NUM_REQUESTS = 48

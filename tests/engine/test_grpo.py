@@ -14,8 +14,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from genserve.client import AsyncClient
-from tests.daemon_process import DaemonProcess
-from tests.trainer_programs import DIRECTORY, fidelity, tiny_model, train
+from tests.support.daemon_process import DaemonProcess
+from tests.support.trainer_programs import DIRECTORY, fidelity, tiny_model, train
 
 PROMPTS = {letter: letter for letter in tiny_model.LETTERS}
 STEPS = 40

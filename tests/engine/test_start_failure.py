@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemon_process import SMALL_ENGINE
-from tests.engine.test_tensor_parallel import BOTH_CORES
+from tests.support.daemon_process import BOTH_CORES, SMALL_ENGINE
 
 
 def truncated(checkpoint: Path) -> None:

@@ -15,10 +15,10 @@ import torch
 from genserve.client import AsyncClient
 from genserve.errors import InvalidFieldError
 from genserve.integrations.trl import VLLMClient
-from tests import models
-from tests.daemon_process import DaemonProcess
-from tests.engine.conftest import PROMPTS
-from tests.engine.test_readme import WRITTEN_ADDRESS, block
+from tests.engine.examples import WRITTEN_ADDRESS, block
+from tests.support import models
+from tests.support.daemon_process import DaemonProcess
+from tests.support.plain_vllm import PROMPTS
 
 ROOT = Path(__file__).parents[2]
 GUIDE = ROOT / "docs" / "trainers.md"

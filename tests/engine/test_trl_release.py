@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemon_process import SMALL_ENGINE, DaemonProcess
-from tests.engine.test_readme import WRITTEN_ADDRESS, block
+from tests.engine.examples import WRITTEN_ADDRESS, block
+from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess
 from tests.trl import environment
 
 GUIDE = environment.ROOT / "docs" / "trainers.md"

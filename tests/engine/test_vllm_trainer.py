@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from genserve.client import AsyncClient
-from tests import models
-from tests.daemon_process import DaemonProcess
-from tests.engine.conftest import PROMPTS, Reference
-from tests.engine.test_push import greedy_outputs, next_version, outputs_of
-from tests.engine.test_readme import WRITTEN_ADDRESS, block
+from tests.engine.examples import WRITTEN_ADDRESS, block
+from tests.engine.outputs import greedy_outputs, next_version, outputs_of
 from tests.engine.transfer_subject import BACKEND, Digests, TransferSubject
+from tests.support import models
+from tests.support.daemon_process import DaemonProcess
+from tests.support.plain_vllm import PROMPTS, Reference
 
 ROOT = Path(__file__).parents[2]
 TRAINER = (ROOT / "clients" / "python" / "vllm_trainer.py").read_text()
@@ -118,7 +118,7 @@ async def test_an_example_of_the_guide_runs(subject: TransferSubject, untied_b: 
     version = await subject.next_version()
     given = f"""
 from pathlib import Path
-from tests import models
+from tests.support import models
 from tests.engine.file_transfer import GenserveTrainerInitInfo as OwnInitInfo
 
 class model:

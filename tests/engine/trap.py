@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from tests.engine.reference import MAX_TOKENS
+from tests.support.reference import MAX_TOKENS
 
 Tensors = Iterator[tuple[str, torch.Tensor]]
 Faults = dict[str, Any]

@@ -17,8 +17,8 @@ from genserve.worker import fetch as host_copy
 from genserve.worker.contract import Fetch, Progress
 from genserve.worker.fetch import HostCopy
 from tests.rpc.conftest import Daemon
-from tests.rpc.test_client import weights
-from tests.scripted_engine import Gate
+from tests.rpc.served import weights
+from tests.support.scripted_engine import Gate
 
 RANK = "dp0:pp0:pcp0:tp1"
 SIZE_BYTES = 32

@@ -16,7 +16,7 @@ from genserve.worker.model.step_made import LEFT, OF_NUMBERS, OF_WEIGHTS, Row
 from genserve.worker.model.tree import holdings
 from genserve.worker.update.device import Device
 from genserve.worker.update.exchange import PointerExchange, exchange, matched
-from tests.unit.worker.kept_device import KeptDevice
+from tests.support.kept_device import KeptDevice
 
 CPU = Device(torch.device("cpu"))
 

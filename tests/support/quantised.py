@@ -1,4 +1,4 @@
-"""Tiny checkpoints in the quantised formats that are published for GPUs, made from a dense one of `tests.models`."""
+"""Tiny checkpoints in the quantised formats that are published for GPUs, made from a dense one of `models`."""
 
 import json
 import shutil
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from tests import models
+from tests.support import models
 
 _E4M3_MAX = 448.0
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)

@@ -4,7 +4,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-DIRECTORY = Path(__file__).parents[1] / "clients" / "python" / "grpo"
+DIRECTORY = Path(__file__).parents[2] / "clients" / "python" / "grpo"
 sys.path.insert(0, str(DIRECTORY))
 
 fidelity = import_module("fidelity")

@@ -1,4 +1,4 @@
-"""Tiny checkpoints of the kinds of models that `tests.models` does not have: latent attention, linear attention,
+"""Tiny checkpoints of the kinds of models that `models` does not have: latent attention, linear attention,
 gpt-oss, and layers that draft. Random weights under the names that published checkpoints have.
 
 Sizes are the smallest that vLLM's GPU kernels take: latent attention has the ranks and head sizes of DeepSeek, linear
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from tests import models
+from tests.support import models
 
 VOCAB = 512
 HIDDEN = 256
@@ -67,7 +67,7 @@ class Weights:
         self.linear(f"{prefix}.down_proj", HIDDEN, width)
 
     def ends(self, prefix: str = "model", *, norm_offset: float = 0.0) -> None:
-        """Embedding, final norm and head, scaled as in `tests.models`."""
+        """Embedding, final norm and head, scaled as in `tests.support.models`."""
         self.add(f"{prefix}.embed_tokens.weight", VOCAB, HIDDEN, std=0.02)
         mean = 2 / (0.02 * math.sqrt(HIDDEN)) - norm_offset
         self.add(f"{prefix}.norm.weight", HIDDEN, std=0.1, mean=mean)

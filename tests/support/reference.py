@@ -1,6 +1,6 @@
 """What plain vLLM says about a checkpoint: run as a program, prints one JSON object.
 
-    python -m tests.engine.reference CHECKPOINT PROMPTS_JSON [TENSOR_PARALLEL_SIZE]
+    python -m tests.support.reference CHECKPOINT PROMPTS_JSON [TENSOR_PARALLEL_SIZE]
 
 Greedy continuations with log-probabilities from AsyncLLM in process, one prompt at a time, vLLM's weight checksums, and
 digests of the live weights. Nothing of genserve takes part but the digests.

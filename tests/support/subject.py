@@ -12,13 +12,12 @@ import pytest
 
 from genserve.client import AsyncClient
 from genserve.errors import GenserveError, PushNotFoundError
-from tests.daemon_process import SMALL_ENGINE, DaemonProcess
-from tests.engine.test_push import RawPush
-from tests.faults import faulty_worker
-from tests.faults.faulty_worker import CENSUS_FILE, FAULTS_VARIABLE, FAULTY_EXTENSION, Fault
-from tests.faults.oracle import Oracle, OracleError
+from tests.support import faulty_worker
+from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess
+from tests.support.faulty_worker import CENSUS_FILE, FAULTS_VARIABLE, FAULTY_EXTENSION, Fault
+from tests.support.oracle import Oracle, OracleError
+from tests.support.raw_push import RawPush
 
-BOTH_CORES = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
 # Its pages become resident one by one as blocks are used for the first time: a large one would look like a leak.
 _KV_CACHE_BYTES = 32 << 20
 _HEALTH_CHECK = "/grpc.health.v1.Health/Check"

@@ -4,8 +4,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from tests import models
-from tests.kinds import BASE, HIDDEN, NUM_LAYERS, VOCAB, Weights, write
+from tests.support import models
+from tests.support.kinds import BASE, HIDDEN, NUM_LAYERS, VOCAB, Weights, write
 
 _TOWER, _PATCH, _IMAGE, _SCALE = 128, 16, 64, 2
 _NUM_PATCHES = (_IMAGE // _PATCH) ** 2

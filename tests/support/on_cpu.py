@@ -1,6 +1,6 @@
 """What can be said without a GPU about the kinds of models of the matrix: run as a program, prints JSON.
 
-    python -m tests.gpu.on_cpu DIRECTORY
+    python -m tests.support.on_cpu DIRECTORY
 
 Both checkpoints of a kind are loaded by vLLM, in this process and without an engine. Then a push of b beside the live
 model, and one of a in place, have to leave what vLLM has loaded from b and a. A kind that the CPU backend cannot load
@@ -16,8 +16,8 @@ from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
-from tests import models
-from tests.gpu.matrix import KINDS, Kind
+from tests.support import models
+from tests.support.matrix import KINDS, Kind
 
 _ELSEWHERE = frozenset({"dense", "dense-with-biases", "fp8-online", "gpt-oss-triton"})
 """Kinds whose checkpoints tests of the CPU push, or which another kind has as well."""

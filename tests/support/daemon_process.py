@@ -12,22 +12,33 @@ from typing import Self
 
 import psutil
 
+from tests.support.warm.process import WarmPopen
+
 START_TIMEOUT_S = 120.0
 SMALL_ENGINE = ("--max-model-len", "2048", "--kv-cache-memory-bytes", str(256 << 20))
 """Flags that make the engine of a tiny model small."""
+BOTH_CORES = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
+"""The environment of an engine of two ranks on a machine of two cores."""
 
 
 class DaemonProcess:
     """`genserve serve` on a free port. `address` is where it serves, `stderr` what it has said so far; `within` is the
-    beginning of a command that runs the rest of it elsewhere."""
+    beginning of a command that runs the rest of it elsewhere. `cold` starts a Python interpreter for it, in ten times
+    the time: for what a start itself does."""
 
     def __init__(
-        self, flags: Sequence[str], log: Path, env: dict[str, str] | None = None, within: Sequence[str] = ()
+        self,
+        flags: Sequence[str],
+        log: Path,
+        env: dict[str, str] | None = None,
+        within: Sequence[str] = (),
+        *,
+        cold: bool = False,
     ) -> None:
         self._log = log
         port = () if "--port" in flags else ("--port", "0")
         with log.open("wb") as stderr:
-            self.process = subprocess.Popen(
+            self.process = (subprocess.Popen if cold else WarmPopen)(
                 [*within, sys.executable, "-m", "genserve", "serve", *port, *flags],
                 stdout=subprocess.PIPE,
                 stderr=stderr,

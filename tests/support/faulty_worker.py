@@ -1,4 +1,4 @@
-"""A worker extension whose steps fail as ordered: `--worker-extension-cls tests.faults.faulty_worker.FaultyExtension`.
+"""A worker extension whose steps fail as ordered: `--worker-extension-cls tests.support.faulty_worker.FaultyExtension`.
 
 An order is a file in the directory named by GENSERVE_FAULTS, written by `order` and read by every worker at every step.
 It runs in vLLM's worker processes; nothing of the daemon knows of it.
@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-FAULTY_EXTENSION = "tests.faults.faulty_worker.FaultyExtension"
+FAULTY_EXTENSION = "tests.support.faulty_worker.FaultyExtension"
 FAULTS_VARIABLE = "GENSERVE_FAULTS"
 KEEP_ADDRESSES_VARIABLE = "GENSERVE_KEEP_ADDRESSES"
 """In the environment: workers exchange weights as on a GPU, contents for contents, and vLLM leaves them unpacked."""

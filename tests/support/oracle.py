@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from genserve.client import AsyncClient
-from tests.engine.conftest import PROMPTS
-from tests.engine.reference import MAX_TOKENS
-from tests.faults.footprint import Footprint, at_rest, settled
+from tests.support.footprint import Footprint, at_rest, settled
+from tests.support.plain_vllm import PROMPTS
+from tests.support.reference import MAX_TOKENS
 
 _NUM_WARMING_STREAMS = 64
 

@@ -18,7 +18,7 @@ from genserve.worker.extension import WeightExchangeExtension
 from genserve.worker.model.slept import loose_tensors
 from genserve.worker.model.tree import holdings
 
-FORGETFUL_EXTENSION = "tests.engine.forgetful_worker.ForgetfulExtension"
+FORGETFUL_EXTENSION = "tests.support.forgetful_worker.ForgetfulExtension"
 SLEEPS_VARIABLE = "GENSERVE_SLEEPS"
 GARBAGE = 7
 

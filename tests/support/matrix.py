@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests import kinds, models, quantised, vision
+from tests.support import kinds, models, quantised, vision
 
 WAYS = ("beside", "host", "inplace")
 MODES: Mapping[str, tuple[str, ...]] = {"graphs": (), "eager": ("--enforce-eager",)}
