@@ -37,6 +37,8 @@ from genserve.weights.push.types import Applied, PushHeader, StepTiming
 from genserve.weights.registry import PushRegistry
 from genserve.weights.resident import ResidentStore
 
+DEFAULT_START_TIMEOUT_S = 60.0
+DEFAULT_TTL_S = 60.0
 _ABANDON_TIMEOUT_S = 30.0
 _ABSENCE = "are not here, as they came through vLLM's own weight transfer"
 
@@ -52,8 +54,8 @@ class UpdateOptions:
     pause_mode: PauseMode = PauseMode.KEEP
     kv_policy: KvPolicy = KvPolicy.RECOMPUTE
     pause_lease_id: str = ""
-    ttl_s: float = 60.0
-    timeout_s: float = 60.0
+    ttl_s: float = DEFAULT_TTL_S
+    timeout_s: float = DEFAULT_START_TIMEOUT_S
 
 
 @dataclass(slots=True)
