@@ -6,8 +6,8 @@ version is applied over weights that a sleep has dropped before the engine can r
 
 import logging
 import time
-from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Protocol
 
 from genserve.control.admission import check_sound
@@ -88,20 +88,25 @@ class SleepController:
         does; what could not be woken sleeps on then, and nothing is scheduled.
         """
         woken = tags_of(tags)
+        async with self._turn_to_wake_up(woken):
+            if self._board.engine_condition is EngineCondition.DEAD:
+                raise EngineDeadError("the engine has died")
+            if self._board.asleep.tags:
+                await uninterrupted(self._wake_up(self._board.asleep.after_wake_up(woken).tags))
+
+    @asynccontextmanager
+    async def _turn_to_wake_up(self, woken: frozenset[SleepTag]) -> AsyncIterator[None]:
+        """The turn; between pushes, if a version has to be applied when these parts are awake."""
         while True:
             async with AsyncExitStack() as stack:
-                is_between = self._restores_at(woken)
-                if is_between:
+                if is_between := self._restores_at(woken):
                     # Before the turn, which a push needs for its commit; it may bring the weights that are missing.
                     await stack.enter_async_context(self._restores.between_pushes(_WAKE_UP_TIMEOUT_S))
                 await stack.enter_async_context(self._pauses.turn.take())
-                if self._board.engine_condition is EngineCondition.DEAD:
-                    raise EngineDeadError("the engine has died")
-                if self._restores_at(woken) and not is_between:
-                    continue  # weights were dropped while this call waited for its turn
-                if self._board.asleep.tags:
-                    await uninterrupted(self._wake_up(self._board.asleep.after_wake_up(woken).tags))
-                return
+                if is_between or not self._restores_at(woken):
+                    yield
+                    return
+                # Weights were dropped while this call waited for its turn.
 
     def _restores_at(self, woken: frozenset[SleepTag]) -> bool:
         """Whether the engine runs when these parts are awake, and a version has to be applied before."""
