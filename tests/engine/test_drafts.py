@@ -8,7 +8,7 @@ import pytest
 
 from genserve.client import AsyncClient
 from genserve.errors import ManifestMismatchError
-from genserve.worker.update.draft import PREFIX
+from genserve.worker.model.draft import PREFIX
 from tests import models
 from tests.daemon_process import SMALL_ENGINE, DaemonProcess
 from tests.engine.test_model_kinds import state_of

@@ -40,7 +40,8 @@ from genserve.engine.vllm.requests.prompts import PromptCodec
 from genserve.engine.vllm.requests.stream import VllmStream
 from genserve.engine.vllm.scheduling import Scheduling
 from genserve.engine.vllm.start import config as vllm_config
-from genserve.engine.vllm.start import other_hosts, refusals
+from genserve.engine.vllm.start import refusals
+from genserve.engine.vllm.start.daemon_address import daemon_address
 from genserve.engine.vllm.weights import LiveTransfer, LiveWeights
 from genserve.engine.vllm.workers import Workers
 from genserve.errors import (
@@ -113,7 +114,7 @@ class VllmEngine:
             # As AsyncLLM.from_engine_args, with a look at the configuration before any process starts.
             config = vllm_config.with_ranks_here(args, args.create_engine_config(UsageContext.ENGINE_CONTEXT))
             warnings = refusals.check(config)
-            address = other_hosts.daemon_address(config.parallel_config, options.host, options.port, get_ip)
+            address = daemon_address(config.parallel_config, options.host, options.port, get_ip)
             llm = AsyncLLM.from_vllm_config(
                 config,
                 stat_loggers=[meter],
@@ -132,7 +133,7 @@ class VllmEngine:
                 weight_update_reason=how.reason,
                 reserved_device_bytes=how.reserved_device_bytes,
                 pinned_host_bytes=how.pinned_host_bytes,
-                model_memory=ModelMemory(**{f"{kind}_bytes": size for kind, size in how.reachable_bytes.items()}),
+                model_memory=ModelMemory(**{f"{kind}_bytes": size for kind, size in how.model_memory.items()}),
             )
             # vLLM asks the environment about something for every token, in this process only.
             enable_envs_cache()

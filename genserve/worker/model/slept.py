@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from vllm.device_allocator import get_mem_allocator_instance
 
+from genserve.worker.model.draft import drafting_model
 from genserve.worker.model.tree import owners
 
 _WEIGHTS_TAG = "weights"
@@ -50,7 +51,7 @@ class SleptWeights:
         self._kept, self._dropped = [], False
 
     def _models(self) -> list[nn.Module]:
-        draft = getattr(self._worker.model_runner, "get_draft_model", lambda: None)()
+        draft = drafting_model(self._worker)
         return [self._worker.model_runner.get_model(), *([] if draft is None else [draft])]
 
 

@@ -1,4 +1,7 @@
-"""How many bytes a live model reaches, and what an exchange does with them: figures for people, from `audit`'s walk."""
+"""How much memory a live model refers to, by what an exchange does with it: figures for people.
+
+Decides nothing: what an exchange would miss is refused by `audit`, from the same walk.
+"""
 
 from collections.abc import Collection
 
@@ -13,7 +16,7 @@ from genserve.worker.model.tree import NOT_WEIGHTS, holdings, named_modules, par
 KINDS = ("exchanged", "kv_cache", "constant", "hidden")
 
 
-def reachable_bytes(live: nn.Module, constants: Collection[str]) -> dict[str, int]:
+def model_memory(live: nn.Module, constants: Collection[str]) -> dict[str, int]:
     """Of torch's memory, by kind (`KINDS`) and in all ("reachable"), in bytes; what several tensors look into counts
     once. `constants`: paths of tensors that an audit has found to be no weights.
 
