@@ -23,8 +23,8 @@ from vllm.model_executor.model_loader.reload.layerwise import (
 from vllm.model_executor.model_loader.utils import process_weights_after_loading
 
 from genserve.worker.model.audit import Constants
-from genserve.worker.model.tree import Holding, holdings, owners
-from genserve.worker.update.structure import MODULE_TABLES, Attributes, Structure
+from genserve.worker.model.tree import MODULE_TABLES, Holding, holdings, owners
+from genserve.worker.update.structure import Attributes, Structure
 
 _MAX_NAMED = 8
 

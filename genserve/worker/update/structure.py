@@ -15,10 +15,7 @@ from vllm.config import ModelConfig, VllmConfig
 from vllm.model_executor.model_loader.utils import initialize_model
 from vllm.utils.torch_utils import set_default_torch_dtype
 
-from genserve.worker.model.tree import held_by, owners
-
-MODULE_TABLES = frozenset({"_parameters", "_buffers", "_modules"})
-"""The attributes of a torch module in which torch keeps what it registers."""
+from genserve.worker.model.tree import MODULE_TABLES, held_by, owners
 
 _MAX_KEPT_ELEMENTS = 1 << 16  # of a parameter that a checkpoint may lack; larger ones are constant, or never lacking
 
