@@ -1,4 +1,7 @@
-"""The live weights of all ranks, and the version they have."""
+"""The live weights of all ranks, and the version they have.
+
+vLLM's own transfer over them is `transfer`'s.
+"""
 
 import asyncio
 import os
@@ -16,10 +19,11 @@ from genserve.engine.vllm.requests.weight_spans import INITIAL_LABEL
 from genserve.engine.vllm.workers import WorkerError, Workers
 from genserve.errors import DeadlineError, EngineDeadError, EngineTaintedError, GenserveError, PushRolledBackError
 from genserve.memory.host import ProcessIdentity
-from genserve.worker.contract import Attach, Attached, Digests, Fetch, Prepare, Sleep, Step, Transfer
+from genserve.worker.contract import Attach, Attached, Digests, Fetch, Prepare, Sleep, Step
 
 _ROLLBACK_TIMEOUT_S = 30.0
-_GRACE_S = 10.0
+GRACE_S = 10.0
+"""A rank that is late by less than this is waited for; one that hangs for longer is given up."""
 
 
 class LiveWeights:
@@ -108,8 +112,8 @@ class LiveWeights:
         deadline_s = time.monotonic() + timeout_s
         try:
             # A busy machine is late; one that hangs is given up.
-            await self._workers.step("genserve_commit", step, timeout_s=timeout_s + _GRACE_S)
-            await self.label(str(version), timeout_s + _GRACE_S)
+            await self._workers.step("genserve_commit", step, timeout_s=timeout_s + GRACE_S)
+            await self.label(str(version), timeout_s + GRACE_S)
         except DeadlineError as error:
             raise self.given_up(error) from error
         except BaseException as error:
@@ -175,50 +179,6 @@ class LiveWeights:
             if answer.error:
                 raise GenserveError(f"{answer.rank} could not read its weights: {answer.error}")
         return [WeightDigest(d.rank, name, sha256) for d in answers for name, sha256 in d.tensors.items()]
-
-
-class LiveTransfer:
-    """vLLM's own transfer over the live weights of all ranks, as `WeightTransfer` has it.
-
-    It goes through our extension and not through AsyncLLM's methods of these names: a rank that raises there leaves
-    late replies for the next call, and one of a further data-parallel engine is not heard at all.
-    """
-
-    def __init__(self, weights: LiveWeights) -> None:
-        self._weights = weights
-
-    async def init(self, info: str, timeout_s: float) -> None:
-        """Connects every rank with the trainer."""
-        await self._call("init", timeout_s, info)
-
-    async def start(self, timeout_s: float) -> None:
-        """Gets every rank ready to receive."""
-        await self._call("start", timeout_s)
-
-    async def update(self, info: str, timeout_s: float) -> None:
-        """Has every rank receive tensors."""
-        await self._call("update", timeout_s, info)
-
-    async def finish(self, version: int, timeout_s: float) -> None:
-        """Makes what was received live, and labels later tokens."""
-        await self._call("finish", timeout_s)
-        await self._weights.label(str(version), timeout_s)
-        self._weights.version = version
-
-    async def abandon(self, timeout_s: float) -> None:
-        """Ends an update that was not finished."""
-        await self._call("abandon", timeout_s)
-
-    async def _call(self, call: str, timeout_s: float, info: str = "") -> None:
-        deadline_s = time.monotonic() + timeout_s
-        try:
-            await self._weights.step("genserve_transfer", Transfer(call, info).to_wire(), timeout_s + _GRACE_S)
-        except DeadlineError as error:
-            raise self._weights.given_up(error) from error
-        except WorkerError as error:
-            raise GenserveError(f"vLLM's {call} failed: {error}") from error
-        if time.monotonic() > deadline_s:
-            raise DeadlineError(f"vLLM's {call} took longer than {timeout_s:g} s")
 
 
 def _by_machine(attached: Sequence[Attached]) -> dict[str, list[str]]:
