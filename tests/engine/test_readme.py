@@ -52,7 +52,7 @@ async def test_an_example_of_the_guide_runs(
 def model_is(checkpoint: Path) -> str:
     """A program's beginning in which `model` has the weights of a checkpoint."""
     return (
-        "from pathlib import Path\nfrom tests import models\n"
+        "from pathlib import Path\nfrom tests.support import models\n"
         f"class model:\n    state_dict = staticmethod(lambda: models.load_tensors(Path({str(checkpoint)!r})))\n"
     )
 
