@@ -1,38 +1,39 @@
-"""Raises what the rules of a phase refuse. Pure; the rules are `conditions`."""
+"""Raises the errors for what a phase refuses. Pure; `conditions` has the rules."""
 
 from genserve.control.conditions import RULES, DaemonCondition, EngineCondition, Phase, weights_refusal
 from genserve.errors import EngineTaintedError
 
 
 def check_control(phase: Phase) -> None:
-    """Raises why pauses are refused in this phase, and most that pushes and adapters are."""
+    """Raises the error if this phase refuses pauses. Pushes and adapters have `check_weights`."""
     if (refusal := RULES[phase].control) is not None:
         raise refusal()
 
 
 def check_weights(engine: EngineCondition, daemon: DaemonCondition) -> None:
-    """Raises why pushes, adapters and reading the live weights are refused. TAINTED does not: a full push ends it."""
+    """Raises the error if pushes, adapters and reading the live weights are refused. TAINTED allows them: a complete
+    push ends it."""
     if (refusal := weights_refusal(engine, daemon)) is not None:
         raise refusal()
 
 
 def check_admission(phase: Phase) -> None:
-    """Raises why a request for tokens is refused in this phase; returns when it is admitted, perhaps to wait."""
+    """Raises the error if this phase refuses generation requests. An admitted request may have to wait."""
     if (refusal := RULES[phase].admission) is not None:
         raise refusal()
 
 
 def check_whole(weights_lost: bool) -> None:
-    """Raises EngineTaintedError while what lies in the place of the weights is of no version, because a sleep of level
-    2 has dropped them: for calls that would take it for weights."""
+    """Raises EngineTaintedError after a sleep of level 2 has dropped the weights, until a version is applied. For calls
+    that read the weights."""
     if weights_lost:
         raise EngineTaintedError(
-            "the sleep of level 2 has dropped the weights, and no version was applied since: push one, or wake up the "
-            "rest, which restores the served one"
+            "a sleep of level 2 dropped the weights, and no version was applied since: push one, or wake up the rest, "
+            "which restores the served version"
         )
 
 
 def check_sound(engine: EngineCondition) -> None:
-    """Raises EngineTaintedError while the live weights are of no version: for calls that only a sound engine takes."""
+    """Raises EngineTaintedError while the live weights may be inconsistent. For calls that need consistent weights."""
     if engine is EngineCondition.TAINTED:
         check_admission(Phase.TAINTED)

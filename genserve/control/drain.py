@@ -1,6 +1,6 @@
-"""The end of a daemon: what runs may finish, within one deadline for all of it.
+"""The shutdown of a daemon: running work may finish, within one deadline for all of it.
 
-A tainted or sleeping engine is not run for that: its requests are ended instead.
+A tainted or sleeping engine is not resumed for this: its requests are aborted instead.
 """
 
 import asyncio
@@ -14,15 +14,15 @@ from genserve.engine.protocol import Engine
 
 
 class Closes(Protocol):
-    """Changes of weights: pushes, or updates through vLLM's own transfer."""
+    """Accepts changes of weights: pushes, or updates through vLLM's own transfer."""
 
     async def close(self) -> None:
-        """Takes no more, and returns when the one that is under way has ended. May be cancelled."""
+        """Accepts no more, and returns when the one in progress has ended. May be cancelled."""
 
 
 @dataclass(slots=True)
 class Drained:
-    """How a drain ended. `in_order`: no call to the engine hangs; `cut`: what was cut off, in words."""
+    """How a drain ended. `in_order`: no call to the engine hangs. `cut`: descriptions of what was cut off."""
 
     in_order: bool = True
     cut: list[str] = field(default_factory=list)
@@ -30,7 +30,7 @@ class Drained:
 
 @dataclass(slots=True)
 class Drain:
-    """Ends what runs: weight updates, then pauses, pushes and requests."""
+    """Ends running work: weight updates, then pauses, pushes and requests."""
 
     engine: Engine
     board: StateBoard
@@ -40,11 +40,11 @@ class Drain:
     _doing: str = ""
 
     async def run(self, timeout_s: float) -> Drained:
-        """Refuses what comes, and returns when nothing runs any more, or after `timeout_s`. Raises EngineDeadError."""
+        """Refuses new calls, and returns when nothing runs any more, or after `timeout_s`. Raises EngineDeadError."""
         self.board.become(DaemonCondition.DRAINING)
         drained = Drained()
         ending = asyncio.create_task(self._end(drained), name="drain")
-        # Not asyncio.timeout: what hangs may not be cancelled in time either.
+        # Not asyncio.timeout: work that hangs may not end in time when it is cancelled.
         done, _ = await asyncio.wait({ending}, timeout=timeout_s)
         if done:
             ending.result()

@@ -1,4 +1,4 @@
-"""The pipe of a trainer on the same host that is told which pieces of its memory are not needed any more."""
+"""The pipe on which the owner of shared memory gets an acknowledgement for each piece that was copied."""
 
 import asyncio
 import os
@@ -12,7 +12,7 @@ from genserve.memory.daemon_processes import DaemonProcesses, FileId, file_id
 _PATH = re.compile(r"/proc/([1-9][0-9]{0,9})/fd/[0-9]{1,9}")
 
 
-class TakenPipe:
+class AckPipe:
     """The writing end of a pipe of this user."""
 
     _opened: ClassVar[set[int]] = set()
@@ -25,20 +25,21 @@ class TakenPipe:
         self._opened.add(fd)
 
     @classmethod
-    async def open(cls, path: str, memory_path: str, daemon: DaemonProcesses) -> "TakenPipe":
-        """Raises InvalidFieldError for "segment.taken_path" when it is anything else, nobody reads it, another process
-        has it than the one that hands the memory over, or a process of the `daemon` has it open: a pipe does not say
-        what it is for, and vLLM's own pipes end the engine when they are written to."""
+    async def open(cls, path: str, memory_path: str, daemon: DaemonProcesses | None) -> "AckPipe":
+        """Raises InvalidFieldError for "segment.taken_path" when it is anything else, nobody reads it, it is named in
+        another process than the memory, or a process of the `daemon` has it open: a pipe does not say what it is for,
+        and vLLM's own pipes end the engine when they are written to. None = the owner is a process of the daemon's."""
         matched = _PATH.fullmatch(path)
         if matched is None:
             raise _refused("must be /proc/PID/fd/FD")
         if path.rpartition("/")[0] != memory_path.rpartition("/")[0]:
             raise _refused(f"must be of the process that has the memory, which is {memory_path}")
         try:
-            if daemon.include(int(matched[1])):
+            if daemon is not None and daemon.include(int(matched[1])):
                 raise _refused("is of the daemon's own processes")
             wanted = _checked(os.stat(path))  # before opening: a device might act on that
-            await asyncio.to_thread(cls._refuse_own, wanted, daemon)
+            if daemon is not None:
+                await asyncio.to_thread(cls._refuse_own, wanted, daemon)
             fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
         except OSError as error:
             raise _refused(f"cannot be opened by the daemon: {error.strerror}") from error
@@ -65,8 +66,8 @@ class TakenPipe:
         except OSError:
             return False  # to open it says why
 
-    def tell(self) -> None:
-        """Another piece has been taken. Raises InvalidFieldError when nobody reads it."""
+    def acknowledge(self) -> None:
+        """Says that another piece has been copied. Raises InvalidFieldError when nobody reads it."""
         try:
             os.write(self._fd, b"\0")
         except OSError as error:

@@ -1,7 +1,7 @@
 """WeightService."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, aclosing, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from genserve.engine.protocol import Engine, WeightDigest
 from genserve.errors import DeadlineError, GenserveError
 from genserve.ingest import protocol as wire
 from genserve.memory.daemon_processes import DaemonProcesses
+from genserve.memory.host import is_local
 from genserve.rpc.convert.values import to_state
 from genserve.rpc.convert.vllm_transfer import (
     call_timeout_s,
@@ -34,13 +35,13 @@ from genserve.rpc.convert.weights import (
     to_weights_response,
 )
 from genserve.rpc.frames.pull import pull_frames
-from genserve.rpc.frames.push import Frame, Frames, is_local, read_chunks, read_header, until_expired
+from genserve.rpc.frames.push import Frames, read_chunks, read_header, until_expired
 from genserve.rpc.interceptor import status_of
 from genserve.v1 import weights_pb2
 from genserve.v1.weights_pb2_grpc import WeightServiceServicer
 from genserve.weights.checkpoint import CheckpointIndex
 from genserve.weights.push.push_bytes import readable
-from genserve.weights.push.segments import SegmentReader
+from genserve.weights.push.segments import OwnRing, SegmentReader
 from genserve.weights.registry import PushRegistry
 from genserve.weights.resident import ResidentStore, ResidentVersion
 from genserve.weights.vllm_transfer import TransferUpdates
@@ -88,28 +89,20 @@ class WeightServicer(WeightServiceServicer):
         # other layouts, an unknown tensor or two that deserve a proper answer.
         return _MIN_HEADER_BYTES + 4 * to_manifest(self._manifest).ByteSize()
 
-    async def PushWeights(
+    async def PushWeights(  # type: ignore[override]  # its frames are typed by `frame_parser`
         self, request_iterator: Frames, context: "ServicerContext[Any, Any]"
     ) -> weights_pb2.PushWeightsResponse:
         """Stages the chunks of a stream and answers what came of the push."""
         return await self._push(aiter(request_iterator), self._segments(context))
 
     async def relayed_push(self, request_iterator: Frames, context: "ServicerContext[Any, bytes]") -> None:
-        """PushWeights as a receiving process passes it on: each frame is acknowledged when it is not needed any more,
-        and segments lie in the memory of that process alone. Its clients may be anywhere. Callers are trusted to be
-        such a process: register it where nobody else can call it."""
-
-        async def acknowledged() -> AsyncGenerator[Frame, None]:
-            async for frame in request_iterator:
-                yield frame
-                await segments.finish()
-                await context.write(wire.TAKEN)
-
+        """PushWeights as a receiving process passes it on: segments lie in the memory of that process alone. Its
+        clients may be anywhere. Callers are trusted to be such a process: register it where nobody else can call it."""
         metadata = dict(context.invocation_metadata() or ())
-        segments = SegmentReader(self._processes, str(metadata.get(wire.PATH_KEY, "")))
+        ring = OwnRing(str(metadata.get(wire.PATH_KEY, "")), str(metadata.get(wire.ACK_PATH_KEY, "")))
         try:
-            async with aclosing(acknowledged()) as frames:
-                answer = wire.OUTCOME + (await self._push(frames, segments)).SerializeToString()
+            outcome = await self._push(aiter(request_iterator), SegmentReader(self._processes, ring))
+            answer = wire.OUTCOME + outcome.SerializeToString()
         except (GenserveError, DecodeError) as error:
             status, _ = status_of(error, wire.METHOD)
             answer = wire.FAILED + dict(status.trailing_metadata)["grpc-status-details-bin"]

@@ -1,4 +1,4 @@
-"""The README's examples, run as they stand against a real daemon; only the address is another."""
+"""The examples of README.md, docs/quickstart.md and docs/weights.md, run against a real daemon at another address."""
 
 import re
 import subprocess
@@ -9,14 +9,13 @@ import pytest
 import torch
 
 from genserve.client import AsyncClient
-from tests.engine.examples import WRITTEN_ADDRESS, block
+from tests.engine.examples import README, WRITTEN_ADDRESS, block
 from tests.support import models
 from tests.support.daemon_process import DaemonProcess
 
-RECIPES = block("sh", "grpcurl").strip().splitlines()
-
-
-GUIDE = Path(__file__).parents[2] / "docs" / "weights.md"
+QUICKSTART = README.parent / "docs" / "quickstart.md"
+GUIDE = README.parent / "docs" / "weights.md"
+RECIPES = block("sh", "grpcurl", QUICKSTART).replace("\\\n ", "").strip().splitlines()
 
 
 @pytest.mark.parametrize("word", ["commit_push", "partial=True", "threading", "pull_weights"])

@@ -10,7 +10,6 @@ import google_crc32c
 import grpc.aio
 import pytest
 
-from genserve.rpc.frames.push import is_local
 from genserve.v1 import weights_pb2
 from tests.rpc.conftest import Daemon, field_of, reason_of
 from tests.rpc.frames import DATA, END, Frame, chunk, header, push, refused
@@ -270,24 +269,6 @@ async def test_a_piece_behind_the_end_is_out_of_range(daemon: Daemon) -> None:
     with memory() as (path, _):
         error = await refused(daemon, [await header(daemon), segment(path, offset=1), END])
         assert reason_of(error) == "CHUNK_OUT_OF_RANGE"
-
-
-@pytest.mark.parametrize(
-    ("peer", "local"),
-    [
-        ("ipv4:127.0.0.1:5", True),
-        ("ipv6:%5B::1%5D:5", True),
-        ("unix:", True),
-        ("ipv4:10.0.0.1:5", False),
-        ("ipv4:192.127.0.1:5", False),
-        ("ipv6:%5Bfe80::1%5D:5", False),
-        ("ipv6:%5B::10%5D:5", False),
-        ("", False),
-    ],
-)
-def test_who_is_on_this_host(peer: str, local: bool) -> None:
-    """By the address of the connection's other end."""
-    assert is_local(peer) is local
 
 
 async def test_peers_elsewhere_hand_nothing_over(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,8 @@ from genserve.client.weights.layout import ByteSpace, Layout, manifest_digest
 from genserve.client.weights.push import Push, PushProgress, PushResult, Upload
 from genserve.client.weights.sources import TensorSource, num_ranks, tensor_sources
 from genserve.errors import InvalidFieldError, UnsupportedError
-from genserve.memory.ring import MIN_BYTES, SpareRings, can_share, is_local
+from genserve.memory.host import can_share, is_local
+from genserve.memory.ring import MIN_BYTES, SpareRings
 from genserve.v1 import types_pb2, weights_pb2
 from genserve.v1.control_pb2 import GetServerInfoRequest, GetServerInfoResponse
 

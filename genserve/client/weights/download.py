@@ -9,9 +9,10 @@ from typing import Any, Final
 
 from genserve.client.transport.connection import Connection
 from genserve.client.transport.fields import build
-from genserve.client.weights.frames import crc32c
+from genserve.client.weights.frames import computes_checksums
 from genserve.client.weights.sources import to_torch
 from genserve.errors import ChecksumMismatchError, PushTruncatedError, UnavailableError
+from genserve.tensors.checksum import crc32c_of
 from genserve.tensors.safetensors import StoredTensor, write_safetensors
 from genserve.v1 import weights_pb2
 
@@ -99,8 +100,7 @@ class Download:
                 self._memory = bytearray(self._manifest.total_bytes)
             return
         chunk = frame.chunk
-        computed = crc32c()
-        if computed is not None and chunk.HasField("crc32c") and computed(0, chunk.data) != chunk.crc32c:
+        if chunk.HasField("crc32c") and computes_checksums() and crc32c_of(chunk.data) != chunk.crc32c:
             raise ChecksumMismatchError(f"the chunk of {len(chunk.data)} bytes at {chunk.offset} was damaged")
         self._memory[chunk.offset : chunk.offset + len(chunk.data)] = chunk.data
         self._received_bytes = chunk.offset + len(chunk.data)

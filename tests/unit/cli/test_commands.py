@@ -126,7 +126,7 @@ async def test_push_takes_the_next_version_and_prints_the_steps(
     assert daemon.weight_version == 7
     assert daemon.header.apply.pause_mode == 2
     assert "receive         1.5 ms" in output
-    assert "stood still for 1.0 ms" in output
+    assert "paused for 1.0 ms" in output
     assert "-> 7" in output
     assert "100%" in errors
 
@@ -204,7 +204,7 @@ async def test_status_is_a_table(genserve: Command) -> None:
         "version  0",
         "model    smol",
         "load     3 running, 0 waiting, 0 tok/s",
-        "cache    25% in use, 0% of prompt tokens found",
+        "cache    25% in use, 0% prefix hits",
         "updates  beside: there is room",
         "pause    lease-1  keep  no expiry  me",
     ]
@@ -298,7 +298,7 @@ async def test_target_and_token_come_from_the_environment(
         (["--max_model_len", "7", "--weight_update", "sideways"], "invalid choice: 'sideways'"),
         (["--model", "/nope"], "--model: no directory /nope"),
         (["--model=./nope"], "--model: no directory ./nope"),
-        (["--model=~"], "--model: no directory ~: write it out, ~ is not expanded here"),
+        (["--model=~"], "--model: no directory ~: write the path in full, ~ is not expanded here"),
     ],
 )
 def test_what_is_wrong_with_our_own_flags_is_told_before_vllm_is_imported(flags: list[str], says: str) -> None:

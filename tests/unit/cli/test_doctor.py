@@ -54,7 +54,7 @@ def test_json_is_a_document_with_facts_and_what_the_flags_made_of_the_room() -> 
         (["--", "x"], "genserve doctor: error: SERVE_FLAGS: must begin with a flag"),
         (["--", "--model=x"], "genserve doctor: error: SERVE_FLAGS: --model is the doctor's to set"),
         (["--timeout-s", "0"], "'0' is not a time above 0"),
-        (["--timeout-s", "9" * 30], "is not a time above 0 and of at most 24h"),
+        (["--timeout-s", "9" * 30], "is not a time above 0 s and up to 24h"),
     ],
 )
 def test_wrong_input_ends_at_once_in_one_line(arguments: list[str], words: str) -> None:
@@ -74,7 +74,7 @@ def test_a_daemon_that_does_not_start_fails_with_its_last_words(tmp_path: Path) 
     (start,) = titles["--weight-update beside"]
     assert (done.returncode, start["check"], start["level"]) == (1, "start", "FAIL")
     assert "ended with status 2: " in start["finding"]
-    assert "--drain-timeout-s must lie in" in start["finding"]
+    assert "--drain-timeout-s must be in" in start["finding"]
 
 
 def test_a_daemon_that_is_late_fails_and_is_ended(tmp_path: Path) -> None:

@@ -260,7 +260,7 @@ class Pushes(RuleBasedStateMachine):
         self.now_s += seconds
 
         async def notice() -> None:
-            self.registry._tell_change()
+            self.registry._pushes.tell_change()
             await self.settle()
 
         self.run(notice())

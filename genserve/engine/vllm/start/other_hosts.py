@@ -5,8 +5,8 @@ daemon. Pure.
 from collections.abc import Callable
 from typing import Any
 
-from genserve.config import is_loopback
 from genserve.engine.vllm.start.failure import EngineStartError
+from genserve.memory.host import is_loopback
 
 ParallelConfig = Any
 """vLLM's ParallelConfig, or what has its fields."""

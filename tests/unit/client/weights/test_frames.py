@@ -26,12 +26,12 @@ def test_a_chunk_is_encoded_as_protobuf_does(offset: int, pieces: list[bytes], c
 
 def test_without_google_crc32c_it_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks then have no checksum; a warning tells, but not a thousand times."""
-    frames.crc32c.cache_clear()
+    frames.computes_checksums.cache_clear()
     monkeypatch.setitem(sys.modules, "google_crc32c", None)
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         frame, *_ = [frames.chunk_frame(0, [memoryview(b"x")], checksum=True) for _ in range(3)]
-    frames.crc32c.cache_clear()
+    frames.computes_checksums.cache_clear()
     assert len(warned) == 1
     assert "google-crc32c" in str(warned[0].message)
     assert not weights_pb2.PushWeightsRequest.FromString(frame).chunk.HasField("crc32c")
