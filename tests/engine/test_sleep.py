@@ -38,7 +38,7 @@ def forgetful(checkpoints: dict[str, Path], sleeps: Path) -> Iterator[DaemonProc
     try:
         yield process.wait_serving()
     finally:
-        process.stop()
+        process.end()
 
 
 @pytest.fixture
