@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Self
 
+from genserve.memory.host import is_loopback
+
 MAX_INGEST_PROCESSES = 64
 MAX_TIMEOUT_S = 24 * 3600.0
 WAYS = ("beside", "host", "inplace")
@@ -137,8 +139,3 @@ def check_model(model: str) -> None:
     if model.startswith(("/", ".", "~")) and not os.path.exists(model):
         hint = ": write the path in full, ~ is not expanded here" if os.path.exists(os.path.expanduser(model)) else ""
         raise ValueError(f"--model: no directory {model}{hint}")
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this host can reach an address."""
-    return host in ("localhost", "::1", "[::1]") or host.startswith("127.")

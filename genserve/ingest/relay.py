@@ -14,14 +14,14 @@ import grpc.aio
 from google.rpc import status_pb2  # type: ignore[import-untyped]
 from grpc_status import rpc_status
 
-from genserve.ingest.protocol import FAILED, METHOD, OUTCOME, PATH_KEY, SERVICE
-from genserve.ingest.ring import ChunkRing
+from genserve.ingest.protocol import ACK_PATH_KEY, FAILED, METHOD, OUTCOME, PATH_KEY, SERVICE
 from genserve.memory.allocator import keep_freed_memory
+from genserve.memory.ring import PIECE_BYTES, SharedRing
 from genserve.tensors.checksum import crc32c_of
 from genserve.tensors.chunk_frame import parse_chunk
+from genserve.v1 import weights_pb2
 
-_RING_BYTES = 32 << 20
-_NICENESS = 5  # generation has precedence
+_NICENESS = 5  # generation goes first
 _GRACE_S = 1.0
 
 
@@ -64,9 +64,7 @@ async def serve(settings: IngestSettings) -> None:
         server = grpc.aio.server(
             options=[*settings.options, ("grpc.max_receive_message_length", settings.max_message_bytes)]
         )
-        push: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_unary_rpc_method_handler(
-            Relay(daemon, settings.max_message_bytes).push_weights
-        )
+        push: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_unary_rpc_method_handler(Relay(daemon).push_weights)
         handler = grpc.method_handlers_generic_handler("genserve.v1.WeightService", {"PushWeights": push})
         server.add_generic_rpc_handlers((handler,))
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
@@ -78,18 +76,18 @@ async def serve(settings: IngestSettings) -> None:
 
 
 class Relay:
-    """Passes pushes on to the daemon. `max_message_bytes` is the daemon's limit."""
+    """Passes pushes on to the daemon."""
 
-    def __init__(self, daemon: grpc.aio.Channel, max_message_bytes: int) -> None:
+    def __init__(self, daemon: grpc.aio.Channel) -> None:
         self._daemon = daemon
-        self._max_message_bytes = max_message_bytes
 
     async def push_weights(self, frames: AsyncIterator[bytes], context: "grpc.aio.ServicerContext[Any, Any]") -> bytes:
-        """Handles one stream of a client. The answer is the daemon's."""
-        ring = ChunkRing(max(_RING_BYTES, self._max_message_bytes))
-        metadata = tuple((k, v) for k, v in context.invocation_metadata() or () if k == "authorization")
+        """A stream of a client's, answered as the daemon answers it."""
+        ring = SharedRing()
+        metadata = [(k, v) for k, v in context.invocation_metadata() or () if k == "authorization"]
+        metadata += [(PATH_KEY, ring.path), (ACK_PATH_KEY, ring.ack_path)]
         method: Any = self._daemon.stream_stream(f"/{SERVICE}/{METHOD}")
-        call = method(metadata=(*metadata, (PATH_KEY, ring.path)), timeout=context.time_remaining())
+        call = method(metadata=tuple(metadata), timeout=context.time_remaining())
         sending = asyncio.create_task(self._send(frames, call, ring))
         try:
             async for answer in call:
@@ -98,7 +96,6 @@ class Relay:
                 if answer.startswith(FAILED):
                     status = status_pb2.Status.FromString(answer[len(FAILED) :])
                     await context.abort_with_status(rpc_status.to_status(status))
-                ring.acknowledge()
             raise RuntimeError("the daemon ended a push without an answer")
         except grpc.aio.AioRpcError as error:
             # The daemon is gone, or the client's deadline has passed.
@@ -109,21 +106,33 @@ class Relay:
             await asyncio.gather(sending, return_exceptions=True)
             ring.close()
 
-    async def _send(self, frames: AsyncIterator[bytes], call: Any, ring: ChunkRing) -> None:
+    async def _send(self, frames: AsyncIterator[bytes], call: Any, ring: SharedRing) -> None:
         try:
             async for frame in frames:
-                await call.write(await self._passed_on(frame, ring))
+                async for passed_on in _passed_on(frame, ring):
+                    await call.write(passed_on)
             await call.done_writing()
         except (asyncio.InvalidStateError, grpc.RpcError):
             return  # the daemon has answered, and its answer is being read
 
-    async def _passed_on(self, frame: bytes, ring: ChunkRing) -> bytes:
-        chunk = parse_chunk(frame)
-        # An invalid frame is passed on: the daemon answers with the error.
-        if chunk is None or (chunk.crc32c is not None and crc32c_of(chunk.data) != chunk.crc32c):
-            ring.pass_by()
-            return frame
-        return await ring.put(chunk.offset, chunk.data)
+
+async def _passed_on(frame: bytes, ring: SharedRing) -> AsyncIterator[bytes]:
+    """The frames that the daemon gets for one of a client's: for a chunk its pieces in the ring, as they fit there."""
+    chunk = parse_chunk(frame)
+    # What is wrong goes on as it is: the daemon says so.
+    if chunk is None or (chunk.crc32c is not None and crc32c_of(chunk.data) != chunk.crc32c):
+        yield frame
+        return
+    for start in range(0, max(len(chunk.data), 1), PIECE_BYTES):
+        piece = await ring.put([chunk.data[start : start + PIECE_BYTES]])
+        segment = weights_pb2.PushSegment(
+            path=piece.path,
+            segment_offset=piece.start,
+            offset=chunk.offset + start,
+            length=piece.length,
+            taken_path=piece.ack_path,
+        )
+        yield weights_pb2.PushWeightsRequest(segment=segment).SerializeToString()
 
 
 async def _end_of_stdin() -> None:

@@ -1,4 +1,4 @@
-"""The ack pipe: through it a trainer on the same host learns which pieces of its memory were copied."""
+"""The pipe on which the owner of shared memory gets an acknowledgement for each piece that was copied."""
 
 import asyncio
 import os
@@ -12,7 +12,7 @@ from genserve.memory.daemon_processes import DaemonProcesses, FileId, file_id
 _PATH = re.compile(r"/proc/([1-9][0-9]{0,9})/fd/[0-9]{1,9}")
 
 
-class TakenPipe:
+class AckPipe:
     """The writing end of a pipe of this user."""
 
     _opened: ClassVar[set[int]] = set()
@@ -25,23 +25,21 @@ class TakenPipe:
         self._opened.add(fd)
 
     @classmethod
-    async def open(cls, path: str, memory_path: str, daemon: DaemonProcesses) -> "TakenPipe":
-        """Opens the pipe.
-
-        Raises InvalidFieldError for "segment.taken_path" if it is not a pipe, nobody reads it, it belongs to another
-        process than the owner of the memory, or a process of the `daemon` has it open: a pipe does not say what it is
-        for, and writing to vLLM's own pipes ends the engine.
-        """
+    async def open(cls, path: str, memory_path: str, daemon: DaemonProcesses | None) -> "AckPipe":
+        """Raises InvalidFieldError for "segment.taken_path" when it is anything else, nobody reads it, it is named in
+        another process than the memory, or a process of the `daemon` has it open: a pipe does not say what it is for,
+        and vLLM's own pipes end the engine when they are written to. None = the owner is a process of the daemon's."""
         matched = _PATH.fullmatch(path)
         if matched is None:
             raise _refused("must be /proc/PID/fd/FD")
         if path.rpartition("/")[0] != memory_path.rpartition("/")[0]:
             raise _refused(f"must belong to the process that owns the memory {memory_path}")
         try:
-            if daemon.include(int(matched[1])):
-                raise _refused("belongs to one of the daemon's own processes")
-            wanted = _checked(os.stat(path))  # checked before opening: a device might act on an open
-            await asyncio.to_thread(cls._refuse_own, wanted, daemon)
+            if daemon is not None and daemon.include(int(matched[1])):
+                raise _refused("is of the daemon's own processes")
+            wanted = _checked(os.stat(path))  # before opening: a device might act on that
+            if daemon is not None:
+                await asyncio.to_thread(cls._refuse_own, wanted, daemon)
             fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
         except OSError as error:
             raise _refused(f"cannot be opened by the daemon: {error.strerror}") from error
@@ -68,8 +66,8 @@ class TakenPipe:
         except OSError:
             return False  # opening it raises the reason
 
-    def tell(self) -> None:
-        """Acknowledges a piece. Raises InvalidFieldError if nobody reads the pipe."""
+    def acknowledge(self) -> None:
+        """Says that another piece has been copied. Raises InvalidFieldError when nobody reads it."""
         try:
             os.write(self._fd, b"\0")
         except OSError as error:

@@ -1,4 +1,4 @@
-"""A ring of shared memory that one process writes and another on the same host reads: no byte goes through a socket."""
+"""Memory that a process writes round and round and the daemon, on the same host, copies: no byte goes over a socket."""
 
 import asyncio
 import fcntl
@@ -9,13 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from genserve.memory.host import host_id
-
-# A smaller push would be over before the daemon has said whether it can read shared memory.
+# Below this a push is over before it has been asked whether memory can be handed over.
 MIN_BYTES: Final = 8 << 20
 PIECE_BYTES: Final = 4 << 20
-NUM_PIECES: Final = 4  # all of them stay in a processor's cache, so that the daemon reads from the cache
-_NAME: Final = "genserve-push"  # the daemon does not open memory with another name
+NUM_PIECES: Final = 4  # all of them stay in a processor's cache, so that the daemon reads what was written from there
+NAME_PREFIX: Final = "genserve-push"
+"""How the names of all memory begin that the daemon opens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +29,12 @@ class Piece:
 
 
 class SharedRing:
-    """A small anonymous memory that is written in a ring, and a pipe on which the daemon acknowledges the pieces that
-    it has copied. For one stream at a time."""
+    """A little memory that only its descriptor leads to, and a pipe on which the daemon acknowledges each piece that it
+    has copied. For one stream at a time."""
 
     def __init__(self) -> None:
-        """Raises OSError if the kernel refuses."""
-        fd = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        """Raises OSError where the kernel refuses."""
+        fd = os.memfd_create(NAME_PREFIX, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self._fds = [fd]
         self._close = weakref.finalize(self, _close_all, self._fds)  # also when a client is dropped and never closed
         os.fchmod(fd, 0o600)
@@ -43,27 +42,27 @@ class SharedRing:
         # The daemon maps memory that cannot be shortened.
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
         self._memory = memoryview(mmap.mmap(fd, NUM_PIECES * PIECE_BYTES))
-        self._taken, taken_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._fds += [self._taken, taken_end]
-        self._path, self._ack_path = (f"/proc/{os.getpid()}/fd/{each}" for each in (fd, taken_end))
-        self._num_put = self._num_taken = 0
+        self._acks, written_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._fds += [self._acks, written_end]
+        self.path, self.ack_path = (f"/proc/{os.getpid()}/fd/{each}" for each in (fd, written_end))
+        self._num_put = self._num_acknowledged = 0
 
     async def put(self, parts: Sequence[bytes | memoryview]) -> Piece:
-        """Writes `parts`, at most PIECE_BYTES, to the oldest place once the daemon has copied its bytes."""
-        while self._num_put - self._num_taken == NUM_PIECES:
-            await self._see_taken()
+        """Writes `parts`, PIECE_BYTES at most, to the oldest place once the daemon has copied what was there."""
+        while self._num_put - self._num_acknowledged == NUM_PIECES:
+            await self._read_acks()
         start = position = self._num_put % NUM_PIECES * PIECE_BYTES
         for part in parts:
             self._memory[position : position + len(part)] = part
             position += len(part)
         self._num_put += 1
-        return Piece(self._path, start, position - start, self._ack_path)
+        return Piece(self.path, start, position - start, self.ack_path)
 
-    async def _see_taken(self) -> None:
+    async def _read_acks(self) -> None:
         try:
-            self._num_taken += len(os.read(self._taken, NUM_PIECES))
+            self._num_acknowledged += len(os.read(self._acks, NUM_PIECES))
         except BlockingIOError:
-            await _readable(self._taken)
+            await _readable(self._acks)
 
     def close(self) -> None:
         """Frees the memory. Safe to call more than once."""
@@ -105,15 +104,3 @@ async def _readable(fd: int) -> None:
 def _close_all(fds: list[int]) -> None:
     while fds:
         os.close(fds.pop())
-
-
-def can_share(target: str, daemon_host_id: str) -> bool:
-    """Whether the daemon at `target` with this host id may be able to open this process's memory. The check is cheap
-    and not exact: a daemon behind a proxy on this host still refuses, and then bytes are sent."""
-    return daemon_host_id != "" and is_local(target) and daemon_host_id == host_id()
-
-
-def is_local(target: str) -> bool:
-    """Whether a gRPC target is an address of this host only."""
-    host = target.removeprefix("dns:").removeprefix("///").rpartition(":")[0].strip("[]")
-    return target.startswith(("unix:", "unix-abstract:")) or host in ("localhost", "::1") or host.startswith("127.")

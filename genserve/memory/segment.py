@@ -13,15 +13,12 @@ import stat
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
-
-import numpy as np
 
 from genserve.errors import ChecksumMismatchError, InvalidFieldError
 from genserve.memory.daemon_processes import DaemonProcesses, file_id
+from genserve.memory.ring import NAME_PREFIX
 from genserve.tensors.checksum import crc32c_of
 
-NAME_PREFIX = "genserve-push"
 MAX_CHUNK_BYTES = 64 << 20
 _PATH = re.compile(rf"/dev/shm/{NAME_PREFIX}[^/]*|/proc/([1-9][0-9]{{0,9}})/fd/[0-9]{{1,9}}")
 _SIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
@@ -37,8 +34,8 @@ class SegmentChunk:
     offset: int
     length: int
     crc32c: int | None
-    taken_path: str = ""
-    """The pipe on which the daemon acknowledges that it copied the piece; "" = none."""
+    ack_path: str = ""
+    """The pipe on which the copy of the piece is acknowledged; "" = nobody wants to know. `taken_path` on the wire."""
 
 
 class Segment:
@@ -125,7 +122,11 @@ class Segment:
 
     def _read_into(self, piece: memoryview, position: int) -> None:
         if self._mapped is not None and piece:
-            np.copyto(np.frombuffer(piece, np.uint8), self._mapped[position : position + len(piece)])
+            # Only who reads needs numpy.
+            import numpy as np
+
+            there = self._mapped[position : position + len(piece)]
+            np.copyto(np.frombuffer(piece, np.uint8), np.frombuffer(there, np.uint8))
             return
         while piece:
             num_read = os.preadv(self._fd, [piece], position)
@@ -134,11 +135,11 @@ class Segment:
             piece, position = piece[num_read:], position + num_read
 
 
-def _map(fd: int) -> "np.ndarray[Any, np.dtype[np.uint8]] | None":
-    """The mapped memory, if its size cannot change; None = it must be read."""
+def _map(fd: int) -> memoryview | None:
+    """The memory, if it stays as long as it is; None = it has to be read."""
     try:
         if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SIZE_SEALS == _SIZE_SEALS:
-            return np.frombuffer(mmap.mmap(fd, 0, prot=mmap.PROT_READ), np.uint8)
+            return memoryview(mmap.mmap(fd, 0, prot=mmap.PROT_READ))
         return None
     except (OSError, ValueError):  # a file system without seals, or empty
         return None

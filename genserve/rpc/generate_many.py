@@ -17,7 +17,7 @@ from genserve.rpc.convert.generation_request import MAX_ID_LENGTH, generation_re
 from genserve.rpc.convert.generation_response import fill_response
 from genserve.rpc.received import Received
 from genserve.rpc.status import known_error, to_message
-from genserve.tensors.chunk_frame import varint
+from genserve.tensors.varint import read_varint
 from genserve.v1 import generation_pb2
 
 METHOD = "GenerateMany"
@@ -161,9 +161,9 @@ def _named_in(head: bytes) -> str:
     """The id of the request at the beginning of an unparsed GenerateManyRequest; "" if the client did not write it
     first."""
     try:
-        if head[0] != _FIRST_FIELD or head[(start := varint(head, 1)[1])] != _FIRST_FIELD:
+        if head[0] != _FIRST_FIELD or head[(start := read_varint(head, 1)[1])] != _FIRST_FIELD:
             return ""
-        length, start = varint(head, start + 1)
+        length, start = read_varint(head, start + 1)
         return head[start : start + length].decode() if length <= MAX_ID_LENGTH else ""
     except (IndexError, ValueError):
         return ""

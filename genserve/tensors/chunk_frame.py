@@ -7,6 +7,8 @@ Tests compare both directions with protobuf's classes.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from genserve.tensors.varint import read_varint, to_varint
+
 # Tags: field number << 3 | wire type.
 _FRAME_CHUNK = 0x12
 _CHUNK_OFFSET = 0x08
@@ -29,7 +31,7 @@ def chunk_start(frame: bytes) -> int | None:
     if not frame or frame[0] != _FRAME_CHUNK:
         return None
     try:
-        length, position = varint(frame, 1)
+        length, position = read_varint(frame, 1)
     except (IndexError, ValueError):
         return None
     return position if position + length == len(frame) else None
@@ -47,9 +49,9 @@ def parse_chunk(frame: bytes) -> Chunk | None:
         while position < size:  # fields may come in any order and repeat: the last one counts
             tag = frame[position]
             if tag == _CHUNK_OFFSET:
-                offset, position = varint(frame, position + 1)
+                offset, position = read_varint(frame, position + 1)
             elif tag == _CHUNK_DATA:
-                length, data_start = varint(frame, position + 1)
+                length, data_start = read_varint(frame, position + 1)
                 data_end = position = data_start + length
             elif tag == _CHUNK_CRC32C:
                 crc32c = int.from_bytes(frame[position + 1 : position + 5], "little")
@@ -67,30 +69,8 @@ def chunk_frame(offset: int, pieces: Sequence[bytes | memoryview], crc32c: int |
     """The frame of the bytes of `pieces`, which are copied once; protobuf's classes would copy them three times.
     `crc32c` None = without a checksum."""
     size_bytes = sum(map(len, pieces))
-    head = b"%c%b" % (_CHUNK_OFFSET, _to_varint(offset)) if offset > 0 else b""
-    head += b"%c%b" % (_CHUNK_DATA, _to_varint(size_bytes))
+    head = b"%c%b" % (_CHUNK_OFFSET, to_varint(offset)) if offset > 0 else b""
+    head += b"%c%b" % (_CHUNK_DATA, to_varint(size_bytes))
     tail = b"" if crc32c is None else b"%c%b" % (_CHUNK_CRC32C, crc32c.to_bytes(4, "little"))
-    length = _to_varint(len(head) + size_bytes + len(tail))
+    length = to_varint(len(head) + size_bytes + len(tail))
     return b"".join((b"%c%b" % (_FRAME_CHUNK, length), head, *pieces, tail))
-
-
-def _to_varint(number: int) -> bytes:
-    encoded = bytearray()
-    while number > 0x7F:
-        encoded.append(number & 0x7F | 0x80)
-        number >>= 7
-    encoded.append(number)
-    return bytes(encoded)
-
-
-def varint(frame: bytes, position: int) -> tuple[int, int]:
-    """The number at `position`, and the position after it. Raises IndexError at the end of the frame, ValueError if it
-    is longer than a number below 2^63 needs; protobuf truncates such numbers."""
-    number = 0
-    for shift in range(0, 63, 7):
-        byte = frame[position]
-        position += 1
-        number |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return number, position
-    raise ValueError("a varint that is too long")

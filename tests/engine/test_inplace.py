@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests import models
-from tests.engine.conftest import Reference
 from tests.engine.trap import Faults, run_steps
+from tests.support import models
+from tests.support.plain_vllm import Reference
 
 V_PROJ = "model.layers.1.self_attn.v_proj.weight"
 WRONG_VERSIONS: dict[str, tuple[Faults, str]] = {

@@ -7,8 +7,8 @@ import pytest
 
 from genserve.client import AsyncClient
 from genserve.errors import GenserveError
-from tests.daemon_process import SMALL_ENGINE, DaemonProcess
-from tests.engine.test_push import next_version
+from tests.engine.outputs import next_version
+from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess
 
 
 async def test_a_push_has_a_connector_drop_what_it_holds(checkpoints: dict[str, Path], tmp_path: Path) -> None:
@@ -41,4 +41,4 @@ async def test_a_push_has_a_connector_drop_what_it_holds(checkpoints: dict[str, 
                 keep.unlink()
             await client.push_weights(checkpoints["b"], version=await next_version(client))
     finally:
-        process.stop()
+        process.end()

@@ -9,20 +9,9 @@ import pytest
 import torch
 
 from genserve.client import AsyncClient
-from tests import models
-from tests.daemon_process import DaemonProcess
-
-README = Path(__file__).parents[2] / "README.md"
-WRITTEN_ADDRESS = "127.0.0.1:50051"
-
-
-def block(language: str, containing: str, page: Path = README) -> str:
-    """The one code block of a language that contains a word."""
-    blocks = re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)
-    found = [text for text in blocks if containing in text]
-    assert len(found) == 1
-    return found[0]
-
+from tests.engine.examples import README, WRITTEN_ADDRESS, block
+from tests.support import models
+from tests.support.daemon_process import DaemonProcess
 
 QUICKSTART = README.parent / "docs" / "quickstart.md"
 GUIDE = README.parent / "docs" / "weights.md"
@@ -62,7 +51,7 @@ async def test_an_example_of_the_guide_runs(
 def model_is(checkpoint: Path) -> str:
     """A program's beginning in which `model` has the weights of a checkpoint."""
     return (
-        "from pathlib import Path\nfrom tests import models\n"
+        "from pathlib import Path\nfrom tests.support import models\n"
         f"class model:\n    state_dict = staticmethod(lambda: models.load_tensors(Path({str(checkpoint)!r})))\n"
     )
 

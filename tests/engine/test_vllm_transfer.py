@@ -17,9 +17,9 @@ from genserve.errors import (
     UpdateNotFoundError,
     VersionNotNewerError,
 )
-from tests import models
-from tests.engine.conftest import PROMPTS
 from tests.engine.transfer_subject import STRANGER, TransferSubject
+from tests.support import models
+from tests.support.plain_vllm import PROMPTS
 
 V_PROJ = "model.layers.1.self_attn.v_proj.weight"
 ABSENT = "came through vLLM's own weight transfer"

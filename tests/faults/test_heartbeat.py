@@ -15,9 +15,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from genserve.engine.vllm.start.stale_shm import sweep
 from genserve.errors import EngineDeadError, UnavailableError
-from tests.faults.faulty_worker import Fault
-from tests.faults.footprint import Remains
-from tests.faults.subject import BOTH_CORES, Subject, started
+from tests.support.daemon_process import BOTH_CORES
+from tests.support.faulty_worker import Fault
+from tests.support.footprint import Remains
+from tests.support.subject import Subject, started
 
 FLIP_S = 5.0
 """What --heartbeat-timeout-s says by default."""

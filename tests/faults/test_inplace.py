@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from genserve.errors import DeadlineError, PushRolledBackError
-from tests.faults.faulty_worker import Fault
-from tests.faults.subject import Kept, Subject
+from tests.support.faulty_worker import Fault
+from tests.support.subject import Kept, Subject
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from genserve.client import AsyncClient
 from genserve.errors import PushConflictError
 from genserve.v1 import weights_pb2
 from tests.rpc.conftest import Daemon, reason_of
-from tests.rpc.test_weights import DATA, END, Frame, header, push, refused
+from tests.rpc.frames import DATA, END, Frame, header, push, refused
 
 OTHER = hashlib.sha256(b"other").digest()
 APPLIED = weights_pb2.PUSH_STATE_APPLIED

@@ -7,19 +7,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-import torch
 from safetensors.torch import save_file
 
 from genserve.cli import main
 from genserve.client import AsyncClient, Lora
 from genserve.errors import InvalidFieldError, LoraNotFoundError, UnsupportedError
+from tests.rpc.adapter import CONFIG, TENSORS
 from tests.rpc.conftest import Daemon
-
-CONFIG = {"r": 2, "lora_alpha": 4, "target_modules": {"q"}}
-TENSORS = {
-    "base_model.model.q.lora_A.weight": torch.ones(2, 4),
-    "base_model.model.q.lora_B.weight": torch.ones(6, 2),
-}
 
 
 @pytest.fixture

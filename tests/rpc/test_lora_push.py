@@ -10,9 +10,9 @@ import pytest
 from genserve.client.weights.layout import ByteSpace, manifest_digest
 from genserve.client.weights.sources import tensor_sources
 from genserve.v1 import control_pb2, weights_pb2
+from tests.rpc.adapter import CONFIG, TENSORS
 from tests.rpc.conftest import Daemon, field_of, reason_of
-from tests.rpc.test_lora import CONFIG, TENSORS
-from tests.rpc.test_weights import END, Frame, push, refused
+from tests.rpc.frames import END, Frame, push, refused
 
 CONFIG_TEXT = json.dumps(CONFIG | {"target_modules": ["q"]})
 

@@ -5,11 +5,13 @@ import asyncio
 import grpc
 import pytest
 
+from genserve.config import ServeConfig
 from genserve.rpc.frames import push as push_frames
 from genserve.tensors.chunk_frame import Chunk
 from genserve.v1 import control_pb2, types_pb2, weights_pb2
-from tests.rpc.conftest import Daemon, field_of, reason_of
-from tests.rpc.test_weights import DATA, END, Frame, chunk, header, push, refused
+from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor
+from tests.rpc.conftest import Daemon, field_of, reason_of, serving
+from tests.rpc.frames import DATA, END, Frame, chunk, header, push, refused
 
 
 async def stage(daemon: Daemon) -> None:
@@ -113,7 +115,7 @@ async def test_a_header_that_is_too_large_is_not_parsed(daemon: Daemon) -> None:
     parse = push_frames.frame_parser(1000)
     for data in (hostile, small_chunk + hostile, b"\x78\x01" + hostile, large_chunk + hostile, b"\x12" * 2000):
         assert isinstance(parse(data), push_frames.OversizedFrame)
-    assert parse(honest) == Frame.FromString(honest)
+    assert parse(honest) == Frame.FromString(honest).header
     assert parse(large_chunk) == Chunk(0, bytes(5000), None)
 
 
@@ -158,3 +160,24 @@ async def test_a_puller_that_goes_away_lets_go_of_the_version(daemon: Daemon) ->
     async with asyncio.timeout(5):
         while served.num_readers:
             await asyncio.sleep(0.01)
+
+
+async def test_a_puller_that_does_not_read_lets_go_of_the_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is there, and takes nothing: its version would never be freed."""
+    monkeypatch.setattr("genserve.rpc.weights.PULL_WRITE_TIMEOUT_S", 0.2)
+    size_bytes = 64 << 20  # more than any window of HTTP/2 holds
+    checkpoint = CheckpointIndex({"a": CheckpointTensor("U8", (size_bytes,), size_bytes)})
+    async with serving(ServeConfig(port=0), checkpoint=checkpoint, max_staging_bytes=size_bytes) as daemon:
+        manifest = (await daemon.weights.GetWeights(weights_pb2.GetWeightsRequest())).manifest
+        opening = Frame(header=weights_pb2.PushHeader(push_id="p1", weight_version=1, manifest=manifest))
+        pieces = range(0, size_bytes, 1 << 20)
+        chunks = [Frame(chunk=weights_pb2.PushChunk(offset=offset, data=bytes(1 << 20))) for offset in pieces]
+        await daemon.weights.PushWeights(iter([opening, *chunks, END]), timeout=30)
+        served = daemon.resident.require()
+        call = daemon.weights.PullWeights(weights_pb2.PullWeightsRequest(), timeout=30)
+        await call.read()
+        assert served.num_readers == 1
+        async with asyncio.timeout(10):
+            while served.num_readers:
+                await asyncio.sleep(0.01)
+        assert await call.code() is grpc.StatusCode.DEADLINE_EXCEEDED

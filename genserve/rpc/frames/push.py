@@ -24,7 +24,12 @@ class OversizedFrame:
     limit_bytes: int
 
 
-Frame: TypeAlias = Chunk | weights_pb2.PushWeightsRequest | OversizedFrame
+@dataclass(frozen=True, slots=True)
+class UnknownFrame:
+    """A frame of no kind that is known."""
+
+
+Frame: TypeAlias = weights_pb2.PushHeader | Chunk | SegmentChunk | weights_pb2.PushEnd | OversizedFrame | UnknownFrame
 Frames: TypeAlias = AsyncIterator[Frame]
 
 
@@ -38,13 +43,27 @@ def frame_parser(max_header_bytes: int | None) -> Callable[[bytes], Frame]:
             return chunk
         if max_header_bytes is not None and len(data) > max_header_bytes and chunk_start(data) is None:
             return OversizedFrame(len(data), max_header_bytes)
-        message = weights_pb2.PushWeightsRequest.FromString(data)
-        if message.WhichOneof("frame") == "chunk":
-            found = message.chunk
-            return Chunk(found.offset, found.data, found.crc32c if found.HasField("crc32c") else None)
-        return message
+        return _typed(weights_pb2.PushWeightsRequest.FromString(data))
 
     return parse
+
+
+def _typed(message: weights_pb2.PushWeightsRequest) -> Frame:
+    match message.WhichOneof("frame"):
+        case "header":
+            return message.header
+        case "chunk":
+            chunk = message.chunk
+            return Chunk(chunk.offset, chunk.data, chunk.crc32c if chunk.HasField("crc32c") else None)
+        case "segment":
+            segment = message.segment
+            crc32c = segment.crc32c if segment.HasField("crc32c") else None
+            place = (segment.path, segment.segment_offset, segment.offset, segment.length)
+            return SegmentChunk(*place, crc32c, ack_path=segment.taken_path)
+        case "end":
+            return message.end
+        case None:
+            return UnknownFrame()
 
 
 async def read_header(frames: Frames) -> weights_pb2.PushHeader:
@@ -60,9 +79,9 @@ async def read_header(frames: Frames) -> weights_pb2.PushHeader:
             f"the header has {first.size_bytes} bytes; no manifest for this checkpoint needs more than "
             f"{first.limit_bytes}"
         )
-    if not isinstance(first, weights_pb2.PushWeightsRequest) or first.WhichOneof("frame") != "header":
+    if not isinstance(first, weights_pb2.PushHeader):
         raise InvalidFieldError.of("frame", "the first one must be a header")
-    return first.header
+    return first
 
 
 async def read_chunks(frames: Frames, stream: PushStream, segments: SegmentReader | None) -> None:
@@ -74,22 +93,23 @@ async def read_chunks(frames: Frames, stream: PushStream, segments: SegmentReade
     ended = False
     try:
         async for frame in frames:
-            if isinstance(frame, Chunk):
-                while stream.is_claimed(frame.offset, len(frame.data)):
-                    await stream.wait_settled()
-                stream.write(frame.offset, frame.data, frame.crc32c)
-                continue
-            kind = frame.WhichOneof("frame") if isinstance(frame, weights_pb2.PushWeightsRequest) else "header"
-            if kind == "segment" and isinstance(frame, weights_pb2.PushWeightsRequest):
-                if segments is None:
-                    raise InvalidFieldError.of("segment", "only a client on the daemon's host may send shared memory")
-                await segments.take(stream, _segment_chunk(frame.segment))
-                continue
-            if kind != "end":
-                raise InvalidFieldError.of("frame", f"{kind or 'an unknown one'} is not allowed here")
-            async for _ in frames:
-                raise InvalidFieldError.of("frame", "no frame may follow the end frame")
-            ended = True
+            match frame:
+                case Chunk():
+                    while stream.is_claimed(frame.offset, len(frame.data)):
+                        await stream.wait_settled()
+                    stream.write(frame.offset, frame.data, frame.crc32c)
+                case SegmentChunk() if segments is not None:
+                    await segments.take(stream, frame)
+                case SegmentChunk():
+                    raise InvalidFieldError.of("segment", "only a peer on the daemon's own host may hand memory over")
+                case weights_pb2.PushEnd():
+                    async for _ in frames:
+                        raise InvalidFieldError.of("frame", "nothing may follow the end")
+                    ended = True
+                case weights_pb2.PushHeader() | OversizedFrame():
+                    raise InvalidFieldError.of("frame", "header cannot come here")
+                case UnknownFrame():
+                    raise InvalidFieldError.of("frame", "an unknown one cannot come here")
         if segments is not None:
             await segments.finish()
     finally:
@@ -100,18 +120,6 @@ async def read_chunks(frames: Frames, stream: PushStream, segments: SegmentReade
     raise PushTruncatedError(
         "the stream was closed without an end frame; the bytes that arrived stay staged",
         metadata={"push_id": stream.push_id},
-    )
-
-
-def is_local(peer: str) -> bool:
-    """Whether gRPC's name of a peer is an address of this host."""
-    return peer.startswith(("unix:", "unix-abstract:", "ipv4:127.", "ipv6:%5B::1%5D:", "ipv6:[::1]:"))
-
-
-def _segment_chunk(message: weights_pb2.PushSegment) -> SegmentChunk:
-    crc32c = message.crc32c if message.HasField("crc32c") else None
-    return SegmentChunk(
-        message.path, message.segment_offset, message.offset, message.length, crc32c, message.taken_path
     )
 
 

@@ -13,11 +13,11 @@ _LATE_S = 0.25
 
 
 @dataclass(slots=True)
-class Round:
-    """The streams of one attempt, and the result that all of them get. `attempt` is its name, "" without one."""
+class Attempt:
+    """The streams of one attempt, and the result that all of them answer. `name` is "" for one without a name."""
 
     num_streams: int
-    attempt: str
+    name: str
     result: "asyncio.Future[PushOutcome]"
     num_attached: int = 0
     num_opened: int = 0
@@ -25,12 +25,12 @@ class Round:
     num_ended: int = 0
 
     @classmethod
-    def begin(cls, num_streams: int, attempt: str) -> "Round":
-        """A round without streams yet."""
+    def begin(cls, num_streams: int, name: str) -> "Attempt":
+        """An attempt that nobody has joined."""
         result: asyncio.Future[PushOutcome] = asyncio.get_running_loop().create_future()
         # If all clients are gone, nobody retrieves the error, and asyncio must not log this.
         result.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return cls(num_streams, attempt, result)
+        return cls(num_streams, name, result)
 
     def answer(self, outcome: PushOutcome | Exception) -> None:
         """Gives all streams the outcome, unless they got one before."""

@@ -37,7 +37,6 @@ TRANSITIONS: Mapping[tuple[str, Stage], Stage] = {
     ("applied", Stage.PREPARING): Stage.APPLIED,  # an adapter: nothing is paused
     ("applied", Stage.APPLYING): Stage.APPLIED,
     ("failed", Stage.CHECKING): Stage.FAILED,
-    ("failed", Stage.STAGED): Stage.FAILED,
     ("failed", Stage.PREPARING): Stage.FAILED,
     ("failed", Stage.APPLYING): Stage.FAILED,
     # Discarded, expired, in conflict with itself, or removed for another push.

@@ -17,7 +17,7 @@ from genserve.errors import (
 )
 from genserve.memory.arena import Arena
 from genserve.tensors.manifest import Manifest, PushIssue
-from genserve.weights.push.attempt import Round
+from genserve.weights.push.attempt import Attempt
 from genserve.weights.push.claims import Claim
 from genserve.weights.push.lifecycle import Lifecycle, Stage
 from genserve.weights.push.staging import Staging
@@ -60,7 +60,7 @@ class LivePush:
         self.staging = staging
         self.size_bytes = size_bytes
         self.lifecycle = Lifecycle()
-        self.round = Round.begin(header.num_streams, header.attempt)
+        self.attempt = Attempt.begin(header.num_streams, header.attempt)
         self.num_attached = 0
         self.issues: tuple[PushIssue, ...] = ()
         self.gone = asyncio.Event()
@@ -107,72 +107,72 @@ class LivePush:
         """When its time to live ends, on the clock."""
         return self._progress_s + self.header.staging_ttl_s
 
-    def join(self, header: PushHeader) -> Round:
-        """The round that a stream with this header joins: a new one unless one is live.
+    def join(self, header: PushHeader) -> Attempt:
+        """The attempt that a stream with this header takes part in; a new one unless somebody is at it.
 
-        Bytes of an earlier attempt count in a new round only if both have the same name. Raises PushConflictError if
-        another attempt is live.
+        Bytes that an earlier attempt has left count in a new one only if both bear the same name. Raises
+        PushConflictError for a stream of another attempt than the one that is here.
         """
         if self.lifecycle.is_busy:
-            return self.round  # its bytes are compared, and it gets the outcome
-        if self.round.is_live:
+            return self.attempt  # its bytes are compared, and it gets the outcome
+        if self.attempt.is_live:
             if self.meets_other(header):
                 raise PushConflictError(
-                    f"attempt {header.attempt!r} at push {self.push_id!r} conflicts with attempt "
-                    f"{self.round.attempt!r}, which is still being sent; nothing was applied",
+                    f"attempt {header.attempt!r} at push {self.push_id!r} meets attempt {self.attempt.name!r}, which "
+                    "is still being sent; nothing was applied",
                     metadata={"push_id": self.push_id},
                 )
-            return self.round
+            return self.attempt
         self.lifecycle.joined()
-        if header.attempt == "" or header.attempt != self.round.attempt:
+        if header.attempt == "" or header.attempt != self.attempt.name:
             self.staging.begin_anew()
         self._begin(header)
-        return self.round
+        return self.attempt
 
     def meets_other(self, header: PushHeader) -> bool:
-        """Whether streams of another attempt than the header's are open."""
-        return not self.lifecycle.is_busy and self.round.is_live and header.attempt != self.round.attempt
+        """Whether streams of another attempt than the header's are here."""
+        return not self.lifecycle.is_busy and self.attempt.is_live and header.attempt != self.attempt.name
 
-    def begin_commit(self, header: PushHeader) -> Round:
-        """Begins a round without streams, which applies the staged bytes as the header says."""
+    def begin_commit(self, header: PushHeader) -> Attempt:
+        """An attempt without streams: what is staged is to be applied as the header says."""
         self._begin(header)
-        return self.round
+        return self.attempt
 
     def _begin(self, header: PushHeader) -> None:
-        self.round = Round.begin(header.num_streams, header.attempt)
+        self.attempt = Attempt.begin(header.num_streams, header.attempt)
         self.header = header
         self.issues = ()
         self.progress()
 
-    def write(self, round: Round, offset: int, data: bytes | memoryview, crc32c: int | None) -> None:
-        """Stages a chunk, or compares it if the push is complete. Raises as `Staging.write`, and the error that ended
-        the push or the round."""
-        if self._receives(round):
+    def write(self, attempt: Attempt, offset: int, data: bytes | memoryview, crc32c: int | None) -> None:
+        """Stages a chunk, or compares it once the bytes are all there. Raises as `Staging.write`, and what ended the
+        push or the attempt."""
+        if self._receives(attempt):
             if self.staging.write(offset, data, crc32c):
                 self.progress()
         elif self.lifecycle.stage is Stage.APPLIED:
             self.staging.check(offset, data, crc32c)
-            self.compare_served(round.attempt, offset, data)  # the arena may belong to another version by now
+            self.compare_served(attempt.name, offset, data)  # the arena may be another version's by now
         else:
             self.staging.compare(offset, data, crc32c)
 
-    def claim(self, round: Round, offset: int, length: int) -> Claim | None:
-        """As `Staging.claim`; None if the push is complete."""
-        return self.staging.claim(offset, length) if self._receives(round) else None
+    def claim(self, attempt: Attempt, offset: int, length: int) -> Claim | None:
+        """As `Staging.claim`; None once the bytes are all there."""
+        return self.staging.claim(offset, length) if self._receives(attempt) else None
 
-    def settle(self, round: Round, claim: Claim, *, written: bool) -> None:
-        """As `Staging.settle`. Raises the error that ended the push."""
-        is_present = round is self.round and self.lifecycle.stage is Stage.RECEIVING
+    def settle(self, attempt: Attempt, claim: Claim, *, written: bool) -> None:
+        """As `Staging.settle`. Raises what ended the push."""
+        is_present = attempt is self.attempt and self.lifecycle.stage is Stage.RECEIVING
         if self.staging.settle(claim, written=written, counts=is_present):
             self.progress()
         self._check_here()
 
-    def _receives(self, round: Round) -> bool:
-        """Whether bytes are still written. Raises PushConflictError if another round has followed this one."""
+    def _receives(self, attempt: Attempt) -> bool:
+        """Whether bytes are still written. Raises PushConflictError for an attempt that another one has followed."""
         self._check_here()
         if self.lifecycle.stage is not Stage.RECEIVING:
             return False
-        if round is not self.round:
+        if attempt is not self.attempt:
             raise PushConflictError(
                 f"another attempt at push {self.push_id!r} has begun", metadata={"push_id": self.push_id}
             )
@@ -202,28 +202,32 @@ class LivePush:
         self.checked.set()
 
     def truncate(self) -> None:
-        """Records that the attempt ended with bytes or end frames missing. Bytes that an earlier one staged do not
-        change."""
-        self.round.answer(self.truncation())
+        """The attempt has ended with bytes or ends missing: what an earlier one has staged is as it was."""
+        self.attempt.answer(self.truncation())
         self.lifecycle.truncated()
         if self._staged_as is not None:
             self.header = self._staged_as
-            self.round = Round.begin(self.header.num_streams, self.header.attempt)
+            self.attempt = Attempt.begin(self.header.num_streams, self.header.attempt)
             self.staging.count_all()
 
     def fail(self, error: Exception) -> None:
-        """Records an error that changed nothing. The bytes stay, and the streams get the error."""
+        """Nothing changed, and the bytes stay."""
         self.lifecycle.failed()
         self.checked.set()
         self.issues = (PushIssue("", str(error)),)
-        self.round.answer(error)
+
+    def break_off(self) -> None:
+        """Whoever carries it out was cancelled; so are the streams."""
+        self.lifecycle.failed()
+        self.checked.set()
+        self.attempt.result.cancel()
 
     def drop(self, error: GenserveError) -> None:
         """Before its bytes are freed: streams and later callers get `error`."""
         self.lifecycle.dropped()
         self._error = error.again()
         self.gone.set()
-        self.round.answer(self._error)
+        self.attempt.answer(self._error)
 
     def close(self) -> None:
         """Frees the bytes, unless they are served. Call it in a thread, because it would delay token streams."""
@@ -244,7 +248,7 @@ class LivePush:
         missing_bytes = total_bytes - self.staging.num_counted
         lacks = f"lacks {missing_bytes} of {total_bytes} bytes"
         if not missing_bytes:
-            lacks = f"did not get an end frame from all of its {self.round.num_streams} streams"
+            lacks = f"was not ended by all of its {self.attempt.num_streams} streams"
         return PushTruncatedError(
             f"push {self.push_id!r} {lacks}",
             metadata={"push_id": self.push_id, "missing_bytes": str(missing_bytes)},
@@ -264,8 +268,8 @@ class LivePush:
 
     @property
     def _keeps_counting(self) -> bool:
-        """Whether the bytes still count for the next stream: those of an attempt without a name do not."""
-        return self.round.attempt != "" or self.round.is_live
+        """Whether the next stream finds its bytes counted: those of an attempt without a name end with its streams."""
+        return self.attempt.name != "" or self.attempt.is_live
 
     def report(self, state: PushState | None = None) -> PushReport:
         """The progress of the push."""
@@ -283,7 +287,7 @@ class LivePush:
             issues=self.issues,
             manifest_digest=self.identity.manifest_digest,
             lora_name=self.header.lora_name,
-            attempt=self.round.attempt,
+            attempt=self.attempt.name,
         )
 
 

@@ -129,7 +129,7 @@ class Outcomes:
         self._refused.pop(push.push_id, None)
         # A weak reference: the manifest of a large model is not kept for each outcome.
         known = weakref.ref(version) if version is not None else _nothing
-        record = AppliedPush(push.identity, push.round.attempt, outcome, known)
+        record = AppliedPush(push.identity, push.attempt.name, outcome, known)
         _remember(self._applied, push.push_id, record)
         return record
 
@@ -138,7 +138,7 @@ class Outcomes:
         issue = PushIssue("", error.message)
         report = replace(push.report(PushState.FAILED), received_bytes=0, missing=(), issues=(issue,))
         due_s = self._clock() + push.header.staging_ttl_s
-        refused = RefusedPush(push.round.attempt, PushOutcome(report), error.again(), due_s)
+        refused = RefusedPush(push.attempt.name, PushOutcome(report), error.again(), due_s)
         _remember(self._refused, push.push_id, refused)
 
     def forget_refused(self, push_id: str) -> PushOutcome | None:

@@ -6,7 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from genserve.errors import GenserveError, InvalidFieldError
-from genserve.memory.ack_pipe import TakenPipe
+from genserve.memory.ack_pipe import AckPipe
 from genserve.memory.daemon_processes import DaemonProcesses
 from genserve.memory.segment import Segment, SegmentChunk
 from genserve.weights.push.claims import Claim
@@ -25,20 +25,27 @@ class _Copy:
     done: "Future[bool]"
 
 
-class SegmentReader:
-    """The shared memory of one stream: any memory that `Segment` opens, or only that at `only_path`, which belongs to a
-    process of the daemon's.
+@dataclass(frozen=True, slots=True)
+class OwnRing:
+    """The memory of a process of the daemon's, and the pipe on which it gets acknowledgements."""
 
-    It keeps the last memory open. A thread copies the pieces in their order and acknowledges them to their owner;
-    meanwhile the event loop reads the frame of the next piece. Use the other methods on the event loop, and call
-    `close` at the end in any case.
+    path: str
+    ack_path: str
+
+
+class SegmentReader:
+    """What one stream hands over: any memory that `Segment` opens and no process of the `daemon` has open; or `own`,
+    which is of such a process, and no other. Keeps what was named last open.
+
+    Pieces are copied in their order by a thread, which acknowledges them too: while it is at one, the event loop
+    takes the frame of the next. Use the rest on the event loop, and `close` at the end in any case.
     """
 
-    def __init__(self, daemon: DaemonProcesses, only_path: str | None = None) -> None:
-        self._daemon = daemon
-        self._only_path = only_path
+    def __init__(self, daemon: DaemonProcesses, own: OwnRing | None = None) -> None:
+        self._own = own
+        self._others = daemon if own is None else None
         self._segment: Segment | None = None
-        self._pipe: TakenPipe | None = None
+        self._pipe: AckPipe | None = None
         self._thread = ThreadPoolExecutor(1, "segments")
         self._copies: deque[_Copy] = deque()
         self._gave_up = False
@@ -61,7 +68,7 @@ class SegmentReader:
             await self.finish()
             await self._compare(stream, segment, chunk)
             if pipe is not None:
-                pipe.tell()
+                pipe.acknowledge()
             return
         try:
             done = self._thread.submit(self._copy, segment, pipe, chunk, claim.target)
@@ -89,9 +96,9 @@ class SegmentReader:
         self._close_segment()
         self._close_pipe()
 
-    def _copy(self, segment: Segment, pipe: TakenPipe | None, chunk: SegmentChunk, target: memoryview) -> bool:
-        """Copies in the thread. After a failure it keeps acknowledging pieces, so that the sender does not block before
-        it sees the error."""
+    def _copy(self, segment: Segment, pipe: AckPipe | None, chunk: SegmentChunk, target: memoryview) -> bool:
+        """In the thread. After a failure it keeps acknowledging, so that the sender does not wait for memory before it
+        sees the error."""
         try:
             if self._gave_up:
                 return False
@@ -102,7 +109,7 @@ class SegmentReader:
             raise
         finally:
             if pipe is not None:
-                pipe.tell()
+                pipe.acknowledge()
 
     def _settle(self) -> None:
         """Settles the claims of pieces that were copied."""
@@ -143,21 +150,23 @@ class SegmentReader:
             await asyncio.sleep(0)
 
     async def _open(self, path: str) -> Segment:
-        if self._only_path is not None and path != self._only_path:
-            raise InvalidFieldError.of("segment", "only a client on the daemon's host may send shared memory")
+        if self._own is not None and path != self._own.path:
+            raise InvalidFieldError.of("segment", "only a peer on the daemon's own host may hand memory over")
         if self._segment is None or not self._segment.is_at(path):
             await self.finish()
             self._close_segment()
-            self._segment = Segment.open(path, self._daemon if self._only_path is None else None)
+            self._segment = Segment.open(path, self._others)
         return self._segment
 
-    async def _open_pipe(self, chunk: SegmentChunk) -> TakenPipe | None:
-        if not chunk.taken_path:
+    async def _open_pipe(self, chunk: SegmentChunk) -> AckPipe | None:
+        if self._own is not None and chunk.ack_path != self._own.ack_path:
+            raise InvalidFieldError.of("segment.taken_path", "is not the pipe that belongs to the memory")
+        if not chunk.ack_path:
             return None
-        if self._pipe is None or not self._pipe.is_at(chunk.taken_path):
+        if self._pipe is None or not self._pipe.is_at(chunk.ack_path):
             await self.finish()
             self._close_pipe()
-            self._pipe = await TakenPipe.open(chunk.taken_path, chunk.path, self._daemon)
+            self._pipe = await AckPipe.open(chunk.ack_path, chunk.path, self._others)
         return self._pipe
 
     def _close_segment(self) -> None:

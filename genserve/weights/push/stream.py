@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from genserve.errors import InvalidFieldError, PushConflictError
-from genserve.weights.push.attempt import Round
+from genserve.weights.push.attempt import Attempt
 from genserve.weights.push.claims import Claim
 from genserve.weights.push.lifecycle import Stage
 from genserve.weights.push.live_push import LivePush
@@ -67,19 +67,19 @@ class LiveStream:
     def __init__(
         self,
         push: LivePush,
-        round: Round,
+        attempt: Attempt,
         ended: Callable[[LivePush], None],
         conflicted: Callable[[LivePush, PushConflictError], None],
     ) -> None:
         self._push = push
-        self._round = round
+        self._attempt = attempt
         self._tell_ended = ended
         self._tell_conflicted = conflicted
         self._sends = True
         self._is_attached = True
-        round.num_opened += 1
-        round.num_sending += 1
-        round.num_attached += 1
+        attempt.num_opened += 1
+        attempt.num_sending += 1
+        attempt.num_attached += 1
         push.num_attached += 1
 
     @property
@@ -89,9 +89,9 @@ class LiveStream:
 
     def write(self, offset: int, data: bytes | memoryview, crc32c: int | None) -> None:
         """Stages a chunk."""
-        was_receiving = self._push.lifecycle.stage is Stage.RECEIVING and self._round is self._push.round
+        was_receiving = self._push.lifecycle.stage is Stage.RECEIVING and self._attempt is self._push.attempt
         try:
-            self._push.write(self._round, offset, data, crc32c)
+            self._push.write(self._attempt, offset, data, crc32c)
         except PushConflictError as error:
             if was_receiving:
                 self._tell_conflicted(self._push, error)
@@ -106,27 +106,27 @@ class LiveStream:
         await self._push.staging.claims.wait_settled()
 
     def claim(self, offset: int, length: int) -> Claim | None:
-        """The right to write missing bytes."""
-        return self._push.claim(self._round, offset, length)
+        """The right to write bytes that are not there."""
+        return self._push.claim(self._attempt, offset, length)
 
     def settle(self, claim: Claim, *, written: bool) -> None:
-        """Ends a claim."""
-        self._push.settle(self._round, claim, written=written)
+        """The end of a claim."""
+        self._push.settle(self._attempt, claim, written=written)
 
     async def finish(self) -> PushOutcome:
         """Handles PushEnd."""
         if self._sends:
-            self._round.num_ended += 1
+            self._attempt.num_ended += 1
             self._stop_sending()
             self._tell_ended(self._push)
-        return await asyncio.shield(self._round.result)
+        return await asyncio.shield(self._attempt.result)
 
     def detach(self) -> None:
         """Ends the stream."""
         if not self._is_attached:
             return
         self._is_attached = False
-        self._round.num_attached -= 1
+        self._attempt.num_attached -= 1
         self._push.num_attached -= 1
         self._stop_sending()
         self._tell_ended(self._push)
@@ -138,7 +138,7 @@ class LiveStream:
     def _stop_sending(self) -> None:
         if self._sends:
             self._sends = False
-            self._round.num_sending -= 1
+            self._attempt.num_sending -= 1
 
 
 class AnsweredStream:

@@ -21,6 +21,7 @@ from safetensors.numpy import save_file
 
 from genserve.cli import main, serve
 from genserve.v1 import control_pb2, generation_pb2, types_pb2, weights_pb2
+from tests.unit.cli.commands import start
 from tests.unit.client.scripted_daemon import ScriptedDaemon, refuse
 
 Outcome = tuple[int, str, str]
@@ -44,22 +45,6 @@ def checkpoint(tmp_path: Path) -> str:
     path = tmp_path / "m.safetensors"
     save_file({"w": numpy.arange(1000, dtype="float32")}, path)
     return str(path)
-
-
-async def start(daemon: ScriptedDaemon, *arguments: str, stdout: int = asyncio.subprocess.PIPE) -> Any:
-    """Starts a command as a process of its own.
-
-    A test run in the background of a shell ignores SIGINT, and the command would do so too. It is told there and not
-    between fork and exec: what gRPC does in a forked process may close the command's pipes.
-    """
-    program = (
-        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
-        "from genserve.cli import main; sys.exit(main())"
-    )
-    return await asyncio.create_subprocess_exec(
-        sys.executable, "-c", program, *arguments, "--target", daemon.target,
-        stdout=stdout, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
 
 
 # --- generate

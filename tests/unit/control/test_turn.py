@@ -8,8 +8,8 @@ from genserve.control.conditions import Phase
 from genserve.control.turn import uninterrupted
 from genserve.engine.protocol import KvPolicy, PauseMode
 from genserve.errors import DeadlineError, DrainingError
-from tests.phases import enter_phase
-from tests.scripted_engine import Gate
+from tests.support.phases import enter_phase
+from tests.support.scripted_engine import Gate
 from tests.unit.control.conftest import Rig
 
 

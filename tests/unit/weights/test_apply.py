@@ -20,8 +20,8 @@ from genserve.weights.apply import WeightUpdater
 from genserve.weights.push.live_push import LivePush
 from genserve.weights.push.staging import Staging
 from genserve.weights.push.types import ApplyOptions, PushState
-from tests.phases import enter_phase
-from tests.scripted_engine import Gate
+from tests.support.phases import enter_phase
+from tests.support.scripted_engine import Gate
 from tests.unit.weights.conftest import MANIFEST, Rig, header, tensors, weights
 
 

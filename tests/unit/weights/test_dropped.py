@@ -18,7 +18,7 @@ from genserve.errors import (
 from genserve.tensors.manifest import Manifest
 from genserve.weights.push.types import ApplyOptions, PushAction, PushOutcome
 from genserve.weights.vllm_transfer import UpdateOptions
-from tests.scripted_engine import Gate
+from tests.support.scripted_engine import Gate
 from tests.unit.weights.conftest import MANIFEST, Rig, header, tensors, weights
 
 

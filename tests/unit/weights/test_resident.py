@@ -19,7 +19,7 @@ from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor
 from genserve.weights.checkpoint_files import CheckpointFiles
 from genserve.weights.push.types import PushAction, PushState
 from genserve.weights.resident import ArenaBytes, CheckpointBytes, ResidentStore, ResidentVersion
-from tests.scripted_engine import Gate
+from tests.support.scripted_engine import Gate
 from tests.unit.weights.conftest import MANIFEST, Rig, header, num_arenas, send, tensors, weights
 
 ONLY_B = Manifest((TensorSpec("b", "BF16", (8,), 0, 16),), 16, partial=True)

@@ -24,10 +24,10 @@ from genserve.errors import (
 )
 from genserve.weights.push.types import PushAction
 from genserve.weights.vllm_transfer import UpdateOptions
-from tests.scripted_engine import Gate
+from tests.support.scripted_engine import Gate
 from tests.unit.weights.conftest import Rig, header, tensors
+from tests.unit.weights.transfers import HALF, finish
 
-HALF = '{"a": "0123456789abcdef"}'
 NEW = b"0123456789abcdef"
 
 
@@ -51,12 +51,6 @@ async def update(rig: Rig) -> None:
     await rig.transfers.start(UpdateOptions())
     await rig.transfers.update("", HALF, 5.0)
     await finish(rig)
-
-
-async def finish(rig: Rig, version: int | None = None, *, force: bool = False) -> int:
-    """Ends the update that is open, after it has received something; the version that is served."""
-    await rig.transfers.update("", HALF, 5.0)
-    return (await rig.transfers.finish("", version, 5.0, force=force)).active_version
 
 
 async def test_an_update_stands_still_from_start_to_finish(updating: Rig) -> None:

@@ -12,7 +12,7 @@ from vllm.config.quantization import ONLINE_QUANT_SHORTHAND_NAMES
 from vllm.engine.arg_utils import AsyncEngineArgs
 
 from genserve.worker.model.online_quantization import is_online
-from tests import models
+from tests.support import models
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import torch
 from genserve.worker.update.pinned_ring import PinnedRing
 from genserve.worker.update.swap import LEAST_SLOTS, HostSwap
 from tests.unit.worker.late_gpu import POLICIES, LateDevice, LateEvent, LateGpu, LateRing, LateStream
-from tests.unit.worker.update.test_exchange import Plain, addresses, exchange_of
+from tests.unit.worker.update.exchanges import Plain, addresses, exchange_of
 
 SHAPES = [(40,), (3, 50), (7,), (2, 3, 40), (1, 300)]
 

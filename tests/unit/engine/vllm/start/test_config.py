@@ -17,7 +17,7 @@ from genserve.engine.vllm.start.config import AsyncEngineArgs
 from genserve.engine.vllm.start.failure import EngineStartError
 from genserve.worker.contract import WEIGHT_UPDATE_KEY
 from genserve.worker.update import choice as update
-from tests import models
+from tests.support import models
 
 
 def test_a_draft_model_keeps_its_weights_through_level_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from genserve.engine.vllm.start import config as vllm_config
 from genserve.engine.vllm.start import refusals
 from genserve.engine.vllm.start.failure import EngineStartError
 from genserve.engine.vllm.start.refusals import TABLE, Row, check, rows
-from tests import models
+from tests.support import models
 
 Make = Callable[..., VllmConfig]
 
