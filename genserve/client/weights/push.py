@@ -210,7 +210,7 @@ class Upload:
             return error
         others = f" and {len(names) - _NUM_NAMED} more" if len(names) > _NUM_NAMED else ""
         return DeadlineError(
-            f"nothing was applied: of the {self._num_callers} callers of push {push.push_id!r} some have not sent "
+            f"nothing was applied: of the {self._num_callers} callers of push {push.push_id!r} some did not send "
             f"{num_bytes(push.missing)} bytes of {', '.join(names[:_NUM_NAMED])}{others}",
             metadata={"push_id": push.push_id},
         )
@@ -220,7 +220,7 @@ class Upload:
         self._rings = None
 
     async def _send_all(self, ranges: Sequence[Range]) -> PushResult:
-        """All streams at once. Every one of them gets the outcome of the push; the first that fails ends the others."""
+        """Sends on all streams at once; each gets the outcome. The first stream that fails ends the others."""
         self._sent_bytes = self._own_bytes - num_bytes(ranges)
         headers = self._headers()
         parts = split(ranges, len(headers))

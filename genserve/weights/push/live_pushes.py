@@ -49,7 +49,7 @@ class LivePushes(Mapping[str, LivePush]):
         self._free(push)
 
     def _free(self, push: LivePush) -> "asyncio.Future[None]":
-        """In a thread, as it takes long enough for token streams to notice."""
+        """Frees in a thread, because it would delay token streams."""
         return asyncio.get_running_loop().run_in_executor(None, push.close)
 
     def tell_change(self) -> None:

@@ -154,7 +154,8 @@ class Constants:
             raise ValueError(f"{', '.join(written[:_MAX_NAMED])} was written by loading and cannot be exchanged")
 
     def _digests(self, places: Sequence[Reference]) -> list[str]:
-        """Of what lies there, "" for no tensor. Layers share some, such as scratch memory: each is read once."""
+        """Digests of the contents, "" for a value that is not a tensor. Layers share some, such as scratch memory: each
+        is read once."""
         modules = modules_by_name(self._structure) if places else {}
         tensors = [references.follow(modules, place) for place in places]
         read = {id(tensor): digest(tensor) for tensor in _distinct(tensors)}
@@ -172,8 +173,8 @@ def _distinct(tensors: Sequence[Any]) -> list[torch.Tensor]:
 
 
 def _replaces_a_weight(reference: Reference, bare: BareModel) -> bool:
-    """Whether a step has put a copy in the place of a reference to a weight: loading makes no such copy, so none is
-    exchanged. Attention on the CPU does so with its sinks, for their type."""
+    """Whether a step replaced a reference to a weight by a copy: loading makes no such copy, so none is exchanged.
+    Attention on the CPU does so with its sinks, for their type."""
     if isinstance(reference.owner, nn.Module) or not reference.tensor.is_inference():
         return False
     return isinstance(references.follow(bare.modules, reference), nn.Parameter)
@@ -189,13 +190,13 @@ def passes_weight_free(reference: Reference) -> bool:
 
 
 def _is_constructed(reference: Reference, bare: BareModel) -> bool:
-    """Whether construction has made it. A parameter is a weight whoever has made it."""
+    """Whether construction made it. A parameter is always a weight."""
     before = references.follow(bare.modules, reference)
     if not isinstance(before, torch.Tensor):
         return False
     if isinstance(before, nn.Parameter) or isinstance(reference.tensor, nn.Parameter):
         return False
-    # Scratch memory grows when a step needs more: what steps have made of it may have another shape.
+    # Scratch memory grows when a step needs more: after steps it may have another shape.
     same_shape = before.shape == reference.tensor.shape or reference.tensor.is_inference()
     return bool(same_shape and before.dtype == reference.tensor.dtype)
 

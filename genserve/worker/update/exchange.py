@@ -63,7 +63,7 @@ def matched(
             continue
         new, present = content(prepared[name].value), content(place.value)
         if _same(new, present) or step_made.is_weight_free(place.owner, place.key, place.value):
-            continue  # shared by the models, such as the rotary table, or made anew by a step
+            continue  # shared by the models, such as the rotary table, or made again by a step
         if type(present) is not type(new):
             raise ValueError(f"{name} is a {type(present).__name__} live and a {type(new).__name__} prepared")
         if isinstance(present, torch.Tensor):

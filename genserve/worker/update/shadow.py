@@ -115,7 +115,7 @@ class Shadow:
         return written
 
     def strip(self) -> None:
-        """Takes everything out again: the structure stays, without storage and as it was before post-processing."""
+        """Removes everything again: the structure stays, without storage and as it was before post-processing."""
         self._structure.strip(self._place)
         modules, parts = self._structure.modules, self._structure.parts
         self._bare = {id(owner): dict(vars(owner)) for owner, _ in [*modules, *parts]}
@@ -128,7 +128,7 @@ class Shadow:
 
     @contextmanager
     def _as_vllm_loads(self) -> Iterator[None]:
-        """What vLLM loads and post-processes weights under, for this thread alone."""
+        """The context in which vLLM loads and post-processes weights, for this thread only."""
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
             stack.enter_context(set_current_vllm_config(self._structure.config))
@@ -182,7 +182,7 @@ class Shadow:
 
 
 def cancellable(tensors: Iterable[tuple[str, torch.Tensor]], cancelled: Event) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors, until the event `cancelled` is set: then PrepareCancelledError."""
+    """Yields the tensors until the event `cancelled` is set, and then raises PrepareCancelledError."""
     for item in tensors:
         if cancelled.is_set():
             raise PrepareCancelledError
