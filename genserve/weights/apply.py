@@ -73,7 +73,7 @@ class WeightUpdater:
         On any error the previous version is served and the engine is as it was: PauseLeaseLostError, DeadlineError,
         DrainingError, EngineDeadError, EngineSleepingError when a sleep of the weights came first, and
         PushRolledBackError for what went wrong in the engine. The exception is EngineTaintedError: the live weights are
-        unknown then, and the engine stands still. To undo what took too long takes time beyond the timeout.
+        unknown then, and the engine is stopped. Undoing a late push takes time beyond the timeout.
 
         `verify` is the time that checksums took while bytes were received, so it is part of `receive` as well.
         """

@@ -37,7 +37,7 @@ class LivePushes(Mapping[str, LivePush]):
         self.tell_change()
 
     def drop(self, push: LivePush, error: GenserveError) -> "asyncio.Future[None]":
-        """Its bytes are freed, and whoever is at it gets `error`; done when they are."""
+        """Frees the bytes of a push, and gives its streams `error`. The future is done afterwards."""
         self._pushes.pop(push.push_id, None)
         push.drop(error)
         self.tell_change()

@@ -94,8 +94,8 @@ def _pool(device: torch.device) -> Callable[[torch.Tensor], bool]:
     # internal: the allocations of vLLM's pools, by address.
     allocator: Any = get_mem_allocator_instance()
     allocations = allocator.pointer_to_data.items()
-    spans = [(start, start + data.handle[1]) for start, data in allocations if data.tag == _WEIGHTS_TAG]
-    return lambda tensor: any(start <= tensor.data_ptr() < end for start, end in spans)
+    ranges = [(start, start + data.handle[1]) for start, data in allocations if data.tag == _WEIGHTS_TAG]
+    return lambda tensor: any(start <= tensor.data_ptr() < end for start, end in ranges)
 
 
 def _empty_slots(manager: Any) -> None:
