@@ -51,7 +51,7 @@ OpenedCheckpoint = tuple[CheckpointIndex, CheckpointFiles]
 """A checkpoint's index, and its files."""
 
 DESCRIPTION = (
-    "Serve a model over gRPC: stream generation, take weights, pause and resume. "
+    "Serve a model over gRPC: stream tokens, receive weights, pause and resume. "
     "--help=genserve shows the daemon's own flags, --help=all every flag, --help=max-model-len those of a name."
 )
 EXIT_FAILED = 1
@@ -212,7 +212,7 @@ def _stopped_by_signal(config: ServeConfig) -> Iterator[asyncio.Event]:
     stopped = asyncio.Event()
 
     def stop(signal_name: str) -> None:
-        _say(f"{signal_name}: draining, {config.drain_timeout_s:g} s at most; once more exits now")
+        _say(f"{signal_name}: draining, {config.drain_timeout_s:g} s at most; a second signal exits at once")
         stopped.set()
 
     with stop_on_signals(stop):
@@ -306,14 +306,14 @@ def _resident(config: ServeConfig, opened: OpenedCheckpoint | None, load_format:
     if opened is None:
         return ResidentStore(None, enabled=enabled)
     if load_format not in _LOAD_SAFETENSORS:
-        absence = f"are not known, as the engine has not loaded the checkpoint's files (--load-format {load_format})"
+        absence = f"are unknown, because the engine did not load the checkpoint's files (--load-format {load_format})"
         return ResidentStore(None, enabled=enabled, absence=absence)
     checkpoint, files = opened
     try:
         files.check_in_place()
     except CheckpointError as error:
-        _say(f"{error}: nobody knows what the engine has loaded, so version 0 is not resident")
-        absence = "are not known, as the checkpoint's files were changed while the daemon started"
+        _say(f"{error}: it is unknown what the engine loaded, so version 0 is not resident")
+        absence = "are unknown, because the checkpoint's files changed while the daemon started"
         return ResidentStore(None, enabled=enabled, absence=absence)
     first = ResidentVersion(0, checkpoint.as_manifest(), CheckpointBytes(checkpoint, files))
     return ResidentStore(first, enabled=enabled)

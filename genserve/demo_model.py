@@ -58,7 +58,7 @@ def demo_model_path(report: Callable[[str], None] | None = None) -> Path:
                 _build(target, lock, say)
     except OSError as error:
         raise DemoModelError(
-            f"cannot keep the demo model in {target.parent}: {error}. "
+            f"cannot store the demo model in {target.parent}: {error}. "
             "Set XDG_CACHE_HOME to a writable directory, or serve a checkpoint of your own."
         ) from error
     return target
@@ -72,7 +72,7 @@ def cache_directory() -> Path:
     try:
         return Path.home() / ".cache" / "genserve" / "models"
     except RuntimeError as error:
-        raise DemoModelError("there is no home directory to keep the demo model in: set XDG_CACHE_HOME") from error
+        raise DemoModelError("no home directory to store the demo model in: set XDG_CACHE_HOME") from error
 
 
 def _is_complete(target: Path) -> bool:
@@ -117,8 +117,8 @@ def _build(target: Path, lock: IO[str], say: Callable[[str], None]) -> None:
         if converted.returncode != 0:
             reason = (converted.stderr.strip().splitlines() or [f"exit status {converted.returncode}"])[-1]
             raise DemoModelError(
-                f"the demo model could not be converted: {reason}. Check that {target.parent} has room and that the "
-                'versions are ours: pip install "genserve[cpu]". Or serve a checkpoint of your own.'
+                f"the demo model could not be converted: {reason}. Check that {target.parent} has room and that "
+                'the packages have the right versions: pip install "genserve[cpu]". Or serve a checkpoint of your own.'
             )
         partial.rename(target)
     finally:

@@ -1,6 +1,6 @@
-"""Becomes a command that ends with the process that started it, whatever ends that one: the kernel sends it SIGTERM.
+"""Executes a command that gets SIGTERM from the kernel when the process that started it ends, however it ends.
 
-`python -m` of this file, with the number of that process and the command. A process has to ask for this itself, and
+Run it with `python -m`, the id of the starting process and the command. A process must request this itself, and
 Python's hook for it (preexec_fn) would have to fork a process that has threads.
 """
 
@@ -15,7 +15,7 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 def become(starter: int, command: Sequence[str]) -> None:
-    """Returns only when the starter has ended already. Raises OSError."""
+    """Executes the command. Returns only if the starting process has already ended. Raises OSError."""
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if os.getppid() == starter:

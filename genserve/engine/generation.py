@@ -59,7 +59,7 @@ AnyPrompt = TextPrompt | TokenPrompt | ChatPrompt
 def prompt_too_long(size: str, num_tokens: int, max_model_len: int) -> PromptTooLongError:
     """The error for a prompt that leaves no room for output; `size` is what people read."""
     return PromptTooLongError(
-        f"the prompt has {size}; with at least one token of output the context holds {max_model_len}",
+        f"the prompt has {size}; the context of {max_model_len} tokens also needs room for one token of output",
         metadata={"num_tokens": str(num_tokens), "max_model_len": str(max_model_len)},
     )
 

@@ -51,7 +51,7 @@ class VLLMClient:
     ) -> None:
         url = urlsplit(base_url if base_url and "://" in base_url else f"http://{base_url or f'{host}:{server_port}'}")
         if url.hostname is None or url.port is None:
-            raise ValueError(f"base_url has to be http://HOST:PORT, is {base_url}")
+            raise ValueError(f"base_url must be http://HOST:PORT, is {base_url}")
         settings.setdefault("timeouts", _TIMEOUTS)
         if url.scheme == "https":
             settings.setdefault("tls", True)
@@ -151,7 +151,7 @@ class VLLMClient:
         `--trust-request-chat-template`. All chats go over one stream: `max_concurrent_requests` has no
         meaning here."""
         if any(callable(tool) for tool in tools or ()):
-            raise TypeError("tools have to be JSON schemas: transformers.utils.get_json_schema makes them of functions")
+            raise TypeError("tools must be JSON schemas: transformers.utils.get_json_schema makes them from functions")
         template_params = dict(chat_template_kwargs or {})
         if tools:
             template_params["tools"] = list(tools)
@@ -272,7 +272,7 @@ class VLLMClient:
 def _refuse_images(images: Sequence[Any] | None) -> None:
     """`images`: for each prompt its images or their features, None without any."""
     if any(images or ()):
-        raise UnsupportedError("the daemon takes text and token ids, no images")
+        raise UnsupportedError("the daemon accepts text and token ids, not images")
 
 
 def _options(given: Mapping[str, Any]) -> GenerateOptions:

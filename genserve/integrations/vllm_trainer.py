@@ -51,7 +51,7 @@ class GenserveTrainerEngine:
         if not isinstance(client, GenserveWeightSyncClient):
             raise TypeError(f"the client must be a GenserveWeightSyncClient, not {type(client).__name__}")
         if source is None:
-            raise ValueError("a WeightSource is needed")
+            raise ValueError("`source` must be a WeightSource")
         if source.held_names() is not None:
             raise ValueError("every rank's source must yield every tensor")
         if init_info.is_sender:

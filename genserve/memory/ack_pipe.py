@@ -33,7 +33,7 @@ class AckPipe:
         if matched is None:
             raise _refused("must be /proc/PID/fd/FD")
         if path.rpartition("/")[0] != memory_path.rpartition("/")[0]:
-            raise _refused(f"must be of the process that has the memory, which is {memory_path}")
+            raise _refused(f"must belong to the process that owns the memory {memory_path}")
         try:
             if daemon is not None and daemon.include(int(matched[1])):
                 raise _refused("is of the daemon's own processes")
@@ -81,9 +81,9 @@ class AckPipe:
 
 def _checked(found: os.stat_result) -> FileId:
     if not stat.S_ISFIFO(found.st_mode):
-        raise _refused("is no pipe")
+        raise _refused("is not a pipe")
     if found.st_uid != os.geteuid():
-        raise _refused("belongs to another user than the daemon's")
+        raise _refused("does not belong to the daemon's user")
     return file_id(found)
 
 

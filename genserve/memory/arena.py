@@ -38,7 +38,7 @@ class Arena:
         try:
             fd = os.memfd_create("genserve-arena", os.MFD_CLOEXEC)
         except OSError as error:
-            raise StagingFullError(f"no memory can be had for the push: {error.strerror}") from error
+            raise StagingFullError(f"no memory is available for the push: {error.strerror}") from error
         try:
             os.fchmod(fd, 0o600)
             _reserve(fd, 0, size_bytes)

@@ -56,7 +56,7 @@ class Segment:
             raise _refused(f"must be /proc/PID/fd/FD, or /dev/shm/NAME where NAME begins with {NAME_PREFIX!r}")
         try:
             if daemon is not None and matched[1] is not None and daemon.include(int(matched[1])):
-                raise _refused("is of the daemon's own processes")
+                raise _refused("belongs to one of the daemon's own processes")
             _check(_stat(path))  # before opening: a device might act on that
             flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
             fd = os.open(path, flags if _is_descriptor(path) else flags | os.O_NOFOLLOW)
@@ -166,9 +166,9 @@ def _stat(path: str) -> os.stat_result:
 
 def _check(found: os.stat_result) -> None:
     if not stat.S_ISREG(found.st_mode) or found.st_dev not in _devices():
-        raise _refused("is no shared memory")
+        raise _refused("is not shared memory")
     if found.st_uid != os.geteuid():
-        raise _refused("belongs to another user than the daemon's")
+        raise _refused("does not belong to the daemon's user")
 
 
 def _verify(chunk: SegmentChunk, computed: int) -> None:

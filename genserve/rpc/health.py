@@ -28,7 +28,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
     ) -> health_pb2.HealthCheckResponse:
         """The status now; NOT_FOUND for a service that is not here, as the protocol has it."""
         if request.service not in self._service_names:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"there is no service {request.service!r}")
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"unknown service {request.service!r}")
         return health_pb2.HealthCheckResponse(status=self._status(request.service))
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: "ServicerContext[Any, Any]") -> None:

@@ -76,7 +76,7 @@ def _guarded_behavior(behavior: Behavior, method: str) -> Behavior:
             raise
         except grpc.aio.InternalError as error:
             # A write to, or read from, a client that has gone.
-            raise asyncio.CancelledError("the client has gone") from error
+            raise asyncio.CancelledError("the client is gone") from error
         except Exception as error:
             # An error in a local would make a cycle with its own traceback, and keep the request, which may be a large
             # frame of a push, until the garbage collector comes by.

@@ -92,7 +92,7 @@ def internal_error(error: Exception, method: str) -> GenserveError:
     """What a client is told of an error that nobody foresaw: an id under which the log has the rest."""
     error_id = secrets.token_hex(4)
     log.error("internal error %s in %s", error_id, method, exc_info=error)
-    return GenserveError(f"internal error; the daemon's log has it as {error_id}", metadata={"error_id": error_id})
+    return GenserveError(f"internal error {error_id}: see the daemon's log", metadata={"error_id": error_id})
 
 
 def _details(error: GenserveError) -> Iterator[message.Message]:

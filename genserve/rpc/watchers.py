@@ -20,7 +20,7 @@ class Watchers:
     def joined(self) -> Iterator[None]:
         """One more, while it lasts. Raises QueueFullError."""
         if self._count >= self._limit:
-            raise QueueFullError(f"{self._count} streams watch {self._what}, which is the limit", retry_after_s=1.0)
+            raise QueueFullError(f"{self._count} streams watch {self._what}: the limit is reached", retry_after_s=1.0)
         self._count += 1
         try:
             yield

@@ -186,7 +186,7 @@ class WeightServicer(WeightServiceServicer):
                         async with asyncio.timeout(PULL_WRITE_TIMEOUT_S):
                             await context.write(frame)
                     except TimeoutError:
-                        raise DeadlineError(f"nothing was read for {PULL_WRITE_TIMEOUT_S:g} s") from None
+                        raise DeadlineError(f"the client did not read for {PULL_WRITE_TIMEOUT_S:g} s") from None
 
     def _readable(self, push_id: str) -> AbstractContextManager[ResidentVersion]:
         return nullcontext(readable(self._pushes.find(push_id))) if push_id else self._resident.reading()

@@ -76,7 +76,7 @@ def completed(pushed: Manifest, base: Manifest, tied: Collection[str]) -> Manife
         if spec.name not in names and spec.name not in tied:
             if spec.dtype not in ITEM_BYTES:
                 raise ManifestMismatchError(
-                    f"{spec.name!r}, which the push leaves as it is, cannot be loaded again: {objection(spec.dtype)}",
+                    f"{spec.name!r}, which the push does not bring, cannot be loaded again: {objection(spec.dtype)}",
                     violations=[FieldViolation(f'header.manifest.tensors["{spec.name}"]', objection(spec.dtype))],
                 )
             end += -end % ITEM_BYTES[spec.dtype]  # as loaders like their elements aligned
@@ -89,7 +89,7 @@ def too_many_tensors(num_tensors: int, limit: int = MAX_TENSORS) -> list[PushIss
     """One issue if a manifest has more tensors than can be right: asked before anything reads them."""
     if num_tensors <= limit:
         return []
-    return [PushIssue("", f"has {num_tensors} tensors; more than {limit} are not even read")]
+    return [PushIssue("", f"has {num_tensors} tensors; the limit is {limit}")]
 
 
 def structural_issues(manifest: Manifest) -> list[PushIssue]:
@@ -143,7 +143,7 @@ def _size_issue(spec: TensorSpec, total_bytes: int) -> str:
     if item_bytes is None:
         return objection(spec.dtype)
     if len(spec.shape) > _MAX_RANK:
-        return f"has {len(spec.shape)} dimensions, at most {_MAX_RANK} are possible"
+        return f"has {len(spec.shape)} dimensions, the limit is {_MAX_RANK}"
     if any(not 0 <= size < _MAX_BYTES for size in spec.shape):
         return f"shape {list(spec.shape)} is out of range"
     # Python's integers do not overflow: a product beyond 2**64 stays what it is, and differs from any length.

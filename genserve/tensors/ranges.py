@@ -21,7 +21,7 @@ class ByteRanges:
     def add(self, start: int, end: int) -> int:
         """Adds [start, end); how many of its bytes are new. Raises ValueError unless 0 <= start <= end."""
         if not 0 <= start <= end:
-            raise ValueError(f"[{start}, {end}) is no range")
+            raise ValueError(f"[{start}, {end}) is not a range")
         if start == end:
             return 0
         # Those that overlap or touch: their end is not before our start, their start not after our end.

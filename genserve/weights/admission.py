@@ -29,14 +29,14 @@ def check_header(header: PushHeader) -> None:
     if header.lora is not None:
         _check_lora(header, header.lora)
     elif not 1 <= header.weight_version < 1 << 32:
-        raise InvalidFieldError.of("header.weight_version", f"must lie in [1, 2^32), is {header.weight_version}")
+        raise InvalidFieldError.of("header.weight_version", f"must be in [1, 2^32), is {header.weight_version}")
     if not 0 < header.staging_ttl_s <= _MAX_STAGING_TTL_S:
         raise InvalidFieldError.of(
             "header.staging_ttl",
             f"must be above 0 s and at most {_MAX_STAGING_TTL_S:g} s, is {header.staging_ttl_s:g} s",
         )
     if not 1 <= header.num_streams <= MAX_STREAMS:
-        raise InvalidFieldError.of("header.num_streams", f"must lie in [1, {MAX_STREAMS}], is {header.num_streams}")
+        raise InvalidFieldError.of("header.num_streams", f"must be in [1, {MAX_STREAMS}], is {header.num_streams}")
     check_apply(header.apply, "header.apply")
     digest = header.manifest_digest
     if digest and (len(digest) != 64 or not set(digest) <= set("0123456789abcdef")):
@@ -53,7 +53,7 @@ def _check_lora(header: PushHeader, lora: LoraAdapter) -> None:
         field = "expected_version" if header.expected_version is not None else "weight_version"
         raise InvalidFieldError.of(f"header.{field}", "an adapter has no version")
     if header.manifest is not None and header.manifest.partial:
-        raise InvalidFieldError.of("header.manifest.partial", "an adapter is loaded whole")
+        raise InvalidFieldError.of("header.manifest.partial", "an adapter cannot be partial")
 
 
 def check_apply(apply: ApplyOptions, field: str) -> None:
@@ -69,8 +69,7 @@ def check_version(header: PushHeader, served_version: int) -> None:
     metadata = {"weight_version": str(served_version)}
     if header.weight_version <= served_version and not header.force:
         raise VersionNotNewerError(
-            f"version {header.weight_version} is not above version {served_version}, which is served; "
-            "`force` allows it",
+            f"version {header.weight_version} is not above the served version {served_version}; `force` allows it",
             metadata=metadata,
         )
     if header.expected_version is not None and header.expected_version != served_version:
@@ -116,7 +115,7 @@ def refuse_issues(issues: list[PushIssue]) -> None:
     about = "; ".join(f"{i.tensor[:256]!r} {i.description}" if i.tensor else f"it {i.description}" for i in shown)
     others = f"; {len(issues) - len(shown)} more in the error's details" if len(issues) > len(shown) else ""
     raise ManifestMismatchError(
-        f"the manifest does not fit: {about}{others}",
+        f"the manifest does not match the checkpoint: {about}{others}",
         violations=[FieldViolation(_field(issue.tensor), issue.description) for issue in issues],
     )
 

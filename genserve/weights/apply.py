@@ -62,8 +62,8 @@ class WeightUpdater:
         scheduled. Raises EngineTaintedError."""
         await self.restore(
             EngineTaintedError(
-                "the weights are of no version, since a sleep of level 2 dropped them or a commit failed; the engine "
-                "sleeps on, with its weights awake: push a complete version, then wake up the rest"
+                "the weights are missing or inconsistent after a sleep of level 2 or a failed commit; the engine "
+                "stays asleep with its weights awake: push a complete version, then wake up the rest"
             )
         )
 
@@ -124,7 +124,7 @@ class WeightUpdater:
                 raise GenserveError(f"the new version is live, but the engine could not be resumed: {error}") from error
             if isinstance(error, GenserveError):
                 raise
-            raise PushRolledBackError(f"the weights could not be applied, nothing changed: {error!r}") from error
+            raise PushRolledBackError(f"the weights could not be applied; nothing changed: {error!r}") from error
         finally:
             if push.is_served:
                 version = push.header.weight_version
@@ -184,7 +184,7 @@ class WeightUpdater:
         except Exception as error:
             # The engine promises to tell what it left behind. An error that it does not know tells nothing.
             cause = EngineTaintedError(f"the commit failed in an unknown way: {error!r}")
-        log.error("%s; version %d is applied anew", cause, self._engine.weight_version)
+        log.error("%s; applying version %d again", cause, self._engine.weight_version)
         await self.restore(cause)
         return cause
 
@@ -213,7 +213,7 @@ class WeightUpdater:
         except EngineDeadError:
             pass  # its memory went with it
         except Exception:
-            log.exception("weights that are no longer needed could not be freed")
+            log.exception("weights that are not needed any more could not be freed")
 
 
 def _remaining_s(deadline_s: float, step: str) -> float:

@@ -96,7 +96,7 @@ def _missing_issues(manifest: Manifest, checkpoint: CheckpointIndex) -> Iterator
     for name in sorted(names & checkpoint.tied.keys()):
         # vLLM would skip it, and the push would change nothing without a word.
         if checkpoint.tied[name] not in names:
-            yield PushIssue(name, f"is tied to {checkpoint.tied[name]!r}, which has to be pushed instead or as well")
+            yield PushIssue(name, f"is tied to {checkpoint.tied[name]!r}, push that tensor instead, or both")
 
 
 def _foreign_issues(specs: tuple[TensorSpec, ...], checkpoint: CheckpointIndex) -> Iterator[PushIssue]:

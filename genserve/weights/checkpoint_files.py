@@ -121,7 +121,7 @@ def read_json(path: Path) -> Mapping[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: {error}") from error
     if not isinstance(content, dict):
-        raise CheckpointError(f"{path}: is no JSON object")
+        raise CheckpointError(f"{path}: is not a JSON object")
     return content
 
 
@@ -138,7 +138,7 @@ def _paths(directory: Path) -> list[Path]:
     single = directory / "model.safetensors"
     files = [single] if single.is_file() else sorted(directory.glob("*.safetensors"))
     if not files:
-        raise CheckpointError(f"{directory}: there is no safetensors file")
+        raise CheckpointError(f"{directory}: no safetensors file found")
     return files
 
 

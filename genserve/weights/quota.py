@@ -70,6 +70,6 @@ def _plan(
         return Room(leftovers, gives_up_replaced=True, gives_up_resident=True)
     taken_bytes = staged_bytes + resident.held_bytes
     raise StagingFullError(
-        f"{size_bytes} bytes are to be staged; {taken_bytes} of {max_bytes} are taken",
+        f"{size_bytes} bytes do not fit: {taken_bytes} of the {max_bytes} bytes for pushes are in use",
         metadata={"staged_bytes": str(taken_bytes), "max_staging_bytes": str(max_bytes)},
     )

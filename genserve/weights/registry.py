@@ -248,7 +248,7 @@ class PushRegistry:
         """Raises ApplyInProgressError while an update keeps pushes away."""
         if self._reserved_for:
             raise ApplyInProgressError(
-                f"weight update {self._reserved_for!r} is under way",
+                f"weight update {self._reserved_for!r} is in progress",
                 metadata={"update_id": self._reserved_for},
                 retry_after_s=1.0,
             )

@@ -20,8 +20,8 @@ from genserve.tensors.manifest import Manifest, TensorSpec
 from genserve.weights.checkpoint import CheckpointIndex
 from genserve.weights.checkpoint_files import CheckpointError, CheckpointFiles
 
-_GAVE_WAY = "had to give way to a push"
-_CHANGED = "are not known any more, as the checkpoint's files have changed since the daemon started"
+_GAVE_WAY = "were freed for a larger push"
+_CHANGED = "are unknown, because the checkpoint's files have changed since the daemon started"
 
 
 class ByteSource(Protocol):
@@ -151,7 +151,7 @@ class ResidentVersion:
             yield
         except ValueError as closed:
             raise WeightVersionMismatchError(
-                f"version {self.weight_version} was replaced, and its memory is needed: pull the present version",
+                f"version {self.weight_version} was replaced, and its memory is in use: pull the served version",
                 metadata={"weight_version": str(self.weight_version)},
             ) from closed
 

@@ -40,7 +40,7 @@ from genserve.weights.resident import ResidentStore
 DEFAULT_START_TIMEOUT_S = 60.0
 DEFAULT_TTL_S = 60.0
 _ABANDON_TIMEOUT_S = 30.0
-_ABSENCE = "are not here, as they came through vLLM's own weight transfer"
+_ABSENCE = "are not here, because they came through vLLM's own weight transfer"
 
 log = logging.getLogger(__name__)
 
@@ -202,7 +202,7 @@ class TransferUpdates:
             update, previous_version = self._require(update_id), self._engine.weight_version
             version = previous_version + 1 if version is None else version
             if not 1 <= version < 1 << 32:
-                raise InvalidFieldError.of("weight_version", f"must lie in [1, 2^32), is {version}")
+                raise InvalidFieldError.of("weight_version", f"must be in [1, 2^32), is {version}")
             check_version(PushHeader("", version, force=force), previous_version)
             return await uninterrupted(self._finish(update, version, previous_version, timeout_s))
 
@@ -239,7 +239,7 @@ class TransferUpdates:
             except TimeoutError:
                 async with self._calls:
                     if update is self._open and update is not None and self._clock() >= update.due_s:
-                        cause = f"nobody went on with update {update.update_id!r} for {update.ttl_s:g} s"
+                        cause = f"nobody continued update {update.update_id!r} for {update.ttl_s:g} s"
                         await uninterrupted(self._undo_and_log(update, cause))
 
     async def close(self) -> None:
@@ -260,7 +260,7 @@ class TransferUpdates:
             return self._open
         check_weights(self._board.engine_condition, self._board.daemon_condition)
         raise UpdateNotFoundError(
-            f"no update {update_id!r} is open; it may have timed out, and was undone then",
+            f"no update {update_id!r} is open; it may have expired, and was undone then",
             metadata={"update_id": update_id},
         )
 
@@ -274,7 +274,7 @@ class TransferUpdates:
                 raise
         except Exception as error:
             await self._undo(update, str(error))
-            told = f"the update was undone, version {self._engine.weight_version} is served: {error}"
+            told = f"the update was undone; version {self._engine.weight_version} is served: {error}"
             raise (DeadlineError if isinstance(error, DeadlineError) else PushRolledBackError)(told) from error
         self._touch(update)
         return time.perf_counter() - began_s

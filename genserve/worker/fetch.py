@@ -92,7 +92,7 @@ class FetchedBytes:
                     return
                 delay_s = _FIRST_DELAY_S if self._received_bytes > before else min(2 * delay_s, _MAX_DELAY_S)
                 if time.monotonic() + delay_s > self._deadline_s:
-                    raise FetchError(f"the stream from {self._request.address} broke, and the time is over: {broken}")
+                    raise FetchError(f"the stream from {self._request.address} broke, and no time is left: {broken}")
                 time.sleep(delay_s)
 
     def _receive(self, pull: Pull, arena: Arena) -> str:
@@ -119,7 +119,7 @@ class FetchedBytes:
 
     def _take(self, chunk: Chunk, arena: Arena) -> None:
         if chunk.offset != self._received_bytes or chunk.offset + len(chunk.data) > arena.size_bytes:
-            raise FetchError(f"bytes at {chunk.offset} came, where those at {self._received_bytes} belong")
+            raise FetchError(f"bytes at {chunk.offset} arrived, expected those at {self._received_bytes}")
         if chunk.crc32c is not None and crc32c_of(chunk.data) != chunk.crc32c:
             raise FetchError(f"the chunk of {len(chunk.data)} bytes at {chunk.offset} was damaged")
         arena.write(chunk.offset, chunk.data)

@@ -182,4 +182,4 @@ class ControlCalls(ServiceCalls):
             phase = (await self.status(timeout_s=_LAST_LOOK_S)).state.phase
         except GenserveError:
             return ""
-        return ": it sleeps, wake it up (wake_up(), genserve wake-up)" if phase == "sleeping" else f": it is {phase}"
+        return ": it is asleep; wake it up (wake_up(), genserve wake-up)" if phase == "sleeping" else f": it is {phase}"

@@ -102,4 +102,4 @@ async def _give_back(calls: PauseCalls, lease_id: str, renewal: "asyncio.Task[No
     if lost is not None:
         raise lost
     if expired:
-        raise PauseLeaseLostError(f"lease {lease_id} had ended before it was given back; the engine may have run")
+        raise PauseLeaseLostError(f"lease {lease_id} had expired before the end of the block; the engine may have run")

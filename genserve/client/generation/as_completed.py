@@ -50,12 +50,13 @@ class CompletedStream(AsyncClosing, AsyncIterator[tuple[int, Generation]]):
             if not self._closed and self._submitting.done() and not self._submitting.cancelled():
                 self._submitting.result()
             if not self._closed and self._unfinished and isinstance(end, StopAsyncIteration):
-                raise GenserveError(f"the daemon ended the stream with {len(self._unfinished)} requests to go") from end
+                num_running = len(self._unfinished)
+                raise GenserveError(f"the daemon ended the stream while {num_running} requests were running") from end
             raise
 
     def _add(self, item: ManyItem) -> tuple[int, Generation] | None:
         if item.request_id not in self._unfinished:  # which request it was about was not to be found out
-            raise item.error or GenserveError(f"the daemon has answered for {item.request_id!r}, which is not running")
+            raise item.error or GenserveError(f"the daemon answered for {item.request_id!r}, which is not running")
         position, generation = self._unfinished[item.request_id]
         if isinstance(item.error, QueueFullError) and generation.prompt is None:  # it has not begun
             self._submissions.refused(item.request_id, item.error.retry_after_s)

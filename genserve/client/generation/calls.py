@@ -90,7 +90,7 @@ class GenerationCalls(ServiceCalls):
         daemon whose queue is full is sent the rest as it makes room, until `timeout_s` has passed.
         """
         if options.get("request_id") is not None:
-            raise InvalidFieldError.of("request_id", "names one request; use stream_many to name many")
+            raise InvalidFieldError.of("request_id", "is the id of one request; use stream_many to name several")
         if options.get("stream_interval") is None:
             options["stream_interval"] = 0
         messages = generate_requests(prompts, options)
@@ -143,7 +143,7 @@ class GenerationCalls(ServiceCalls):
             elif is_chat(prompt):
                 request.chat.CopyFrom(chat(prompt, options))
             else:
-                raise TypeError("is neither text nor the list of a chat's messages")
+                raise TypeError("must be text or a list of chat messages")
         if add_special_tokens is not None:
             with naming("add_special_tokens"):
                 request.add_special_tokens = add_special_tokens

@@ -177,7 +177,7 @@ def generate_request(prompt: PromptLike, options: GenerateOptions) -> generation
 def generate_requests(prompts: Iterable[PromptLike], options: GenerateOptions) -> list[generation_pb2.GenerateRequest]:
     """The messages for many prompts, which share their options; raises as `generate_request`, naming the prompt."""
     if isinstance(prompts, str | bytes | Mapping):
-        raise InvalidFieldError.of("prompts", f"{reprlib.repr(prompts)} is one prompt; a sequence of them is needed")
+        raise InvalidFieldError.of("prompts", f"{reprlib.repr(prompts)} is one prompt; pass a sequence of prompts")
     with naming("prompts"):
         prompts = list(prompts)
     messages = []
@@ -217,7 +217,7 @@ def _pick(group: type, given: Mapping[str, Any]) -> Any:
 def _set_prompt(request: generation_pb2.GenerateRequest, prompt: Any, options: ChatOptions) -> None:
     is_sequence = hasattr(prompt, "__len__") and hasattr(prompt, "__getitem__")  # numpy's arrays are, too
     if not is_sequence or isinstance(prompt, bytes | Mapping):
-        problem = "is neither text, nor token ids, nor the list of a chat's messages"
+        problem = "must be text, token ids or a list of chat messages"
         raise InvalidFieldError.of("prompt", f"{reprlib.repr(prompt)} {problem}")
     if is_chat(prompt):
         request.chat.CopyFrom(chat(prompt, options))

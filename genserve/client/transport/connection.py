@@ -244,7 +244,7 @@ class Connection:
             return  # all of it is the parent's
         is_usable = opened is not None and not opened.loop.is_closed()
         if opened is not None and is_usable and opened.loop is not asyncio.get_running_loop():
-            raise ClientMisuseError("a client has to be closed on the event loop that it was used on")
+            raise ClientMisuseError("a client must be closed on the event loop that it was used on")
         self._closed = True
         if opened is not None and is_usable:
             for channel in (*self._further, opened.channel):
@@ -271,7 +271,7 @@ class Connection:
             )
         elif opened.loop is not loop:
             raise ClientMisuseError(
-                "the client belongs to the event loop of its first call, which is another one; make a client for each "
+                "the client belongs to the event loop of its first call, not to this one; make a client for each "
                 "asyncio.run, or use the blocking Client, which has a loop of its own"
             )
         return opened
@@ -302,10 +302,10 @@ def _check_sendable(target: str, metadata: Sequence[tuple[str, str]]) -> None:
     except UnicodeEncodeError:
         unusable = True
     if unusable:
-        raise InvalidFieldError.of("target", f"{target!r} is no address")
+        raise InvalidFieldError.of("target", f"{target!r} is not an address")
     for key, value in metadata:
         if not _METADATA_KEY.fullmatch(key):
-            raise InvalidFieldError.of("metadata", f"{key!r} is no key of gRPC metadata")
+            raise InvalidFieldError.of("metadata", f"{key!r} is not a valid gRPC metadata key")
         if not key.endswith("-bin") and not (isinstance(value, str) and _METADATA_VALUE.fullmatch(value)):
             field = "token" if key == "authorization" else f"metadata.{key}"  # whose value must not be shown
-            raise InvalidFieldError.of(field, "has to be printable ASCII")
+            raise InvalidFieldError.of(field, "must be printable ASCII")

@@ -30,7 +30,7 @@ def wire_value(enum: "_EnumTypeWrapper[ValueT]", word: str | None, field: str) -
     name = prefix + ("UNSPECIFIED" if word is None else word.upper() if isinstance(word, str) else "")
     if not name.isascii() or name not in enum.DESCRIPTOR.values_by_name:
         words = ", ".join(value.name.removeprefix(prefix).lower() for value in values[1:])
-        raise InvalidFieldError.of(field, f"{reprlib.repr(word)} is none of {words}")
+        raise InvalidFieldError.of(field, f"{reprlib.repr(word)} is not one of {words}")
     return enum.Value(name)
 
 

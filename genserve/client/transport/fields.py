@@ -31,7 +31,7 @@ def build(
     """
     for name, value in fields.items():
         if isinstance(value, str | bytes | Mapping) and _is_sequence(kind, name):
-            raise _invalid(path, name, value, "a sequence is needed", options)
+            raise _invalid(path, name, value, "must be a sequence", options)
     try:
         return kind(**fields)
     except _REFUSALS:

@@ -104,7 +104,7 @@ class LoopThread:
         except TimeoutError:
             if future.done():
                 raise  # the call's own
-            message = f"the client's event loop has not answered within {limit_s:g} s: the caller's code blocks it"
+            message = f"the client's event loop did not answer within {limit_s:g} s: code of the caller blocks it"
             raise DeadlineError(message) from None
         finally:
             self._waiting.discard(future)

@@ -170,9 +170,9 @@ class WeightCalls(ServiceCalls):
         for option, value in (("chunk_bytes", chunk_bytes), ("callers", callers), ("streams", streams)):
             check_count(value, option)
         if callers > 1 and not header.push_id:
-            raise InvalidFieldError.of("push_id", "several callers need the same one")
+            raise InvalidFieldError.of("push_id", "is required with several callers: pass the same one to each")
         if callers > 1 and layout is None and all(source.share is None for source in sources):
-            raise InvalidFieldError.of("layout", "several callers need the same, as each knows its own tensors only")
+            raise InvalidFieldError.of("layout", "is required with several callers: each knows only its own tensors")
         space = ByteSpace(sources, layout)
         header.push_id = header.push_id or str(uuid.uuid4())
         if callers == 1:
@@ -231,7 +231,7 @@ class WeightCalls(ServiceCalls):
             return self._rings
         if required:
             raise UnsupportedError(
-                "the daemon takes no shared memory from this process: it runs elsewhere, as another user, or with "
+                "the daemon cannot use this process's shared memory: it runs elsewhere, as another user, or with "
                 "--no-shared-memory"
             )
         return None

@@ -39,7 +39,7 @@ def shared_out(name: str, tensor: Any) -> tuple[Any, Share]:
     """
     mesh, placements = tensor.device_mesh, tensor.placements
     if any(placement.is_partial() for placement in placements):
-        raise ValueError(f"{name}: {placements} is a sum not yet computed; redistribute it on every rank first")
+        raise ValueError(f"{name}: {placements} is a pending sum; redistribute it on every rank first")
     ranks, local = tuple(sorted(mesh.mesh.flatten().tolist())), tensor.detach().to_local()
     coordinate = mesh.get_coordinate()
     sends = coordinate is not None and not any(

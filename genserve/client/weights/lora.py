@@ -74,7 +74,7 @@ class LoraCalls(WeightCalls):
         if isinstance(tensors, str | os.PathLike) and config is None:
             config = _read_config(Path(tensors))
         if config is None:
-            raise TypeError("config: PEFT's configuration is needed beside tensors (r, lora_alpha, target_modules)")
+            raise TypeError("config: pass PEFT's configuration with the tensors (r, lora_alpha, target_modules)")
         with naming("config"):
             encoded = json.dumps(config, default=_plain)
         adapter = build(weights_pb2.LoraAdapter, {"lora_name": lora_name, "config": encoded}, path="lora")
@@ -112,7 +112,7 @@ def _read_config(directory: Path) -> Mapping[str, Any]:
     except ValueError as error:
         raise CheckpointFileError(f"{path}: {error}") from error
     if not isinstance(config, dict):
-        raise CheckpointFileError(f"{path}: is no JSON object")
+        raise CheckpointFileError(f"{path}: is not a JSON object")
     return config
 
 

@@ -204,7 +204,7 @@ class Upload:
         try:
             response = await self._connection.unary(self._connection.weights.GetPush, request, _EXPLAIN_TIMEOUT_S)
         except GenserveError as failure:
-            error.add_note(f"what was missing is not known: {failure}")
+            error.add_note(f"the missing bytes are unknown: {failure}")
             return error
         push = Push.of(response.push)
         names = self._space.names(push.missing)

@@ -101,7 +101,7 @@ def num_ranks(sources: Sequence[TensorSource]) -> int:
     others: only the caller knows how many push then."""
     ranks = {source.share.ranks for source in sources if source.share is not None}
     if len(ranks) > 1:
-        raise ValueError("the DTensors lie on several device meshes of different ranks: say how many `callers` push")
+        raise ValueError("the DTensors are on device meshes of different ranks: pass the number of `callers` that push")
     return len(ranks.pop()) if ranks else 1
 
 
@@ -140,7 +140,7 @@ def _identity(data: memoryview) -> memoryview:
 
 def _dtype_of(name: str, dtype: str) -> str:
     if dtype not in SAFETENSORS_NAMES:
-        raise TypeError(f"{name}: there is no name for {dtype} among the types that can be pushed")
+        raise TypeError(f"{name}: no dtype of a push matches {dtype}")
     return SAFETENSORS_NAMES[dtype]
 
 

@@ -1,4 +1,4 @@
-"""A daemon as users start it, `genserve serve`, in a process of its own."""
+"""A daemon as users start it, with `genserve serve`, in a separate process."""
 
 import asyncio
 import os
@@ -21,11 +21,12 @@ _SOCKET_NAME_BYTES: Final = 36  # vLLM's are UUIDs
 
 
 class DaemonFailedError(Exception):
-    """The daemon did not start, or did not end as it should; the text is one line, with its last words."""
+    """The daemon did not start, or did not end as it should. The text is one line and includes its last output."""
 
 
 class DaemonChild:
-    """`address` is where it serves. `stop` may be called once; leaving the context kills what is left."""
+    """A running daemon. `address` is where it serves. `stop` may be called once; leaving the context kills what is
+    left."""
 
     def __init__(self, children: Children, process: Process, log: Path) -> None:
         self._children = children
@@ -35,7 +36,7 @@ class DaemonChild:
         self.address = ""
 
     async def wait_serving(self, timeout_s: float) -> None:
-        """Raises DaemonFailedError."""
+        """Waits until it serves. Raises DaemonFailedError."""
         assert self._process.stdout is not None
         try:
             async with asyncio.timeout(timeout_s):
@@ -51,7 +52,7 @@ class DaemonChild:
         raise DaemonFailedError(f"the daemon ended with status {status}{self.last_words()}")
 
     async def stop(self) -> str:
-        """Ends it by a signal; what was wrong about that, "" = nothing."""
+        """Ends the daemon by a signal. Returns what was wrong with its end, "" if nothing."""
         self._stopped = True
         status = await self._children.stop(self._process, _STOP_TIMEOUT_S)
         if status is None:
@@ -59,18 +60,18 @@ class DaemonChild:
         return "" if status == 0 else f"it ended with status {status}{self.last_words()}"
 
     async def kill(self) -> None:
-        """If it was not stopped."""
+        """Kills the daemon if it was not stopped."""
         if not self._stopped:
             await self._children.stop(self._process, 0.0)
 
     async def read_on(self) -> None:
-        """A pipe that nobody reads fills up, and vLLM logs to stdout when it is told to."""
+        """Reads stdout on: an unread pipe fills up, and vLLM can be told to log to stdout."""
         assert self._process.stdout is not None
         while await self._process.stdout.read(1 << 16):
             pass
 
     def last_words(self) -> str:
-        """ ": " and the last lines that it has said, of its own where there are any; "" if it has said nothing."""
+        """ ": " and the last lines of its output, preferably its own; "" if there is no output."""
         lines = [line.strip() for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
         own = [line.removeprefix("genserve: ") for line in lines if line.startswith("genserve: ")]
         words = "; ".join((own or lines)[-_TAIL_LINES:])
@@ -81,7 +82,7 @@ class DaemonChild:
 async def daemon(
     children: Children, model: Path, flags: Sequence[str], log: Path, timeout_s: float
 ) -> AsyncIterator[DaemonChild]:
-    """One that serves `model`, with what it says on stderr in the file `log`. Raises DaemonFailedError."""
+    """A daemon that serves `model`, with its stderr in the file `log`. Raises DaemonFailedError."""
     command = [sys.executable, "-m", "genserve", "serve", "--model", str(model), "--port", "0"]
     command += ["--drain-timeout-s", str(_DRAIN_TIMEOUT_S), *flags]
     with log.open("wb") as stderr:
@@ -100,8 +101,8 @@ async def daemon(
 
 
 def environment(scratch: Path) -> Mapping[str, str]:
-    """The user's own, as what is wrong may be in there, but for temporary files, which are left behind where processes
-    are killed: those are made in `scratch`, if a socket's path is not too long there. The model lies in a directory: no
-    hub is asked."""
+    """The user's environment, because it may cause the fault, except for temporary files, which killed processes leave
+    behind: those go to `scratch`, if a socket's path is not too long there. The model is a directory, so no hub is
+    used."""
     fits = len(os.fsencode(scratch / ("x" * _SOCKET_NAME_BYTES))) <= _MAX_SOCKET_PATH_BYTES
     return {**os.environ, **_OFFLINE, **({"TMPDIR": str(scratch)} if fits else {})}

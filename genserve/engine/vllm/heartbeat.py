@@ -135,7 +135,7 @@ class Heartbeat:
         if reason is None and self._silent_s >= self._limits.step_s:
             reason = "no step may take that long"
         if reason is not None:
-            log.error("the engine is given up, as it has not answered for %.1f s: %s", self._silent_s, reason)
+            log.error("giving up the engine, which has not answered for %.1f s: %s", self._silent_s, reason)
             self._liveness.declare_dead()
 
     def _reason(self) -> str | None:
@@ -156,9 +156,9 @@ def hopeless(before: Activity, now: Activity, elapsed_s: float, num_steps: int) 
     """Why an engine that does not answer never will; None if a step may be what takes long. `before` was `elapsed_s`
     seconds ago; `num_steps` have ended while the ping was not answered."""
     if now.stopped:
-        return "one of its processes was stopped"
+        return "one of its processes is stopped"
     if num_steps >= _UNREAD_STEPS:
-        return "it goes on with its steps, and reads no calls"
+        return "it continues its steps but does not read calls"
     if not (now.waits_for_io or now.runs) and now.cpu_s - before.cpu_s < _IDLE_SHARE * elapsed_s:
-        return "its processes do nothing"
+        return "its processes use no CPU"
     return None

@@ -70,7 +70,7 @@ class LiveLoras:
             await asyncio.to_thread(files.close)
             held = ", ".join(sorted(each.name if each.is_current else f"{each.name} (old)" for each in self._held))
             raise StagingFullError(
-                f"workers hold {len(self._held)} adapters, which is what --max-cpu-loras allows: {held}",
+                f"the workers hold {len(self._held)} adapters, the limit of --max-cpu-loras: {held}",
                 metadata={"max_loras": str(self._capacity)},
             )
         self._held.add(lora)
@@ -81,7 +81,7 @@ class LiveLoras:
         except BaseException as error:
             self._start_removal(lora)  # some ranks may have it, or have it yet
             if isinstance(error, WorkerError):
-                raise PushRolledBackError(f"adapter {name!r} could not be loaded, nothing changed: {error}") from error
+                raise PushRolledBackError(f"adapter {name!r} could not be loaded; nothing changed: {error}") from error
             raise
         previous = self._current.get(name)
         lora.loaded_at_s, lora.is_current = time.time(), True

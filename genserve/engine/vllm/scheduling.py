@@ -61,7 +61,7 @@ class Scheduling:
             "reset_prefix_cache", reset_running_requests, reset_connector
         )
         if not all(dropped):
-            raise GenserveError("the keys and values in a connector could not be dropped")
+            raise GenserveError("the connector could not drop its keys and values")
         if self._multimodal:
             # AsyncLLM.reset_mm_cache would wait for its warm-up on the event loop.
             await self._llm.renderer.clear_mm_cache_async()
@@ -88,14 +88,14 @@ class Scheduling:
         except Exception as error:
             # vLLM's executor takes no rank for asleep then, whichever is, and would wake up none.
             self._liveness.declare_dead()
-            raise EngineDeadError(f"a worker broke off in sleep, and the engine is given up: {error}") from error
+            raise EngineDeadError(f"a worker failed in sleep, and the daemon gives up the engine: {error}") from error
 
     async def _give_kv_cache_back(self) -> None:
         # vLLM resets its caches for this on a GPU. On the CPU it refuses, as it has no memory to give back there.
         if current_platform.is_cpu():
             await self._llm.reset_prefix_cache(reset_running_requests=True)
         else:
-            await _told(self._llm.release_kv_cache_memory(), "the KV cache could not be given back")
+            await _told(self._llm.release_kv_cache_memory(), "the KV cache could not be released")
 
     async def wake_up(self, tags: Set[SleepTag], timeout_s: float, *, paused: bool = False) -> None:
         """Takes memory again, and with SCHEDULING schedules, unless it is to be `paused`; within `timeout_s` from when
@@ -107,7 +107,7 @@ class Scheduling:
         # part is left to it to know.
         names = sorted(tag.value for tag in tags & MEMORY_TAGS) or [SleepTag.SCHEDULING.value]
         is_last = SleepTag.SCHEDULING in tags and bool(tags & MEMORY_TAGS)
-        waking = _told(self._llm.wake_up(None if is_last else names), "what sleeps could not be woken up")
+        waking = _told(self._llm.wake_up(None if is_last else names), "the sleeping parts could not be woken up")
         if paused and SleepTag.SCHEDULING in tags:
             waking = self._paused_after(waking)
         await self._liveness.call(waking, what="wake-up", timeout_s=timeout_s)

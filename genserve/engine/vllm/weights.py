@@ -88,7 +88,7 @@ class LiveWeights:
             left_s = max(0.0, deadline_s - time.monotonic())
             await self._workers.step_and_report("genserve_prepare", request.to_wire(), nonce, timeout_s=left_s)
         except WorkerError as error:
-            raise PushRolledBackError(f"the weights could not be prepared, nothing changed: {error}") from error
+            raise PushRolledBackError(f"the weights could not be prepared; nothing changed: {error}") from error
 
     async def _fetch(self, nonce: str, arena: ArenaRef, timeout_s: float) -> dict[str, str]:
         """Has one worker of every other machine fetch the bytes; the paths of their arenas by machine."""
@@ -121,7 +121,7 @@ class LiveWeights:
                 raise
             await asyncio.shield(self._roll_back(step, error))
             if isinstance(error, GenserveError | WorkerError):
-                raise PushRolledBackError(f"the commit failed, version {self.version} is served: {error}") from error
+                raise PushRolledBackError(f"the commit failed; version {self.version} is served: {error}") from error
             raise
         # What an update in place has replaced is gone: it is late, and it is whole.
         if time.monotonic() > deadline_s and self._can_roll_back:
@@ -166,7 +166,7 @@ class LiveWeights:
     def given_up(self, error: DeadlineError) -> EngineDeadError:
         """Declares the engine dead: a worker that hangs cannot be asked to undo it, and nothing else reaches it."""
         self._liveness.declare_dead()
-        return EngineDeadError(f"{error.message}; the engine is given up")
+        return EngineDeadError(f"{error.message}; the daemon gives up the engine")
 
     async def discard(self, nonce: str, timeout_s: float) -> None:
         """Frees the version that is not live."""

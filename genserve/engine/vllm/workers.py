@@ -70,7 +70,7 @@ class Workers:
         except Exception as error:
             self._liveness.declare_dead()
             step = method.removeprefix("genserve_")
-            raise EngineDeadError(f"a worker broke off in {step}, and the engine is given up: {error}") from error
+            raise EngineDeadError(f"a worker failed in {step}, and the daemon gives up the engine: {error}") from error
         return answers
 
     async def step(self, method: str, message: dict[str, Any], *, timeout_s: float) -> None:

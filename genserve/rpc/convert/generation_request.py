@@ -160,7 +160,7 @@ def _sampling(message: generation_pb2.Sampling, info: EngineInfo) -> Sampling:
     _refuse_unless(
         all(abs(value) <= MAX_LOGIT_BIAS for value in bias.values()),  # NaN is not
         "sampling.logit_bias",
-        f"must lie in [{-MAX_LOGIT_BIAS:g}, {MAX_LOGIT_BIAS:g}]",
+        f"must be in [{-MAX_LOGIT_BIAS:g}, {MAX_LOGIT_BIAS:g}]",
     )
     _refuse_long(message.bad_words, "sampling.bad_words", MAX_STRING_CHARACTERS)
     return Sampling(
@@ -177,7 +177,7 @@ def _sampling(message: generation_pb2.Sampling, info: EngineInfo) -> Sampling:
 def _stop(message: generation_pb2.Stop, info: EngineInfo) -> Stop:
     _refuse_many(message.strings, "stop.strings", MAX_STOP_STRINGS)
     _refuse_long(message.strings, "stop.strings", MAX_STRING_CHARACTERS)
-    _refuse_unless(all(message.strings), "stop.strings", "holds an empty string")
+    _refuse_unless(all(message.strings), "stop.strings", "contains an empty string")
     return Stop(
         max_tokens=_given(message, "max_tokens"),
         min_tokens=_given(message, "min_tokens"),
@@ -216,7 +216,7 @@ def _token_ids(ids: Collection[int], field: str, info: EngineInfo) -> Sequence[i
     _refuse_many(ids, field, info.vocab_size)
     listed = list(ids)
     lowest = min(listed, default=0)
-    _refuse_unless(lowest >= 0, field, f"{lowest} is no token id")
+    _refuse_unless(lowest >= 0, field, f"{lowest} is not a token id")
     return listed
 
 

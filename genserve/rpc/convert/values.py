@@ -62,7 +62,7 @@ def pause_mode(value: types_pb2.PauseMode.ValueType, field: str) -> PauseMode:
     """A mode; unspecified is KEEP."""
     mode = _PAUSE_MODES.get(value)
     if mode is None:
-        raise InvalidFieldError.of(field, f"{value} is no PauseMode")
+        raise InvalidFieldError.of(field, f"{value} is not a PauseMode")
     return mode
 
 
@@ -72,7 +72,7 @@ def kv_policy(value: types_pb2.KvPolicy.ValueType, default: KvPolicy, field: str
         return default
     policy = _KV_POLICIES.get(value)
     if policy is None:
-        raise InvalidFieldError.of(field, f"{value} is no KvPolicy")
+        raise InvalidFieldError.of(field, f"{value} is not a KvPolicy")
     return policy
 
 

@@ -32,7 +32,7 @@ def push_header(message: weights_pb2.PushHeader) -> PushHeader:
     """The header of a push. Raises InvalidFieldError with the path of the field in PushWeightsRequest."""
     action = _ACTIONS.get(message.action)
     if action is None:
-        raise InvalidFieldError.of("header.action", f"{message.action} is no PushAction")
+        raise InvalidFieldError.of("header.action", f"{message.action} is not a PushAction")
     return PushHeader(
         push_id=message.push_id,
         weight_version=message.weight_version,

@@ -53,6 +53,6 @@ def _ranges(asked: Sequence[weights_pb2.ByteRange], total_bytes: int) -> list[tu
     for index, each in enumerate(asked):
         if not each.start < each.end <= total_bytes:
             raise InvalidFieldError.of(
-                f"ranges[{index}]", f"[{each.start}, {each.end}) is no part of the {total_bytes} bytes"
+                f"ranges[{index}]", f"[{each.start}, {each.end}) is not within the {total_bytes} bytes"
             )
     return [(each.start, each.end) for each in asked] or [(0, total_bytes)]

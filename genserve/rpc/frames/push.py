@@ -73,7 +73,7 @@ async def read_header(frames: Frames) -> weights_pb2.PushHeader:
         async with asyncio.timeout(HEADER_TIMEOUT_S):
             first = await anext(frames, None)
     except TimeoutError:
-        raise DeadlineError(f"no header came within {HEADER_TIMEOUT_S:g} s") from None
+        raise DeadlineError(f"no header arrived within {HEADER_TIMEOUT_S:g} s") from None
     if isinstance(first, OversizedFrame):
         raise ManifestMismatchError(
             f"the header has {first.size_bytes} bytes; no manifest for this checkpoint needs more than "
@@ -115,7 +115,8 @@ async def read_chunks(frames: Frames, stream: PushStream, segments: SegmentReade
     if ended:
         return
     raise PushTruncatedError(
-        "the stream was closed without an end frame; what arrived stays staged", metadata={"push_id": stream.push_id}
+        "the stream was closed without an end frame; the bytes that arrived stay staged",
+        metadata={"push_id": stream.push_id},
     )
 
 

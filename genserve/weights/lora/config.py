@@ -72,7 +72,7 @@ def _issues(specs: Mapping[str, TensorSpec], weights: Mapping[str, CheckpointTen
         is_a = a in name
         other = specs.get(name.replace(a, b) if is_a else name.replace(b, a))
         if other is None:
-            yield PushIssue(name, f"is here without its {'B' if is_a else 'A'}")
+            yield PushIssue(name, f"is missing its {'B' if is_a else 'A'}")
         elif a != ".lora_A.":
             continue  # embeddings: transposed, and unknown to most models
         elif len(spec.shape) == len(other.shape) == 2 and is_a and spec.shape[0] != other.shape[1]:
@@ -83,7 +83,7 @@ def _issues(specs: Mapping[str, TensorSpec], weights: Mapping[str, CheckpointTen
 
 def _misfit(spec: TensorSpec, weight: CheckpointTensor | None, dim: int) -> Iterator[PushIssue]:
     if weight is None:
-        yield PushIssue(spec.name, "is of a module that the checkpoint does not have")
+        yield PushIssue(spec.name, "belongs to a module that the checkpoint does not have")
     elif len(spec.shape) == len(weight.shape) == 2 and spec.shape[dim] != weight.shape[dim]:
         size, expected = spec.shape[dim], weight.shape[dim]
         yield PushIssue(spec.name, f"has {size} {'columns' if dim else 'rows'}, the module's weight has {expected}")

@@ -45,7 +45,7 @@ class Attempt:
     def told_on_time(self, timeout_s: float) -> Iterator[None]:
         """Those who wait for the result get DeadlineError when the block takes longer: what is being undone, or hangs,
         may take a while yet."""
-        late = DeadlineError(f"applying took longer than {timeout_s:g} s; GetPush tells what became of it")
+        late = DeadlineError(f"applying took longer than {timeout_s:g} s; GetPush tells the outcome")
         timer = asyncio.get_running_loop().call_later(timeout_s + _LATE_S, lambda: self.answer(late))
         try:
             yield

@@ -38,7 +38,7 @@ class PushIdentity:
         """Raises PushConflictError unless the header is of this push."""
         if PushIdentity(digest, header.weight_version, header.lora) != self:
             raise PushConflictError(
-                f"push {header.push_id!r} is known with another manifest, version or adapter",
+                f"push {header.push_id!r} exists with another manifest, version or adapter",
                 metadata={"push_id": header.push_id, "weight_version": str(self.weight_version)},
             )
 
@@ -238,7 +238,7 @@ class LivePush:
     def in_progress(self) -> ApplyInProgressError:
         """The error for other callers who would change the weights while this push is at it."""
         return ApplyInProgressError(
-            f"push {self.push_id!r} is under way ({self.lifecycle.state.value})",
+            f"push {self.push_id!r} is in progress ({self.lifecycle.state.value})",
             metadata={"push_id": self.push_id},
             retry_after_s=1.0,
         )
@@ -258,7 +258,7 @@ class LivePush:
     def not_found(self) -> PushNotFoundError:
         """The error for a push that was given up."""
         return PushNotFoundError(
-            f"push {self.push_id!r} has timed out or was discarded", metadata={"push_id": self.push_id}
+            f"push {self.push_id!r} has expired or was discarded", metadata={"push_id": self.push_id}
         )
 
     @property

@@ -33,7 +33,7 @@ class AppliedPush:
         if offset < 0 or offset + len(data) > total_bytes:
             raise ChunkOutOfRangeError(f"[{offset}, {offset + len(data)}) lies outside of {total_bytes} bytes")
         if crc32c is not None and crc32c_of(data) != crc32c:
-            raise ChecksumMismatchError(f"the chunk at {offset} has another CRC32C than was sent with it")
+            raise ChecksumMismatchError(f"the chunk at {offset} does not match the CRC32C that was sent with it")
 
     def compare(self, resident: ResidentStore, offset: int, data: bytes | memoryview) -> bool:
         """Whether bytes were compared with those that were applied, which are here while they are served. Raises
@@ -94,7 +94,7 @@ class Outcomes:
         if alike and alike[-1] is applied:
             push_id = applied.outcome.push.push_id
             raise PushConflictError(
-                f"push {push_id!r} was applied, and the daemon does not keep its bytes to compare these with: GetPush "
+                f"push {push_id!r} was applied, and the daemon does not keep its bytes for a comparison: GetPush "
                 "tells its outcome; push other weights under another push_id",
                 metadata={"push_id": push_id},
             )

@@ -139,8 +139,8 @@ class Staging:
         for start, stop in zip(starts, stops, strict=True):
             if not self.arena.equals(start, chunk[start - offset : stop - offset]):
                 raise PushConflictError(
-                    f"push {self._push_id!r} has other bytes already between {start} and {stop} "
-                    f"(in {self.tensor_at(start)!r}): two attempts or two callers mean different weights, nothing was "
+                    f"push {self._push_id!r} already has other bytes between {start} and {stop} "
+                    f"(in {self.tensor_at(start)!r}): two attempts or two callers sent different weights. Nothing was "
                     "applied; push under another push_id, or discard this push first",
                     metadata={"push_id": self._push_id, "offset": str(start)},
                 )

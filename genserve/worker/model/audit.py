@@ -152,7 +152,7 @@ class Constants:
             {place.path for (place, before), after in zip(self._contents, now, strict=True) if after != before}
         )
         if written:
-            raise ValueError(f"{', '.join(written[:_MAX_NAMED])} was written by loading, and cannot be exchanged")
+            raise ValueError(f"{', '.join(written[:_MAX_NAMED])} was written by loading and cannot be exchanged")
 
     def _digests(self, places: Sequence[Reference]) -> list[str]:
         """Of what lies there, "" for no tensor. Layers share some, such as scratch memory: each is read once."""

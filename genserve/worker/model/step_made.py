@@ -216,7 +216,7 @@ def refuse_unknown(places: Mapping[str, Holding]) -> None:
     if names:
         raise ValueError(
             f"steps have made {', '.join(names[:_MAX_NAMED])} ({len(names)} in all) since the model was loaded: a push "
-            "would leave that as it is, and it may be made out of weights"
+            "would not renew it, and it may depend on weights"
         )
 
 
@@ -227,7 +227,7 @@ def from_weights(owners: Mapping[str, Any]) -> Iterator[str]:
         kinds = {kind.__name__ for kind in type(owner).__mro__} & names
         for row in FROM_WEIGHTS if kinds else ():
             if row.owner in kinds and hasattr(owner, row.key) and row.applies(owner):
-                yield f"{path}.{row.key}: the first step makes {row.made} out of weights"
+                yield f"{path}.{row.key}: the first step makes {row.made} from weights"
 
 
 def _row(rows: Mapping[str, Mapping[str, Row]], owner: Any, key: Any) -> Row | None:

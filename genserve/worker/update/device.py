@@ -60,7 +60,7 @@ class Device:
 
     def swap(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> HostSwap:
         """Of tensors that it takes."""
-        raise NotImplementedError("the host's tensors change places")
+        raise NotImplementedError("exchanging with tensors in host memory")
 
     def give_up(self) -> None:
         """Gives back what is kept for pushes, until something is allocated again."""

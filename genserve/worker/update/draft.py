@@ -84,8 +84,8 @@ class DraftUpdate(BesideUpdate):
             if not self._has_warned:
                 self._has_warned = True
                 log.warning(
-                    "pushes have no weights for the model that drafts (--speculative-config), which keeps those it has:"
-                    " tokens stay right, but fewer drafts are accepted with every version"
+                    "pushes have no weights for the draft model (--speculative-config), which keeps its own: tokens "
+                    "stay right, but fewer drafts are accepted with every version"
                 )
 
     def commit(self) -> None:

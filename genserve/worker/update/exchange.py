@@ -74,7 +74,7 @@ def matched(
                     f"{name} is {present.dtype}{list(present.shape)} live and {new.dtype}{list(new.shape)} prepared"
                 )
             if new_by_live.setdefault(id(place.value), new.data_ptr()) != new.data_ptr():
-                raise ValueError(f"{name} is tied to another tensor live and not tied prepared")
+                raise ValueError(f"{name} is tied to another tensor in the live model but not in the prepared one")
         entries.append(Entry(name, place, new))
     computed = sorted(name for name, place in only_live.items() if step_made.is_from_numbers(place.owner, place.key))
     changed = [entry.name for entry in entries if isinstance(entry.new, float)]
@@ -189,7 +189,7 @@ class ContentExchange:
             if pair.new.device not in (device.device, _HOST):
                 raise ValueError(f"{pair.name} is on {pair.live.device} live and on {pair.new.device} prepared")
             if buffer is not None and pair.live.nbytes > buffer.size_bytes:
-                raise ValueError(f"{pair.name} is larger than every tensor that the model had at the start")
+                raise ValueError(f"{pair.name} is larger than any tensor that the model had at the start")
 
     def commit(self) -> None:
         """Swaps the contents; raises RuntimeError for what the device refuses. `rollback` is the way back from any
@@ -251,7 +251,7 @@ def pairs(entries: list[Entry]) -> list[Pair]:
             kind = "a number" if isinstance(present, float) else f"a {type(present).__name__}"
             raise ValueError(f"{entry.name} is {kind}, which code on the device has captured: restart the daemon")
         if any(size > 1 and stride == 0 for size, stride in zip(present.shape, present.stride(), strict=True)):
-            raise ValueError(f"{entry.name} has several elements in one place, which cannot be copied to")
+            raise ValueError(f"{entry.name} has several elements at one address and cannot be copied to")
         if present.numel():
             by_storage.setdefault(present.untyped_storage().data_ptr(), []).append(Pair(entry.name, present, entry.new))
     for sharing in by_storage.values():

@@ -97,7 +97,7 @@ class InPlaceUpdate:
     def rollback(self) -> None:
         """Raises RuntimeError if a commit has begun: what it replaced is gone, and has to be prepared and committed."""
         if self._began:
-            raise RuntimeError("what an update in place has replaced is gone")
+            raise RuntimeError("the weights that an update in place replaced are gone")
 
     def give_up(self) -> None:
         """Frees what is kept of the device while nothing is served, and forgets what is prepared."""
@@ -201,7 +201,7 @@ class _LayerModel(nn.Module):
             loaded = self._whole[0].load_weights(tensors)
         missing = [name for name, parameter in self.must_fill if not writes.fill(parameter)]
         if missing:
-            raise ValueError(f"no tensor gave a value to all of {', '.join(missing[:8])} ({len(missing)} in all)")
+            raise ValueError(f"no tensor gave a complete value to {', '.join(missing[:8])} ({len(missing)} in all)")
         return loaded
 
 

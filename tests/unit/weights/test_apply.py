@@ -128,7 +128,7 @@ async def test_commit_that_cannot_be_undone_is_healed_with_the_resident_bytes(
     rig.engine.calls.clear()
     rig.engine.fails["commit_weights"] = failure
     rig.engine.live = {"a": b"mixed"}
-    with pytest.raises(PushRolledBackError, match=f"version {served} was applied anew"):
+    with pytest.raises(PushRolledBackError, match=f"version {served} was applied again"):
         await rig.push(header("failing", 5))
     assert rig.engine.live == tensors(served)
     assert rig.engine.weight_version == served

@@ -63,7 +63,7 @@ class RequestBuilder:
             raise InvalidFieldError.of("sampling.n", f"must be at most {self._max_sequences}, is {num_sequences}")
         if request.sampling.seed is not None and request.sampling.seed + num_sequences - 1 > _MAX_INT64:
             # vLLM counts the seeds of the n sequences up.
-            raise InvalidFieldError.of("sampling.seed", "the last sequence's, seed + n - 1, is above 64 bits")
+            raise InvalidFieldError.of("sampling.seed", "seed + n - 1, the seed of the last sequence, exceeds 64 bits")
         if len(request.cache_salt) > _MAX_CACHE_SALT:
             raise InvalidFieldError.of("cache.salt", f"must be at most {_MAX_CACHE_SALT} characters long")
 
@@ -115,7 +115,7 @@ class RequestBuilder:
             raise InvalidFieldError.of("sampling.seed", "cannot be used on the CPU with --enable-chunked-prefill")
         if request.output.prompt_logprobs is not None and self._info.max_loras and self._info.device == "cpu":
             # vLLM 0.32 kills its engine: on the CPU its LoRA layers take the prompt's tokens for the batch's requests.
-            raise InvalidFieldError.of("output.prompt_logprobs", "cannot be had on the CPU with --enable-lora")
+            raise InvalidFieldError.of("output.prompt_logprobs", "cannot be used on the CPU with --enable-lora")
         if request.constraint is not None:
             fields["structured_outputs"] = StructuredOutputsParams(
                 **{request.constraint.kind.value: request.constraint.value}
@@ -143,7 +143,7 @@ def _typed(name: str, value: object) -> Any:
     path = f"engine_params.{name}"
     if isinstance(value, dict) and name in _NESTED and (unknown := value.keys() - _NESTED[name]):
         there_are = ", ".join(sorted(_NESTED[name]))
-        raise InvalidFieldError.of(f"{path}.{min(unknown)}", f"is unknown; there are {there_are}")
+        raise InvalidFieldError.of(f"{path}.{min(unknown)}", f"is unknown; loaded are {there_are}")
     _check_integers(path, value)
     try:
         return msgspec.convert(value, _TYPES[name])
@@ -163,7 +163,7 @@ def _check_integers(path: str, value: object) -> None:
         elif isinstance(each, list):
             pending += each
         elif isinstance(each, int) and not -_MAX_INT32 <= each <= _MAX_INT32:
-            raise InvalidFieldError.of(path, "holds a number beyond 32 bits")
+            raise InvalidFieldError.of(path, "contains a number that exceeds 32 bits")
 
 
 def _field_of(error: VLLMValidationError) -> str:

@@ -81,7 +81,7 @@ class PromptCodec:
     async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Text of token ids. Raises InvalidFieldError for more than a context holds, or one outside the vocabulary."""
         if len(token_ids) > self._max_model_len:
-            raise InvalidFieldError.of("token_ids", f"has {len(token_ids)} ids; a sequence has {self._max_model_len}")
+            raise InvalidFieldError.of("token_ids", f"has {len(token_ids)} ids; the limit is {self._max_model_len}")
         size = len(self._tokenizer)
         highest = max(token_ids, default=0)
         if highest >= size:
@@ -112,7 +112,7 @@ class PromptCodec:
 
     async def _render(self, prompt: ChatPrompt) -> str:
         for name in sorted(self._reserved & prompt.template_params.keys()):
-            only = ": only with --trust-request-chat-template" if name == "chat_template" else ""
+            only = ": start the daemon with --trust-request-chat-template" if name == "chat_template" else ""
             raise InvalidFieldError.of(f"chat.template_params.{name}", f"may not be set by a request{only}")
         try:
             return await self._rendering.run(lambda: self._apply_template(prompt))
@@ -132,4 +132,4 @@ class PromptCodec:
                 )
             )
         except Exception as error:  # templates are programs of the checkpoint and may raise anything
-            raise InvalidFieldError.of("chat", f"the model's chat template refused it: {error}") from error
+            raise InvalidFieldError.of("chat", f"the model's chat template raised an error: {error}") from error

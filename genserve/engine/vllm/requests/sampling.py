@@ -73,8 +73,8 @@ def _checked_engine_param(name: str, value: object, known: Set[str]) -> object:
     if name in _OURS:
         raise InvalidFieldError.of(path, "is set by the daemon")
     if name in _REQUEST_FIELDS:
-        raise InvalidFieldError.of(path, f"has a field of its own: {_REQUEST_FIELDS[name]}")
+        raise InvalidFieldError.of(path, f"is another field of the request: {_REQUEST_FIELDS[name]}")
     if name not in known:
         free = sorted(known - _OURS - _REQUEST_FIELDS.keys())
-        raise InvalidFieldError.of(path, f"is not a field of vLLM's SamplingParams; there are {', '.join(free)}")
+        raise InvalidFieldError.of(path, f"is not a field of vLLM's SamplingParams; fields are {', '.join(free)}")
     return value

@@ -220,6 +220,6 @@ class VllmStream:
     def _engine_failure(self) -> GenserveError:
         if self._request.constraint is not None:
             return InvalidFieldError.of(
-                "constraint", "the engine cannot follow it: it does not compile, or contradicts other parameters"
+                "constraint", "the engine cannot enforce it: it does not compile, or contradicts other parameters"
             )
-        return GenserveError(f"the engine ended request {self.request_id} with an error; its log says which")
+        return GenserveError(f"the engine ended request {self.request_id} with an error, which is in its log")

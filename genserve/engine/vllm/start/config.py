@@ -60,7 +60,7 @@ class _Parser(FlexibleArgumentParser):
 def check_flags(flags: argparse.Namespace, weight_update: str) -> None:
     """Raises ValueError or EngineStartError for what parsed flags alone show to be refused; looks for no model."""
     if weight_update not in ("auto", *ways(current_platform.device_type)):
-        raise ValueError(f"--weight-update {weight_update} is for a GPU: here beside is in the host's memory already")
+        raise ValueError(f"--weight-update {weight_update} needs a GPU: on a CPU beside uses the host's memory")
     refusals.check_flags(flags)
 
 

@@ -38,7 +38,7 @@ def run(args: AsyncEngineArgs, config: ServeConfig) -> int:
         address = daemon_address(checked.parallel_config, config.host, config.port, get_ip)
         if not address:
             raise EngineStartError(
-                "--headless runs the workers of another host: say how many there are (--nnodes or "
+                "--headless runs the workers of another host: pass the number of hosts (--nnodes or "
                 "--data-parallel-size-local), and where the first one is (--master-addr or --data-parallel-address)"
             )
         end_with_address(address, _START_TIMEOUT_S)
