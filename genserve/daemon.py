@@ -57,7 +57,8 @@ DESCRIPTION = (
 EXIT_FAILED = 1
 _STAGING_MARGIN_BYTES = 256 << 20
 _CLOSE_GRACE_S = 2.0
-# Objects made since the last collection. Python's 700 are less than what one step of the engine makes, and frees.
+# Objects allocated between collections. Python's default of 700 is less than one step of the engine allocates and
+# frees.
 _GC_THRESHOLD = 20_000
 _LAST_ANSWERS_S = 0.2
 # vLLM's load formats under which the weights are those of the safetensors files. With "dummy" they are random.
@@ -90,7 +91,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 async def serve(config: ServeConfig, args: AsyncEngineArgs) -> int:
-    """Serves until a signal (0) or a failure (1)."""
+    """Serves until a signal (status 0) or a failure (status 1)."""
     _require_free(config.host, config.port)
     async with AsyncExitStack() as stack:
         began_s = time.monotonic()
@@ -131,14 +132,14 @@ async def serve(config: ServeConfig, args: AsyncEngineArgs) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Daemon:
-    """What runs once the engine does. `address` is where it serves."""
+    """The parts above the engine. `address` is where it serves."""
 
     engine: VllmEngine
     parts: ServerParts
     address: str
 
     def start(self) -> list["asyncio.Task[None]"]:
-        """The tasks that keep it going; none should end."""
+        """Starts the background tasks; none should end."""
         parts, timeout_s = self.parts, self.parts.config.heartbeat_timeout_s
         tasks = {
             "engine": self.engine.watch(timeout_s, parts.board.tell_answers),
@@ -151,7 +152,7 @@ class _Daemon:
         return [asyncio.create_task(task, name=name) for name, task in tasks.items()]
 
     async def drain(self, background: Sequence["asyncio.Task[None]"]) -> int:
-        """Lets what runs end, within the drain timeout; the exit status."""
+        """Lets running work end, within the drain timeout. Returns the exit status."""
         parts = self.parts
         drain = Drain(self.engine, parts.board, parts.pauses, parts.transfers, parts.registry)
         try:
@@ -166,11 +167,12 @@ class _Daemon:
         return 0 if drained.in_order else EXIT_FAILED
 
     async def fail(self, failure: str) -> int:
-        """Tells everybody that it is over; the exit status."""
+        """Notifies clients of the failure. Returns the exit status."""
         self.parts.board.enter(EngineCondition.DEAD)
         _say(failure)
-        # Calls that the failure has ended get their answers first: a server that is being stopped may keep them back
-        # until its grace is over.
+        # Calls that the failure has ended get their answers first: a server that is stopping may delay them until its
+        # grace
+        # period ends.
         await asyncio.sleep(_LAST_ANSWERS_S)
         return EXIT_FAILED
 
@@ -178,7 +180,8 @@ class _Daemon:
 async def _build(
     config: ServeConfig, engine: VllmEngine, opened: OpenedCheckpoint | None, load_format: str, stack: AsyncExitStack
 ) -> _Daemon:
-    """Everything above the engine, with the server listening. `opened` is the checkpoint, if its files are here."""
+    """Builds everything above the engine, with the server listening. `opened` is the checkpoint, if its files are
+    available."""
     leases = LeaseTable()
     board = StateBoard(engine, lambda: leases.active, uuid.uuid4().hex, DaemonCondition.STARTING)
     pauses = PauseController(engine, leases, board)
@@ -200,7 +203,7 @@ async def _build(
 
 
 def _sweep() -> None:
-    """Removes what daemons that were killed have left."""
+    """Removes what killed daemons left behind."""
     lora_files.sweep()
     if swept := leftovers.sweep():
         _say(f"removed shared memory of killed engines: {', '.join(swept)}")
@@ -220,14 +223,14 @@ def _stopped_by_signal(config: ServeConfig) -> Iterator[asyncio.Event]:
 
 
 def _settle_memory() -> None:
-    """What start-up has left lives for ever: collections need not walk it while streams wait."""
+    """Freezes the objects of the start, which live for ever, so that garbage collections do not traverse them."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(_GC_THRESHOLD)
 
 
 async def _ingest(config: ServeConfig, stack: AsyncExitStack) -> IngestProcesses | None:
-    """The processes that receive pushes, if there are to be any; they end after the server, whose answers they pass."""
+    """The processes that receive pushes, if there are any. They end after the server, whose answers they pass on."""
     count = config.num_ingest_processes(len(os.sched_getaffinity(0)))
     if count == 0:
         return None
@@ -239,7 +242,7 @@ async def _ingest(config: ServeConfig, stack: AsyncExitStack) -> IngestProcesses
 
 
 async def _first_of(stopped: asyncio.Event, background: Sequence["asyncio.Task[None]"]) -> str | None:
-    """Waits for the signal (None) or for a background task to end, which none should: what to say then."""
+    """Waits for the signal (None) or for a background task to end, which none should; then returns the message."""
     waiting = asyncio.create_task(stopped.wait())
     await asyncio.wait([waiting, *background], return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()
@@ -247,7 +250,7 @@ async def _first_of(stopped: asyncio.Event, background: Sequence["asyncio.Task[N
 
 
 def _failure(background: Sequence["asyncio.Task[None]"]) -> str | None:
-    """What to say of the background task that has ended; None if all go on."""
+    """The message for a background task that has ended; None if all run."""
     for task in background:
         if task.done():
             if task.get_name() == "engine":
@@ -263,7 +266,7 @@ async def _cancel(tasks: Sequence["asyncio.Task[None]"]) -> None:
 
 
 def _require_free(host: str, port: int) -> None:
-    """Raises OSError for an address that cannot be listened on: better now than when the engine has started."""
+    """Raises OSError if the address cannot be used: better now than after the start of the engine."""
     if port <= 0:
         return
     family, _, _, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
@@ -276,14 +279,13 @@ def _require_free(host: str, port: int) -> None:
 
 
 def _directory(model: str) -> Path | None:
-    """Where the checkpoint's files lie if `model` says so, and is not the name of a repository."""
+    """The directory of the checkpoint's files if `model` is a path, and not the name of a repository."""
     path = Path(model)
     return path if path.is_dir() else None
 
 
 def _open_checkpoint(directory: Path) -> OpenedCheckpoint | None:
-    """The checkpoint in a directory. Call it before the engine reads its files, so that it can be seen whether those
-    were changed meanwhile."""
+    """The checkpoint in a directory. Call it before the engine reads its files, so that later changes are detected."""
     try:
         files = CheckpointFiles.open(directory)
         return CheckpointIndex.read(files), files
@@ -293,7 +295,8 @@ def _open_checkpoint(directory: Path) -> OpenedCheckpoint | None:
 
 
 def _open_downloaded_checkpoint(engine: VllmEngine) -> OpenedCheckpoint | None:
-    """The one that vLLM has found or put into the Hugging Face cache, where a file of one revision never changes."""
+    """The checkpoint that vLLM found in or downloaded to the Hugging Face cache, where the files of a revision never
+    change."""
     directory = engine.checkpoint_directory
     if directory is None:
         _say("the checkpoint's files are not on this machine: the names of pushed tensors cannot be checked early")

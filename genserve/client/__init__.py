@@ -1,12 +1,13 @@
 """Client for a genserve daemon: `AsyncClient` for asyncio, `Client` for everything else.
 
-Importing this loads grpc and protobuf, and neither torch, numpy nor vllm.
+Importing this module loads grpc and protobuf, but not torch, numpy or vllm.
 """
 
 import os
 
-# Before grpc is imported, which reads it once. With its fork handlers gRPC 1.85 crashes one child in ten that is forked
-# while a call is under way and starts a thread, as the workers of a data loader do. Who needs them sets it to 1.
+# Set before grpc is imported, which reads it once. With its fork handlers gRPC 1.85 crashes one in ten children that
+# are
+# forked during a call and start a thread, as the workers of a data loader do. Set it to 1 if you need the handlers.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 from genserve.client.async_client import AsyncClient

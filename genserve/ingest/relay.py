@@ -27,7 +27,7 @@ _GRACE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class IngestSettings:
-    """Where to listen, and where the daemon does. `port` 0 picks one."""
+    """The addresses of this process and of the daemon. `port` 0 picks one."""
 
     host: str
     port: int
@@ -36,19 +36,19 @@ class IngestSettings:
     options: tuple[tuple[str, int], ...]
 
     def to_json(self) -> str:
-        """For the command line."""
+        """The settings as a command-line argument."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """From the command line."""
+        """The settings from a command-line argument."""
         fields = json.loads(text)
         return cls(**{**fields, "options": tuple(map(tuple, fields["options"]))})
 
 
 def main(argv: list[str]) -> int:
-    """Serves until stdin ends: the daemon holds the other end, so the process never outlives it."""
-    # Ctrl-C in a terminal is the daemon's, which ends this process when it has drained.
+    """Serves until stdin ends. The daemon holds the other end, so the process never outlives it."""
+    # Ctrl-C in a terminal is for the daemon, which ends this process after draining.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.setpgid(0, 0)
     os.nice(_NICENESS)
@@ -58,7 +58,7 @@ def main(argv: list[str]) -> int:
 
 
 async def serve(settings: IngestSettings) -> None:
-    """Prints the port it listens on, and serves."""
+    """Prints its port, and serves."""
     unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
     async with grpc.aio.insecure_channel(settings.daemon, options=unlimited) as daemon:
         server = grpc.aio.server(
@@ -76,7 +76,7 @@ async def serve(settings: IngestSettings) -> None:
 
 
 class Relay:
-    """Passes pushes on to the daemon."""
+    """Passes pushes on to the daemon. `max_message_bytes` is the daemon's limit."""
 
     def __init__(self, daemon: grpc.aio.Channel) -> None:
         self._daemon = daemon
@@ -113,7 +113,7 @@ class Relay:
                     await call.write(passed_on)
             await call.done_writing()
         except (asyncio.InvalidStateError, grpc.RpcError):
-            return  # the daemon has answered, which is being read
+            return  # the daemon has answered, and its answer is being read
 
 
 async def _passed_on(frame: bytes, ring: SharedRing) -> AsyncIterator[bytes]:

@@ -1,4 +1,4 @@
-"""The pipe on which the owner of shared memory gets an acknowledgement for each piece that was copied."""
+"""The ack pipe: through it a trainer on the same host learns which pieces of its memory were copied."""
 
 import asyncio
 import os
@@ -16,7 +16,7 @@ class AckPipe:
     """The writing end of a pipe of this user."""
 
     _opened: ClassVar[set[int]] = set()
-    """Descriptors of those that are open. They make no pipe the daemon's own: streams may share a pipe."""
+    """Open descriptors. They do not make a pipe the daemon's own, because streams may share a pipe."""
 
     def __init__(self, path: str, fd: int) -> None:
         self.path = path
@@ -53,8 +53,8 @@ class AckPipe:
 
     @classmethod
     def _refuse_own(cls, wanted: FileId, daemon: DaemonProcesses) -> None:
-        """A trainer that has started the daemon may have the other end of a pipe of the daemon's: its standard input,
-        say."""
+        """Refuses the daemon's own pipes. A trainer that started the daemon may have the other end of one, for example
+        of its standard input."""
         for pid, fd in daemon.descriptors_of(wanted):
             if pid != os.getpid() or fd not in cls._opened:
                 raise _refused("is also open in one of the daemon's own processes")
@@ -64,7 +64,7 @@ class AckPipe:
         try:
             return self.path == path and file_id(os.stat(path)) == self._file_id
         except OSError:
-            return False  # to open it says why
+            return False  # opening it raises the reason
 
     def acknowledge(self) -> None:
         """Says that another piece has been copied. Raises InvalidFieldError when nobody reads it."""
@@ -74,7 +74,7 @@ class AckPipe:
             raise _refused(f"is not read: {error.strerror}") from error
 
     def close(self) -> None:
-        """Lets go of it."""
+        """Closes the pipe."""
         self._opened.discard(self._fd)
         os.close(self._fd)
 

@@ -1,4 +1,4 @@
-"""What has to hold before a push may move a byte. Pure: everything is refused before anything is allocated."""
+"""The checks before a push may send a byte. Pure: everything is refused before anything is allocated."""
 
 from genserve.errors import (
     FieldViolation,
@@ -19,7 +19,7 @@ _MAX_SHOWN_ISSUES = 3
 
 
 def check_header(header: PushHeader) -> None:
-    """Raises InvalidFieldError for a field that cannot be, by its path in PushWeightsRequest."""
+    """Raises InvalidFieldError for an invalid field, by its path in PushWeightsRequest."""
     for field in ("push_id", "attempt"):
         name = getattr(header, field)
         if len(name) > _MAX_ID_LENGTH or not name.isprintable():
@@ -57,13 +57,13 @@ def _check_lora(header: PushHeader, lora: LoraAdapter) -> None:
 
 
 def check_apply(apply: ApplyOptions, field: str) -> None:
-    """Raises InvalidFieldError for options that cannot be; `field` is their path in the request."""
+    """Raises InvalidFieldError for invalid options. `field` is their path in the request."""
     if not apply.timeout_s > 0:
         raise InvalidFieldError.of(f"{field}.timeout", f"must be above 0 s, is {apply.timeout_s:g} s")
 
 
 def check_version(header: PushHeader, served_version: int) -> None:
-    """Raises VersionNotNewerError or WeightVersionMismatchError when the version may not follow the one served."""
+    """Raises VersionNotNewerError or WeightVersionMismatchError if the version may not follow the served one."""
     if header.lora is not None:
         return
     metadata = {"weight_version": str(served_version)}
@@ -81,9 +81,11 @@ def check_version(header: PushHeader, served_version: int) -> None:
 def examine(
     manifest: Manifest | None, claimed_digest: str, checkpoint: CheckpointIndex | None, *, lora: bool = False
 ) -> tuple[str, list[PushIssue]]:
-    """Digest of a manifest, of weights or of an adapter, and what is wrong with it. Takes time in proportion to the
-    checkpoint, not to the manifest: one that is too large is refused unread. Raises InvalidFieldError when the manifest
-    is not the one claimed."""
+    """Returns the digest of a manifest, of weights or of an adapter, and its issues.
+
+    The time is proportional to the checkpoint, not to the manifest: a manifest that is too large is refused unread.
+    Raises InvalidFieldError if the digest is not the claimed one.
+    """
     if manifest is None:
         return claimed_digest, []
     if checkpoint is not None and len(manifest.tensors) > _max_tensors(checkpoint, lora=lora):
@@ -99,7 +101,7 @@ def examine(
 
 
 def check_num_tensors(num_tensors: int, checkpoint: CheckpointIndex | None, *, lora: bool = False) -> None:
-    """Raises ManifestMismatchError for more tensors than can be right, of weights or of an adapter."""
+    """Raises ManifestMismatchError if a manifest of weights or of an adapter has too many tensors."""
     if checkpoint is not None:
         refuse_issues(too_many_tensors(num_tensors, _max_tensors(checkpoint, lora=lora)))
     refuse_issues(too_many_tensors(num_tensors))
@@ -109,7 +111,7 @@ def refuse_issues(issues: list[PushIssue]) -> None:
     """Raises ManifestMismatchError naming the tensors, if there is any issue."""
     if not issues:
         return
-    # The first of each kind: a name with a prefix too many is unknown, and missing without it.
+    # The first of each kind: a name with a wrong prefix is unknown, and the name without it is missing.
     kinds = {issue.description: issue for issue in reversed(issues) if issue.tensor or issue is issues[0]}
     shown = list(reversed(kinds.values()))[:_MAX_SHOWN_ISSUES]
     about = "; ".join(f"{i.tensor[:256]!r} {i.description}" if i.tensor else f"it {i.description}" for i in shown)
@@ -125,5 +127,5 @@ def _field(tensor: str) -> str:
 
 
 def _max_tensors(checkpoint: CheckpointIndex, *, lora: bool) -> int:
-    """An adapter has two for each tensor of the checkpoint at most."""
+    """An adapter has at most two tensors for each tensor of the checkpoint."""
     return checkpoint.max_tensors * (2 if lora else 1)

@@ -1,8 +1,8 @@
-"""Updates through vLLM's own transfer engines, made as safe as those allow.
+"""Updates through vLLM's own transfer engines, made as safe as these allow.
 
-Unlike a push, such an update writes over the live weights: generation stands still from its start to its end, and one
-that fails, or that nobody goes on with, is undone with the resident bytes of the version before. Once it is finished
-the daemon has no bytes of what it serves. Owns the one update that is open, and its time to live.
+Unlike a push, such an update writes over the live weights: generation is stopped from its start to its end. An update
+that fails, or that nobody continues, is undone with the resident bytes of the previous version. After it is finished,
+the daemon has no bytes of what it serves. Owns the one open update and its time to live.
 """
 
 import asyncio
@@ -47,8 +47,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class UpdateOptions:
-    """How to begin. An empty `update_id` is minted; `ttl_s`: seconds that the next call may take to come; `timeout_s`:
-    seconds to pause and begin; under `pause_lease_id` the engine stays paused afterwards."""
+    """How to begin. An empty `update_id` is replaced by a generated one. `ttl_s`: longest time until the next call, in
+    seconds. `timeout_s`: seconds to pause and begin. Under `pause_lease_id` the engine stays paused afterwards."""
 
     update_id: str = ""
     pause_mode: PauseMode = PauseMode.KEEP
@@ -60,9 +60,8 @@ class UpdateOptions:
 
 @dataclass(slots=True)
 class OpenUpdate:
-    """An update that has begun. `due_s`: when its time to live ends, on the clock; `receive_s`: seconds that its
-    tensors took so far; `is_untouched`: nothing can have been received yet; `leaving` lets generation go on, and pushes
-    in: leave it with the error that ended the update."""
+    """An open update. `due_s`: when its time to live ends, on the clock. `receive_s`: seconds of receiving so far.
+    `is_untouched`: nothing can have been received yet. `leaving` resumes generation and allows pushes."""
 
     update_id: str
     ttl_s: float
@@ -74,10 +73,11 @@ class OpenUpdate:
 
 
 class TransferUpdates:
-    """vLLM's four calls. One is carried out at a time, and carried through when its caller has gone: a worker that
-    receives cannot be interrupted. `clock` gives monotonic seconds.
+    """vLLM's four calls.
 
-    All raise UnsupportedError without --weight-transfer-config, EngineDeadError, and DeadlineError.
+    One call is carried out at a time, and to its end even if its caller is gone, because a worker that receives cannot
+    be interrupted. `clock` gives monotonic seconds. All raise UnsupportedError without --weight-transfer-config,
+    EngineDeadError, and DeadlineError.
     """
 
     def __init__(
@@ -103,10 +103,10 @@ class TransferUpdates:
         self._changed = asyncio.Event()
 
     async def init(self, info: str, timeout_s: float) -> str:
-        """Has every rank connect with the trainer; the backend's name. Raises PushRolledBackError for what vLLM says is
-        wrong, and ApplyInProgressError while a push or an update is under way."""
+        """Makes every rank connect to the trainer, and returns the backend's name. Raises PushRolledBackError with
+        vLLM's message, and ApplyInProgressError while a push or an update is in progress."""
         backend = self._require_backend()
-        self._pushes.check_free()  # told at once, and not when the call that is carried out has ended
+        self._pushes.check_free()  # reported at once, not when the running call has ended
 
         async def init() -> None:
             await self._pushes.reserve("init")
@@ -125,9 +125,12 @@ class TransferUpdates:
         return backend
 
     async def start(self, options: UpdateOptions) -> OpenUpdate:
-        """Pauses and begins; a repeat for the update that is open answers that one. Raises as `PauseController.hold`,
-        ApplyInProgressError while a push or another update is under way, and EngineTaintedError: what vLLM transfers is
-        not verified, so it does not heal. InvalidFieldError ("update_id", "ttl")."""
+        """Pauses and begins. A repeat for the open update returns that one.
+
+        Raises as `PauseController.hold`; ApplyInProgressError while a push or another update is in progress;
+        EngineTaintedError, because what vLLM transfers is not verified and so cannot make the engine consistent;
+        InvalidFieldError ("update_id", "ttl").
+        """
         self._require_backend()
         check_text(options.update_id, "update_id")
         check_ttl(options.ttl_s)
@@ -142,8 +145,8 @@ class TransferUpdates:
             return await uninterrupted(self._start(options))
 
     def _check_whole(self) -> None:
-        """Raises EngineTaintedError, saying what to do, while the weights are those that a sleep has dropped: vLLM does
-        not tell whether an update brings all of them."""
+        """Raises EngineTaintedError, with instructions, while a sleep has dropped the weights: vLLM does not tell
+        whether an update brings all of them."""
         if not self._board.asleep.weights_lost:
             return
         way = "wake up the rest, which restores the served version, or push a complete one (PushWeights)"
@@ -168,7 +171,7 @@ class TransferUpdates:
                     lease_id=options.pause_lease_id,
                 )
             )
-            # Whoever had the engine meanwhile may have left weights of no version.
+            # Another caller may have left inconsistent weights meanwhile.
             check_sound(self._board.engine_condition)
             self._check_whole()
             remaining_s = deadline_s - time.monotonic()
@@ -181,9 +184,11 @@ class TransferUpdates:
         return update
 
     async def update(self, update_id: str, info: str, timeout_s: float) -> None:
-        """Has every rank receive tensors; "" is the update that is open. Raises UpdateNotFoundError. On any other error
-        the update is over: PushRolledBackError, DeadlineError when it was undone, EngineTaintedError when it could not
-        be."""
+        """Makes every rank receive tensors; "" is the open update.
+
+        Raises UpdateNotFoundError. Any other error ends the update: PushRolledBackError or DeadlineError if it was
+        undone, EngineTaintedError if it could not be.
+        """
         self._require_backend()
         async with self._calls:
             update = self._require(update_id)
@@ -192,9 +197,11 @@ class TransferUpdates:
             update.receive_s += await uninterrupted(self._carry_out(update, step))
 
     async def finish(self, update_id: str, version: int | None, timeout_s: float, *, force: bool = False) -> Applied:
-        """Makes what was received the version that is served; None = one above the one before. A repeat answers the
-        same. Raises as `update`, PushRolledBackError also when nothing was received; InvalidFieldError and
-        VersionNotNewerError leave the update open."""
+        """Serves what was received as `version`; None = the previous one plus 1. A repeat returns the same.
+
+        Raises as `update`, and PushRolledBackError if nothing was received. InvalidFieldError and VersionNotNewerError
+        leave the update open.
+        """
         self._require_backend()
         async with self._calls:
             if self._open is None and self._finished is not None and self._finished[0] == update_id:
@@ -230,7 +237,7 @@ class TransferUpdates:
         return applied
 
     async def run(self) -> None:
-        """Undoes an update whose time to live is over. Never returns."""
+        """Undoes an update whose time to live has ended. Never returns."""
         while True:
             changed, update = self._changed, self._open
             try:
@@ -243,8 +250,7 @@ class TransferUpdates:
                         await uninterrupted(self._undo_and_log(update, cause))
 
     async def close(self) -> None:
-        """Undoes the update that is open, if any, when its call that is under way has ended. May be cancelled before
-        that."""
+        """Undoes the open update, if any, after its running call has ended. May be cancelled before."""
         async with self._calls:
             if self._open is not None:
                 await self._undo_and_log(self._open, "the daemon is shutting down")
@@ -265,7 +271,7 @@ class TransferUpdates:
         )
 
     async def _carry_out(self, update: OpenUpdate, step: Coroutine[Any, Any, None]) -> float:
-        """One call to the engine; the seconds that it took. When it fails the update is over."""
+        """Carries out one call to the engine, and returns its seconds. A failure ends the update."""
         began_s = time.perf_counter()
         try:
             await step

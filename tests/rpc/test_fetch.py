@@ -162,7 +162,7 @@ async def test_breaks_without_end_are_an_error(
     """When the time is over; it says what the last one was."""
     asked = broken(monkeypatch, after=1, times=99, error=UnavailableError("the link broke"))
     _, progress = await fetched(wanted(daemon, timeout_s=0.5))
-    assert "the time is over" in progress.error and "the link broke" in progress.error
+    assert "no time is left" in progress.error and "the link broke" in progress.error
     assert 2 <= len(asked) <= 4
     assert [arena.closed for arena in arenas] == [True]
 

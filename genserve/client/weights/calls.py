@@ -42,8 +42,8 @@ class ServedTensor:
 
 @dataclass(frozen=True, slots=True)
 class ServedWeights:
-    """The weights that are served. `digests` is SHA-256 in hex by (rank, name of vLLM's parameter), when asked for;
-    `resident`: whether they can be pulled, and completed by partial pushes."""
+    """The served weights. `digests` are SHA-256 in hex by (rank, name of vLLM's parameter), if requested. `resident`:
+    whether the weights can be pulled, and used to complete partial pushes."""
 
     weight_version: int
     tensors: list[ServedTensor]
@@ -62,7 +62,7 @@ class ServedWeights:
 
 
 class WeightCalls(ServiceCalls):
-    """Weights in, and out again."""
+    """Pushes and pulls of weights."""
 
     async def push_weights(
         self,
@@ -98,13 +98,13 @@ class WeightCalls(ServiceCalls):
         `version` must be above the served one unless `force`; `expected_version` refuses unless that one is served;
         `partial` lets tensors be missing; `pause_lease_id` applies under a lease and leaves the engine paused.
 
-        Several ranks of a trainer make one push together, under the same `push_id`, and all get the outcome. Nothing
-        is applied before every byte has come. With DTensors (FSDP's fully_shard, tensor parallelism) every rank calls
-        this with what it has: it sends its own rows, and no collective operation is called. Otherwise each
-        brings some of the tensors, with the same `layout` (what `get_weights` told one of them) and their number as
-        `callers`, whose default is the number of ranks that the DTensors are spread over, else 1. A rank that does not
-        come within `timeout_s` is a DeadlineError, which names what it has not sent; ranks that bring other tensors
-        or versions are a PushConflictError. `streams`: how many of them each caller sends at once.
+        Several ranks of a trainer make one push together, under the same `push_id`, and all get the outcome. Nothing is
+        applied before every byte has arrived. With DTensors (FSDP's fully_shard, tensor parallelism) every rank calls
+        this with its own rows, and no collective operation is called. Otherwise each rank brings some of the tensors,
+        with the same `layout` (the result of `get_weights` on one rank) and the number of ranks as `callers`. Its
+        default is the number of ranks that the DTensors are spread over, else 1. If a rank does not call within
+        `timeout_s`, the others get a DeadlineError, which names what that rank did not send. Ranks that bring other
+        tensors or versions get a PushConflictError. `streams`: number of parallel streams of each caller.
 
         `attempt` names one attempt at a push. Bytes that another attempt left in the daemon count only once they are
         sent again; sending different bytes raises PushConflictError and ends the push for all of its callers. A single
@@ -112,13 +112,13 @@ class WeightCalls(ServiceCalls):
         after a broken stream; pass the same new UUID on all of them to send again only what is missing.
 
         `shared_memory`: whether the bytes are written to memory from which a daemon on this host copies them, which is
-        several times faster than a socket, and takes 16 MiB a stream until the client is closed. None does it where
-        it can; True raises UnsupportedError or InvalidFieldError where it cannot.
+        several times faster than a socket, and takes 16 MiB per stream until the client is closed. None uses it if
+        possible; True raises UnsupportedError or InvalidFieldError if it is not.
 
         Defaults of the daemon: pause mode keep, KV cache recompute, `apply_timeout_s` 300. A stream that breaks is
         resumed with what is missing, a few times within `timeout_s`. `progress` is called on the event loop after each
-        chunk (`Client` calls it in the thread that pushes). A repeat with the same `push_id` answers what it answered;
-        one is minted if none is given.
+        chunk (`Client` calls it in the thread that pushes). A repeat with the same `push_id` returns the first outcome;
+        the client generates an id if none is given.
 
         Raises a `GenserveError` (ManifestMismatchError names the tensors), TypeError or ValueError for weights that
         cannot be sent.
@@ -217,7 +217,7 @@ class WeightCalls(ServiceCalls):
     async def _info(
         self, own_bytes: int, shared_memory: bool | None, timeout_s: float | None
     ) -> GetServerInfoResponse | None:
-        """What the daemon says of faster ways, if the push is large enough to ask."""
+        """What the daemon says about faster ways to send, if the push is large enough to ask."""
         may_share = shared_memory is None and is_local(self._connection.target) and own_bytes >= MIN_BYTES
         if shared_memory or may_share or own_bytes >= push_channels.MIN_BYTES:
             limits_s = [each for each in (timeout_s, self._connection.timeouts.control_s) if each is not None]
@@ -226,7 +226,8 @@ class WeightCalls(ServiceCalls):
         return None
 
     def _shared(self, host_id: str, *, required: bool) -> SpareRings | None:
-        """Memory to hand over, if the daemon can have it. Raises UnsupportedError when it is `required` and cannot."""
+        """Rings of shared memory, if the daemon can read them. Raises UnsupportedError if they are `required` and it
+        cannot."""
         if can_share(self._connection.target, host_id) and hasattr(os, "memfd_create"):
             return self._rings
         if required:
@@ -253,8 +254,11 @@ class WeightCalls(ServiceCalls):
         apply_timeout_s: float | None = None,
         timeout_s: Timeout = UNSET,
     ) -> PushResult:
-        """Applies a push that was sent with `action="stage"`; options as in `push_weights`. A repeat answers the same.
-        Raises PushNotFoundError, and as `push_weights`."""
+        """Applies a push that was sent with `action="stage"`. The options are those of `push_weights`. A repeat returns
+        the same.
+
+        Raises PushNotFoundError, and the errors of `push_weights`.
+        """
         fields = {
             "push_id": push_id,
             "apply": apply_options(pause_mode, kv_policy, pause_lease_id, apply_timeout_s, field="apply"),
@@ -266,8 +270,10 @@ class WeightCalls(ServiceCalls):
         return PushResult.of(response)
 
     async def discard_push(self, push_id: str, *, force: bool = False, timeout_s: Timeout = UNSET) -> Push:
-        """Frees what a push has staged; with `force` also while somebody is sending it, whose push ends with
-        PushNotFoundError. Raises PushNotFoundError, and ApplyInProgressError while it is being applied, or sent."""
+        """Frees a staged push; with `force` even while somebody sends it, whose push ends with PushNotFoundError.
+
+        Raises PushNotFoundError, and ApplyInProgressError while the push is being applied or sent.
+        """
         request = build(weights_pb2.DiscardPushRequest, {"push_id": push_id, "force": force})
         response = await self._connection.unary(self._connection.weights.DiscardPush, request, timeout_s)
         return Push.of(response.push)
@@ -280,12 +286,14 @@ class WeightCalls(ServiceCalls):
         progress: Callable[[int, int], None] | None = None,
         timeout_s: Timeout = UNSET,
     ) -> PulledWeights:
-        """The served weights, whole, in memory; `version` refuses unless that one is served.
+        """Returns all served weights, in memory. `version` refuses unless that version is served.
 
-        Another daemon catches up with `push_weights(pulled.tensors, version=pulled.weight_version)`. A stream that
-        breaks goes on where it broke, a few times within `timeout_s`. `progress` gets the number of bytes so far
-        and of all. Raises NotResidentError, ChecksumMismatchError, and WeightVersionMismatchError, also when the
-        version is replaced meanwhile and its memory is needed.
+        Another daemon catches up with `push_weights(pulled.tensors, version=pulled.weight_version)`. If the stream
+        breaks, it continues where it broke, a few times within `timeout_s`. `progress` gets the number of bytes so far
+        and of all bytes.
+
+        Raises NotResidentError, ChecksumMismatchError, and WeightVersionMismatchError, also if the version is replaced
+        meanwhile and its memory is reused.
         """
         check_count(chunk_bytes, "chunk_bytes")
         timeout_s = self._connection.deadline_s(timeout_s, self._connection.timeouts.push_s)

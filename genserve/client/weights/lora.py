@@ -46,8 +46,8 @@ class Lora:
 
 
 class LoraCalls(WeightCalls):
-    """LoRA adapters, where the daemon was started with --enable-lora; else there are none, and all that would change
-    that raise UnsupportedError."""
+    """LoRA adapters. They need a daemon that was started with --enable-lora: without it there are none, and calls that
+    would change them raise UnsupportedError."""
 
     async def push_lora(
         self,
@@ -83,7 +83,8 @@ class LoraCalls(WeightCalls):
         return await self._send(sources, header, shared_memory=shared_memory, progress=progress, timeout_s=timeout_s)
 
     async def load_lora(self, lora_name: str, path: str | PathLike[str], *, timeout_s: float = 60.0) -> Lora:
-        """Loads an adapter from a directory of the daemon's host, as PEFT saves it; the rest as `push_lora`."""
+        """Loads an adapter from a directory on the daemon's host, as PEFT saves it. Otherwise it behaves as
+        `push_lora`."""
         with naming("path"):
             directory = os.fspath(path)
         fields = {"lora_name": lora_name, "path": directory, "timeout": duration(timeout_s, "timeout_s")}
@@ -93,7 +94,7 @@ class LoraCalls(WeightCalls):
         return Lora.of(response.lora)
 
     async def unload_lora(self, lora_name: str, *, timeout_s: Timeout = UNSET) -> Lora:
-        """Takes an adapter away; requests that run go on with it. What it was. Raises LoraNotFoundError."""
+        """Removes an adapter and returns it; running requests keep it. Raises LoraNotFoundError."""
         request = build(control_pb2.UnloadLoraRequest, {"lora_name": lora_name})
         response = await self._connection.unary(self._connection.control.UnloadLora, request, timeout_s)
         return Lora.of(response.lora)
@@ -117,5 +118,5 @@ def _read_config(directory: Path) -> Mapping[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """PEFT's configuration has sets of modules, and enumerations."""
+    """Converts the sets and enumerations of PEFT's configuration to plain values."""
     return sorted(value) if isinstance(value, set | frozenset) else str(value)

@@ -1,4 +1,4 @@
-"""One push of weights: stream the bytes, and when a stream breaks, only those that are missing."""
+"""One push of weights: streams the bytes, and after a broken stream only the missing ones."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -30,8 +30,8 @@ _PUSH_WEIGHTS: Final = "/genserve.v1.WeightService/PushWeights"
 
 @dataclass(frozen=True, slots=True)
 class PushProgress:
-    """How far sending has come. `sent_bytes` counts each byte once, also after a resume; `total_bytes` is what this
-    caller has to send."""
+    """Progress of sending. `sent_bytes` counts each byte once, also after a resume. `total_bytes` is what this caller
+    sends."""
 
     push_id: str
     sent_bytes: int
@@ -42,10 +42,10 @@ class PushProgress:
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """A push as the daemon knows it.
+    """A push as the daemon knows it. `state` is one of receiving, staged, preparing, applying, applied, failed, valid.
 
-    `state` is one of receiving, staged, preparing, applying, applied, failed, valid. `missing` are byte ranges
-    [start, end) that `attempt` lacks, `issues` pairs of a tensor's name (or "") and what is wrong.
+    `missing` are the byte ranges [start, end) that `attempt` lacks. `issues` are pairs of a tensor's name (or "") and a
+    description.
     """
 
     push_id: str
@@ -74,10 +74,8 @@ class Push:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What applying did. `step_s` are seconds by step: receive, verify, prepare, pause, commit, resume.
-
-    `paused_s` is how long generation stood still for it: 0.0 when it was paused or asleep before and stays so.
-    """
+    """The result of applying. `step_s` are seconds by step: receive, verify, prepare, pause, commit, resume. `paused_s`
+    is how long generation was paused for it: 0.0 if the engine was paused or asleep before and stays so."""
 
     previous_version: int
     active_version: int
@@ -101,13 +99,13 @@ class Applied:
 
 @dataclass(frozen=True, slots=True)
 class PushResult:
-    """The outcome of a push; `applied` is None when nothing was applied."""
+    """The outcome of a push. `applied` is None if nothing was applied."""
 
     push: Push
     applied: Applied | None
     state: EngineState
     message: Message = field(repr=False, compare=False)
-    """The message as it came."""
+    """The original message."""
 
     @classmethod
     def of(
@@ -123,10 +121,10 @@ class PushResult:
 
 
 class Upload:
-    """Sends one push, or a caller's part of it, until it is done, cannot go on, or its deadline has passed.
+    """Sends one push, or a caller's part of it, until it is done, fails, or its deadline has passed.
 
-    With `rings` the bytes are written to shared memory, and the daemon copies them; it raises InvalidFieldError naming
-    the segment when the daemon cannot have it. `without_rings` goes on then.
+    With `rings` the bytes are written to shared memory, and the daemon copies them. If the daemon cannot read it, this
+    raises InvalidFieldError naming the segment; call `without_rings` and try again.
     """
 
     def __init__(
@@ -163,7 +161,7 @@ class Upload:
         self._reached_daemon = False
 
     async def run(self) -> PushResult:
-        """Sends everything; after a broken or truncated stream asks what is missing and sends that."""
+        """Sends everything. After a broken or truncated stream it asks for the missing ranges and sends those."""
         validates = self._header.action == weights_pb2.PUSH_ACTION_VALIDATE
         missing: Sequence[Range] = () if validates else self._space.ranges
         while True:
@@ -179,13 +177,13 @@ class Upload:
                 is_own = known.push.attempt == self._header.attempt != ""
                 if known.push.state == "valid" or (known.push.state == "applied" and is_own):
                     return known  # only the answer was lost
-                missing = self._space.ranges  # what another attempt has brought is compared
+                missing = self._space.ranges  # bytes of another attempt are compared
                 if is_own or (known.push.state == "receiving" and not self._header.attempt):
                     missing = common(known.push.missing, self._space.ranges)
 
     async def _until_deadline(self, ranges: Sequence[Range]) -> PushResult:
-        """`_send_all`; what was missing at the deadline is asked while the streams are still there: without them their
-        bytes may not count."""
+        """`_send_all` with a deadline. The missing bytes are requested while the streams are open: without streams, the
+        bytes of an attempt may not count."""
         sending = asyncio.create_task(self._send_all(ranges))
         try:
             await asyncio.wait({sending}, timeout=self._remaining_s())
@@ -197,7 +195,7 @@ class Upload:
             await asyncio.wait({sending})
 
     async def _explained(self, error: DeadlineError) -> DeadlineError:
-        """Says what other callers have not sent, if that is what the deadline passed for."""
+        """Names what other callers did not send, if this is why the deadline passed."""
         if self._num_callers == 1:
             return error
         request = weights_pb2.GetPushRequest(push_id=self._header.push_id)
@@ -218,7 +216,7 @@ class Upload:
         )
 
     def without_rings(self) -> None:
-        """From here on bytes are sent; those that the daemon copied already are sent again, and found to be equal."""
+        """Sends bytes from now on. Those that the daemon copied already are sent again and compared."""
         self._rings = None
 
     async def _send_all(self, ranges: Sequence[Range]) -> PushResult:
@@ -238,7 +236,7 @@ class Upload:
                 await asyncio.gather(*sending, return_exceptions=True)
 
     def _headers(self) -> list[weights_pb2.PushHeader]:
-        """One for each stream; the first brings the manifest."""
+        """One header for each stream; the first one has the manifest."""
         first = weights_pb2.PushHeader()
         first.CopyFrom(self._header)
         first.num_streams = self._num_streams * self._num_callers
@@ -260,7 +258,7 @@ class Upload:
         status = FinalStatus(call)
         ring = None if self._rings is None else self._rings.take()
         writing = asyncio.create_task(self._write_frames(call, header, ranges, ring))
-        # The answer says why the daemon did not want more: nobody takes what is in the ring then.
+        # The answer says why the daemon stopped reading: it does not read the ring any more either.
         call.add_done_callback(lambda _: writing.cancel())
         try:
             await asyncio.wait([writing])
@@ -286,7 +284,7 @@ class Upload:
         ranges: Sequence[Range],
         ring: SharedRing | None,
     ) -> None:
-        """Writes until the end or until the daemon has answered; its answer says why it did not want more."""
+        """Writes until the end, or until the daemon has answered. The answer says why it stopped reading."""
         try:
             await call.write(header_frame(header))
             self._reached_daemon = True
@@ -311,7 +309,7 @@ class Upload:
     async def _write_ahead(
         self, call: "grpc.aio.StreamUnaryCall[bytes, Any]", frames: AsyncGenerator[tuple[bytes, int], None]
     ) -> None:
-        """Makes the next frame while gRPC's threads send the one before."""
+        """Makes the next frame while gRPC's threads send the previous one."""
         following = await anext(frames, None)
         while following is not None:
             frame, num_bytes = following
@@ -324,7 +322,8 @@ class Upload:
             self._report(num_bytes)
 
     async def _look_up(self, error: GenserveError) -> PushResult | None:
-        """What the daemon has of the push; None when it knows nothing. Raises `error` if it cannot be asked."""
+        """The state of the push in the daemon; None if it is unknown there. Raises `error` if the daemon cannot be
+        asked."""
         remaining_s = self._remaining_s()
         timeout_s = RECONNECT_TIMEOUT_S if remaining_s is None else min(remaining_s, RECONNECT_TIMEOUT_S)
         request = weights_pb2.GetPushRequest(push_id=self._header.push_id)

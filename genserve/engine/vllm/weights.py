@@ -1,7 +1,4 @@
-"""The live weights of all ranks, and the version they have.
-
-vLLM's own transfer over them is `transfer`'s.
-"""
+"""The live weights of all ranks, and their version."""
 
 import asyncio
 import os
@@ -27,8 +24,8 @@ GRACE_S = 10.0
 
 
 class LiveWeights:
-    """Prepares, commits and discards versions on every rank, as `Engine` has it. `address`: where other machines
-    reach the daemon, "HOST:PORT"."""
+    """Prepares, commits and discards versions on every rank, as `Engine` specifies. `address`: "HOST:PORT" of the
+    daemon for other hosts."""
 
     def __init__(self, llm: AsyncLLM, liveness: Liveness, workers: Workers, address: str) -> None:
         self._llm = llm
@@ -39,8 +36,8 @@ class LiveWeights:
         self.version = 0
 
     async def attach(self, timeout_s: float, *, takes_adapters: bool) -> Attached:
-        """Makes every worker ready for pushes, before anything is served; how they will take them. Where ranks differ,
-        `weight_update` lists the ways, and the reason is that of the last one. Raises RuntimeError."""
+        """Makes every worker ready for pushes, before anything is served, and returns how they will take new versions.
+        If ranks differ, `weight_update` lists the ways, and the reason is that of the last one. Raises RuntimeError."""
         cpus = sorted(os.sched_getaffinity(0))
         attach = Attach(self._workers.report_socket, cpus, asdict(ProcessIdentity.own()), self._address)
         answers = await self._workers.call("genserve_attach", attach.to_wire(), timeout_s=timeout_s)
@@ -91,7 +88,7 @@ class LiveWeights:
             raise PushRolledBackError(f"the weights could not be prepared; nothing changed: {error}") from error
 
     async def _fetch(self, nonce: str, arena: ArenaRef, timeout_s: float) -> dict[str, str]:
-        """Has one worker of every other machine fetch the bytes; the paths of their arenas by machine."""
+        """Makes one worker of every other host copy the bytes there. Returns the paths of the copies by host."""
         deadline = asyncio.get_running_loop().time() + timeout_s
         machine_of = {ranks[0]: machine for machine, ranks in self._workers.other_machines.items()}
         request = Fetch(nonce, list(machine_of), self._address, arena.push_id, arena.size_bytes, timeout_s)
@@ -123,7 +120,7 @@ class LiveWeights:
             if isinstance(error, GenserveError | WorkerError):
                 raise PushRolledBackError(f"the commit failed; version {self.version} is served: {error}") from error
             raise
-        # What an update in place has replaced is gone: it is late, and it is whole.
+        # An update in place cannot be undone: it is late, but complete.
         if time.monotonic() > deadline_s and self._can_roll_back:
             late = DeadlineError(f"the commit took longer than {timeout_s:g} s, and was undone")
             await asyncio.shield(self._roll_back(step, late))
@@ -140,11 +137,12 @@ class LiveWeights:
             raise EngineTaintedError(f"a commit failed ({cause}) and could not be undone ({error})") from error
 
     async def before_sleep(self, level: int, timeout_s: float) -> None:
-        """Has every rank keep what a sleep of this level would drop and nobody could restore. Raises GenserveError."""
+        """Makes every rank keep what a sleep of this level would drop and nothing could restore. Raises
+        GenserveError."""
         await self._around_sleep("genserve_sleep", Sleep(level).to_wire(), timeout_s)
 
     async def after_wake_up(self, timeout_s: float) -> None:
-        """Has every rank put back what it kept, once its weights are awake. Raises GenserveError."""
+        """Makes every rank restore what it kept, once its weights are awake. Raises GenserveError."""
         await self._around_sleep("genserve_wake", {}, timeout_s)
 
     async def _around_sleep(self, method: str, message: dict[str, Any], timeout_s: float) -> None:
@@ -154,7 +152,7 @@ class LiveWeights:
             raise GenserveError(f"{method.removeprefix('genserve_')} failed: {error}") from error
 
     async def step(self, method: str, message: dict[str, Any], timeout_s: float) -> None:
-        """One call of the contract to every rank; raises WorkerError unless all could do it."""
+        """One call of the contract to every rank. Raises WorkerError unless all ranks succeed."""
         await self._workers.step(method, message, timeout_s=timeout_s)
 
     async def label(self, version: str, timeout_s: float) -> None:
@@ -164,7 +162,7 @@ class LiveWeights:
         )
 
     def given_up(self, error: DeadlineError) -> EngineDeadError:
-        """Declares the engine dead: a worker that hangs cannot be asked to undo it, and nothing else reaches it."""
+        """Declares the engine dead: a worker that hangs cannot be asked to undo, and nothing else reaches it."""
         self._liveness.declare_dead()
         return EngineDeadError(f"{error.message}; the daemon gives up the engine")
 

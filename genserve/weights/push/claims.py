@@ -1,4 +1,5 @@
-"""Places that somebody else than the event loop writes to. Not a byte of them counts as there before it is settled."""
+"""Places that another thread or process writes to. None of their bytes counts as received before the claim is
+settled."""
 
 import asyncio
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ class Claims:
         self._settled = asyncio.Event()
 
     def add(self, start: int, end: int, target: memoryview) -> Claim:
-        """A new one. Raises ValueError where there is one already."""
+        """A new claim. Raises ValueError if it overlaps another one."""
         if self.overlap(start, end):
             raise ValueError(f"[{start}, {end}) is claimed already")
         claim = Claim(start, end, target)
@@ -33,7 +34,7 @@ class Claims:
         return any(claim.start < end and start < claim.end for claim in self._claims)
 
     def settle(self, claim: Claim) -> None:
-        """Nobody writes there any more."""
+        """Ends a claim: nobody writes there any more."""
         self._claims.remove(claim)
         claim.target.release()
         self._settled.set()

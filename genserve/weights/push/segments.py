@@ -18,7 +18,7 @@ _WRITTEN_AT_ONCE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
-    """A piece on its way; `done` tells whether it was copied."""
+    """A piece that is being copied. `done` says whether it was copied."""
 
     stream: PushStream
     claim: Claim
@@ -53,8 +53,11 @@ class SegmentReader:
         self._settled = asyncio.Event()
 
     async def take(self, stream: PushStream, chunk: SegmentChunk) -> None:
-        """Stages a piece of shared memory, soon. Raises InvalidFieldError for memory or a pipe that may not be used,
-        and as `PushStream.write`, for this piece or one before; none of them changes anything."""
+        """Starts to stage a piece of shared memory.
+
+        Raises InvalidFieldError for memory or a pipe that may not be used, and as `PushStream.write`, for this piece or
+        an earlier one; these errors change nothing.
+        """
         await self._wait(_MAX_AHEAD - 1)
         segment, pipe = await self._open(chunk.path), await self._open_pipe(chunk)
         segment.check(chunk)
@@ -69,7 +72,7 @@ class SegmentReader:
             return
         try:
             done = self._thread.submit(self._copy, segment, pipe, chunk, claim.target)
-        except BaseException:  # no thread can be had: nobody writes there
+        except BaseException:  # no thread is available: nobody writes there
             stream.settle(claim, written=False)
             raise
         self._copies.append(_Copy(stream, claim, done))
@@ -77,14 +80,14 @@ class SegmentReader:
         done.add_done_callback(lambda _: loop.call_soon_threadsafe(self._settle))
 
     async def finish(self) -> None:
-        """Returns when every piece is there. Raises as `take`."""
+        """Waits until every piece was copied. Raises as `take`."""
         await self._wait(0)
 
     async def close(self) -> None:
-        """Lets go of the memory, and of the pipe. Pieces that are not there may not come."""
+        """Closes the memory and the pipe. Pieces that were not copied may be lost."""
         for copy in self._copies:
             copy.done.cancel()
-        # Descriptors may only be closed when nobody uses them, whatever becomes of the caller.
+        # Descriptors may only be closed when nobody uses them, even if the caller is cancelled.
         await asyncio.shield(asyncio.ensure_future(self._close()))
 
     async def _close(self) -> None:
@@ -109,7 +112,7 @@ class SegmentReader:
                 pipe.acknowledge()
 
     def _settle(self) -> None:
-        """What has been copied is there."""
+        """Settles the claims of pieces that were copied."""
         while self._copies and self._copies[0].done.done():
             copy = self._copies.popleft()
             cancelled = copy.done.cancelled()
@@ -131,13 +134,13 @@ class SegmentReader:
                 self._error = None
 
     async def _until_left(self, num_left: int) -> None:
-        """Until at most so many are on their way."""
+        """Waits until at most this many pieces are being copied."""
         while len(self._copies) > num_left:
             self._settled.clear()
             await self._settled.wait()
 
     async def _compare(self, stream: PushStream, segment: Segment, chunk: SegmentChunk) -> None:
-        """A piece of which bytes are there already, or that need not be there, as if it had come in chunks."""
+        """Writes a piece as a chunk, if some of its bytes are there already or are not needed."""
         data = memoryview(await asyncio.to_thread(segment.read, chunk))
         for start in range(0, len(data), _WRITTEN_AT_ONCE_BYTES):
             piece = data[start : start + _WRITTEN_AT_ONCE_BYTES]

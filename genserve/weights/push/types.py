@@ -1,4 +1,4 @@
-"""The words of a push: what a trainer asks for, how far it has come, what came of it."""
+"""The domain types of a push: the request of a trainer, the progress, and the outcome."""
 
 import enum
 from dataclasses import dataclass, field
@@ -26,7 +26,8 @@ DEFAULT_STAGING_TTL_S = 300.0
 
 
 class PushAction(enum.Enum):
-    """What to do once every byte is there; the values are the names of genserve.v1.PushAction without their prefix."""
+    """What to do when every byte has arrived. The values are the names of genserve.v1.PushAction without their
+    prefix."""
 
     APPLY = "APPLY"
     STAGE = "STAGE"
@@ -34,7 +35,7 @@ class PushAction(enum.Enum):
 
 
 class PushState(enum.Enum):
-    """How far a push has come; the values are the names of genserve.v1.PushState without their prefix."""
+    """The state of a push. The values are the names of genserve.v1.PushState without their prefix."""
 
     RECEIVING = "RECEIVING"
     STAGED = "STAGED"
@@ -47,7 +48,7 @@ class PushState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ApplyOptions:
-    """How a push is applied. `timeout_s`: seconds for all of it, preparation included; under `pause_lease_id` the
+    """How a push is applied. `timeout_s`: seconds for everything, including preparation. Under `pause_lease_id` the
     engine stays paused afterwards."""
 
     pause_mode: PauseMode = PauseMode.KEEP
@@ -66,9 +67,13 @@ class LoraAdapter:
 
 @dataclass(frozen=True, slots=True)
 class PushHeader:
-    """Opens a push. An empty `push_id` is minted; further streams may bring `manifest_digest` instead of `manifest`;
-    `staging_ttl_s`: seconds that bytes are kept after the last frame that brought something; `lora`: no weights, but an
-    adapter; `attempt` names the streams whose bytes belong together, "" = those that are here at a time."""
+    """Opens a push.
+
+    An empty `push_id` is replaced by a generated one. Further streams may bring `manifest_digest` instead of
+    `manifest`. `staging_ttl_s`: seconds that bytes are kept after the last frame with something new. `lora`: the
+    tensors are an adapter. `attempt` names the streams whose bytes belong together; "" = the streams that are open at a
+    time.
+    """
 
     push_id: str
     weight_version: int
@@ -85,13 +90,13 @@ class PushHeader:
 
     @property
     def lora_name(self) -> str:
-        """The adapter that it brings; "" for weights."""
+        """The name of the adapter; "" for weights."""
         return "" if self.lora is None else self.lora.lora_name
 
 
 @dataclass(frozen=True, slots=True)
 class PushReport:
-    """A push as far as it has come. `missing`: byte ranges [start, end) in order, that `attempt` lacks."""
+    """The progress of a push. `missing`: byte ranges [start, end) in order that `attempt` lacks."""
 
     push_id: str
     state: PushState
@@ -106,7 +111,7 @@ class PushReport:
 
     @classmethod
     def valid(cls, header: PushHeader, digest: str) -> "PushReport":
-        """Of a dry run whose manifest is good."""
+        """The report of a dry run with a valid manifest."""
         total_bytes = header.manifest.total_bytes if header.manifest is not None else 0
         return cls(header.push_id, PushState.VALID, header.weight_version, 0, total_bytes, manifest_digest=digest)
 
@@ -121,7 +126,8 @@ class StepTiming:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What applying did. `paused_s`: seconds that generation stood still; None when it was paused and stays so."""
+    """The result of applying. `paused_s`: seconds that generation was stopped; None if it was paused before and stays
+    so."""
 
     previous_version: int
     active_version: int
@@ -133,7 +139,7 @@ class Applied:
 
 @dataclass(frozen=True, slots=True)
 class PushOutcome:
-    """What came of a push; `applied` is None when nothing was applied."""
+    """The outcome of a push. `applied` is None if nothing was applied."""
 
     push: PushReport
     applied: Applied | None = None

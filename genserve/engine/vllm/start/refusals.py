@@ -27,9 +27,10 @@ Flags = Any
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A setting. `name` never changes: documents and tests refer to it. `flags` are how a user asks for it; `applies`
-    says whether a configuration has it, or whether flags do where it is `by_flags`; `reason` is a clause after
-    "because"; `instead` is a sentence's beginning: what to do. A row that is not `refused` is a warning."""
+    """A setting. `name` never changes: documents and tests refer to it. `flags` are the flags that request it.
+    `applies` says whether a configuration has it, or whether flags do if `by_flags`. `reason` is a clause after
+    "because". `instead` is the beginning of a sentence that says what to do. A row that is not `refused` is a
+    warning."""
 
     name: str
     flags: tuple[str, ...]
@@ -41,20 +42,20 @@ class Row:
 
     @property
     def message(self) -> str:
-        """In one line, for users."""
+        """One line for users."""
         verb = "cannot be used with pushed weights" if self.refused else "has a cost when weights are pushed"
         return f"{' or '.join(self.flags)} {verb}, because {self.reason}; {self.instead} [{self.name}]"
 
 
 def check(config: Config) -> tuple[str, ...]:
-    """The warnings that a configuration gets; raises EngineStartError naming the flags for one that is refused."""
+    """The warnings for a configuration. Raises EngineStartError naming the flags if one is refused."""
     found = list(rows(config))
     _refuse(found)
     return tuple(row.message for row in found)
 
 
 def check_flags(flags: Flags) -> None:
-    """Raises EngineStartError naming the flags that are refused whatever vLLM makes of them. Needs no model."""
+    """Raises EngineStartError naming the flags that are refused whatever the model is."""
     _refuse([row for row in TABLE if row.by_flags and row.applies(flags)])
 
 
@@ -65,7 +66,8 @@ def rows(config: Config) -> Iterator[Row]:
 
 
 class SetFlags:
-    """A configuration by the names of the flags that rows look at: vLLM has them in parts of it, under those names."""
+    """A configuration by the names of the flags that rows check: in vLLM's configuration they are in its parts, under
+    the same names."""
 
     def __init__(self, config: Config) -> None:
         offload = config.offload_config
@@ -84,9 +86,10 @@ def _refuse(found: Sequence[Row]) -> None:
         raise EngineStartError("; ".join(refused))
 
 
-# Speculative methods without weights of their own.
+# Speculative methods without their own weights.
 _WITHOUT_DRAFT_WEIGHTS = frozenset({"ngram", "ngram_gpu", "suffix", "extract_hidden_states"})
-# Connectors that drop what they hold when vLLM asks them to; the others say nothing, and vLLM takes that for a yes
+# Connectors that drop their keys and values if vLLM asks them to; the others do not answer, and vLLM takes this for a
+# yes
 # (distributed/kv_transfer/kv_connector/v1/base.py reset_cache).
 _RESETTING_CONNECTORS = frozenset({"OffloadingConnector", "SimpleCPUOffloadConnector", "MooncakeStoreConnector"})
 
@@ -95,7 +98,7 @@ def _quantises_over_ranks(config: Config) -> bool:
     parallel = config.parallel_config
     num_sharing = parallel.tensor_parallel_size * parallel.prefill_context_parallel_size
     if config.model_config.is_moe:
-        num_sharing *= parallel.data_parallel_size  # experts are sharded over those as well
+        num_sharing *= parallel.data_parallel_size  # experts are sharded over these too
     return num_sharing > 1 and any(
         not online_quantization.is_block_local(spec) for spec in online_quantization.specs(config)
     )
@@ -115,7 +118,7 @@ def _drafts_from_elsewhere(config: Config) -> bool:
 
 def _shares_weights(config: Config) -> bool:
     load = config.load_config
-    # Anything but "copy" is refused: what vLLM takes without a mode is "zero_copy".
+    # Anything but "copy" is refused: vLLM's default without a mode is "zero_copy".
     return load.load_format == "ipc_cache" and (load.model_loader_extra_config or {}).get("mode") != "copy"
 
 
@@ -125,7 +128,7 @@ def _keeps_old_keys(config: Config) -> bool:
 
 
 def _connectors(transfer: Any) -> Sequence[str]:
-    """Names of the connectors: those that a MultiConnector has, or the one."""
+    """Names of the connectors: those in a MultiConnector, or the only one."""
     if transfer.kv_connector != "MultiConnector":
         return [transfer.kv_connector]
     extra = transfer.kv_connector_extra_config or {}
@@ -269,4 +272,4 @@ TABLE: tuple[Row, ...] = (
         refused=False,
     ),
 )
-"""In the order in which they are told."""
+"""The order of the messages."""

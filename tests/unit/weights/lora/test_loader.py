@@ -44,8 +44,8 @@ def header(**fields: Any) -> PushHeader:
     ("changes", "issue"),
     [
         ({}, None),
-        ({B: None}, (A, "without its B")),
-        ({A: None}, (B, "without its A")),
+        ({B: None}, (A, "missing its B")),
+        ({A: None}, (B, "missing its A")),
         ({B: torch.zeros(6, 3)}, (A, "has rank 2, and its B 3")),
         ({A: torch.zeros(2, 5)}, (A, "has 5 columns, the module's weight has 4")),
         ({B: torch.zeros(7, 2)}, (B, "has 7 rows, the module's weight has 6")),

@@ -42,7 +42,7 @@ def test_a_way_that_the_platform_does_not_have_is_refused(tmp_path: Path, monkey
         for asked in WEIGHT_UPDATES:
             flags = vllm_config.parser("serve", "").parse_args([])
             if asked in refused:
-                with pytest.raises(ValueError, match=f"--weight-update {asked} is for a GPU"):
+                with pytest.raises(ValueError, match=f"--weight-update {asked} needs a GPU"):
                     vllm_config.check_flags(flags, asked)
             else:
                 vllm_config.check_flags(flags, asked)
