@@ -16,8 +16,8 @@ import torch
 
 from genserve.memory.host import ProcessIdentity, host_id
 from genserve.worker.arena_tensors import ArenaTensors
-from genserve.worker.contract import Ack, Attach, Attached, Fetch, Prepare, Progress
-from genserve.worker.lifetime import end_with_address, end_with_process
+from genserve.worker.contract.calls import Ack, Attach, Attached, Fetch, Prepare, Progress
+from genserve.worker.contract.lifetime import end_with_address, end_with_process
 from genserve.worker.model.digests import weight_digests
 from genserve.worker.model.memory import model_memory
 from genserve.worker.model.slept import SleptWeights

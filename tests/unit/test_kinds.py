@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from genserve.worker.update.placement import WAYS as EVERY_WAY
-from genserve.worker.update.placement import Facts, place
+from genserve.worker.contract.placement import WAYS as EVERY_WAY
+from genserve.worker.contract.placement import Facts, place
 from tests.gpu.conftest import what_to_send
 from tests.gpu.matrix import KINDS, WAYS, Kind, refused, served
 from tests.gpu.on_cpu import CHECKED

@@ -10,15 +10,15 @@ from typing import Any
 import torch
 
 from genserve.memory.arena import available_memory_bytes
-from genserve.worker.contract import RANKS_HERE_KEY, WEIGHT_UPDATE_KEY
-from genserve.worker.model import online_quantization
+from genserve.worker.contract import online_quantization
+from genserve.worker.contract.placement import Facts, Placement, place
+from genserve.worker.contract.vllm_settings import RANKS_HERE_KEY, WEIGHT_UPDATE_KEY
 from genserve.worker.model.draft import draft_of
 from genserve.worker.model.tree import sizes_of
 from genserve.worker.update.beside import BesideUpdate
 from genserve.worker.update.device import Device
 from genserve.worker.update.draft import DraftUpdate, WithDraft, draft_update, warn_of
 from genserve.worker.update.inplace import InPlaceUpdate
-from genserve.worker.update.placement import Facts, Placement, place
 from genserve.worker.update.protocol import ServedUpdate, Update
 
 

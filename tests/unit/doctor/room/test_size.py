@@ -20,7 +20,7 @@ from genserve.doctor.room.verdicts import own_verdict, room_verdicts
 from genserve.doctor.serve_flags import ServeFlags
 from genserve.doctor.verdict import Level
 from genserve.errors import InvalidFieldError
-from genserve.worker.update.placement import ACTIVATION_BYTES, HOST_FACTOR, Facts, place
+from genserve.worker.contract.placement import ACTIVATION_BYTES, HOST_FACTOR, Facts, place
 
 GB = 10**9
 H100 = Memory(80 * GB, 1000 * GB)

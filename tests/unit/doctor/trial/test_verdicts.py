@@ -7,7 +7,7 @@ import pytest
 from genserve.doctor.trial.findings import MustFail, Snapshot, WayFound
 from genserve.doctor.trial.verdicts import cold_starts, way_verdicts
 from genserve.doctor.verdict import Level, Verdict
-from genserve.worker.update.placement import pause_s
+from genserve.worker.contract.placement import pause_s
 from tests.unit.doctor.conftest import memory, push, snapshot, way
 
 OTHER_TOKENS = ((9, 9), (9, 9))

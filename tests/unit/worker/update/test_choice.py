@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from genserve.worker.contract import RANKS_HERE_KEY, WEIGHT_UPDATE_KEY
+from genserve.worker.contract.placement import GIB, Facts, Placement
+from genserve.worker.contract.vllm_settings import RANKS_HERE_KEY, WEIGHT_UPDATE_KEY
 from genserve.worker.update import choice as update
 from genserve.worker.update.choice import Chosen, choose, gpu_facts, make_update
 from genserve.worker.update.device import Device
-from genserve.worker.update.placement import GIB, Facts, Placement
 
 FREE = 60 * GIB
 SIZES = [10 * GIB, 2 * GIB, 4 * GIB]

@@ -22,7 +22,7 @@ ACTIVATION_BYTES: Final = 2 * GIB
 """Assumed of a device for activations and captured graphs, beside weights, keys and values."""
 
 RING_BYTES: Final = 256 << 20
-"""Pinned memory of the host through which each rank's weights reach its device; worker/ring.py allocates it."""
+"""Pinned memory of the host through which each rank's weights reach its device; `update.pinned_ring` allocates it."""
 
 _KEPT_SHARE: Final = 3
 """What is left for keys and values shall be at least one in so many of what there was without a second model."""

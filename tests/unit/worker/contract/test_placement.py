@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from genserve.config import WAYS, WEIGHT_UPDATES
+from genserve.worker.contract.placement import ACTIVATION_BYTES, GIB, RING_BYTES, Facts, duration, pause_s, place
 from genserve.worker.update.pinned_ring import NUM_SLOTS, SLOT_BYTES
-from genserve.worker.update.placement import ACTIVATION_BYTES, GIB, RING_BYTES, Facts, duration, pause_s, place
 
 SMALL = Facts(16 * GIB, 2 * GIB, 57 * GIB, 200 * GIB)  # 8 billion parameters on 80 GB
 MEDIUM = Facts(28 * GIB, 2 * GIB, 45 * GIB, 200 * GIB)
