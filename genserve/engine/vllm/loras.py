@@ -49,7 +49,7 @@ class HeldLora:
 
 
 class LiveLoras:
-    """See `engine.base.Loras`. `capacity`: how many workers can hold, so that vLLM never drops one by itself."""
+    """See `engine.protocol.Loras`. `capacity`: how many workers can hold, so that vLLM never drops one by itself."""
 
     def __init__(self, workers: Workers, capacity: int) -> None:
         self._workers = workers

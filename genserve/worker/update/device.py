@@ -5,7 +5,7 @@ On the CPU there is nothing to select, to wait for or to keep. On CUDA
 - the device is selected in each thread: another one would work on the first GPU;
 - background work has a stream of its own, as a copy in the stream of the model waits for its steps;
 - the memory of a push is kept in a pool from before vLLM sizes its KV cache: it takes all that is left;
-- copies from the host go through pinned memory.
+- copies from the CPU go through pinned memory.
 """
 
 import logging
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class Device:
-    """The host. `keeps_addresses`: whether live tensors stay where they are, so that new contents are copied into them:
+    """The CPU. `keeps_addresses`: whether live tensors stay where they are, so that new contents are copied into them:
     graphs and kernels have captured the addresses, and vLLM's sleep gives their memory back."""
 
     keeps_addresses = False
@@ -55,12 +55,12 @@ class Device:
         target.copy_(source)
 
     def can_swap(self, live: torch.Tensor, new: torch.Tensor) -> bool:
-        """Whether `swap` takes these two: a live tensor and one on the host."""
+        """Whether `swap` takes these two: a live tensor and one on the CPU."""
         return False
 
     def swap(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> HostSwap:
         """Of tensors that it takes."""
-        raise NotImplementedError("the host's tensors change places")
+        raise NotImplementedError("on the CPU pointers are exchanged, not contents")
 
     def give_up(self) -> None:
         """Gives back what is kept for pushes, until something is allocated again."""
@@ -71,8 +71,8 @@ class Device:
         return 0
 
     def free_bytes(self) -> int:
-        """Memory of the device that nobody has, in bytes."""
-        raise NotImplementedError("the host's memory is asked for elsewhere")
+        """Free memory of the device, in bytes."""
+        raise NotImplementedError("of CPU memory each rank has a share: update.choice")
 
 
 class CudaDevice(Device):
@@ -133,8 +133,8 @@ class CudaDevice(Device):
 
     def can_swap(self, live: torch.Tensor, new: torch.Tensor) -> bool:
         """If it is large. Copies of a tensor with gaps would take memory of the device."""
-        is_to_host = live.device == self.device and new.device.type == "cpu"
-        return self._ring is not None and is_to_host and goes_through(live, new) and live.is_contiguous()
+        is_from_cpu = live.device == self.device and new.device.type == "cpu"
+        return self._ring is not None and is_from_cpu and goes_through(live, new) and live.is_contiguous()
 
     def swap(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> HostSwap:
         """In two streams of its own, for the two directions."""

@@ -7,7 +7,8 @@ A warned one costs something that the user has to know of.
 Rows that need only flags are checked twice: before vLLM makes a configuration, whose own checks may complain first and
 ask for companions of a refused flag; and on the configuration, as other things set it too.
 
-What depends on the model and not on settings, such as weights that no exchange reaches, is found by `worker.model.audit`.
+What depends on the model and not on settings, such as weights that no exchange reaches, is found by
+`worker.model.audit`.
 """
 
 import os
