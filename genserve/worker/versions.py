@@ -239,7 +239,7 @@ def _end_with_daemon(attach: Attach) -> str:
         return ""
     machine = host_id()
     if not machine or not daemon.host_id:
-        raise RuntimeError("it cannot be told whether this is the daemon's host: /proc has no boot id")
+        raise RuntimeError("it cannot be told whether this is the daemon's machine: /proc has no boot id")
     if attach.daemon_address:
         end_with_address(attach.daemon_address)
     return machine

@@ -17,7 +17,7 @@ import torch
 from vllm.utils.torch_utils import current_stream
 
 from genserve.worker.update.pinned_ring import Event, PinnedRing, ThroughRing, goes_through
-from genserve.worker.update.swap import HostSwap
+from genserve.worker.update.swap import CpuSwap
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class Device:
         """Whether `swap` takes these two: a live tensor and one on the CPU."""
         return False
 
-    def swap(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> HostSwap:
+    def swap(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> CpuSwap:
         """Of tensors that it takes."""
         raise NotImplementedError("on the CPU pointers are exchanged, not contents")
 
@@ -136,10 +136,10 @@ class CudaDevice(Device):
         is_from_cpu = live.device == self.device and new.device.type == "cpu"
         return self._ring is not None and is_from_cpu and goes_through(live, new) and live.is_contiguous()
 
-    def swap(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> HostSwap:
+    def swap(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> CpuSwap:
         """In two streams of its own, for the two directions."""
         assert self._ring is not None
-        return HostSwap(pairs, self._ring, self._down, self._up)
+        return CpuSwap(pairs, self._ring, self._down, self._up)
 
     @property
     def reserved_bytes(self) -> int:
