@@ -54,7 +54,7 @@ _SHUTDOWN_TIMEOUT_S = 10.0
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
     """`max_active_requests`: sequences admitted and unfinished, above which new ones are refused; `max_n`: of one
-    request; `weight_update`: auto or a way of genserve.worker.update.placement; `host` and `port`: where the daemon
+    request; `weight_update`: auto or a way of genserve.worker.contract.placement; `host` and `port`: where the daemon
     listens; `trust_request_chat_template`: requests may bring one along."""
 
     max_active_requests: int

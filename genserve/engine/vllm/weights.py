@@ -16,7 +16,7 @@ from genserve.engine.vllm.requests.weight_spans import INITIAL_LABEL
 from genserve.engine.vllm.workers import WorkerError, Workers
 from genserve.errors import DeadlineError, EngineDeadError, EngineTaintedError, GenserveError, PushRolledBackError
 from genserve.memory.host import ProcessIdentity
-from genserve.worker.contract import Attach, Attached, Digests, Fetch, Prepare, Sleep, Step
+from genserve.worker.contract.calls import Attach, Attached, Digests, Fetch, Prepare, Sleep, Step
 
 _ROLLBACK_TIMEOUT_S = 30.0
 GRACE_S = 10.0

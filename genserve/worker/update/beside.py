@@ -18,7 +18,7 @@ from genserve.worker.update.structure import Structure
 
 
 class BesideUpdate:
-    """Builds a second model while a push is applied, on the device of the live one or on the host; what the exchange
+    """Builds a second model while a push is applied, on the device of the live one or on the CPU; what the exchange
     replaced is the way back."""
 
     can_roll_back = True

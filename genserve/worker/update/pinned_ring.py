@@ -1,4 +1,4 @@
-"""A ring of pinned memory, through which large tensors go between the host and a CUDA device at full speed.
+"""A ring of pinned memory, through which large tensors go between the CPU and a CUDA device at full speed.
 
 Memory of a push is mapped from another process. To pin it would take about a second for each 4 GB, at every push and on
 every rank, under locks of the driver, and what a rank takes of a matrix is often strided, which pinning does not help.
@@ -16,7 +16,7 @@ NUM_SLOTS: Final = 8
 SLOT_BYTES: Final = 32 << 20
 NUM_THREADS: Final = 8
 COPY_THREADS: Final = 4
-"""Of them that one copy within the host takes: an exchange copies in both directions at a time."""
+"""Of them that one copy within CPU memory takes: an exchange copies in both directions at a time."""
 
 LEAST_BYTES: Final = 1 << 20
 """Of a tensor that is worth the way through the ring."""
@@ -68,14 +68,14 @@ class PinnedRing:
         return list(zip(self._slots, self._events, strict=True))
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Copies between the host and the device; both have one shape and type, and any strides."""
+        """Copies between the CPU and the device; both have one shape and type, and any strides."""
         if source.device.type == "cpu":
             self.to_device(target, source)
         else:
             self.from_device(target, source)
 
     def to_device(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """The host may change `source` afterwards."""
+        """The caller may change `source` afterwards."""
         for to_part, from_part in parts(target, source, self.slot_bytes):
             slot = self._free_slot()
             staged = staged_as(self._slots[slot], to_part)
@@ -84,7 +84,7 @@ class PinnedRing:
             self._mark(slot)
 
     def from_device(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Complete when it returns, as the host's memory is written by this thread."""
+        """Complete when it returns, as this thread writes the CPU's memory."""
         for to_part, from_part in parts(target, source, self.slot_bytes):
             slot = self._free_slot()
             staged = staged_as(self._slots[slot], from_part)
@@ -95,7 +95,7 @@ class PinnedRing:
             self._copy_here(to_part, staged)
 
     def start_copy(self, target: torch.Tensor, source: torch.Tensor) -> "list[Future[None]]":
-        """Copies within the host, in several threads: vLLM leaves torch one in each worker, which copies more slowly
+        """Copies within CPU memory, in several threads: vLLM leaves torch one in each worker, which copies more slowly
         than the way to the device takes. `finish_copy` waits for it."""
         if target.dim() == 0:
             return [self._threads.submit(_copy, target, source)]
@@ -149,7 +149,7 @@ def parts(target: torch.Tensor, source: torch.Tensor, most_bytes: int) -> Iterat
 
 
 class ThroughRing(TorchDispatchMode):
-    """Sends the large copies from the host to the device that loaders make through the ring; for this thread alone."""
+    """Sends the large copies from the CPU to the device that loaders make through the ring; for this thread alone."""
 
     def __init__(self, ring: PinnedRing) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Swaps contents of live tensors on a CUDA device with those of prepared ones on the host, both directions at once.
+"""Swaps contents of live tensors on a CUDA device with those of prepared ones on the CPU, both directions at once.
 
 Tensors are cut into pieces, and each piece takes two slots of the pinned ring: its live contents go down through one
 while its prepared contents go up through the other. Pieces follow each other closely: while one goes down, the one
@@ -48,14 +48,14 @@ class _Piece:
     is_kept: bool = False
 
 
-class HostSwap:
+class CpuSwap:
     """Swaps the tensors of one version. Synchronise the device before each call, and after it: only then are the copies
     complete."""
 
     def __init__(
         self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]], ring: PinnedRing, down: CopyStream, up: CopyStream
     ) -> None:
-        """`pairs`: live tensors and prepared ones, as `can_swap` wants them; `down`, `up`: streams to the host and to
+        """`pairs`: live tensors and prepared ones, as `can_swap` wants them; `down`, `up`: streams to the CPU and to
         the device. While a call is under way the ring is this swap's."""
         self._pairs = list(pairs)
         self._ring = ring

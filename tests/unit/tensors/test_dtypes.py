@@ -22,7 +22,7 @@ from genserve.weights.admission import examine
 from genserve.weights.checkpoint import CheckpointIndex
 from genserve.weights.checkpoint_files import CheckpointFiles
 from genserve.worker.arena_tensors import ArenaTensors
-from genserve.worker.contract import Prepare
+from genserve.worker.contract.calls import Prepare
 
 SHAPE = (2, 4)
 

@@ -1,4 +1,4 @@
-"""The calls between the daemon and its workers. Imports neither torch nor vllm: the daemon imports it too.
+"""The calls between the daemon and its workers.
 
 What crosses is msgpack: plain dictionaries, made from and turned into these classes at either end.
 """
@@ -6,30 +6,6 @@ What crosses is msgpack: plain dictionaries, made from and turned into these cla
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol, Self, cast
-
-EXTENSION = "genserve.worker.extension.WeightExchangeExtension"
-"""Qualified name for vLLM's `worker_extension_cls`."""
-
-RESERVING_WORKER = "genserve.worker.update.reserving.ReservingWorker"
-"""Qualified name for vLLM's `worker_cls` on a GPU."""
-
-WEIGHT_UPDATE_KEY = "genserve_weight_update"
-"""In vLLM's `additional_config`, which reaches workers before they load the model: --weight-update."""
-
-RANKS_HERE_KEY = "genserve_ranks_here"
-"""There as well: how many workers of the engine share the memory of this machine."""
-
-DAEMON_PID_VARIABLE = "GENSERVE_DAEMON_PID"
-"""In the environment of the engine's processes: the process they end with."""
-
-
-def drafts_with_served_checkpoint(config: Any) -> bool:
-    """Whether the weights that draft are in the checkpoint that is served, and so in every push of all of it: layers
-    for multi-token prediction (MTP). `config`: a VllmConfig, or what has its fields."""
-    speculative = config.speculative_config
-    if speculative is None or speculative.method != "mtp" or speculative.draft_model_config is None:
-        return False
-    return bool(speculative.draft_model_config.model == config.model_config.model)
 
 
 class _Message:
