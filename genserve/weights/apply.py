@@ -17,7 +17,7 @@ from genserve.control.conditions import EngineCondition
 from genserve.control.pause import PauseController
 from genserve.control.state import StateBoard
 from genserve.control.turn import uninterrupted
-from genserve.engine.protocol import ArenaRef, Engine, StagedTensor
+from genserve.engine.protocol import ArenaRef, Engine
 from genserve.errors import DeadlineError, EngineDeadError, EngineTaintedError, GenserveError, PushRolledBackError
 from genserve.memory.arena import Arena
 from genserve.tensors.manifest import Manifest
@@ -150,9 +150,8 @@ class WeightUpdater:
 
     async def _prepare(self, nonce: str, weights: Manifest, arena: Arena, timeout_s: float, push_id: str = "") -> None:
         """Without a `push_id` the bytes are those of the resident version."""
-        tensors = [StagedTensor(t.name, t.dtype, t.shape, t.offset, t.length) for t in weights.tensors]
         where = ArenaRef(arena.path, weights.total_bytes, push_id)
-        await self._engine.prepare_weights(nonce, where, tensors, timeout_s)
+        await self._engine.prepare_weights(nonce, where, weights.tensors, timeout_s)
 
     async def _commit(self, push: LivePush, nonce: str, deadline_s: float) -> float:
         """Exchanges the weights; seconds it took."""

@@ -27,7 +27,6 @@ from genserve.engine.protocol import (
     PauseCounts,
     PauseMode,
     SleepTag,
-    StagedTensor,
     WeightDigest,
 )
 from genserve.engine.vllm.activity import observer
@@ -50,6 +49,7 @@ from genserve.errors import (
     RequestIdInUseError,
     WeightVersionMismatchError,
 )
+from genserve.tensors.manifest import TensorSpec
 
 _ATTACH_TIMEOUT_S = 120.0
 _SHUTDOWN_TIMEOUT_S = 10.0
@@ -325,7 +325,7 @@ class VllmEngine:
         await self._scheduling.reset_caches(timeout_s)
 
     async def prepare_weights(
-        self, nonce: str, arena: ArenaRef, tensors: Sequence[StagedTensor], timeout_s: float
+        self, nonce: str, arena: ArenaRef, tensors: Sequence[TensorSpec], timeout_s: float
     ) -> None:
         """Builds a version beside the live one on every rank."""
         await self._weights.prepare(nonce, arena, tensors, timeout_s)
