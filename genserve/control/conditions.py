@@ -96,11 +96,12 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What a phase allows. `serves`: health says SERVING; `admission`: why requests for tokens are refused, None = they
-    are admitted, perhaps to wait; `control`: the same for pauses, pushes and adapters, but see `weights_refusal`."""
+    """What a phase allows. `serves`: health says SERVING; `generation`: why requests for tokens are refused, None =
+    they are admitted, perhaps to wait; `control`: the same for pauses, pushes and adapters, but see
+    `weights_refusal`."""
 
     serves: bool
-    admission: Refusal | None = None
+    generation: Refusal | None = None
     control: Refusal | None = None
 
 
@@ -117,15 +118,15 @@ _TAINTED = Refusal(
 )
 
 RULES: Mapping[Phase, Rules] = {
-    Phase.STARTING: Rules(False, admission=_STARTING, control=_STARTING),
+    Phase.STARTING: Rules(False, generation=_STARTING, control=_STARTING),
     Phase.RUNNING: Rules(True),
     Phase.PAUSED: Rules(True),
     Phase.APPLYING: Rules(True),
     # A full push heals a tainted engine, so control calls pass.
-    Phase.TAINTED: Rules(False, admission=_TAINTED),
-    Phase.SLEEPING: Rules(False, admission=_ASLEEP, control=_ASLEEP),
-    Phase.DRAINING: Rules(False, admission=_DRAINING, control=_DRAINING),
-    Phase.DEAD: Rules(False, admission=_DEAD, control=_DEAD),
+    Phase.TAINTED: Rules(False, generation=_TAINTED),
+    Phase.SLEEPING: Rules(False, generation=_ASLEEP, control=_ASLEEP),
+    Phase.DRAINING: Rules(False, generation=_DRAINING, control=_DRAINING),
+    Phase.DEAD: Rules(False, generation=_DEAD, control=_DEAD),
 }
 
 

@@ -12,9 +12,9 @@ import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from genserve.control.admission import check_weights
 from genserve.control.conditions import EngineCondition
 from genserve.control.pause import PauseController
+from genserve.control.phase_admission import check_weights
 from genserve.control.state import StateBoard
 from genserve.control.turn import uninterrupted
 from genserve.engine.protocol import ArenaRef, Engine

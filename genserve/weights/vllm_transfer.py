@@ -14,10 +14,10 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from genserve.control.admission import check_sound, check_weights
 from genserve.control.conditions import EngineCondition
 from genserve.control.leases import check_text, check_ttl
 from genserve.control.pause import Hold, PauseController
+from genserve.control.phase_admission import check_sound, check_weights
 from genserve.control.state import StateBoard
 from genserve.control.turn import uninterrupted
 from genserve.engine.protocol import Engine, KvPolicy, PauseMode
@@ -31,9 +31,9 @@ from genserve.errors import (
     UnsupportedError,
     UpdateNotFoundError,
 )
-from genserve.weights.admission import check_version
 from genserve.weights.apply import WeightUpdater
 from genserve.weights.push.types import Applied, PushHeader, StepTiming
+from genserve.weights.push_admission import check_version
 from genserve.weights.registry import PushRegistry
 from genserve.weights.resident import ResidentStore
 

@@ -1,4 +1,4 @@
-"""Raises what the rules of a phase refuse. Pure; the rules are `conditions`."""
+"""Which calls a phase admits: raises what its rules refuse. Pure; the rules are `conditions`."""
 
 from genserve.control.conditions import RULES, DaemonCondition, EngineCondition, Phase, weights_refusal
 from genserve.errors import EngineTaintedError
@@ -16,9 +16,9 @@ def check_weights(engine: EngineCondition, daemon: DaemonCondition) -> None:
         raise refusal()
 
 
-def check_admission(phase: Phase) -> None:
+def check_generation(phase: Phase) -> None:
     """Raises why a request for tokens is refused in this phase; returns when it is admitted, perhaps to wait."""
-    if (refusal := RULES[phase].admission) is not None:
+    if (refusal := RULES[phase].generation) is not None:
         raise refusal()
 
 
@@ -35,4 +35,4 @@ def check_whole(weights_lost: bool) -> None:
 def check_sound(engine: EngineCondition) -> None:
     """Raises EngineTaintedError while the live weights are of no version: for calls that only a sound engine takes."""
     if engine is EngineCondition.TAINTED:
-        check_admission(Phase.TAINTED)
+        check_generation(Phase.TAINTED)
