@@ -67,7 +67,7 @@ class Drain:
         return drained
 
     async def _end(self, drained: Drained) -> None:
-        self.pauses.give_up_pending()
+        self.pauses.cancel_pending()
         self._step = Step.UPDATE
         await self.updates.close()
         self._step = Step.PAUSE

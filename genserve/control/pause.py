@@ -136,7 +136,7 @@ class PauseController:
             await self._run_if_free()
             return lease_expired
 
-    def give_up_pending(self) -> None:
+    def cancel_pending(self) -> None:
         """A pause that has not taken hold raises DrainingError: call when the daemon drains."""
         if self._pausing is not None:
             self._pausing.cancel()
