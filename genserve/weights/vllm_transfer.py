@@ -14,6 +14,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
+from genserve.control.change import Change
 from genserve.control.conditions import EngineCondition
 from genserve.control.leases import check_text, check_ttl
 from genserve.control.pause import Hold, PauseController
@@ -100,7 +101,7 @@ class TransferUpdates:
         self._calls = asyncio.Lock()
         self._open: OpenUpdate | None = None
         self._finished: tuple[str, Applied] | None = None
-        self._changed = asyncio.Event()
+        self._changed = Change()
 
     async def init(self, info: str, timeout_s: float) -> str:
         """Has every rank connect with the trainer; the backend's name. Raises PushRolledBackError for what vLLM says is
@@ -232,10 +233,10 @@ class TransferUpdates:
     async def run(self) -> None:
         """Undoes an update whose time to live is over. Never returns."""
         while True:
-            changed, update = self._changed, self._open
+            update = self._open
             try:
                 async with asyncio.timeout(None if update is None else max(0.0, update.due_s - self._clock())):
-                    await changed.wait()
+                    await self._changed.wait()
             except TimeoutError:
                 async with self._calls:
                     if update is self._open and update is not None and self._clock() >= update.due_s:
@@ -305,5 +306,4 @@ class TransferUpdates:
 
     def _touch(self, update: OpenUpdate) -> None:
         update.due_s = self._clock() + update.ttl_s
-        self._changed.set()
-        self._changed = asyncio.Event()
+        self._changed.tell()

@@ -1,7 +1,8 @@
 """Places that somebody else than the event loop writes to. Not a byte of them counts as there before it is settled."""
 
-import asyncio
 from dataclasses import dataclass
+
+from genserve.control.change import Change
 
 
 @dataclass(eq=False, slots=True)
@@ -18,7 +19,7 @@ class Claims:
 
     def __init__(self) -> None:
         self._claims: set[Claim] = set()
-        self._settled = asyncio.Event()
+        self._settled = Change()
 
     def add(self, start: int, end: int, target: memoryview) -> Claim:
         """A new one. Raises ValueError where there is one already."""
@@ -36,8 +37,7 @@ class Claims:
         """Nobody writes there any more."""
         self._claims.remove(claim)
         claim.target.release()
-        self._settled.set()
-        self._settled = asyncio.Event()
+        self._settled.tell()
 
     async def wait_settled(self) -> None:
         """Returns when the next claim is settled."""
