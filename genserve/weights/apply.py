@@ -22,7 +22,7 @@ from genserve.errors import DeadlineError, EngineDeadError, EngineTaintedError, 
 from genserve.memory.arena import Arena
 from genserve.tensors.manifest import Manifest
 from genserve.weights.push.live_push import LivePush
-from genserve.weights.push.types import Applied, StepTiming
+from genserve.weights.push.types import Applied
 from genserve.weights.resident import ArenaBytes, ResidentStore, ResidentVersion
 
 _DISCARD_TIMEOUT_S = 30.0
@@ -139,14 +139,7 @@ class WeightUpdater:
             "commit": commit_s,
             "resume": hold.resume_s,
         }
-        return Applied(
-            previous_version=previous_version,
-            active_version=push.header.weight_version,
-            timings=tuple(StepTiming(step, duration_s) for step, duration_s in steps.items()),
-            paused_s=hold.paused_s,
-            requests_kept=hold.kept,
-            requests_aborted=hold.aborted,
-        )
+        return Applied.in_hold(previous_version, push.header.weight_version, steps, hold)
 
     async def _prepare(self, nonce: str, weights: Manifest, arena: Arena, timeout_s: float, push_id: str = "") -> None:
         """Without a `push_id` the bytes are those of the resident version."""

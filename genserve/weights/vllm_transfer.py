@@ -21,7 +21,7 @@ from genserve.control.pause import Hold, PauseController
 from genserve.control.phase_admission import check_sound, check_weights
 from genserve.control.state import StateBoard
 from genserve.control.turn import uninterrupted
-from genserve.engine.protocol import Engine, KvPolicy, PauseMode
+from genserve.engine.protocol import Engine
 from genserve.errors import (
     DeadlineError,
     EngineDeadError,
@@ -33,7 +33,7 @@ from genserve.errors import (
     UpdateNotFoundError,
 )
 from genserve.weights.apply import WeightUpdater
-from genserve.weights.push.types import Applied, PushHeader, StepTiming
+from genserve.weights.push.types import Applied, HoldOptions, PushHeader
 from genserve.weights.push_admission import check_version
 from genserve.weights.registry import PushRegistry
 from genserve.weights.resident import ResidentStore
@@ -47,14 +47,11 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class UpdateOptions:
+class UpdateOptions(HoldOptions):
     """How to begin. An empty `update_id` is minted; `ttl_s`: seconds that the next call may take to come; `timeout_s`:
-    seconds to pause and begin; under `pause_lease_id` the engine stays paused afterwards."""
+    seconds to pause and begin."""
 
     update_id: str = ""
-    pause_mode: PauseMode = PauseMode.KEEP
-    kv_policy: KvPolicy = KvPolicy.RECOMPUTE
-    pause_lease_id: str = ""
     ttl_s: float = DEFAULT_TTL_S
     timeout_s: float = DEFAULT_START_TIMEOUT_S
 
@@ -219,14 +216,7 @@ class TransferUpdates:
         await update.leaving.aclose()
         hold = update.hold
         steps = {"pause": hold.pause_s, "receive": update.receive_s, "commit": commit_s, "resume": hold.resume_s}
-        applied = Applied(
-            previous_version=previous_version,
-            active_version=version,
-            timings=tuple(StepTiming(step, duration_s) for step, duration_s in steps.items()),
-            paused_s=hold.paused_s,
-            requests_kept=hold.kept,
-            requests_aborted=hold.aborted,
-        )
+        applied = Applied.in_hold(previous_version, version, steps, hold)
         self._finished = (update.update_id, applied)
         return applied
 
