@@ -72,7 +72,7 @@ class Completion:
         try:
             with push.attempt.told_on_time(push.header.apply.timeout_s):
                 if push.header.lora is not None:
-                    return await self._loras.apply(push)
+                    return await self._loras.apply(push, push.header.lora)
                 if push.staging.manifest.partial:
                     await push.staging.complete(self._resident.require(), self._tied)
                 return await self._updater.apply(push)

@@ -39,10 +39,8 @@ class LoraLoader:
         self._require_enabled()
         return LoraConfig.parse(lora.config, self._engine.info.max_lora_rank, "header.lora.config")
 
-    async def apply(self, push: LivePush) -> Applied:
-        """Loads what a push has brought, within the header's `apply.timeout_s`."""
-        lora = push.header.lora
-        assert lora is not None  # as the registry knows
+    async def apply(self, push: LivePush, lora: LoraAdapter) -> Applied:
+        """Loads the adapter that a push has brought, within the header's `apply.timeout_s`."""
         config = self.check(lora)
         make = partial(LoraFiles.of_push, config, push.weights, push.arena, push.push_id)
         began_s = time.perf_counter()
