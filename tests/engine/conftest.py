@@ -41,7 +41,7 @@ def daemon(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactor
     try:
         yield process.wait_serving()
     finally:
-        process.stop()
+        process.end()
 
 
 @pytest.fixture(scope="session")
@@ -70,7 +70,7 @@ async def transfer_subject(tmp_path_factory: pytest.TempPathFactory) -> AsyncIte
         async with AsyncClient(process.wait_serving().address) as connected:
             yield TransferSubject(process, connected, {"a": a, "b": b}, directory)
     finally:
-        process.stop()
+        process.end()
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def learner_daemon(learner: Path, tmp_path_factory: pytest.TempPathFactory) -> I
     try:
         yield process.wait_serving()
     finally:
-        process.stop()
+        process.end()
 
 
 @pytest.fixture

@@ -112,4 +112,4 @@ async def test_more_prompts_than_the_daemon_takes_are_all_generated(
             ):
                 assert [len(generation.token_ids) for generation in generations] == [2] * 200
     finally:
-        await asyncio.to_thread(process.stop)
+        process.end()

@@ -40,7 +40,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
     try:
         yield process.wait_serving()
     finally:
-        process.stop()
+        process.end()
 
 
 @pytest.fixture(scope="module")

@@ -41,4 +41,4 @@ async def test_a_push_has_a_connector_drop_what_it_holds(checkpoints: dict[str, 
                 keep.unlink()
             await client.push_weights(checkpoints["b"], version=await next_version(client))
     finally:
-        process.stop()
+        process.end()

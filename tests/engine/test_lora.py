@@ -51,7 +51,7 @@ def lora_daemon(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathF
     try:
         yield process.wait_serving()
     finally:
-        process.stop()
+        process.end()
 
 
 @pytest.fixture

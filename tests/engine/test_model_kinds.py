@@ -43,7 +43,7 @@ async def test_a_push_equals_a_cold_start(kind: Callable[[Path], tuple[Path, Pat
                 await client.push_weights(checkpoint, version=await next_version(client))
                 assert await state_of(client) == (expected or (outputs_of(cold), cold["digests"]))
     finally:
-        process.stop()
+        process.end()
 
 
 async def test_a_tied_head_may_be_pushed_too(

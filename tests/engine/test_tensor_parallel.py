@@ -26,7 +26,7 @@ async def sharded(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPat
         async with AsyncClient(process.address) as client:
             yield client
     finally:
-        process.stop()
+        process.end()
 
 
 async def test_a_pushed_checkpoint_equals_a_cold_start_on_two_ranks(

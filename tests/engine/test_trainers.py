@@ -19,6 +19,7 @@ from tests.engine.examples import WRITTEN_ADDRESS, block
 from tests.support import models
 from tests.support.daemon_process import DaemonProcess
 from tests.support.plain_vllm import PROMPTS
+from tests.support.warm import process as warm
 
 ROOT = Path(__file__).parents[2]
 GUIDE = ROOT / "docs" / "trainers.md"
@@ -63,8 +64,7 @@ async def test_the_example_with_the_calls_of_trl_runs(
     """One push, whose tensors are the module's parameters."""
     before = (await client.get_weights()).weight_version
     example = program("update_named_param", daemon.address, checkpoints["b"])
-    command = [sys.executable, "-c", example]
-    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=120, check=False)
+    done = await asyncio.to_thread(warm.run, [sys.executable, "-c", example], timeout=120)
     assert done.returncode == 0, done.stderr[-4000:]
     assert (await client.get_weights()).weight_version == before + 1
     assert await served(client, checkpoints["b"])

@@ -59,7 +59,7 @@ def scored_daemon(learner: Path, tmp_path: Path) -> Iterator[DaemonProcess]:
     try:
         yield process.wait_serving()
     finally:
-        process.stop()
+        process.end()
 
 
 async def test_the_client_has_every_method_and_parameter_of_the_released_one() -> None:

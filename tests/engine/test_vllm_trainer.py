@@ -1,7 +1,6 @@
 """Trainers that are written against vLLM's weight-transfer API, unchanged but for an import."""
 
 import asyncio
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ from tests.engine.transfer_subject import BACKEND, Digests, TransferSubject
 from tests.support import models
 from tests.support.daemon_process import DaemonProcess
 from tests.support.plain_vllm import PROMPTS, Reference
+from tests.support.warm import process
 
 ROOT = Path(__file__).parents[2]
 TRAINER = (ROOT / "clients" / "python" / "vllm_trainer.py").read_text()
@@ -26,9 +26,7 @@ IMPORT = "from genserve.integrations.vllm_trainer import GenserveTrainerInitInfo
 async def run(program: str, *flags: str) -> str:
     """Runs a trainer in a process of its own; what it printed."""
     command = [sys.executable, "-c", program, *flags]
-    done = await asyncio.to_thread(
-        subprocess.run, command, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT
-    )
+    done = await asyncio.to_thread(process.run, command, timeout=120, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout
 

@@ -104,7 +104,7 @@ def faulty_daemon(
     try:
         yield process.wait_serving()
     finally:
-        process.stop()
+        process.end()
 
 
 @pytest.fixture(scope="module")

@@ -83,8 +83,23 @@ class DaemonProcess:
         finally:
             self.kill()
 
+    def end(self) -> None:
+        """Asks it to drain, and goes on; `wait_ended` waits."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        _ending.append(self)
+
     def kill(self) -> None:
         """Ends it and everything it has started."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+
+
+_ending: list[DaemonProcess] = []
+
+
+def wait_ended() -> None:
+    """Waits for each daemon that was asked to end. Raises TimeoutExpired if one does not."""
+    while _ending:
+        _ending.pop().stop()

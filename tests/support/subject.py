@@ -154,7 +154,7 @@ async def started(
     """Starts a daemon on checkpoint a; unless told not to, the oracle learns what it has to know."""
     process = daemon_process(checkpoints["a"], directory, *flags, env=env)
     async with AsyncExitStack() as stack:
-        stack.callback(process.stop)
+        stack.callback(process.end)
         process.wait_serving()
         client = await stack.enter_async_context(AsyncClient(process.address))
         oracle = Oracle(client, process.process.pid, directory / CENSUS_FILE, checkpoints, num_engines)

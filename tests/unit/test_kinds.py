@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,13 +12,14 @@ from genserve.worker.update.placement import Facts, place
 from tests.support.gpu_issue import what_to_send
 from tests.support.matrix import KINDS, WAYS, Kind, refused, served
 from tests.support.on_cpu import CHECKED
+from tests.support.warm import process
 
 
 @pytest.fixture(scope="module")
 def findings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What is wrong with each kind."""
     program = [sys.executable, "-m", "tests.support.on_cpu", str(tmp_path_factory.mktemp("kinds"))]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=280, check=False)
+    done = process.run(program, timeout=280)
     lines = [line for line in done.stdout.splitlines() if line.startswith("KINDS ")]
     assert lines, done.stderr[-4000:]
     found: dict[str, str] = json.loads(lines[0].removeprefix("KINDS "))

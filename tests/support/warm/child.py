@@ -7,6 +7,7 @@ import os
 import runpy
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import types
@@ -18,9 +19,10 @@ import setproctitle
 import torch
 
 from tests.support.warm import wire
+from tests.support.warm.process import starting_warm
 
-MAX_DEPTH = 2
-"""A daemon starts an engine's core, which starts workers. Those start nothing."""
+MAX_DEPTH = 3
+"""The doctor starts a daemon, which starts an engine's core, which starts workers. Those start nothing."""
 _ABOVE_ALL = 1000  # no process is to have so many files
 
 
@@ -41,15 +43,21 @@ def become(launch: wire.Launch, files: Sequence[int], own_server: Callable[[], s
     _bind_threads()
     if server is not None:
         _start_warm(server)
-    kind, program, *rest = launch.arguments
-    sys.argv = [kind, *rest]
+    _run(*launch.arguments)
+
+
+def _run(kind: str, *arguments: str) -> None:
+    """As the interpreter does with these arguments."""
     if kind == "-m":
-        sys.path[0] = launch.directory
-        runpy.run_module(program, run_name="__main__", alter_sys=True)
-    else:
-        sys.path[0] = ""
+        sys.path[0], sys.argv = os.getcwd(), list(arguments)
+        runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+    elif kind == "-c":
+        sys.path[0], sys.argv = "", ["-c", *arguments[1:]]
         main = sys.modules["__main__"] = types.ModuleType("__main__")
-        exec(program, vars(main))
+        exec(arguments[0], vars(main))
+    else:
+        sys.path[0], sys.argv = os.path.dirname(os.path.abspath(kind)), [kind, *arguments]
+        runpy.run_path(kind, run_name="__main__")
 
 
 def _take_files(files: Sequence[int], descriptors: Sequence[int]) -> None:
@@ -71,9 +79,13 @@ def _bind_threads() -> None:
 
 
 def _start_warm(server: socket.socket) -> None:
-    """Lets multiprocessing start its processes through the server."""
+    """Lets multiprocessing start its processes, and subprocess daemons, through the server."""
     start_cold = multiprocessing.util.spawnv_passfds
     lock = threading.Lock()
+
+    def start(launch: wire.Launch, files: Sequence[int]) -> int:
+        with lock:
+            return wire.ask(server, launch, files)
 
     def spawnv_passfds(path: bytes, args: Sequence[str], passfds: Sequence[int]) -> int:
         command = [os.fsdecode(each) for each in args]
@@ -82,8 +94,9 @@ def _start_warm(server: socket.socket) -> None:
         program = command[command.index("-c") :]
         descriptors = tuple(sorted({0, 1, 2, *map(int, passfds)}))
         launch = wire.Launch(tuple(program), dict(os.environ), os.getcwd(), descriptors, None, wire.ignored_signals())
-        with lock:
-            return wire.ask(server, launch, descriptors)
+        return start(launch, descriptors)
 
-    patched: Any = multiprocessing.util
-    patched.spawnv_passfds = spawnv_passfds
+    util: Any = multiprocessing.util
+    util.spawnv_passfds = spawnv_passfds
+    popen: Any = subprocess.Popen
+    popen._execute_child = starting_warm(popen._execute_child, start, ("-m", "genserve", "serve"))

@@ -1,4 +1,4 @@
-"""`WarmPopen`: as subprocess.Popen, for Python programs that import torch or vLLM."""
+"""`WarmPopen` and `run`: as subprocess.Popen and subprocess.run, for Python programs that import torch or vLLM."""
 
 import atexit
 import inspect
@@ -7,57 +7,60 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tests.support.warm import wire
 
+Start = Callable[[wire.Launch, Sequence[int]], int]
+"""Starts a process with these files of the one that asks; its id."""
+
 # What an interpreter or a library reads when it is loaded. A program that is to have other values of these starts cold.
 _READ_AT_IMPORT = ("LD_", "OMP_", "GOMP_", "KMP_", "MKL_", "PYTHON", "TORCH", "TRANSFORMERS_", "HF_", "VLLM_LOGGING")
-_READ_LATER = frozenset({"PYTHONFAULTHANDLER", "OMP_NUM_THREADS"})
+_READ_LATER = frozenset({"OMP_NUM_THREADS", "PYTHONFAULTHANDLER"})  # `child` does what they ask for
+_COLD_OPTIONS = {"preexec_fn": None, "shell": False, "start_new_session": False, "gid": None, "gids": None, "uid": None}
 # The daemon disables what would compile before its workers import torch. numpy and OpenCV would each start threads.
 _SERVER_ENVIRONMENT = {"TORCHDYNAMO_DISABLE": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
-class WarmPopen(subprocess.Popen[Any]):
-    """A program of this interpreter, `[sys.executable, "-m", MODULE, ...]`, which begins with what the daemon and its
-    engine import already imported. Anything else starts as ever."""
+def starting_warm(cold: Callable[..., None], start: Start, program: Sequence[str] = ()) -> Callable[..., None]:
+    """What starts the process of a subprocess.Popen: `start` does if the process can be a warm one and its arguments
+    begin with `program`, or else `cold`, which is subprocess.Popen's own."""
+    signature = inspect.signature(cold)
 
-    def _execute_child(self, *args: Any, **kwargs: Any) -> None:
-        cold = super()._execute_child  # type: ignore[misc]
-        asked = inspect.signature(cold).bind(*args, **kwargs).arguments
-        command = [os.fsdecode(each) for each in asked["args"]] if not isinstance(asked["args"], str) else []
+    def execute_child(popen: Any, *args: Any, **kwargs: Any) -> None:
+        asked = signature.bind(popen, *args, **kwargs).arguments
+        command = [] if isinstance(asked["args"], str | bytes | os.PathLike) else list(map(os.fsdecode, asked["args"]))
         env = dict(os.environ if asked["env"] is None else asked["env"])
-        if not _can_be_warm(command, env, asked):
-            cold(*args, **kwargs)
+        if command[1 : 1 + len(program)] != list(program) or not _can_be_warm(command, env, asked):
+            cold(popen, *args, **kwargs)
             return
-        files = [
-            asked["p2cread"] if asked["p2cread"] != -1 else 0,
-            asked["c2pwrite"] if asked["c2pwrite"] != -1 else 1,
-            asked["errwrite"] if asked["errwrite"] != -1 else 2,
-            *asked["pass_fds"],
-        ]
-        group = None if asked["process_group"] == -1 else asked["process_group"]
+        files = [asked[name] if asked[name] != -1 else number for number, name in enumerate(_STREAMS)]
         launch = wire.Launch(
             tuple(command[1:]),
             env,
             os.path.abspath(asked["cwd"] or os.getcwd()),
             (0, 1, 2, *asked["pass_fds"]),
-            group,
+            None if asked["process_group"] == -1 else asked["process_group"],
             wire.ignored_signals(),
         )
-        self.pid = _server.start(launch, files)
-        self._child_created = True
-        self._close_pipe_fds(  # type: ignore[attr-defined]
-            *(asked[name] for name in ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite"))
-        )
+        popen.pid = start(launch, (*files, *asked["pass_fds"]))
+        popen._child_created = True
+        popen._close_pipe_fds(*(asked[name] for name in _PIPES))
+
+    return execute_child
+
+
+_STREAMS = ("p2cread", "c2pwrite", "errwrite")
+_PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
 
 
 def _can_be_warm(command: list[str], env: dict[str, str], asked: dict[str, Any]) -> bool:
-    plain = {"preexec_fn": None, "shell": False, "start_new_session": False, "gid": None, "gids": None, "uid": None}
     return (
-        command[:2] == [sys.executable, "-m"]
-        and len(command) > 2
-        and all(asked[name] == value for name, value in plain.items())
+        len(command) > 1
+        and command[0] == sys.executable
+        and ((command[1] in ("-m", "-c") and len(command) > 2) or command[1].endswith(".py"))
+        and all(asked[name] == value for name, value in _COLD_OPTIONS.items())
         and _read_at_import(env) == _read_at_import(dict(os.environ))
     )
 
@@ -74,8 +77,8 @@ class _Server:
         self._control: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self, launch: wire.Launch, files: list[int]) -> int:
-        """Starts a process; its id. Raises RuntimeError with the server's own words if it has ended."""
+    def start(self, launch: wire.Launch, files: Sequence[int]) -> int:
+        """As `Start`. Raises RuntimeError with the server's own words if it has ended."""
         self.warm_up()
         assert self._control is not None and self._process is not None
         with self._lock:
@@ -111,3 +114,21 @@ class _Server:
 
 _server = _Server()
 warm_up = _server.warm_up
+
+
+class WarmPopen(subprocess.Popen[Any]):
+    """A program of this interpreter, `[sys.executable, "-m", MODULE, ...]`, "-c" or a file, which begins with what the
+    daemon and its engine import already imported. Anything else starts as ever."""
+
+    _execute_child = starting_warm(subprocess.Popen._execute_child, _server.start)  # type: ignore[attr-defined]
+
+
+def run(command: Sequence[str], *, timeout: float, **options: Any) -> "subprocess.CompletedProcess[str]":
+    """Runs a program to its end, as subprocess.run with text and `capture_output`."""
+    with WarmPopen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options) as process:
+        try:
+            stdout, stderr = process.communicate(timeout=timeout)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)

@@ -191,3 +191,11 @@ async def test_served_weights_tell_version_tensors_and_digests(daemon: ScriptedD
 
 async def _never(context: Any) -> None:
     await asyncio.Event().wait()
+
+
+async def test_a_push_whose_streams_always_break_is_given_up(daemon: ScriptedDaemon, client: AsyncClient) -> None:
+    """After five resumes, so that a daemon which restarts is there again, and no more."""
+    daemon.cut_after_bytes = [1] * 100
+    with pytest.raises(UnavailableError):
+        await client.push_weights(WEIGHTS, version=1, chunk_bytes=100)
+    assert len(daemon.streams) == 1 + 5
