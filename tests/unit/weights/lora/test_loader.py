@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from genserve.client.weights.layout import ByteSpace
 from genserve.client.weights.sources import tensor_sources
-from genserve.errors import InvalidFieldError, UnsupportedError
+from genserve.errors import DeadlineError, InvalidFieldError, UnsupportedError
 from genserve.memory.arena import Arena
 from genserve.rpc.convert.weights import manifest
 from genserve.tensors.manifest import Manifest
@@ -199,3 +199,24 @@ async def test_a_directory_is_read_once(rig: Rig, tmp_path: Path) -> None:
     rig.loras.unload("policy")
     with pytest.raises(InvalidFieldError, match=r"no adapter_model\.safetensors"):
         await rig.loras.load_directory("policy", str(tmp_path), 5.0)
+
+
+async def test_an_adapter_that_comes_too_late_holds_no_memory(rig: Rig, tmp_path: Path) -> None:
+    """Another update keeps the engine for longer than it may take: its files were made for nothing."""
+    rig.engine.max_loras, before = 1, num_arenas()
+    save_file(TENSORS, tmp_path / "adapter_model.safetensors")
+    (tmp_path / "adapter_config.json").write_text(CONFIG)
+    async with rig.pauses.undisturbed(5.0):
+        with pytest.raises(DeadlineError):
+            await rig.loras.load_directory("policy", str(tmp_path), 0.05)
+    assert rig.engine.calls == []
+    assert num_arenas() == before
+
+
+@pytest.mark.parametrize("timeout_s", [0.0, -1.0, float("nan")])
+async def test_a_time_that_cannot_pass_is_refused(rig: Rig, tmp_path: Path, timeout_s: float) -> None:
+    """By its name."""
+    rig.engine.max_loras = 1
+    with pytest.raises(InvalidFieldError) as caught:
+        await rig.loras.load_directory("policy", str(tmp_path), timeout_s)
+    assert caught.value.violations[0].field == "timeout"
