@@ -35,10 +35,7 @@ def test_everything_in_a_start_arrives() -> None:
     assert given == UpdateOptions("u", PauseMode.WAIT, KvPolicy.REUSE, "l", ttl_s=2.0, timeout_s=3.0)
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [weights_pb2.InitWeightTransferRequest, weights_pb2.UpdateWeightsRequest, weights_pb2.FinishWeightUpdateRequest],
-)
+@pytest.mark.parametrize("name", ["InitWeightTransfer", "UpdateWeights", "FinishWeightUpdate"])
 def test_vllm_has_five_minutes_unless_the_caller_says_otherwise(name: str) -> None:
     """Each of the three calls."""
     kind = getattr(weights_pb2, f"{name}Request")

@@ -17,6 +17,7 @@ from genserve.memory.arena import Arena
 from genserve.rpc.convert.weights import manifest
 from genserve.tensors.manifest import Manifest
 from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor
+from genserve.weights.checkpoint_files import CheckpointError, CheckpointFile
 from genserve.weights.lora.config import LoraConfig, lora_issues
 from genserve.weights.lora.files import LoraFiles, sweep
 from genserve.weights.push.types import LoraAdapter, PushAction, PushHeader, PushState
@@ -220,3 +221,26 @@ async def test_a_time_that_cannot_pass_is_refused(rig: Rig, tmp_path: Path, time
     with pytest.raises(InvalidFieldError) as caught:
         await rig.loras.load_directory("policy", str(tmp_path), timeout_s)
     assert caught.value.violations[0].field == "timeout"
+
+
+def test_an_adapter_that_cannot_be_copied_holds_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that has become shorter, or memory that is not there."""
+    before = num_arenas()
+    save_file(TENSORS, tmp_path / "adapter_model.safetensors")
+    (tmp_path / "adapter_config.json").write_text(CONFIG)
+
+    def fail(*_: object) -> None:
+        raise CheckpointError("it has become shorter")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(CheckpointFile, "read_into", fail)
+        with pytest.raises(InvalidFieldError, match="has become shorter"):
+            LoraFiles.of_directory(tmp_path, 8, None)
+    assert num_arenas() == before
+    tensors, data = space(TENSORS)
+    staged = Arena.allocate(len(data))
+    monkeypatch.setattr(Arena, "write", fail)
+    with pytest.raises(CheckpointError):
+        LoraFiles.of_push(LoraConfig.parse(CONFIG, 8, ""), tensors, staged, "p")
+    staged.close()
+    assert num_arenas() == before
