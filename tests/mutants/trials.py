@@ -272,7 +272,9 @@ def _run_probed(transforms: dict[Path, Callable[[bytes], ast.Module]], tests: Se
     setattr(builtins, PROBE, hits.add)
     Sources(transforms).install()
     observer = _Observer(hits)
-    pytest.main(_options(tests), plugins=[observer])
+    status = pytest.main(_options(tests), plugins=[observer])
+    if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        raise RuntimeError(f"pytest cannot run {' '.join(tests)}: {status!r}")
     _send(pipe, {"tests": observer.tests, "modules": sorted(sys.modules)})
 
 
