@@ -12,9 +12,16 @@ from google.protobuf import descriptor_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
 from genserve.config import ServeConfig
+from genserve.rpc import server
 from genserve.rpc.server import SERVICE_NAMES, bind
 from genserve.v1 import control_pb2
 from tests.rpc.conftest import Daemon, serving
+
+# Frames of HTTP/2: length, type, flags, stream.
+SETTINGS = b"\0\0\0\4\0\0\0\0\0"
+FRAME_HEADER_BYTES = 9
+PING = b"\0\0\x08\x06\0"
+SETTINGS_ACK = b"\0\0\0\4\1\0\0\0\0"
 
 
 async def reflect(daemon: Daemon, version: str, **request: str) -> reflection_pb2.ServerReflectionResponse:
@@ -110,3 +117,23 @@ async def test_a_method_that_does_not_exist_is_unimplemented(daemon: Daemon) -> 
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await daemon.channel.unary_unary("/genserve.v1.ControlService/Nope")(b"", timeout=5)
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_a_peer_that_says_nothing_is_asked_whether_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that has no call: its connection would stay half open for hours. Here it is asked sooner."""
+    options = [(key, 300 if key == "grpc.keepalive_time_ms" else value) for key, value in server.SERVER_OPTIONS]
+    monkeypatch.setattr(server, "SERVER_OPTIONS", tuple(options))
+    async with serving(ServeConfig(port=0)) as daemon:
+        host, port = daemon.address.rsplit(":", 1)
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + SETTINGS + SETTINGS_ACK)
+        async with asyncio.timeout(10):
+            while (frame := await reader.readexactly(FRAME_HEADER_BYTES))[:5] != PING:
+                await reader.readexactly(int.from_bytes(frame[:3], "big"))
+        writer.close()
+
+
+def test_a_vanished_peer_is_noticed_within_half_a_minute() -> None:
+    """A ping after 20 s without a word, and 10 s for its answer."""
+    options = dict(server.SERVER_OPTIONS)
+    assert options["grpc.keepalive_time_ms"] + options["grpc.keepalive_timeout_ms"] == 30_000
