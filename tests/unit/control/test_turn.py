@@ -7,7 +7,7 @@ import pytest
 from genserve.control.conditions import Phase
 from genserve.control.turn import uninterrupted
 from genserve.engine.protocol import KvPolicy, PauseMode
-from genserve.errors import DeadlineError, DrainingError
+from genserve.errors import DeadlineError, DrainingError, InvalidFieldError
 from tests.support.phases import enter_phase
 from tests.support.scripted_engine import Gate
 from tests.unit.control.conftest import Rig
@@ -110,3 +110,21 @@ async def test_uninterrupted_work_is_done_before_the_cancellation_is_raised() ->
     with pytest.raises(asyncio.CancelledError) as cancelled:
         await task
     assert isinstance(cancelled.value.__cause__, RuntimeError)
+
+
+@pytest.mark.parametrize("timeout_s", [0.0, -1.0, float("nan")])
+async def test_a_time_that_cannot_pass_is_refused(rig: Rig, timeout_s: float) -> None:
+    """By its name, before the engine is asked for anything."""
+    with pytest.raises(InvalidFieldError) as caught:
+        await rig.pause(timeout_s=timeout_s)
+    assert caught.value.violations[0].field == "timeout"
+    assert rig.engine.calls == []
+
+
+async def test_the_caller_is_told_that_a_pause_could_not_be_undone(rig: Rig) -> None:
+    """The daemon ends of it: what made the pause fail is of no use any more."""
+    rig.engine.fails |= {"pause": RuntimeError("no pause"), "resume": RuntimeError("no way back")}
+    with pytest.raises(RuntimeError, match="no way back"):
+        await rig.pause()
+    with pytest.raises(RuntimeError, match="no way back"):
+        await rig.background
