@@ -76,7 +76,7 @@ async def serve(settings: IngestSettings) -> None:
 
 
 class Relay:
-    """Passes pushes on to the daemon. `max_message_bytes` is the daemon's limit."""
+    """Passes pushes on to the daemon."""
 
     def __init__(self, daemon: grpc.aio.Channel) -> None:
         self._daemon = daemon

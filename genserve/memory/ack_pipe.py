@@ -1,4 +1,4 @@
-"""The ack pipe: through it a trainer on the same host learns which pieces of its memory were copied."""
+"""The pipe on which the owner of shared memory gets an acknowledgement for each piece that was copied."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""A ring of shared memory that one process writes and another on the same host reads: no byte goes through a socket."""
+"""Memory that a process writes round and round and the daemon, on the same host, copies: no byte goes over a socket."""
 
 import asyncio
 import fcntl

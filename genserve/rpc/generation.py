@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from grpc.aio import ServicerContext
 
 
-# The stubs know messages and generators only. Coroutines that write, not async generators: gRPC does not close those
-# when the client cancels.
+# The stubs know messages and generators only. These are coroutines that write, not async generators, because gRPC does
+# not close generators when the client cancels.
 class GenerationServicer(GenerationServiceServicer):
     """Streams tokens out of the engine."""
 
@@ -40,12 +40,12 @@ class GenerationServicer(GenerationServiceServicer):
         info, minted_id = self._engine.info, uuid.uuid4().hex
         stream = await self._engine.submit(await request.read(lambda m: generation_request(m, info, minted_id)))
         try:
-            # Admitted: from here on a client must not replay the call, and this is how it knows.
+            # Admitted: from here on a client must not replay the call, and these metadata tell it so.
             await context.send_initial_metadata(())
             while (update := await stream.next()) is not None:
                 await context.write(to_response(update, stream.request_id))
         finally:
-            # Shielded, for a second cancellation would leave the request running.
+            # Shielded, because a second cancellation would leave the request running.
             await asyncio.shield(stream.close())
 
     async def GenerateMany(  # type: ignore[override]

@@ -1,4 +1,4 @@
-"""CRC32C of bytes, without copying them."""
+"""CRC32C of bytes where they lie, computed by google_crc32c, which is loaded when it is needed: clients do without."""
 
 from collections.abc import Callable
 from functools import cache

@@ -1,4 +1,4 @@
-"""A set of bytes as [start, end) ranges. Pure."""
+"""Which bytes are there: sets of [start, end) ranges. Pure."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,7 @@
-"""All pushes: who may open one, who carries it out, and when its bytes are freed.
+"""Who may open a push, and who may have it applied or discarded.
 
-Owns the rules between pushes and the time to live. `admission` checks headers, `live_push` is one push, `outcomes`
-knows finished ones, and `apply` applies them.
+Owns the rules between pushes. Whether a header is good is `admission`, one push is `live_push`, those that are here and
+their time to live are `live_pushes`, what came of those that are gone is `outcomes`, and applying is `completion`.
 """
 
 import asyncio

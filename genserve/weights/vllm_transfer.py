@@ -58,8 +58,9 @@ class UpdateOptions(HoldOptions):
 
 @dataclass(slots=True)
 class OpenUpdate:
-    """An open update. `due_s`: when its time to live ends, on the clock. `receive_s`: seconds of receiving so far.
-    `is_untouched`: nothing can have been received yet. `leaving` resumes generation and allows pushes."""
+    """An update that has begun. `due_s`: when its time to live ends, on the clock; `receive_s`: seconds that its
+    tensors took so far; `is_untouched`: nothing can have been received yet; `leaving` lets generation go on, and pushes
+    in: leave it with the error that ended the update."""
 
     update_id: str
     ttl_s: float

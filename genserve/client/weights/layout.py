@@ -25,8 +25,8 @@ class _Piece:
 
 
 class ByteSpace:
-    """Places tensors without gaps; a `layout` may have more tensors. Of a tensor that several ranks share, this holds
-    one part.
+    """Lays tensors out without gaps; with a `layout`, which may have more tensors, as they lie there. Of a tensor that
+    several ranks have together a part is here.
 
     Raises ValueError for a name that occurs twice, for no tensor at all, and for a tensor that is not in the layout.
     """

@@ -1,4 +1,7 @@
-"""The live weights of all ranks, and their version."""
+"""The live weights of all ranks, and the version they have.
+
+vLLM's own transfer over them is `transfer`'s.
+"""
 
 import asyncio
 import os
@@ -25,8 +28,8 @@ GRACE_S = 10.0
 
 
 class LiveWeights:
-    """Prepares, commits and discards versions on every rank, as `Engine` specifies. `address`: "HOST:PORT" of the
-    daemon for other hosts."""
+    """Prepares, commits and discards versions on every rank, as `Engine` has it. `address`: where other machines
+    reach the daemon, "HOST:PORT"."""
 
     def __init__(self, llm: AsyncLLM, liveness: Liveness, workers: Workers, address: str) -> None:
         self._llm = llm
@@ -89,7 +92,7 @@ class LiveWeights:
             raise PushRolledBackError(f"the weights could not be prepared; nothing changed: {error}") from error
 
     async def _fetch(self, nonce: str, arena: ArenaRef, timeout_s: float) -> dict[str, str]:
-        """Makes one worker of every other host copy the bytes there. Returns the paths of the copies by host."""
+        """Has one worker of every other machine fetch the bytes; the paths of their arenas by machine."""
         deadline = asyncio.get_running_loop().time() + timeout_s
         machine_of = {ranks[0]: machine for machine, ranks in self._workers.other_machines.items()}
         request = Fetch(nonce, list(machine_of), self._address, arena.push_id, arena.size_bytes, timeout_s)

@@ -21,8 +21,8 @@ class WorkerError(Exception):
 
 
 class Workers:
-    """All ranks. Owns the socket for reports of background work; ranks on `other_hosts`, which cannot reach it, are
-    polled."""
+    """All ranks. Owns the socket that background work reports to; ranks on `other_machines`, which cannot reach it,
+    are asked."""
 
     def __init__(self, engine_core: Any, liveness: Liveness, num_ranks: int) -> None:
         self._core = engine_core

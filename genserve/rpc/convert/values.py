@@ -1,4 +1,4 @@
-"""What the services share, between messages and domain types: durations, enums, the state of the engine."""
+"""Conversions that the services share: durations, enums, the state of the engine."""
 
 from typing import TypeVar
 
@@ -29,7 +29,7 @@ _PHASES_OUT = {phase: types_pb2.Phase.Value(f"PHASE_{phase.value}") for phase in
 
 
 def seconds(duration: Duration, field: str) -> float:
-    """A span of time that has to pass: above 0 and at most a year. `field` is its path in the request."""
+    """A duration above 0 and at most a year, in seconds. `field` is its path in the request."""
     value = duration.seconds + duration.nanos / 1e9
     if not 0 < value <= MAX_DURATION_S:
         raise InvalidFieldError.of(field, f"must be above 0 s and at most {MAX_DURATION_S:.0f} s, is {value:g} s")

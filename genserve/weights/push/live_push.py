@@ -211,7 +211,7 @@ class LivePush:
             self.staging.count_all()
 
     def fail(self, error: Exception) -> None:
-        """Records an error that changed nothing. The bytes stay, and the streams get the error."""
+        """Nothing changed, and the bytes stay."""
         self.lifecycle.failed()
         self.checked.set()
         self.issues = (PushIssue("", str(error)),)

@@ -13,21 +13,22 @@ from genserve.config import WAYS
 
 GIB: Final = 1 << 30
 HOST_MARGIN_BYTES: Final = 512 << 20
-"""Of CPU memory, left to everything else when a version is to be built there."""
+"""Memory that stays free for everything else on the host."""
 
 HOST_FACTOR: Final = 1.1
-"""What a version that is built in CPU memory takes there, in sizes of the model."""
+"""Memory of a version that is built on the host, relative to the size of the model."""
 
 ACTIVATION_BYTES: Final = 2 * GIB
-"""Assumed of a device for activations and captured graphs, beside weights, keys and values."""
+"""Assumed memory of a device for activations and captured graphs, beside weights, keys and values."""
 
 RING_BYTES: Final = 256 << 20
 """Pinned CPU memory through which each rank's weights reach its device; `update.pinned_ring` allocates it."""
 
 _KEPT_SHARE: Final = 3
-"""`auto` builds beside if this fraction (1 / n) of what is left without a second model stays for keys and values."""
+"""`beside` must leave at least one part in this many of the memory that keys and values would have without a second
+model."""
 
-# What the pauses are computed from, for an H100 on PCIe 5; none of it was measured.
+# Assumptions for computed pauses, of an H100 on PCIe 5; none was measured.
 _DEVICE_BYTES_PER_S: Final = 1.5e12  # a copy within the device
 _HOST_BYTES_PER_S: Final = 25e9  # a copy between the device and the CPU, through the pinned ring; in each direction
 
@@ -51,7 +52,7 @@ class WorkerFacts:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The way that a worker takes new versions, and why, in a sentence for the log."""
+    """The way that a worker takes new versions, and a sentence for the log that says why."""
 
     way: str
     reason: str
@@ -138,13 +139,13 @@ def _of_the_device(facts: WorkerFacts, left: int) -> str:
 
 
 def leaves_enough(needed: float, left: float) -> bool:
-    """Whether `auto` builds beside: what is `needed` for that leaves enough of what is `left` beside the weights."""
+    """Whether `auto` takes `beside`: whether `needed` leaves enough of the memory that is `left` beside the weights."""
     return (left - needed) * _KEPT_SHARE >= left
 
 
 def pause_s(way: str, weights: int) -> float:
-    """How long copies stop generation on a GPU, in seconds, for so many bytes on each: three copies within the device,
-    one to the CPU and one back at the same time, or one to the device. The step that is under way adds about 20 ms."""
+    """How long copies stop generation on a GPU, in seconds, for this many bytes on each GPU: three copies within the
+    device, one to the host and one back at the same time, or one to the device. Add the running step, about 20 ms."""
     return {
         "beside": 3 * weights / _DEVICE_BYTES_PER_S,
         "host": weights / _HOST_BYTES_PER_S,
@@ -153,9 +154,11 @@ def pause_s(way: str, weights: int) -> float:
 
 
 def refusal(quantization: str | None, way: str, *, is_online: bool) -> str | None:
-    """Why weights of this quantisation cannot be taken in this way on an accelerator, None if they can. `quantization`
-    and `is_online` as in WorkerFacts; `way`: beside = built on the device, host = built on the CPU and copied to the
-    device, inplace = built on the device layer by layer, from a structure on the CPU."""
+    """Why weights of this quantisation cannot be taken in this way on an accelerator; None if they can.
+
+    `quantization` and `is_online` as in Facts. `way`: beside = built on the device, host = built on the host and copied
+    to the device, inplace = built on the device layer by layer, from a structure on the host.
+    """
     if quantization is None or way == "beside":
         return None
     if way == "host":
@@ -185,5 +188,5 @@ def _gib(num_bytes: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """As people read it."""
+    """The duration for people."""
     return f"{1000 * seconds:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"

@@ -54,22 +54,22 @@ def make_update(worker: Any) -> tuple[Update, Chosen]:
 
 
 def choose(worker: Any) -> Chosen:
-    """For a worker of vLLM whose model is loaded; while nothing is served. Raises ValueError for a way that was asked
-    for and cannot be had, and torch.OutOfMemoryError."""
+    """Chooses for a worker of vLLM with a loaded model, while nothing is served. Raises ValueError if the requested way
+    is not possible, and torch.OutOfMemoryError."""
     live, config = worker.model_runner.get_model(), worker.vllm_config
     device = Device.of(worker.device)
     asked = config.additional_config.get(WEIGHT_UPDATE_KEY, "auto")
     drafting: DraftUpdate | None = None
     beside: BesideUpdate | None = None
     if worker.device.type == "cpu":
-        # Its packed weights lie outside of torch: what a second model takes is known once there is one, empty.
+        # Its packed weights are outside of torch: the size of a second model is known only from one without weights.
         if asked != "inplace":
             beside = BesideUpdate(live, config, device, worker.device)
         drafting = draft_update(worker, device, asked)
         num_bytes = sum(each.num_bytes for each in (beside, drafting) if each is not None)
         facts = WorkerFacts(num_bytes, 0, None, _cpu_bytes(config))
     else:
-        # What drafts is loaded with embeddings and a head of its own, so what it shares counts twice.
+        # A draft model is loaded with its own embeddings and head, so what it shares counts twice.
         draft = draft_of(worker)
         drafting_sizes = sizes_of(draft.model) if draft is not None else []
         # Both have a buffer of their largest tensor.

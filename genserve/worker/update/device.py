@@ -34,24 +34,24 @@ class Device:
 
     @staticmethod
     def of(device: torch.device) -> "Device":
-        """What `device` needs."""
+        """The class for `device`."""
         return CudaDevice(device) if device.type == "cuda" else Device(device)
 
     @contextmanager
     def work(self) -> Iterator[None]:
-        """For a thread that works on a version which is not live. What it allocates comes out of what is kept for
-        pushes, and goes back there; what it did is complete at the end."""
+        """A context for a thread that works on a version that is not live. Its allocations use the memory reserved for
+        pushes; its work is complete at the end."""
         yield
 
     def loading(self) -> AbstractContextManager[object]:
-        """For the part of `work` that copies a checkpoint's tensors to the device, by this thread."""
+        """A context for the part of `work` in which this thread copies a checkpoint's tensors to the device."""
         return nullcontext()
 
     def synchronize(self) -> None:
-        """Waits for all work of the device. Raises RuntimeError for what has failed in it."""
+        """Waits for all work of the device. Raises RuntimeError if some of it failed."""
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Copies, at once or in the order of this thread's other copies; `synchronize` completes it."""
+        """Copies, at once or in the order of this thread's other copies. `synchronize` completes the copy."""
         target.copy_(source)
 
     def can_swap(self, live: torch.Tensor, new: torch.Tensor) -> bool:
@@ -63,16 +63,16 @@ class Device:
         raise NotImplementedError("exchanging with tensors in host memory")
 
     def give_up(self) -> None:
-        """Gives back what is kept for pushes, until something is allocated again."""
+        """Frees the memory reserved for pushes, until something is allocated again."""
 
     @property
     def reserved_bytes(self) -> int:
-        """Memory that is kept for pushes, in bytes."""
+        """Memory reserved for pushes, in bytes."""
         return 0
 
     def free_bytes(self) -> int:
-        """Free memory of the device, in bytes."""
-        raise NotImplementedError("of CPU memory each rank has a share: update.choice")
+        """Unused memory of the device, in bytes."""
+        raise NotImplementedError("the host's memory is asked for elsewhere")
 
 
 class CudaDevice(Device):
@@ -112,20 +112,20 @@ class CudaDevice(Device):
             yield
 
     def loading(self) -> AbstractContextManager[object]:
-        """The ring."""
+        """The pinned ring."""
         return nullcontext() if self._ring is None else ThroughRing(self._ring)
 
     def give_up(self) -> None:
-        """The pool; nothing of it may be in use."""
+        """Frees the pool, which nothing may use."""
         self._pool = None
         torch.cuda.empty_cache()
 
     def synchronize(self) -> None:
-        """All streams of the device."""
+        """Waits for all streams of the device."""
         torch.cuda.synchronize(self.device)
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Through the ring if that is worth it."""
+        """Uses the ring if this is faster."""
         if self._ring is not None and goes_through(target, source):
             self._ring.copy(target, source)
         else:
@@ -143,12 +143,12 @@ class CudaDevice(Device):
 
     @property
     def reserved_bytes(self) -> int:
-        """Of the pool."""
+        """The memory of the pool."""
         segments = [] if self._pool is None else self._pool.snapshot(include_traces=False)
         return sum(int(segment["total_size"]) for segment in segments)
 
     def free_bytes(self) -> int:
-        """As the driver tells."""
+        """The driver's figure."""
         return int(torch.cuda.mem_get_info(self.device)[0])
 
 

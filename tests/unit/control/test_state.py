@@ -3,12 +3,12 @@
 import asyncio
 
 import pytest
-from tests.scripted_engine import ScriptedEngine
 
 from genserve.control.asleep import Asleep
 from genserve.control.conditions import DaemonCondition, EngineCondition, Phase
 from genserve.control.state import StateBoard
 from genserve.engine.protocol import ALL_TAGS
+from tests.support.scripted_engine import ScriptedEngine
 
 
 def new_board() -> StateBoard:

@@ -78,9 +78,9 @@ def file_of(header: dict[str, Any], data_bytes: int) -> bytes:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"", "not a safetensors file"),
-        (struct.pack("<Q", 1 << 62) + b"{}", "not a safetensors file"),
-        (struct.pack("<Q", 2) + b"[]", "malformed"),
+        (b"", "no safetensors file"),
+        (struct.pack("<Q", 1 << 62) + b"{}", "no safetensors file"),
+        (struct.pack("<Q", 2) + b"[]", "not a JSON object"),
         (struct.pack("<Q", 4) + b"nope", "Expecting value"),
         (struct.pack("<Q", 8) + b'{"a":{}}', "a: needs dtype, shape"),
         (file_of({"a": entry(0, 1), "b": entry(2, 3)}, 3), "b: begins at 2, the one before it ends at 1"),

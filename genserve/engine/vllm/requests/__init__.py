@@ -1,1 +1,1 @@
-"""Converts a request to vLLM's prompt and sampling parameters, and vLLM's outputs to results."""
+"""Requests: into vLLM's prompts and sampling parameters, running, and out of its outputs."""

@@ -1,4 +1,4 @@
-"""Makes requests for vLLM's engine process, and checks them with vLLM's own rules and codec before they are sent.
+"""Builds what is sent to vLLM's engine process, and checks it with vLLM's own rules and codec.
 
 EngineCore decodes requests outside of any `try`: one value of a wrong type ends the thread that reads requests, for
 everybody. So every request is encoded and decoded here before it is sent.

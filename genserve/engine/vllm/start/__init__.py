@@ -1,1 +1,1 @@
-"""The start of vLLM: its configuration, flags that are refused before a model is loaded, and other hosts."""
+"""How vLLM is started: its configuration, what is refused before it loads a model, and other machines."""

@@ -1,4 +1,4 @@
-"""The daemon's address for workers on other hosts, if vLLM's flags spread an engine over hosts. Pure."""
+"""The address at which workers on other machines reach the daemon, as vLLM's flags spread an engine. Pure."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,12 +13,9 @@ _WILDCARDS = frozenset({"0.0.0.0", "::", "[::]"})
 
 
 def daemon_address(parallel: ParallelConfig, host: str, port: int, own_ip: Callable[[], str]) -> str:
-    """The "HOST:PORT" at which other hosts reach the daemon that listens on `host` and `port`; "" if there are no other
-    hosts, or none is known.
-
-    `own_ip` returns this host's address, for Ray, which alone knows where workers will run. Raises EngineStartError
-    naming the flag that prevents other hosts from reaching it.
-    """
+    """The "HOST:PORT" at which other machines reach the daemon that listens on `host` and `port`; "" if there are none,
+    or none that is known. `own_ip` returns this machine's address, for Ray, which alone knows where workers will be.
+    Raises EngineStartError naming the flag that keeps other machines from reaching it."""
     if parallel.use_ray:
         return "" if port <= 0 or is_loopback(host) else _joined(own_ip() if host in _WILDCARDS else host, port)
     first = _first_machine(parallel)
