@@ -1,0 +1,1 @@
+"""Processes that a program starts, and how they end: in order, or with the program."""
