@@ -32,14 +32,14 @@ def kill_group(group: int) -> None:
         for pid in set(members) - set(trackers):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        _wait(trackers, _TRACKERS_TIMEOUT_S)
+        wait_ended(trackers, _TRACKERS_TIMEOUT_S)
     if members_of(group):  # else the number may be somebody else's by now
         with suppress(ProcessLookupError):
             os.killpg(group, signal.SIGKILL)
 
 
-def _wait(pids: Sequence[int], timeout_s: float) -> None:
-    """Until those processes have ended, or the time is over."""
+def wait_ended(pids: Sequence[int], timeout_s: float) -> None:
+    """Until those processes, which need not be children, have ended, or the time is over."""
     deadline_s = time.monotonic() + timeout_s
     for pid in pids:
         try:
@@ -47,7 +47,9 @@ def _wait(pids: Sequence[int], timeout_s: float) -> None:
         except ProcessLookupError:
             continue
         try:
-            select.select([fd], [], [], max(0.0, deadline_s - time.monotonic()))
+            watched = select.poll()  # select takes no descriptor above 1023
+            watched.register(fd, select.POLLIN)
+            watched.poll(1000 * max(0.0, deadline_s - time.monotonic()))
         finally:
             os.close(fd)
 
