@@ -11,12 +11,13 @@ from typing import Final
 
 from genserve.client import AsyncClient, Generation, PushResult
 from genserve.doctor.children import Children
-from genserve.doctor.daemon_child import DaemonFailedError, daemon
+from genserve.doctor.daemon_child import daemon
 from genserve.doctor.digest_diff import held_weights
 from genserve.doctor.findings import MustFail, PushFound, Snapshot, WayFound
 from genserve.doctor.load import NUM_STREAMS, LoadLimits, live_load, retry_after_s
 from genserve.doctor.tiny_model import Checkpoint
 from genserve.errors import GenserveError, InvalidFieldError, QueueFullError, UnsupportedError
+from genserve.launcher.daemon_process import DaemonFailedError
 
 _PROMPTS: Final = ([5, 6, 7, 8], [100, 200, 300], list(range(10, 40)))
 _MAX_TOKENS: Final = 24
