@@ -200,6 +200,8 @@ def test_a_process_that_is_forked_in_the_block_does_not_end_the_daemon(fake: Env
             warnings.simplefilter("ignore", DeprecationWarning)
             child = os.fork()
         if child == 0:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)  # waiting for a thread that it does not have would never end
+            signal.alarm(5)
             launch.__exit__(None, None, None)
             os._exit(0)
         assert os.waitpid(child, 0)[1] == 0
