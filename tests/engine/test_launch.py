@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from genserve.launcher.process_group import members_of
-from tests.engine.test_readme import block
+from tests.engine.examples import block
 
 GUIDE = Path(__file__).parents[2] / "docs" / "training.md"
 AROUND = """
