@@ -14,7 +14,7 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import uvloop
@@ -96,50 +96,46 @@ async def serve(config: ServeConfig, args: AsyncEngineArgs) -> int:
     async with AsyncExitStack() as stack:
         began_s = time.monotonic()
         _sweep()
-        local = _directory(args.model)
-        opened = _open_checkpoint(local) if local is not None else None
-        _say(f"starting the engine for {args.model}")
-        options = EngineOptions(
-            config.max_active_requests,
-            config.max_n,
-            config.weight_update,
-            config.host,
-            config.port,
-            config.trust_request_chat_template,
-        )
-        with children_ignore_interrupts():
-            engine = await VllmEngine.start(args, options)
+        opened = _open_local_checkpoint(args.model)
+        engine = await _start_engine(config, args)
         stopped = stack.enter_context(_stopped_by_signal(config))
         stack.push_async_callback(engine.stop)
-        if local is None:
+        if _directory(args.model) is None:
             opened = _open_downloaded_checkpoint(engine)
-        daemon = await _build(config, engine, opened, args.load_format.lower(), stack)
+        daemon = await _build_services(config, engine, opened, args.load_format.lower(), stack)
         del opened  # the files are closed when version 0 is not resident any more
-        background = daemon.start()
-        stack.push_async_callback(_cancel, background)
+        daemon.start(stack)
         _settle_memory()
-        daemon.parts.board.become(DaemonCondition.SERVING)
-        _say(f"weight update: {engine.info.weight_update} ({engine.info.weight_update_reason})")
-        for warning in engine.warnings:
-            _say(f"warning: {warning}")
-        _say(f"ready after {time.monotonic() - began_s:.0f} s")
-        print(f"genserve: serving {args.model} on {daemon.address}", flush=True)
-        failure = await _first_of(stopped, background)
-        if failure is None:
-            return await daemon.drain(background)
-        return await daemon.fail(failure)
+        daemon.announce(args.model, began_s)
+        failure = await daemon.run_until_stopped(stopped)
+        return await daemon.drain() if failure is None else await daemon.fail(failure)
 
 
-@dataclass(frozen=True, slots=True)
+async def _start_engine(config: ServeConfig, args: AsyncEngineArgs) -> VllmEngine:
+    _say(f"starting the engine for {args.model}")
+    options = EngineOptions(
+        config.max_active_requests,
+        config.max_n,
+        config.weight_update,
+        config.host,
+        config.port,
+        config.trust_request_chat_template,
+    )
+    with children_ignore_interrupts():
+        return await VllmEngine.start(args, options)
+
+
+@dataclass(slots=True)
 class _Daemon:
     """The parts above the engine. `address` is where it serves."""
 
     engine: VllmEngine
     parts: ServerParts
     address: str
+    background: list["asyncio.Task[None]"] = field(default_factory=list)
 
-    def start(self) -> list["asyncio.Task[None]"]:
-        """Starts the background tasks; none should end."""
+    def start(self, stack: AsyncExitStack) -> None:
+        """Starts the tasks that keep it going; `stack` ends them."""
         parts, timeout_s = self.parts, self.parts.config.heartbeat_timeout_s
         tasks = {
             "engine": self.engine.watch(timeout_s, parts.board.tell_answers),
@@ -149,17 +145,34 @@ class _Daemon:
         }
         if parts.ingest is not None:
             tasks["receiving processes"] = parts.ingest.run()
-        return [asyncio.create_task(task, name=name) for name, task in tasks.items()]
+        self.background = [asyncio.create_task(task, name=name) for name, task in tasks.items()]
+        stack.push_async_callback(_cancel, self.background)
 
-    async def drain(self, background: Sequence["asyncio.Task[None]"]) -> int:
-        """Lets running work end, within the drain timeout. Returns the exit status."""
+    def announce(self, model: str, began_s: float) -> None:
+        """Health says SERVING, and so does standard output. `began_s`: when the start began, on the monotonic clock."""
+        self.parts.board.become(DaemonCondition.SERVING)
+        _say(f"weight update: {self.engine.info.weight_update} ({self.engine.info.weight_update_reason})")
+        for warning in self.engine.warnings:
+            _say(f"warning: {warning}")
+        _say(f"ready after {time.monotonic() - began_s:.0f} s")
+        print(f"genserve: serving {model} on {self.address}", flush=True)
+
+    async def run_until_stopped(self, stopped: asyncio.Event) -> str | None:
+        """Waits for the signal (None) or for a background task to end: what to say then."""
+        waiting = asyncio.create_task(stopped.wait())
+        await asyncio.wait([waiting, *self.background], return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        return self._failure()
+
+    async def drain(self) -> int:
+        """Lets what runs end, within the drain timeout; the exit status."""
         parts = self.parts
         drain = Drain(self.engine, parts.board, parts.pauses, parts.transfers, parts.registry)
         try:
             drained = await drain.run(parts.config.drain_timeout_s)
         except GenserveError as error:
             return await self.fail(error.message)
-        if (failure := _failure(background)) is not None:
+        if (failure := self._failure()) is not None:
             return await self.fail(failure)
         for line in drained.cut:
             _say(line)
@@ -176,8 +189,17 @@ class _Daemon:
         await asyncio.sleep(_LAST_ANSWERS_S)
         return EXIT_FAILED
 
+    def _failure(self) -> str | None:
+        """What to say of the background task that has ended; None if all go on."""
+        for task in self.background:
+            if task.done():
+                if task.get_name() == "engine":
+                    return "the engine has died"
+                return f"{task.get_name()} ended: {task.exception()!r}"
+        return None
 
-async def _build(
+
+async def _build_services(
     config: ServeConfig, engine: VllmEngine, opened: OpenedCheckpoint | None, load_format: str, stack: AsyncExitStack
 ) -> _Daemon:
     """Builds everything above the engine, with the server listening. `opened` is the checkpoint, if its files are
@@ -241,24 +263,6 @@ async def _ingest(config: ServeConfig, stack: AsyncExitStack) -> IngestProcesses
     return ingest
 
 
-async def _first_of(stopped: asyncio.Event, background: Sequence["asyncio.Task[None]"]) -> str | None:
-    """Waits for the signal (None) or for a background task to end, which none should; then returns the message."""
-    waiting = asyncio.create_task(stopped.wait())
-    await asyncio.wait([waiting, *background], return_when=asyncio.FIRST_COMPLETED)
-    waiting.cancel()
-    return _failure(background)
-
-
-def _failure(background: Sequence["asyncio.Task[None]"]) -> str | None:
-    """The message for a background task that has ended; None if all run."""
-    for task in background:
-        if task.done():
-            if task.get_name() == "engine":
-                return "the engine has died"
-            return f"{task.get_name()} ended: {task.exception()!r}"
-    return None
-
-
 async def _cancel(tasks: Sequence["asyncio.Task[None]"]) -> None:
     for task in tasks:
         task.cancel()
@@ -282,6 +286,13 @@ def _directory(model: str) -> Path | None:
     """The directory of the checkpoint's files if `model` is a path, and not the name of a repository."""
     path = Path(model)
     return path if path.is_dir() else None
+
+
+def _open_local_checkpoint(model: str) -> OpenedCheckpoint | None:
+    """The one in the directory that `model` names, if any. Call it before the engine reads its files, so that it can be
+    seen whether those were changed meanwhile."""
+    directory = _directory(model)
+    return None if directory is None else _open_checkpoint(directory)
 
 
 def _open_checkpoint(directory: Path) -> OpenedCheckpoint | None:

@@ -1,5 +1,6 @@
 """Settings of all tests: how many run at a time, and what is started before them and ended after."""
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,7 +37,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Begins to import what daemons do, while tests run that need none."""
+    """Begins to import what daemons do, while tests run that need none. Collections of garbage need not walk what was
+    imported here: torch alone makes one take a second."""
+    gc.collect()
+    gc.freeze()
     if any(item.path.parent.name in ("engine", "faults") for item in session.items):
         process.warm_up()
 

@@ -43,10 +43,11 @@ from genserve.client.transport.connection import ConnectionSettings, Timeouts
 from genserve.client.transport.enums import KvPolicy, PauseMode, PushAction, SleepTag
 from genserve.client.transport.errors import ClientClosedError, ClientMisuseError
 from genserve.client.transport.response_stream import ResponseStream
-from genserve.client.weights.calls import ServedTensor, ServedWeights
 from genserve.client.weights.download import PulledWeights
 from genserve.client.weights.lora import Lora
+from genserve.client.weights.options import ApplyOptions, PushOptions, SendOptions
 from genserve.client.weights.push import Applied, Push, PushProgress, PushResult
+from genserve.client.weights.served import ServedTensor, ServedWeights
 from genserve.client.weights.vllm_transfer import FinishedUpdate, StartedUpdate
 from genserve.errors import UnavailableError
 from genserve.tensors.safetensors import CheckpointFileError
@@ -54,6 +55,7 @@ from genserve.tensors.safetensors import CheckpointFileError
 __all__ = [
     "AbortResult",
     "Applied",
+    "ApplyOptions",
     "AsyncClient",
     "BlockingStream",
     "CheckpointFileError",
@@ -86,10 +88,12 @@ __all__ = [
     "PulledWeights",
     "Push",
     "PushAction",
+    "PushOptions",
     "PushProgress",
     "PushResult",
     "ResponseStream",
     "ResumeResult",
+    "SendOptions",
     "SequenceDelta",
     "ServedTensor",
     "ServedWeights",

@@ -1,24 +1,21 @@
 """Processes that the doctor starts, each with its descendants in its own process group, so that none is left behind.
 
 A terminal sends Ctrl-C only to its foreground group: the doctor gets it and ends the others. If the doctor is killed,
-the kernel ends them (see `launch`).
+the kernel ends them (see `launcher.end_with_starter`).
 """
 
 import asyncio
 import os
-import select
-import signal
-import sys
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Final, Self
 
+from genserve.launcher.end_with_starter import ending_with_this_process
+from genserve.launcher.process_group import kill_group, members_of
+
 _STDOUT_LIMIT_BYTES: Final = 1 << 20
 _KILLED_TIMEOUT_S: Final = 10.0
-_TRACKERS_TIMEOUT_S: Final = 2.0
 
 
 class Children:
@@ -33,9 +30,8 @@ class Children:
     ) -> asyncio.subprocess.Process:
         """Starts a process. Its stdout is a pipe. It gets SIGTERM when this process ends. Raises OSError."""
         arguments: Any = {"process_group": 0}
-        launched = (sys.executable, "-m", "genserve.doctor.launch", str(os.getpid()), *command)
         starting = asyncio.create_subprocess_exec(
-            *launched,
+            *ending_with_this_process(command),
             stdin=stdin,
             stdout=asyncio.subprocess.PIPE,
             stderr=stderr,
@@ -63,7 +59,7 @@ class Children:
                 while members := members_of(process.pid):
                     await _end_of(members[0])
                 status = ended
-        self._kill(process.pid)
+        kill_group(process.pid)
         try:
             async with asyncio.timeout(_KILLED_TIMEOUT_S):
                 await process.wait()
@@ -76,19 +72,6 @@ class Children:
         if not started.cancelled() and started.exception() is None:
             self._groups.add(started.result().pid)
 
-    def _kill(self, group: int) -> None:
-        """Kills Python's resource trackers last: they remove the shared memory and semaphores of the others."""
-        members = members_of(group)
-        trackers = [pid for pid in members if _is_resource_tracker(pid)]
-        if trackers:
-            for pid in set(members) - set(trackers):
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            _wait(trackers, _TRACKERS_TIMEOUT_S)
-        if members_of(group):  # otherwise the id may belong to another group by now
-            with suppress(ProcessLookupError):
-                os.killpg(group, signal.SIGKILL)
-
     def __enter__(self) -> Self:
         return self
 
@@ -96,7 +79,7 @@ class Children:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         for group in self._groups:
-            self._kill(group)
+            kill_group(group)
         self._groups.clear()
 
 
@@ -113,35 +96,3 @@ async def _end_of(pid: int) -> None:
     finally:
         loop.remove_reader(fd)
         os.close(fd)
-
-
-def _wait(pids: Sequence[int], timeout_s: float) -> None:
-    """Waits until these processes have ended or the time is over, without the event loop."""
-    deadline_s = time.monotonic() + timeout_s
-    for pid in pids:
-        try:
-            fd = os.pidfd_open(pid)
-        except ProcessLookupError:
-            continue
-        try:
-            select.select([fd], [], [], max(0.0, deadline_s - time.monotonic()))
-        finally:
-            os.close(fd)
-
-
-def _is_resource_tracker(pid: int) -> bool:
-    try:
-        return b"multiprocessing.resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:  # ended meanwhile
-        return False
-
-
-def members_of(group: int, proc: Path = Path("/proc")) -> list[int]:
-    """The processes of a group that have not ended. A zombie does not count: if nothing waits for orphans, it stays."""
-    members = []
-    for stat in proc.glob("[0-9]*/stat"):
-        with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
-            state, _, process_group = stat.read_text(errors="replace").rpartition(")")[2].split()[:3]
-            if int(process_group) == group and state not in "ZX":
-                members.append(int(stat.parent.name))
-    return members

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from genserve.engine.generation import ChatPrompt, GenerationRequest, GenerationUpdate, TextPrompt
+from genserve.tensors.manifest import TensorSpec
 
 
 class PauseMode(enum.Enum):
@@ -146,17 +147,6 @@ class ArenaRef:
     path: str
     size_bytes: int
     push_id: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class StagedTensor:
-    """One tensor in an arena; `dtype` is safetensors' name, `offset` and `length` are bytes."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    offset: int
-    length: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +294,7 @@ class Engine(Protocol):
         dropped."""
 
     async def prepare_weights(
-        self, nonce: str, arena: ArenaRef, tensors: Sequence[StagedTensor], timeout_s: float
+        self, nonce: str, arena: ArenaRef, tensors: Sequence[TensorSpec], timeout_s: float
     ) -> None:
         """Builds the version `nonce` beside the live one on every rank, while generation runs. If a rank fails, raises
         PushRolledBackError, and nothing is left of the attempt."""

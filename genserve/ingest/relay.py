@@ -109,19 +109,18 @@ class Relay:
     async def _send(self, frames: AsyncIterator[bytes], call: Any, ring: SharedRing) -> None:
         try:
             async for frame in frames:
-                async for passed_on in _passed_on(frame, ring):
-                    await call.write(passed_on)
+                await _pass_on(frame, call, ring)
             await call.done_writing()
         except (asyncio.InvalidStateError, grpc.RpcError):
             return  # the daemon has answered, and its answer is being read
 
 
-async def _passed_on(frame: bytes, ring: SharedRing) -> AsyncIterator[bytes]:
-    """The frames that the daemon gets for one of a client's: for a chunk its pieces in the ring, as they fit there."""
+async def _pass_on(frame: bytes, call: Any, ring: SharedRing) -> None:
+    """Writes the bytes of a chunk to the ring, and to the daemon where they lie; any other frame as it is."""
     chunk = parse_chunk(frame)
     # An invalid frame is passed on: the daemon answers with the error.
     if chunk is None or (chunk.crc32c is not None and crc32c_of(chunk.data) != chunk.crc32c):
-        yield frame
+        await call.write(frame)
         return
     for start in range(0, max(len(chunk.data), 1), PIECE_BYTES):
         piece = await ring.put([chunk.data[start : start + PIECE_BYTES]])
@@ -132,7 +131,7 @@ async def _passed_on(frame: bytes, ring: SharedRing) -> AsyncIterator[bytes]:
             length=piece.length,
             taken_path=piece.ack_path,
         )
-        yield weights_pb2.PushWeightsRequest(segment=segment).SerializeToString()
+        await call.write(weights_pb2.PushWeightsRequest(segment=segment).SerializeToString())
 
 
 async def _end_of_stdin() -> None:

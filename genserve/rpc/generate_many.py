@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 
-from genserve.control.admission import check_admission
+from genserve.control.phase_admission import check_generation
 from genserve.control.state import StateBoard
 from genserve.engine.generation import GenerationRequest, GenerationUpdate
 from genserve.engine.protocol import Engine, GenerationStream
@@ -110,7 +110,7 @@ class GenerateMany:
 
     async def _begin(self, request: GenerationRequest) -> None:
         try:
-            check_admission(self._board.phase)
+            check_generation(self._board.phase)
             stream = await self._engine.submit(request)
         except Exception as error:
             await self._refuse(request.request_id, error)

@@ -5,7 +5,7 @@ import uuid
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
-from genserve.control.admission import check_admission
+from genserve.control.phase_admission import check_generation
 from genserve.control.state import StateBoard
 from genserve.engine.protocol import Engine
 from genserve.rpc.answers import Answers
@@ -36,7 +36,7 @@ class GenerationServicer(GenerationServiceServicer):
         context: "ServicerContext[Any, generation_pb2.GenerateResponse]",
     ) -> None:
         """Writes deltas until the request has finished; ends the request when the client goes away."""
-        check_admission(self._board.phase)
+        check_generation(self._board.phase)
         info, minted_id = self._engine.info, uuid.uuid4().hex
         stream = await self._engine.submit(await request.read(lambda m: generation_request(m, info, minted_id)))
         try:

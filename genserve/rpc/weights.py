@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import DecodeError
 
-from genserve.control.admission import check_whole
 from genserve.control.pause import PauseController
+from genserve.control.phase_admission import check_whole
 from genserve.control.state import StateBoard
 from genserve.engine.protocol import Engine, WeightDigest
 from genserve.errors import DeadlineError, GenserveError

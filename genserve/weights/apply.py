@@ -12,17 +12,17 @@ import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from genserve.control.admission import check_weights
 from genserve.control.conditions import EngineCondition
 from genserve.control.pause import PauseController
+from genserve.control.phase_admission import check_weights
 from genserve.control.state import StateBoard
 from genserve.control.turn import uninterrupted
-from genserve.engine.protocol import ArenaRef, Engine, StagedTensor
+from genserve.engine.protocol import ArenaRef, Engine
 from genserve.errors import DeadlineError, EngineDeadError, EngineTaintedError, GenserveError, PushRolledBackError
 from genserve.memory.arena import Arena
 from genserve.tensors.manifest import Manifest
 from genserve.weights.push.live_push import LivePush
-from genserve.weights.push.types import Applied, StepTiming
+from genserve.weights.push.types import Applied
 from genserve.weights.resident import ArenaBytes, ResidentStore, ResidentVersion
 
 _DISCARD_TIMEOUT_S = 30.0
@@ -139,20 +139,12 @@ class WeightUpdater:
             "commit": commit_s,
             "resume": hold.resume_s,
         }
-        return Applied(
-            previous_version=previous_version,
-            active_version=push.header.weight_version,
-            timings=tuple(StepTiming(step, duration_s) for step, duration_s in steps.items()),
-            paused_s=hold.paused_s,
-            requests_kept=hold.kept,
-            requests_aborted=hold.aborted,
-        )
+        return Applied.in_hold(previous_version, push.header.weight_version, steps, hold)
 
     async def _prepare(self, nonce: str, weights: Manifest, arena: Arena, timeout_s: float, push_id: str = "") -> None:
         """Without a `push_id` the bytes are those of the resident version."""
-        tensors = [StagedTensor(t.name, t.dtype, t.shape, t.offset, t.length) for t in weights.tensors]
         where = ArenaRef(arena.path, weights.total_bytes, push_id)
-        await self._engine.prepare_weights(nonce, where, tensors, timeout_s)
+        await self._engine.prepare_weights(nonce, where, weights.tensors, timeout_s)
 
     async def _commit(self, push: LivePush, nonce: str, deadline_s: float) -> float:
         """Exchanges the weights; seconds it took."""

@@ -5,15 +5,15 @@ import asyncio
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from genserve.control.admission import check_weights
+from genserve.control.phase_admission import check_weights
 from genserve.control.state import StateBoard
 from genserve.engine.protocol import Engine
-from genserve.weights.admission import check_version, refuse_issues
 from genserve.weights.apply import WeightUpdater
 from genserve.weights.lora.loader import LoraLoader
 from genserve.weights.push.live_push import LivePush
 from genserve.weights.push.outcomes import Outcomes
 from genserve.weights.push.types import Applied, PushAction, PushOutcome
+from genserve.weights.push_admission import check_version, refuse_issues
 from genserve.weights.resident import ResidentStore
 
 
@@ -73,7 +73,7 @@ class Completion:
         try:
             with push.attempt.told_on_time(push.header.apply.timeout_s):
                 if push.header.lora is not None:
-                    return await self._loras.apply(push)
+                    return await self._loras.apply(push, push.header.lora)
                 if push.staging.manifest.partial:
                     await push.staging.complete(self._resident.require(), self._tied)
                 return await self._updater.apply(push)

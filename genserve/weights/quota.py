@@ -19,16 +19,16 @@ class Room:
     all resident bytes."""
 
     leftovers: tuple[LivePush, ...] = ()
-    gives_up_replaced: bool = False
-    gives_up_resident: bool = False
+    releases_replaced: bool = False
+    releases_resident: bool = False
 
     def clear(self, resident: ResidentStore) -> None:
-        """Frees the resident bytes."""
-        if self.gives_up_resident:
+        """Frees what is resident."""
+        if self.releases_resident:
             log.warning("the resident weights give way to a larger push")
-            resident.give_up()
-        elif self.gives_up_replaced:
-            resident.give_up_replaced()  # pulls of a replaced version must start again
+            resident.release_memory()
+        elif self.releases_replaced:
+            resident.release_replaced()  # whoever still pulls an old version has to begin again
 
 
 def plan_room(
@@ -46,9 +46,9 @@ def plan_room(
     staged_bytes = sum(push.size_bytes for push in pushes if push not in leftovers)
     room = _plan(size_bytes, staged_bytes, max_bytes, resident, leftovers, partial=partial)
     freed_bytes = sum(push.arena.size_bytes for push in leftovers) + resident.spare_bytes
-    if room.gives_up_resident:
+    if room.releases_resident:
         freed_bytes += resident.held_bytes
-    elif room.gives_up_replaced:
+    elif room.releases_replaced:
         freed_bytes += resident.held_bytes - resident.served_bytes
     require_memory(size_bytes, freed_bytes)
     return room
@@ -66,10 +66,10 @@ def _plan(
     if staged_bytes + resident.held_bytes + size_bytes <= max_bytes:
         return Room(leftovers)
     if staged_bytes + resident.served_bytes + size_bytes <= max_bytes:
-        return Room(leftovers, gives_up_replaced=True)
-    # A push in a wider type than the checkpoint's is larger than the version that it replaces, and worth more.
+        return Room(leftovers, releases_replaced=True)
+    # A push in a wider type than the checkpoint's is larger than what it replaces. It is worth more.
     if staged_bytes == 0 and size_bytes <= max_bytes and not partial:
-        return Room(leftovers, gives_up_replaced=True, gives_up_resident=True)
+        return Room(leftovers, releases_replaced=True, releases_resident=True)
     taken_bytes = staged_bytes + resident.held_bytes
     raise StagingFullError(
         f"{size_bytes} bytes do not fit: {taken_bytes} of the {max_bytes} bytes for pushes are in use",

@@ -11,21 +11,13 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
-from genserve.control.admission import check_weights
+from genserve.control.phase_admission import check_weights
 from genserve.control.state import StateBoard
 from genserve.control.turn import uninterrupted
 from genserve.engine.protocol import Engine
 from genserve.errors import ApplyInProgressError, DrainingError, PushConflictError
 from genserve.memory.arena import allocate_arena
 from genserve.tensors.manifest import Manifest, PushIssue, completed
-from genserve.weights.admission import (
-    check_apply,
-    check_header,
-    check_num_tensors,
-    check_version,
-    examine,
-    refuse_issues,
-)
 from genserve.weights.apply import WeightUpdater
 from genserve.weights.checkpoint import CheckpointIndex
 from genserve.weights.completion import Completion
@@ -38,6 +30,14 @@ from genserve.weights.push.outcomes import AppliedPush, Outcomes
 from genserve.weights.push.staging import Staging
 from genserve.weights.push.stream import AnsweredStream, LiveStream, PushStream
 from genserve.weights.push.types import ApplyOptions, PushAction, PushHeader, PushOutcome, PushReport
+from genserve.weights.push_admission import (
+    check_apply,
+    check_header,
+    check_num_tensors,
+    check_version,
+    examine,
+    refuse_issues,
+)
 from genserve.weights.quota import plan_room
 from genserve.weights.resident import ResidentStore
 

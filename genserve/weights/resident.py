@@ -243,16 +243,16 @@ class ResidentStore:
         if self._enabled:
             self._absence = absence
 
-    def give_up_replaced(self) -> None:
-        """Frees versions that are read but not served any more."""
+    def release_replaced(self) -> None:
+        """Frees versions that are read but no longer served."""
         for version in self._replaced:
             version.free()
         self._replaced.clear()
 
-    def give_up(self) -> None:
+    def release_memory(self) -> None:
         """Frees everything."""
         self.forget(_GAVE_WAY)
-        self.give_up_replaced()
+        self.release_replaced()
         spare, self._spare_arena = self._spare_arena, None
         if spare is not None:
             asyncio.get_running_loop().run_in_executor(None, spare.close)

@@ -14,13 +14,14 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from genserve.control.admission import check_sound, check_weights
+from genserve.control.change import Change
 from genserve.control.conditions import EngineCondition
 from genserve.control.leases import check_text, check_ttl
 from genserve.control.pause import Hold, PauseController
+from genserve.control.phase_admission import check_sound, check_weights
 from genserve.control.state import StateBoard
 from genserve.control.turn import uninterrupted
-from genserve.engine.protocol import Engine, KvPolicy, PauseMode
+from genserve.engine.protocol import Engine
 from genserve.errors import (
     DeadlineError,
     EngineDeadError,
@@ -31,9 +32,9 @@ from genserve.errors import (
     UnsupportedError,
     UpdateNotFoundError,
 )
-from genserve.weights.admission import check_version
 from genserve.weights.apply import WeightUpdater
-from genserve.weights.push.types import Applied, PushHeader, StepTiming
+from genserve.weights.push.types import Applied, HoldOptions, PushHeader
+from genserve.weights.push_admission import check_version
 from genserve.weights.registry import PushRegistry
 from genserve.weights.resident import ResidentStore
 
@@ -46,14 +47,11 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class UpdateOptions:
-    """How to begin. An empty `update_id` is replaced by a generated one. `ttl_s`: longest time until the next call, in
-    seconds. `timeout_s`: seconds to pause and begin. Under `pause_lease_id` the engine stays paused afterwards."""
+class UpdateOptions(HoldOptions):
+    """How to begin. An empty `update_id` is minted; `ttl_s`: seconds that the next call may take to come; `timeout_s`:
+    seconds to pause and begin."""
 
     update_id: str = ""
-    pause_mode: PauseMode = PauseMode.KEEP
-    kv_policy: KvPolicy = KvPolicy.RECOMPUTE
-    pause_lease_id: str = ""
     ttl_s: float = DEFAULT_TTL_S
     timeout_s: float = DEFAULT_START_TIMEOUT_S
 
@@ -101,7 +99,7 @@ class TransferUpdates:
         self._calls = asyncio.Lock()
         self._open: OpenUpdate | None = None
         self._finished: tuple[str, Applied] | None = None
-        self._changed = asyncio.Event()
+        self._changed = Change()
 
     async def init(self, info: str, timeout_s: float) -> str:
         """Makes every rank connect to the trainer, and returns the backend's name. Raises PushRolledBackError with
@@ -226,24 +224,17 @@ class TransferUpdates:
         await update.leaving.aclose()
         hold = update.hold
         steps = {"pause": hold.pause_s, "receive": update.receive_s, "commit": commit_s, "resume": hold.resume_s}
-        applied = Applied(
-            previous_version=previous_version,
-            active_version=version,
-            timings=tuple(StepTiming(step, duration_s) for step, duration_s in steps.items()),
-            paused_s=hold.paused_s,
-            requests_kept=hold.kept,
-            requests_aborted=hold.aborted,
-        )
+        applied = Applied.in_hold(previous_version, version, steps, hold)
         self._finished = (update.update_id, applied)
         return applied
 
     async def run(self) -> None:
         """Undoes an update whose time to live has ended. Never returns."""
         while True:
-            changed, update = self._changed, self._open
+            update = self._open
             try:
                 async with asyncio.timeout(None if update is None else max(0.0, update.due_s - self._clock())):
-                    await changed.wait()
+                    await self._changed.wait()
             except TimeoutError:
                 async with self._calls:
                     if update is self._open and update is not None and self._clock() >= update.due_s:
@@ -312,5 +303,4 @@ class TransferUpdates:
 
     def _touch(self, update: OpenUpdate) -> None:
         update.due_s = self._clock() + update.ttl_s
-        self._changed.set()
-        self._changed = asyncio.Event()
+        self._changed.tell()

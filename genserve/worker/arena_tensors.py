@@ -8,7 +8,7 @@ import torch
 
 from genserve.memory.arena import map_arena
 from genserve.tensors.dtypes import FRAMEWORK_NAMES, item_bytes
-from genserve.worker.contract import Prepare
+from genserve.worker.contract.calls import Prepare
 
 
 class ArenaTensors:

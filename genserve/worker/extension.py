@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from vllm.lora.request import LoRARequest
 
-from genserve.worker.contract import (
-    DAEMON_PID_VARIABLE,
+from genserve.worker.contract.calls import (
     Ack,
     AddLora,
     Attach,
@@ -23,7 +22,8 @@ from genserve.worker.contract import (
     Step,
     Transfer,
 )
-from genserve.worker.lifetime import end_with_process
+from genserve.worker.contract.lifetime import end_with_process
+from genserve.worker.contract.vllm_settings import DAEMON_PID_VARIABLE
 from genserve.worker.versions import Versions, acknowledged
 from genserve.worker.vllm_transfer import transfer
 

@@ -14,7 +14,7 @@ from genserve.memory.arena import Arena
 from genserve.tensors.checksum import crc32c_of
 from genserve.tensors.chunk_frame import Chunk, parse_chunk
 from genserve.v1 import weights_pb2
-from genserve.worker.contract import Fetch, Progress
+from genserve.worker.contract.calls import Fetch, Progress
 
 _CHUNK_BYTES = 4 << 20
 _FIRST_DELAY_S = 0.1

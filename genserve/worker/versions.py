@@ -16,8 +16,8 @@ import torch
 
 from genserve.memory.host import ProcessIdentity, host_id
 from genserve.worker.arena_tensors import ArenaTensors
-from genserve.worker.contract import Ack, Attach, Attached, Fetch, Prepare, Progress
-from genserve.worker.lifetime import end_with_address, end_with_process
+from genserve.worker.contract.calls import Ack, Attach, Attached, Fetch, Prepare, Progress
+from genserve.worker.contract.lifetime import end_with_address, end_with_process
 from genserve.worker.model.digests import weight_digests
 from genserve.worker.model.memory import model_memory
 from genserve.worker.model.slept import SleptWeights
@@ -241,7 +241,7 @@ def _end_with_daemon(attach: Attach) -> str:
         return ""
     machine = host_id()
     if not machine or not daemon.host_id:
-        raise RuntimeError("it cannot be told whether this is the daemon's host: /proc has no boot id")
+        raise RuntimeError("it cannot be told whether this is the daemon's machine: /proc has no boot id")
     if attach.daemon_address:
         end_with_address(attach.daemon_address)
     return machine

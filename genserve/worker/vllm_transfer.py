@@ -10,7 +10,7 @@ from typing import Any
 
 from vllm.model_executor.model_loader.reload import layerwise
 
-from genserve.worker.contract import Transfer
+from genserve.worker.contract.calls import Transfer
 
 
 def transfer(worker: Any, request: Transfer) -> None:

@@ -3,11 +3,10 @@
 import re
 from pathlib import Path
 
-README = Path(__file__).parents[2] / "README.md"
 WRITTEN_ADDRESS = "127.0.0.1:50051"
 
 
-def block(language: str, containing: str, page: Path = README) -> str:
+def block(language: str, containing: str, page: Path) -> str:
     """The one code block of a language that contains a word."""
     blocks = re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)
     found = [text for text in blocks if containing in text]

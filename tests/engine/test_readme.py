@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from genserve.client import AsyncClient
-from tests.engine.examples import README, WRITTEN_ADDRESS, block
+from tests.engine.examples import WRITTEN_ADDRESS, block
 from tests.support import models
 from tests.support.daemon_process import DaemonProcess
 
+README = Path(__file__).parents[2] / "README.md"
 QUICKSTART = README.parent / "docs" / "quickstart.md"
 GUIDE = README.parent / "docs" / "weights.md"
 RECIPES = block("sh", "grpcurl", QUICKSTART).replace("\\\n ", "").strip().splitlines()
@@ -61,7 +62,9 @@ async def test_the_ten_lines_of_a_trainer_run(
 ) -> None:
     """`model` is anything with a state_dict."""
     before = (await client.get_weights()).weight_version
-    program = model_is(checkpoints["b"]) + block("python", "push_weights").replace(WRITTEN_ADDRESS, daemon.address)
+    program = model_is(checkpoints["b"]) + block("python", "push_weights", README).replace(
+        WRITTEN_ADDRESS, daemon.address
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("paused for") == 2

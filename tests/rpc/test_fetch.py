@@ -14,7 +14,7 @@ from genserve.memory.arena import Arena, map_arena
 from genserve.v1 import weights_pb2
 from genserve.weights.push.push_bytes import readable
 from genserve.worker import fetch
-from genserve.worker.contract import Fetch, Progress
+from genserve.worker.contract.calls import Fetch, Progress
 from genserve.worker.fetch import FetchedBytes
 from tests.rpc.conftest import Daemon
 from tests.rpc.served import weights

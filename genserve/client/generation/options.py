@@ -8,7 +8,7 @@ import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, TypedDict
 
-from genserve.client.transport.fields import build, duration, naming
+from genserve.client.transport.fields import build, duration, naming, refuse_unknown
 from genserve.errors import InvalidFieldError
 from genserve.v1 import generation_pb2, types_pb2
 
@@ -146,10 +146,7 @@ def generate_request(prompt: PromptLike, options: GenerateOptions) -> generation
     to check.
     """
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-    unknown = given.keys() - GenerateOptions.__annotations__.keys()
-    if unknown:
-        raise TypeError(f"unknown option {', '.join(sorted(unknown))}")
-
+    refuse_unknown(given, GenerateOptions)
     fields: dict[str, Any] = {name: given[name] for name in _UNCHANGED if name in given}
     request = build(generation_pb2.GenerateRequest, fields)
     _set_prompt(request, prompt, _pick(ChatOptions, given))

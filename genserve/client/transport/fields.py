@@ -52,6 +52,13 @@ def naming(path: str) -> Iterator[None]:
         raise InvalidFieldError.of(path, _cause(error)) from error
 
 
+def refuse_unknown(options: Mapping[str, object], kind: type) -> None:
+    """Raises TypeError for a keyword argument that `kind`, a TypedDict, does not have."""
+    unknown = options.keys() - kind.__annotations__.keys()
+    if unknown:
+        raise TypeError(f"unknown option {', '.join(sorted(unknown))}")
+
+
 def check_count(value: object, option: str) -> None:
     """Raises InvalidFieldError, naming `option`, unless the value is a whole number above 0 that an int32 holds."""
     if not isinstance(value, Integral) or not 0 < int(value) < 1 << 31:

@@ -1,64 +1,30 @@
 """The calls of WeightService."""
 
-import math
 import os
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import cached_property
 from os import PathLike
-from typing import Any
+from typing import Any, Unpack
 
-from genserve.client.control.state import EngineState
 from genserve.client.transport.connection import UNSET, ServiceCalls, Timeout
-from genserve.client.transport.enums import KvPolicy, PauseMode, PushAction, wire_value
-from genserve.client.transport.fields import build, check_count, naming, optional_duration
+from genserve.client.transport.fields import build, check_count, naming, refuse_unknown
 from genserve.client.weights import push_channels
 from genserve.client.weights.download import Download, PulledWeights
-from genserve.client.weights.frames import manifest_message, manifest_of
+from genserve.client.weights.frames import manifest_message
 from genserve.client.weights.layout import ByteSpace
-from genserve.client.weights.push import Push, PushProgress, PushResult, Upload
+from genserve.client.weights.options import MIB, ApplyOptions, Delivery, PushOptions, apply_message, push_header
+from genserve.client.weights.push import Push, PushResult
+from genserve.client.weights.served import ServedWeights
 from genserve.client.weights.sources import TensorSource, num_ranks, tensor_sources
+from genserve.client.weights.upload import Upload
 from genserve.errors import InvalidFieldError, UnsupportedError
 from genserve.memory.host import can_share, is_local
 from genserve.memory.ring import MIN_BYTES, SpareRings
-from genserve.tensors.dtypes import item_bytes
-from genserve.tensors.manifest import Manifest
 from genserve.tensors.ranges import num_bytes
-from genserve.v1 import types_pb2, weights_pb2
+from genserve.v1 import weights_pb2
 from genserve.v1.control_pb2 import GetServerInfoRequest, GetServerInfoResponse
-
-MIB = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class ServedTensor:
-    """A tensor of the served checkpoint; `dtype` is safetensors' name."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ServedWeights:
-    """The served weights. `digests` are SHA-256 in hex by (rank, name of vLLM's parameter), if requested. `resident`:
-    whether the weights can be pulled, and used to complete partial pushes."""
-
-    weight_version: int
-    tensors: list[ServedTensor]
-    total_bytes: int
-    manifest_digest: str
-    digests: dict[tuple[str, str], str]
-    resident: bool
-    state: EngineState
-
-    def layout(self) -> Manifest:
-        """Where the tensors lie in a push of several callers. Raises DtypeError."""
-        return Manifest.end_to_end(
-            (each.name, each.dtype, each.shape, math.prod(each.shape) * item_bytes(each.name, each.dtype))
-            for each in self.tensors
-        )
 
 
 class WeightCalls(ServiceCalls):
@@ -69,34 +35,15 @@ class WeightCalls(ServiceCalls):
         weights: Mapping[str, Any] | str | PathLike[str] | Any,
         *,
         version: int,
-        expected_version: int | None = None,
-        push_id: str = "",
-        attempt: str = "",
-        action: PushAction = "apply",
-        partial: bool = False,
-        pause_mode: PauseMode | None = None,
-        kv_policy: KvPolicy | None = None,
-        pause_lease_id: str = "",
-        force: bool = False,
-        apply_timeout_s: float | None = None,
-        staging_ttl_s: float | None = None,
-        layout: ServedWeights | None = None,
-        callers: int | None = None,
-        streams: int = 1,
-        shared_memory: bool | None = None,
-        chunk_bytes: int = MIB,
-        checksum: bool = True,
-        progress: Callable[[PushProgress], None] | None = None,
         timeout_s: Timeout = UNSET,
+        **options: Unpack[PushOptions],
     ) -> PushResult:
-        """Streams weights into the daemon, which applies all of them or nothing.
+        """Streams weights into the daemon, which applies all of them or nothing. `PushOptions` documents the options.
 
         `weights`: a mapping of checkpoint names to torch tensors or numpy arrays of any shape and type that safetensors
         has a name for, a torch module, or the path of a .safetensors file or checkpoint directory; see
-        `tensors.tensor_sources`. They must not change until this returns.
-
-        `version` must be above the served one unless `force`; `expected_version` refuses unless that one is served;
-        `partial` lets tensors be missing; `pause_lease_id` applies under a lease and leaves the engine paused.
+        `sources.tensor_sources`. They must not change until this returns. `version` must be above the served one unless
+        `force`.
 
         Several ranks of a trainer make one push together, under the same `push_id`, and all get the outcome. Nothing is
         applied before every byte has arrived. With DTensors (FSDP's fully_shard, tensor parallelism) every rank calls
@@ -123,82 +70,47 @@ class WeightCalls(ServiceCalls):
         Raises a `GenserveError` (ManifestMismatchError names the tensors), TypeError or ValueError for weights that
         cannot be sent.
         """
-        fields = {
-            "push_id": push_id,
-            "weight_version": version,
-            "expected_version": expected_version,
-            "manifest": build(weights_pb2.Manifest, {"partial": partial}),
-            "action": wire_value(weights_pb2.PushAction, action, "header.action"),
-            "apply": apply_options(pause_mode, kv_policy, pause_lease_id, apply_timeout_s, field="header.apply"),
-            "staging_ttl": optional_duration(staging_ttl_s, "staging_ttl_s"),
-            "force": force,
-            "attempt": attempt,
-        }
-        header = build(weights_pb2.PushHeader, fields, path="header")
-        with naming("layout"):
-            tensor_layout = None if layout is None else layout.layout()
-        return await self._send(
-            tensor_sources(weights),
-            header,
-            tensor_layout,
-            callers=callers,
-            streams=streams,
-            shared_memory=shared_memory,
-            chunk_bytes=chunk_bytes,
-            checksum=checksum,
-            progress=progress,
-            timeout_s=timeout_s,
-        )
+        refuse_unknown(options, PushOptions)
+        header = push_header(version, options)
+        return await self._send(tensor_sources(weights), header, options, timeout_s)
 
     async def _send(
         self,
         sources: Sequence[TensorSource],
         header: weights_pb2.PushHeader,
-        layout: Manifest | None = None,
-        *,
-        callers: int | None = None,
-        streams: int = 1,
-        shared_memory: bool | None = None,
-        chunk_bytes: int = MIB,
-        checksum: bool = True,
-        progress: Callable[[PushProgress], None] | None = None,
-        timeout_s: Timeout = UNSET,
+        options: PushOptions,
+        timeout_s: Timeout,
     ) -> PushResult:
         """Sends tensors under a header whose manifest, and id if it has none, are added here."""
-        if callers is None:
-            callers = num_ranks(sources)
-        for option, value in (("chunk_bytes", chunk_bytes), ("callers", callers), ("streams", streams)):
-            check_count(value, option)
-        if callers > 1 and not header.push_id:
-            raise InvalidFieldError.of("push_id", "is required with several callers: pass the same one to each")
-        if callers > 1 and layout is None and all(source.share is None for source in sources):
-            raise InvalidFieldError.of("layout", "is required with several callers: each knows only its own tensors")
+        callers = options.get("callers")
+        delivery = Delivery.of(options, num_ranks(sources) if callers is None else callers)
+        several = delivery.num_callers > 1
+        served = options.get("layout")
+        with naming("layout"):
+            layout = None if served is None else served.layout()
+        if several and not header.push_id:
+            raise InvalidFieldError.of("push_id", "several callers need the same one")
+        if several and layout is None and all(source.share is None for source in sources):
+            raise InvalidFieldError.of("layout", "several callers need the same, as each knows its own tensors only")
         space = ByteSpace(sources, layout)
-        header.push_id = header.push_id or str(uuid.uuid4())
-        if callers == 1:
-            header.attempt = header.attempt or str(uuid.uuid4())
         manifest = space.manifest(partial=header.manifest.partial)
         header.manifest.CopyFrom(manifest_message(manifest))
         header.manifest_digest = manifest.digest
-        sends = header.action != weights_pb2.PUSH_ACTION_VALIDATE
+        header.push_id = header.push_id or str(uuid.uuid4())
+        if not several:
+            header.attempt = header.attempt or str(uuid.uuid4())
         timeout_s = self._connection.deadline_s(timeout_s, self._connection.timeouts.push_s)
-        own_bytes = num_bytes(space.ranges) if sends else 0
-        info = await self._info(own_bytes, shared_memory, timeout_s)
+        sends = header.action != weights_pb2.PUSH_ACTION_VALIDATE
+        if not sends:
+            delivery = replace(delivery, num_callers=1, num_streams=1)
+        shared_memory = options.get("shared_memory")
+        info = await self._info(num_bytes(space.ranges) if sends else 0, shared_memory, timeout_s)
         rings = None
         if shared_memory is not False and info is not None and sends:
             rings = self._shared(info.host_id, required=shared_memory is True)
+        ingest_ports = info.ingest_ports if info is not None and rings is None else ()
         upload = Upload(
-            self._connection,
-            header,
-            space,
-            num_streams=streams if sends else 1,
-            num_callers=callers if sends else 1,
-            rings=rings,
-            ingest_ports=info.ingest_ports if info is not None and rings is None else (),
-            chunk_bytes=chunk_bytes,
-            checksum=checksum,
-            progress=progress,
-            timeout_s=timeout_s,
+            self._connection, header, space, delivery, rings=rings, ingest_ports=ingest_ports, timeout_s=timeout_s
         )
         try:
             return await upload.run()
@@ -244,25 +156,15 @@ class WeightCalls(ServiceCalls):
         return PushResult.of(response)
 
     async def commit_push(
-        self,
-        push_id: str,
-        *,
-        expected_version: int | None = None,
-        pause_mode: PauseMode | None = None,
-        kv_policy: KvPolicy | None = None,
-        pause_lease_id: str = "",
-        apply_timeout_s: float | None = None,
-        timeout_s: Timeout = UNSET,
+        self, push_id: str, *, timeout_s: Timeout = UNSET, **options: Unpack[ApplyOptions]
     ) -> PushResult:
-        """Applies a push that was sent with `action="stage"`. The options are those of `push_weights`. A repeat returns
-        the same.
-
-        Raises PushNotFoundError, and the errors of `push_weights`.
-        """
+        """Applies a push that was sent with `action="stage"`; `ApplyOptions` documents the options. A repeat
+        answers the same. Raises PushNotFoundError, and as `push_weights`."""
+        refuse_unknown(options, ApplyOptions)
         fields = {
             "push_id": push_id,
-            "apply": apply_options(pause_mode, kv_policy, pause_lease_id, apply_timeout_s, field="apply"),
-            "expected_version": expected_version,
+            "apply": apply_message(options, field="apply"),
+            "expected_version": options.get("expected_version"),
         }
         request = build(weights_pb2.CommitPushRequest, fields)
         timeout_s = self._connection.deadline_s(timeout_s, self._connection.timeouts.push_s)
@@ -303,31 +205,4 @@ class WeightCalls(ServiceCalls):
         """The served version, the tensors a push must bring and, on request, digests of the live weights (seconds)."""
         request = build(weights_pb2.GetWeightsRequest, {"include_digests": include_digests})
         response = await self._connection.unary(self._connection.weights.GetWeights, request, timeout_s)
-        manifest = manifest_of(response.manifest)
-        return ServedWeights(
-            weight_version=response.weight_version,
-            tensors=[ServedTensor(each.name, each.dtype, each.shape) for each in manifest.tensors],
-            total_bytes=manifest.total_bytes,
-            manifest_digest=manifest.digest,
-            digests={(each.rank, each.name): each.sha256 for each in response.digests},
-            resident=response.resident,
-            state=EngineState.of(response.state),
-        )
-
-
-def apply_options(
-    pause_mode: PauseMode | None,
-    kv_policy: KvPolicy | None,
-    pause_lease_id: str,
-    timeout_s: float | None,
-    *,
-    field: str,
-) -> weights_pb2.ApplyOptions:
-    """The message; None leaves it to the daemon. `field` is its path in the request."""
-    fields = {
-        "pause_mode": wire_value(types_pb2.PauseMode, pause_mode, f"{field}.pause_mode"),
-        "kv_policy": wire_value(types_pb2.KvPolicy, kv_policy, f"{field}.kv_policy"),
-        "pause_lease_id": pause_lease_id,
-        "timeout": optional_duration(timeout_s, f"{field}.apply_timeout_s"),
-    }
-    return build(weights_pb2.ApplyOptions, fields, path=field)
+        return ServedWeights.of(response)

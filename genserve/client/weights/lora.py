@@ -2,17 +2,18 @@
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack, cast
 
 from genserve.client.transport.connection import UNSET, Timeout
-from genserve.client.transport.fields import build, duration, naming
+from genserve.client.transport.fields import build, duration, naming, refuse_unknown
 from genserve.client.weights.calls import WeightCalls
-from genserve.client.weights.push import PushProgress, PushResult
+from genserve.client.weights.options import PushOptions, SendOptions
+from genserve.client.weights.push import PushResult
 from genserve.client.weights.sources import tensor_sources
 from genserve.tensors.safetensors import CheckpointFileError
 from genserve.v1 import control_pb2, weights_pb2
@@ -55,10 +56,8 @@ class LoraCalls(WeightCalls):
         tensors: Mapping[str, Any] | str | PathLike[str],
         config: Mapping[str, Any] | None = None,
         *,
-        push_id: str = "",
-        shared_memory: bool | None = None,
-        progress: Callable[[PushProgress], None] | None = None,
         timeout_s: Timeout = UNSET,
+        **options: Unpack[SendOptions],
     ) -> PushResult:
         """Streams an adapter into the daemon, whose later requests with this `lora_name` use it. Nothing touches a
         disk, and nothing is paused. One that is loaded under the name is replaced: requests that run go on with it.
@@ -66,11 +65,13 @@ class LoraCalls(WeightCalls):
         `tensors`: a mapping of PEFT's names (base_model.model.(module).lora_A.weight, .lora_B.weight) to torch tensors
         or numpy arrays, as `peft.get_peft_model_state_dict` gives; `config`: PEFT's configuration, of which r,
         lora_alpha and target_modules are needed. Or a directory that PEFT has saved, here and not on the daemon's host,
-        whose configuration is read from it. DTensors, `push_id`, a broken stream: as in `push_weights`.
+        whose configuration is read from it. `SendOptions` documents the options. DTensors and a broken stream are
+        treated as by `push_weights`.
 
         Raises ManifestMismatchError naming tensors that do not fit the model, InvalidFieldError for the configuration,
         StagingFullError when the daemon holds as many adapters as it can, PushRolledBackError with what vLLM says.
         """
+        refuse_unknown(options, SendOptions)
         if isinstance(tensors, str | os.PathLike) and config is None:
             config = _read_config(Path(tensors))
         if config is None:
@@ -78,9 +79,9 @@ class LoraCalls(WeightCalls):
         with naming("config"):
             encoded = json.dumps(config, default=_plain)
         adapter = build(weights_pb2.LoraAdapter, {"lora_name": lora_name, "config": encoded}, path="lora")
-        header = build(weights_pb2.PushHeader, {"push_id": push_id, "lora": adapter})
+        header = build(weights_pb2.PushHeader, {"push_id": options.get("push_id"), "lora": adapter})
         sources = tensor_sources(tensors, tied_once=False)
-        return await self._send(sources, header, shared_memory=shared_memory, progress=progress, timeout_s=timeout_s)
+        return await self._send(sources, header, cast(PushOptions, options), timeout_s)
 
     async def load_lora(self, lora_name: str, path: str | PathLike[str], *, timeout_s: float = 60.0) -> Lora:
         """Loads an adapter from a directory on the daemon's host, as PEFT saves it. Otherwise it behaves as

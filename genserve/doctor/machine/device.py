@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import torch
 
-from genserve.worker.update.placement import RING_BYTES
+from genserve.worker.contract.placement import RING_BYTES
 
 _COPIED_BYTES: Final = 256 << 20
 _ROUNDS: Final = 3

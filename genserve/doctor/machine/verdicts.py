@@ -8,7 +8,7 @@ from genserve.doctor.machine.host import HostFacts
 from genserve.doctor.machine.shared_memory import SharedMemoryFacts
 from genserve.doctor.serve_flags import ServeFlags
 from genserve.doctor.verdict import Verdict, fail, ok, warn
-from genserve.worker.update.placement import GIB
+from genserve.worker.contract.placement import GIB
 
 _LEAST_HOST_BYTES: Final = 3 * GIB  # the daemon's processes, and the built-in model
 _LITTLE_HOST_BYTES: Final = 8 * GIB

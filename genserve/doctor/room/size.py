@@ -12,7 +12,7 @@ from typing import Final
 
 from genserve.config import CPU_KV_CACHE_BYTES, WAYS, ways
 from genserve.doctor.serve_flags import ServeFlags
-from genserve.worker.update.placement import ACTIVATION_BYTES, GIB, HOST_FACTOR, RING_BYTES, leaves_enough
+from genserve.worker.contract.placement import ACTIVATION_BYTES, GIB, HOST_FACTOR, RING_BYTES, leaves_enough
 
 BF16_BYTES: Final = 2
 KV_TOKENS: Final = 8192

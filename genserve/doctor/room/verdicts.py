@@ -6,7 +6,7 @@ from typing import Final
 from genserve.doctor.room.size import TYPICAL, Memory, ModelSize, Room, largest_beside, room
 from genserve.doctor.serve_flags import ServeFlags
 from genserve.doctor.verdict import Verdict, fail, info, ok, warn
-from genserve.worker.update.placement import GIB
+from genserve.worker.contract.placement import GIB
 
 _USEFUL_PARAMETERS: Final = 0.5e9
 _WAYS: Final = {

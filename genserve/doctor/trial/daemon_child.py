@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import sys
 from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -10,18 +9,15 @@ from pathlib import Path
 from typing import Final
 
 from genserve.doctor.children import Children
+from genserve.launcher.command import serve_command
+from genserve.launcher.daemon_process import DaemonFailedError
+from genserve.launcher.output import Serving, last_words
 
-_SERVING: Final = b"genserve: serving "
 _STOP_TIMEOUT_S: Final = 30.0
 _DRAIN_TIMEOUT_S: Final = 10.0
-_TAIL_LINES: Final = 3
 _OFFLINE: Final = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 _MAX_SOCKET_PATH_BYTES: Final = 107  # of Linux
 _SOCKET_NAME_BYTES: Final = 36  # vLLM's are UUIDs
-
-
-class DaemonFailedError(Exception):
-    """The daemon did not start, or did not end as it should. The text is one line and includes its last output."""
 
 
 class DaemonChild:
@@ -41,15 +37,15 @@ class DaemonChild:
         try:
             async with asyncio.timeout(timeout_s):
                 async for line in self._process.stdout:
-                    if line.startswith(_SERVING):
-                        self.address = line.decode().rsplit(" on ", 1)[1].strip()
+                    if (serving := Serving.parse(line)) is not None:
+                        self.address = serving.address
                         return
                 status = await self._process.wait()
         except TimeoutError:
             raise DaemonFailedError(
-                f"the daemon did not serve within {timeout_s:g} s (--timeout-s){self.last_words()}"
+                f"the daemon did not serve within {timeout_s:g} s (--timeout-s){self.last_words()}", self._log
             ) from None
-        raise DaemonFailedError(f"the daemon ended with status {status}{self.last_words()}")
+        raise DaemonFailedError(f"the daemon ended with status {status}{self.last_words()}", self._log, status)
 
     async def stop(self) -> str:
         """Ends the daemon by a signal. Returns what was wrong with its end, "" if nothing."""
@@ -71,11 +67,8 @@ class DaemonChild:
             pass
 
     def last_words(self) -> str:
-        """ ": " and the last lines of its output, preferably its own; "" if there is no output."""
-        lines = [line.strip() for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
-        own = [line.removeprefix("genserve: ") for line in lines if line.startswith("genserve: ")]
-        words = "; ".join((own or lines)[-_TAIL_LINES:])
-        return f": {words}" if words else ""
+        """As `launcher.output.last_words`."""
+        return last_words(self._log)
 
 
 @asynccontextmanager
@@ -83,8 +76,7 @@ async def daemon(
     children: Children, model: Path, flags: Sequence[str], log: Path, timeout_s: float
 ) -> AsyncIterator[DaemonChild]:
     """A daemon that serves `model`, with its stderr in the file `log`. Raises DaemonFailedError."""
-    command = [sys.executable, "-m", "genserve", "serve", "--model", str(model), "--port", "0"]
-    command += ["--drain-timeout-s", str(_DRAIN_TIMEOUT_S), *flags]
+    command = serve_command(["--model", str(model), "--drain-timeout-s", str(_DRAIN_TIMEOUT_S), *flags])
     with log.open("wb") as stderr:
         process = await children.start(*command, stderr=stderr, env=environment(log.parent))
     child = DaemonChild(children, process, log)

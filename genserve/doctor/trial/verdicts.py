@@ -7,7 +7,7 @@ from typing import Final
 from genserve.doctor.trial.digest_diff import DigestDiff, Reachable
 from genserve.doctor.trial.findings import MustFail, PushFound, Snapshot, WayFound
 from genserve.doctor.verdict import Verdict, fail, ok, warn
-from genserve.worker.update.placement import duration, pause_s
+from genserve.worker.contract.placement import duration, pause_s
 
 _LONG_PAUSE_S: Final = 0.5
 _LONGER: Final = 2.0

@@ -26,7 +26,6 @@ from genserve.engine.protocol import (
     PauseCounts,
     PauseMode,
     SleepTag,
-    StagedTensor,
     WeightDigest,
 )
 from genserve.engine.vllm.activity import observer
@@ -45,7 +44,11 @@ from genserve.engine.vllm.start.daemon_address import daemon_address
 from genserve.engine.vllm.transfer import LiveTransfer
 from genserve.engine.vllm.weights import LiveWeights
 from genserve.engine.vllm.workers import Workers
-from genserve.errors import EngineDeadError, WeightVersionMismatchError
+from genserve.errors import (
+    EngineDeadError,
+    WeightVersionMismatchError,
+)
+from genserve.tensors.manifest import TensorSpec
 
 _ATTACH_TIMEOUT_S = 120.0
 _SHUTDOWN_TIMEOUT_S = 10.0
@@ -54,7 +57,7 @@ _SHUTDOWN_TIMEOUT_S = 10.0
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
     """`max_active_requests`: sequences admitted and unfinished, above which new ones are refused; `max_n`: of one
-    request; `weight_update`: auto or a way of genserve.worker.update.placement; `host` and `port`: where the daemon
+    request; `weight_update`: auto or a way of genserve.worker.contract.placement; `host` and `port`: where the daemon
     listens; `trust_request_chat_template`: requests may bring one along."""
 
     max_active_requests: int
@@ -261,7 +264,7 @@ class VllmEngine:
         await self._scheduling.reset_caches(timeout_s)
 
     async def prepare_weights(
-        self, nonce: str, arena: ArenaRef, tensors: Sequence[StagedTensor], timeout_s: float
+        self, nonce: str, arena: ArenaRef, tensors: Sequence[TensorSpec], timeout_s: float
     ) -> None:
         """Builds a version beside the live one on every rank."""
         await self._weights.prepare(nonce, arena, tensors, timeout_s)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from genserve.engine.protocol import LoadedLora, LoraFiles
 from genserve.engine.vllm.workers import WorkerError, Workers
 from genserve.errors import EngineDeadError, LoraNotFoundError, PushRolledBackError, StagingFullError
-from genserve.worker.contract import AddLora, RemoveLora
+from genserve.worker.contract.calls import AddLora, RemoveLora
 
 _REMOVE_TIMEOUT_S = 30.0
 # EngineCore may learn of the end of a request a moment after its readers, because vLLM looks for stop strings outside

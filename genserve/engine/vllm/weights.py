@@ -13,13 +13,14 @@ from typing import Any
 
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from genserve.engine.protocol import ArenaRef, StagedTensor, WeightDigest
+from genserve.engine.protocol import ArenaRef, WeightDigest
 from genserve.engine.vllm.liveness import Liveness
 from genserve.engine.vllm.requests.weight_spans import INITIAL_LABEL
 from genserve.engine.vllm.workers import WorkerError, Workers
 from genserve.errors import DeadlineError, EngineDeadError, EngineTaintedError, GenserveError, PushRolledBackError
 from genserve.memory.host import ProcessIdentity
-from genserve.worker.contract import Attach, Attached, Digests, Fetch, Prepare, Sleep, Step
+from genserve.tensors.manifest import TensorSpec
+from genserve.worker.contract.calls import Attach, Attached, Digests, Fetch, Prepare, Sleep, Step
 
 _ROLLBACK_TIMEOUT_S = 30.0
 GRACE_S = 10.0
@@ -78,7 +79,7 @@ class LiveWeights:
         """Stops listening to workers."""
         self._workers.close()
 
-    async def prepare(self, nonce: str, arena: ArenaRef, tensors: Sequence[StagedTensor], timeout_s: float) -> None:
+    async def prepare(self, nonce: str, arena: ArenaRef, tensors: Sequence[TensorSpec], timeout_s: float) -> None:
         """Builds a version beside the live one."""
         deadline_s = time.monotonic() + timeout_s
         places = [(t.name, t.dtype, t.shape, t.offset, t.length) for t in tensors]

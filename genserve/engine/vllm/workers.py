@@ -9,7 +9,7 @@ from typing import Any
 
 from genserve.engine.vllm.liveness import Liveness
 from genserve.errors import EngineDeadError, GenserveError
-from genserve.worker.contract import Ack, Progress, Step
+from genserve.worker.contract.calls import Ack, Progress, Step
 
 _MAX_REPORT_BYTES = 64 << 10
 _FIRST_POLL_S = 0.02

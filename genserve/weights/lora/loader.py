@@ -6,17 +6,17 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from genserve.control.admission import check_weights
 from genserve.control.pause import PauseController
+from genserve.control.phase_admission import check_weights
 from genserve.control.state import StateBoard
-from genserve.control.turn import uninterrupted
+from genserve.control.turn import check_timeout, uninterrupted
 from genserve.engine.protocol import Engine, LoadedLora
-from genserve.errors import InvalidFieldError, UnsupportedError
+from genserve.errors import UnsupportedError
 from genserve.weights.checkpoint import CheckpointIndex
 from genserve.weights.lora.config import LoraConfig, check_lora_name
 from genserve.weights.lora.files import LoraFiles
 from genserve.weights.push.live_push import LivePush
-from genserve.weights.push.types import Applied, LoraAdapter, StepTiming
+from genserve.weights.push.types import Applied, LoraAdapter, timings_of
 
 _MIN_TIMEOUT_S = 0.001
 
@@ -39,10 +39,8 @@ class LoraLoader:
         self._require_enabled()
         return LoraConfig.parse(lora.config, self._engine.info.max_lora_rank, "header.lora.config")
 
-    async def apply(self, push: LivePush) -> Applied:
-        """Loads a pushed adapter within the header's `apply.timeout_s`."""
-        lora = push.header.lora
-        assert lora is not None  # the registry ensures this
+    async def apply(self, push: LivePush, lora: LoraAdapter) -> Applied:
+        """Loads the adapter that a push has brought, within the header's `apply.timeout_s`."""
         config = self.check(lora)
         make = partial(LoraFiles.of_push, config, push.weights, push.arena, push.push_id)
         began_s = time.perf_counter()
@@ -55,15 +53,13 @@ class LoraLoader:
             "prepare": prepare_s,
             "commit": commit_s,
         }
-        timings = tuple(StepTiming(step, duration_s) for step, duration_s in steps.items())
-        return Applied(version, version, timings, paused_s=0.0, requests_kept=0, requests_aborted=0)
+        return Applied(version, version, timings_of(steps), paused_s=0.0, requests_kept=0, requests_aborted=0)
 
     async def load_directory(self, name: str, path: str, timeout_s: float) -> LoadedLora:
         """Loads an adapter that PEFT saved on this host."""
         self._require_enabled()
         check_lora_name(name, "lora_name")
-        if not timeout_s > 0:
-            raise InvalidFieldError.of("timeout", f"must be above 0 s, is {timeout_s:g} s")
+        check_timeout(timeout_s)
         check_weights(self._board.engine_condition, self._board.daemon_condition)
         make = partial(LoraFiles.of_directory, Path(path), self._engine.info.max_lora_rank, self._checkpoint)
         loaded, _ = await uninterrupted(self._load(name, make, timeout_s))

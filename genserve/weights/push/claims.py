@@ -1,8 +1,9 @@
 """Places that another thread or process writes to. None of their bytes counts as received before the claim is
 settled."""
 
-import asyncio
 from dataclasses import dataclass
+
+from genserve.control.change import Change
 
 
 @dataclass(eq=False, slots=True)
@@ -19,7 +20,7 @@ class Claims:
 
     def __init__(self) -> None:
         self._claims: set[Claim] = set()
-        self._settled = asyncio.Event()
+        self._settled = Change()
 
     def add(self, start: int, end: int, target: memoryview) -> Claim:
         """A new claim. Raises ValueError if it overlaps another one."""
@@ -37,8 +38,7 @@ class Claims:
         """Ends a claim: nobody writes there any more."""
         self._claims.remove(claim)
         claim.target.release()
-        self._settled.set()
-        self._settled = asyncio.Event()
+        self._settled.tell()
 
     async def wait_settled(self) -> None:
         """Returns when the next claim is settled."""

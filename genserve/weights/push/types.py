@@ -1,8 +1,10 @@
 """The domain types of a push: the request of a trainer, the progress, and the outcome."""
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from genserve.control.pause import Hold
 from genserve.engine.protocol import KvPolicy, PauseMode
 from genserve.tensors.manifest import Manifest, PushIssue
 
@@ -11,6 +13,7 @@ __all__ = [
     "DEFAULT_STAGING_TTL_S",
     "Applied",
     "ApplyOptions",
+    "HoldOptions",
     "LoraAdapter",
     "PushAction",
     "PushHeader",
@@ -19,6 +22,7 @@ __all__ = [
     "PushReport",
     "PushState",
     "StepTiming",
+    "timings_of",
 ]
 
 DEFAULT_APPLY_TIMEOUT_S = 300.0
@@ -47,13 +51,18 @@ class PushState(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class ApplyOptions:
-    """How a push is applied. `timeout_s`: seconds for everything, including preparation. Under `pause_lease_id` the
-    engine stays paused afterwards."""
+class HoldOptions:
+    """How the engine is held still while its weights change; under `pause_lease_id` it stays paused afterwards."""
 
     pause_mode: PauseMode = PauseMode.KEEP
     kv_policy: KvPolicy = KvPolicy.RECOMPUTE
     pause_lease_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyOptions(HoldOptions):
+    """How a push is applied. `timeout_s`: seconds for all of it, preparation included."""
+
     timeout_s: float = DEFAULT_APPLY_TIMEOUT_S
 
 
@@ -124,6 +133,11 @@ class StepTiming:
     duration_s: float
 
 
+def timings_of(steps: Mapping[str, float]) -> tuple[StepTiming, ...]:
+    """The wall time of each step, in seconds, in their order."""
+    return tuple(StepTiming(step, duration_s) for step, duration_s in steps.items())
+
+
 @dataclass(frozen=True, slots=True)
 class Applied:
     """The result of applying. `paused_s`: seconds that generation was stopped; None if it was paused before and stays
@@ -135,6 +149,12 @@ class Applied:
     paused_s: float | None
     requests_kept: int
     requests_aborted: int
+
+    @classmethod
+    def in_hold(cls, previous_version: int, active_version: int, steps: Mapping[str, float], hold: Hold) -> "Applied":
+        """While the engine was held still; `steps` in seconds."""
+        timings = timings_of(steps)
+        return cls(previous_version, active_version, timings, hold.paused_s, hold.kept, hold.aborted)
 
 
 @dataclass(frozen=True, slots=True)

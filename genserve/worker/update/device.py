@@ -5,7 +5,7 @@ On the CPU there is nothing to select, to wait for or to keep. On CUDA
 - the device is selected in each thread: another one would work on the first GPU;
 - background work has a stream of its own, as a copy in the stream of the model waits for its steps;
 - the memory of a push is kept in a pool from before vLLM sizes its KV cache: it takes all that is left;
-- copies from the host go through pinned memory.
+- copies from the CPU go through pinned memory.
 """
 
 import logging
@@ -17,13 +17,13 @@ import torch
 from vllm.utils.torch_utils import current_stream
 
 from genserve.worker.update.pinned_ring import Event, PinnedRing, ThroughRing, goes_through
-from genserve.worker.update.swap import HostSwap
+from genserve.worker.update.swap import CpuSwap
 
 log = logging.getLogger(__name__)
 
 
 class Device:
-    """The host. `keeps_addresses`: whether live tensors stay where they are, so that new contents are copied into them:
+    """The CPU. `keeps_addresses`: whether live tensors stay where they are, so that new contents are copied into them:
     graphs and kernels have captured the addresses, and vLLM's sleep gives their memory back."""
 
     keeps_addresses = False
@@ -55,11 +55,11 @@ class Device:
         target.copy_(source)
 
     def can_swap(self, live: torch.Tensor, new: torch.Tensor) -> bool:
-        """Whether `swap` supports these two: a live tensor and one on the host."""
+        """Whether `swap` takes these two: a live tensor and one on the CPU."""
         return False
 
-    def swap(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> HostSwap:
-        """The exchange of tensors that `can_swap` supports."""
+    def swap(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> CpuSwap:
+        """Of tensors that it takes."""
         raise NotImplementedError("exchanging with tensors in host memory")
 
     def give_up(self) -> None:
@@ -132,14 +132,14 @@ class CudaDevice(Device):
             target.copy_(source, non_blocking=True)
 
     def can_swap(self, live: torch.Tensor, new: torch.Tensor) -> bool:
-        """True for large tensors. Copies of a tensor with gaps would take memory of the device."""
-        is_to_host = live.device == self.device and new.device.type == "cpu"
-        return self._ring is not None and is_to_host and goes_through(live, new) and live.is_contiguous()
+        """If it is large. Copies of a tensor with gaps would take memory of the device."""
+        is_from_cpu = live.device == self.device and new.device.type == "cpu"
+        return self._ring is not None and is_from_cpu and goes_through(live, new) and live.is_contiguous()
 
-    def swap(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> HostSwap:
-        """Uses two streams of its own, for the two directions."""
+    def swap(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> CpuSwap:
+        """In two streams of its own, for the two directions."""
         assert self._ring is not None
-        return HostSwap(pairs, self._ring, self._down, self._up)
+        return CpuSwap(pairs, self._ring, self._down, self._up)
 
     @property
     def reserved_bytes(self) -> int:

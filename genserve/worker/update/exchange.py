@@ -3,7 +3,7 @@
 The live model keeps its modules, parameters and attention layers, which hold the KV cache and which others refer to;
 what they point at changes. Where addresses have to stay (CUDA graphs, kernels, vLLM's sleep), contents change places
 instead, tensor by tensor through a buffer that is as large as the largest one, or through pinned memory (`swap`) where
-prepared ones are on the host: nothing is allocated by a commit, and what was prepared holds what was live, which is the
+prepared ones are on the CPU: nothing is allocated by a commit, and what was prepared holds what was live, which is the
 way back.
 """
 
@@ -17,7 +17,7 @@ from genserve.worker.model import step_made
 from genserve.worker.model.tree import Holding
 from genserve.worker.update.device import Device
 
-_HOST = torch.device("cpu")
+_CPU = torch.device("cpu")
 
 
 @dataclass(slots=True)
@@ -182,23 +182,24 @@ class ContentExchange:
         swaps = [device.can_swap(pair.live, pair.new) for pair in self._pairs]
         by_swap = [(pair.live, pair.new) for pair, swapped in zip(self._pairs, swaps, strict=True) if swapped]
         self._by_buffer = [pair for pair, swapped in zip(self._pairs, swaps, strict=True) if not swapped]
-        self._host_swap = device.swap(by_swap) if by_swap else None
+        self._cpu_swap = device.swap(by_swap) if by_swap else None
         self._buffer = buffer
         self._num_swapped = 0
         self._undo: Callable[[], None] | None = None  # of the exchange in progress
         for pair in self._pairs:
             if pair.live.device != device.device:
                 raise ValueError(f"{pair.name} is on {pair.live.device}, and the model on {device.device}")
-            if pair.new.device not in (device.device, _HOST):
+            if pair.new.device not in (device.device, _CPU):
                 raise ValueError(f"{pair.name} is on {pair.live.device} live and on {pair.new.device} prepared")
             if buffer is not None and pair.live.nbytes > buffer.size_bytes:
                 raise ValueError(f"{pair.name} is larger than any tensor that the model had at the start")
 
     def commit(self) -> None:
-        """Exchanges the contents. Raises RuntimeError if the device refuses. `rollback` works from any point of it."""
-        self._device.synchronize()  # the work of steps and of the preparation
-        if self._host_swap is not None:
-            self._host_swap.commit()
+        """Swaps the contents; raises RuntimeError for what the device refuses. `rollback` is the way back from any
+        point of it."""
+        self._device.synchronize()  # what steps and the preparation have begun
+        if self._cpu_swap is not None:
+            self._cpu_swap.commit()
         for pair in self._by_buffer:
             self._swap(pair)
             self._num_swapped += 1
@@ -220,14 +221,14 @@ class ContentExchange:
             pair = self._by_buffer[self._num_swapped - 1]
             self._device.copy(pair.live, pair.new)
             self._num_swapped -= 1
-        if self._host_swap is not None:
+        if self._cpu_swap is not None:
             self._device.synchronize()
-            self._host_swap.rollback()
+            self._cpu_swap.rollback()
         self._device.synchronize()
 
     def free(self) -> None:
-        """Frees the values that are not live, one at a time."""
-        self._host_swap = None
+        """Lets go of the values that are not live, one at a time."""
+        self._cpu_swap = None
         self._by_buffer = []
         while self._pairs:
             self._pairs.pop()

@@ -70,14 +70,14 @@ class PinnedRing:
         return list(zip(self._slots, self._events, strict=True))
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Copies between the host and the device; both have one shape and type, and any strides."""
+        """Copies between the CPU and the device; both have one shape and type, and any strides."""
         if source.device.type == "cpu":
             self.to_device(target, source)
         else:
             self.from_device(target, source)
 
     def to_device(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """The host may change `source` afterwards."""
+        """The caller may change `source` afterwards."""
         for to_part, from_part in parts(target, source, self.slot_bytes):
             slot = self._free_slot()
             staged = staged_as(self._slots[slot], to_part)

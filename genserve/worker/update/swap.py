@@ -1,4 +1,4 @@
-"""Swaps contents of live tensors on a CUDA device with those of prepared ones on the host, both directions at once.
+"""Swaps contents of live tensors on a CUDA device with those of prepared ones on the CPU, both directions at once.
 
 Tensors are cut into pieces, and each piece takes two slots of the pinned ring: its live contents go down through one
 while its prepared contents go up through the other. Pieces follow each other closely: while one goes down, the one
@@ -48,8 +48,8 @@ class _Piece:
     is_kept: bool = False
 
 
-class HostSwap:
-    """Exchanges the tensors of one version. Synchronize the device before and after each call: only then are the copies
+class CpuSwap:
+    """Swaps the tensors of one version. Synchronise the device before each call, and after it: only then are the copies
     complete."""
 
     def __init__(

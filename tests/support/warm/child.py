@@ -23,6 +23,8 @@ from tests.support.warm.process import starting_warm
 
 MAX_DEPTH = 3
 """The doctor starts a daemon, which starts an engine's core, which starts workers. Those start nothing."""
+_HEAVY = (("-m", "genserve", "serve"), ("-m", "genserve.doctor.machine.device"))
+"""What the doctor starts that imports torch or vLLM. What else a daemon starts is to be as light as it is."""
 _ABOVE_ALL = 1000  # no process is to have so many files
 
 
@@ -79,7 +81,7 @@ def _bind_threads() -> None:
 
 
 def _start_warm(server: socket.socket) -> None:
-    """Lets multiprocessing start its processes, and subprocess daemons, through the server."""
+    """Lets multiprocessing start its processes, and subprocess those in _HEAVY, through the server."""
     start_cold = multiprocessing.util.spawnv_passfds
     lock = threading.Lock()
 
@@ -99,4 +101,4 @@ def _start_warm(server: socket.socket) -> None:
     util: Any = multiprocessing.util
     util.spawnv_passfds = spawnv_passfds
     popen: Any = subprocess.Popen
-    popen._execute_child = starting_warm(popen._execute_child, start, ("-m", "genserve", "serve"))
+    popen._execute_child = starting_warm(popen._execute_child, start, _HEAVY)

@@ -23,16 +23,20 @@ _COLD_OPTIONS = {"preexec_fn": None, "shell": False, "start_new_session": False,
 _SERVER_ENVIRONMENT = {"TORCHDYNAMO_DISABLE": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
-def starting_warm(cold: Callable[..., None], start: Start, program: Sequence[str] = ()) -> Callable[..., None]:
+def starting_warm(
+    cold: Callable[..., None], start: Start, programs: Sequence[Sequence[str]] = ((),)
+) -> Callable[..., None]:
     """What starts the process of a subprocess.Popen: `start` does if the process can be a warm one and its arguments
-    begin with `program`, or else `cold`, which is subprocess.Popen's own."""
+    begin with one of `programs`, or else `cold`, which is subprocess.Popen's own."""
     signature = inspect.signature(cold)
 
     def execute_child(popen: Any, *args: Any, **kwargs: Any) -> None:
         asked = signature.bind(popen, *args, **kwargs).arguments
         command = [] if isinstance(asked["args"], str | bytes | os.PathLike) else list(map(os.fsdecode, asked["args"]))
         env = dict(os.environ if asked["env"] is None else asked["env"])
-        if command[1 : 1 + len(program)] != list(program) or not _can_be_warm(command, env, asked):
+        if not any(command[1 : 1 + len(each)] == list(each) for each in programs) or not _can_be_warm(
+            command, env, asked
+        ):
             cold(popen, *args, **kwargs)
             return
         files = [asked[name] if asked[name] != -1 else number for number, name in enumerate(_STREAMS)]

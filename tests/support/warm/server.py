@@ -22,7 +22,6 @@ from tests.support.warm import child, wire
 MODULES = (
     "genserve.cli.serve",
     "genserve.daemon",
-    "genserve.worker.extension",
     "vllm.model_executor.layers.quantization.online.base",
     "vllm.model_executor.models.qwen3",
     "vllm.plugins.lora_resolvers.filesystem_resolver",
@@ -35,7 +34,8 @@ MODULES = (
     "vllm.v1.executor.multiproc_executor",
     "vllm.v1.worker.cpu_worker",
 )
-"""What the processes of an engine import, as far as that does not depend on the model."""
+"""What the processes of an engine import, as far as that does not depend on the model. Left out is what does something
+when it is imported: genserve.worker.extension ties a worker to its daemon."""
 # Out of the way of the numbers under which new processes are to have their files.
 _CONTROL = 900
 

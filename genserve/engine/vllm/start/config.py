@@ -21,7 +21,7 @@ from genserve.config import CPU_KV_CACHE_BYTES, ways
 from genserve.engine.protocol import EngineInfo
 from genserve.engine.vllm.start import failure as start_failure
 from genserve.engine.vllm.start import refusals
-from genserve.worker.contract import (
+from genserve.worker.contract.vllm_settings import (
     DAEMON_PID_VARIABLE,
     EXTENSION,
     RANKS_HERE_KEY,

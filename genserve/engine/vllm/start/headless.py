@@ -18,7 +18,7 @@ from genserve.engine.vllm.start import config as vllm_config
 from genserve.engine.vllm.start import refusals, stale_shm
 from genserve.engine.vllm.start.daemon_address import daemon_address
 from genserve.engine.vllm.start.failure import EngineStartError
-from genserve.worker.lifetime import end_with_address
+from genserve.worker.contract.lifetime import end_with_address
 
 EXIT_FAILED = 1
 _START_TIMEOUT_S = 3600.0  # of the daemon, which waits for these workers and loads the model like them

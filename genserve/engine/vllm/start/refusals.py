@@ -7,7 +7,8 @@ A warned one costs something that the user has to know of.
 Rows that need only flags are checked twice: before vLLM makes a configuration, whose own checks may complain first and
 ask for companions of a refused flag; and on the configuration, as other things set it too.
 
-What depends on the model and not on settings, such as weights that no exchange reaches, is worker.audit's.
+What depends on the model and not on settings, such as weights that no exchange reaches, is found by
+`worker.model.audit`.
 """
 
 import os
@@ -16,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from genserve.engine.vllm.start.failure import EngineStartError
-from genserve.worker.contract import drafts_with_served_checkpoint
-from genserve.worker.model import online_quantization
+from genserve.worker.contract import online_quantization
+from genserve.worker.contract.drafting import drafts_with_served_checkpoint
 
 Config = Any
 """A VllmConfig. Its fields are vLLM's: config/parallel.py, config/offload.py, config/speculative.py and so on."""

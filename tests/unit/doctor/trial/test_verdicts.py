@@ -7,7 +7,7 @@ import pytest
 from genserve.doctor.trial.findings import Snapshot, WayFound
 from genserve.doctor.trial.verdicts import cold_starts, way_verdicts
 from genserve.doctor.verdict import Level, Verdict
-from genserve.worker.update.placement import pause_s
+from genserve.worker.contract.placement import pause_s
 from tests.unit.doctor.conftest import memory, push, snapshot, way
 from tests.unit.doctor.trial.bad_daemons import BAD, OTHER_TOKENS, B
 

@@ -15,7 +15,7 @@ from genserve.engine.vllm import engine as vllm
 from genserve.engine.vllm.start import config as vllm_config
 from genserve.engine.vllm.start.config import AsyncEngineArgs
 from genserve.engine.vllm.start.failure import EngineStartError
-from genserve.worker.contract import WEIGHT_UPDATE_KEY
+from genserve.worker.contract.vllm_settings import WEIGHT_UPDATE_KEY
 from genserve.worker.update import choice as update
 from tests.support import models
 

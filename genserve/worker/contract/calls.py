@@ -7,30 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol, Self, cast
 
-EXTENSION = "genserve.worker.extension.WeightExchangeExtension"
-"""Qualified name for vLLM's `worker_extension_cls`."""
-
-RESERVING_WORKER = "genserve.worker.update.reserving.ReservingWorker"
-"""Qualified name for vLLM's `worker_cls` on a GPU."""
-
-WEIGHT_UPDATE_KEY = "genserve_weight_update"
-"""In vLLM's `additional_config`, which workers get before they load the model: --weight-update."""
-
-RANKS_HERE_KEY = "genserve_ranks_here"
-"""There as well: how many workers of the engine share the memory of this machine."""
-
-DAEMON_PID_VARIABLE = "GENSERVE_DAEMON_PID"
-"""In the environment of the engine's processes: the process with which they end."""
-
-
-def drafts_with_served_checkpoint(config: Any) -> bool:
-    """Whether the draft model's weights are in the served checkpoint, and so in every complete push: layers for
-    multi-token prediction (MTP). `config`: a VllmConfig, or an object with its fields."""
-    speculative = config.speculative_config
-    if speculative is None or speculative.method != "mtp" or speculative.draft_model_config is None:
-        return False
-    return bool(speculative.draft_model_config.model == config.model_config.model)
-
 
 class _Message:
     """A dataclass that is sent as a dictionary."""

@@ -1,7 +1,8 @@
 """Executes a command that gets SIGTERM from the kernel when the process that started it ends, however it ends.
 
-Run it with `python -m`, the id of the starting process and the command. A process must request this itself, and
-Python's hook for it (preexec_fn) would have to fork a process that has threads.
+Run it as a program, with the id of the starting process and the command. A process must request this itself, and
+Python's hook for it (preexec_fn) would have to fork a process that has threads. The kernel watches the thread that
+started the command, not the process: start it in a thread that lives as long.
 """
 
 import ctypes
@@ -12,6 +13,11 @@ from collections.abc import Sequence
 from typing import Final
 
 _PR_SET_PDEATHSIG: Final = 1
+
+
+def ending_with_this_process(command: Sequence[str]) -> list[str]:
+    """The command that becomes `command`. It needs no package of ours, nor anything else that is installed."""
+    return [sys.executable, "-I", "-S", os.path.abspath(__file__), str(os.getpid()), *command]
 
 
 def become(starter: int, command: Sequence[str]) -> None:
