@@ -132,12 +132,12 @@ class CudaDevice(Device):
             target.copy_(source, non_blocking=True)
 
     def can_swap(self, live: torch.Tensor, new: torch.Tensor) -> bool:
-        """If it is large. Copies of a tensor with gaps would take memory of the device."""
+        """True for large tensors. Copies of a tensor with gaps would take memory of the device."""
         is_from_cpu = live.device == self.device and new.device.type == "cpu"
         return self._ring is not None and is_from_cpu and goes_through(live, new) and live.is_contiguous()
 
     def swap(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> CpuSwap:
-        """In two streams of its own, for the two directions."""
+        """Uses two streams of its own, for the two directions."""
         assert self._ring is not None
         return CpuSwap(pairs, self._ring, self._down, self._up)
 

@@ -195,9 +195,8 @@ class ContentExchange:
                 raise ValueError(f"{pair.name} is larger than any tensor that the model had at the start")
 
     def commit(self) -> None:
-        """Swaps the contents; raises RuntimeError for what the device refuses. `rollback` is the way back from any
-        point of it."""
-        self._device.synchronize()  # what steps and the preparation have begun
+        """Exchanges the contents. Raises RuntimeError if the device refuses. `rollback` works from any point of it."""
+        self._device.synchronize()  # the work of steps and of the preparation
         if self._cpu_swap is not None:
             self._cpu_swap.commit()
         for pair in self._by_buffer:
@@ -227,7 +226,7 @@ class ContentExchange:
         self._device.synchronize()
 
     def free(self) -> None:
-        """Lets go of the values that are not live, one at a time."""
+        """Frees the values that are not live, one at a time."""
         self._cpu_swap = None
         self._by_buffer = []
         while self._pairs:

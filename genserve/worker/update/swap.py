@@ -49,7 +49,7 @@ class _Piece:
 
 
 class CpuSwap:
-    """Swaps the tensors of one version. Synchronise the device before each call, and after it: only then are the copies
+    """Exchanges the tensors of one version. Synchronize the device before and after each call: only then are the copies
     complete."""
 
     def __init__(
