@@ -1,18 +1,18 @@
 """Finds weights that a push would miss, before the first push.
 
-An exchange replaces what `tree.holdings` sees. A model may keep tensors where that does not look, such as in a
-dataclass on a layer: they would stay those of the old version, and the engine would serve a mix of two, with no error
-anywhere. So every tensor that the live model refers to has to be accounted for:
+An exchange replaces the holdings of `tree`. A model may keep tensors in other places, such as in a dataclass on a
+layer. They would stay those of the old version, and the engine would serve a mix of two versions without an error. So
+every tensor that the live model refers to must belong to one of these kinds:
 
-- it is exchanged: it is a holding, a parameter or a buffer that somebody refers to a second time, part of a closure
-  that is exchanged whole, or, where contents are copied, it looks into the memory of one that is exchanged;
-- it is the KV cache;
-- no version can change it. It is empty; or it is one of the tensors that vLLM's steps leave on layers (`step_made`);
-  or the model's construction has made it, before anything was loaded: the bare structure that pushes are built in has
-  one of the same type in the same place. Loading could still write such a tensor, so `Constants` looks whether it has,
-  in that structure, whenever a version is prepared.
+- It is exchanged: it is a holding, a second reference to a parameter or buffer, part of a closure that is exchanged
+  whole, or, where contents are copied, a view of the memory of an exchanged tensor.
+- It is the KV cache.
+- No version can change it: it is empty; or vLLM's steps leave it on layers (`step_made`); or the model's construction
+  made it, before anything was loaded, and the bare structure in which pushes are built has one of the same type in the
+  same place. Loading could still write such a tensor, so `Constants` checks this in the structure whenever a version is
+  prepared.
 
-Everything else is refused.
+Every other tensor is refused.
 """
 
 import hashlib

@@ -1,11 +1,11 @@
 """Every reference to a tensor in a model, and the way to it.
 
-`tree` knows where weights are exchanged. This module knows nothing of that: it follows every reference that a model
-holds, through modules, plain objects, dataclasses, slots, containers, closures, partial functions, bound methods and
-the attributes of tensors, so that `audit` can tell what `tree` does not see.
+`tree` knows where weights are exchanged. This module does not use that knowledge: it follows every reference in a
+model, through modules, plain objects, dataclasses, slots, containers, closures, partial functions, bound methods and
+the attributes of tensors, so that `audit` can find what `tree` misses.
 
-What cannot hold weights is not entered: configurations, process groups, compiled code (it gets the weights as inputs),
-adapters, and the objects of libraries that bring no layers.
+It does not enter objects that cannot hold weights: configurations, process groups, compiled code (which gets the
+weights as inputs), adapters, and the objects of libraries without layers.
 """
 
 import functools

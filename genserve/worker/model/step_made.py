@@ -1,14 +1,14 @@
-"""What vLLM's steps make on a model when it is loaded already, as read in vLLM 0.32.
+"""Values that vLLM's steps make on a loaded model, as read in vLLM 0.32.
 
-No exchange replaces it, as loading does not make it. So each is in one of three tables here, by class and attribute.
+No exchange replaces them, because loading does not make them. So each is in one of three tables, by class and
+attribute:
 
-- `WEIGHT_FREE` does not depend on weights: tables of positions, scratch memory, what belongs to a step. A push leaves
-  it as it is.
-- `FROM_NUMBERS` is computed once from numbers that are exchanged themselves, the scales of an fp8 KV cache. A push
-  leaves it as it is, and is refused if one of those numbers changes.
+- `WEIGHT_FREE` does not depend on weights: tables of positions, scratch memory, state of a step. A push keeps it.
+- `FROM_NUMBERS` is computed once from numbers that are exchanged: the scales of an fp8 KV cache. A push keeps it, and
+  is refused if one of those numbers changes.
 - `FROM_WEIGHTS` is computed from weights once, and a push does not update it. A model that has one is refused.
 
-A push that finds a number or a tensor which is in none of them is refused: it may be computed from weights.
+A push is refused if it finds a number or a tensor that is in no table, because it may be computed from weights.
 """
 
 from collections.abc import Callable, Iterator, Mapping

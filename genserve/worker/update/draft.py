@@ -1,8 +1,8 @@
-"""Exchanges the model that drafts together with the model that it drafts for.
+"""Exchanges a draft model together with the model that it drafts for.
 
-A push of a whole checkpoint has the weights of its layers for multi-token prediction (MTP). EAGLE heads and draft
-models have checkpoints of their own, which no push has: they stay as they are, and `engine.vllm.start.refusals` warns
-of it.
+A push of a complete checkpoint has the weights of its layers for multi-token prediction (MTP). EAGLE heads and draft
+models have their own checkpoints, which no push contains: they do not change, and `engine.vllm.start.refusals` warns
+about this.
 """
 
 import logging

@@ -1,10 +1,10 @@
 """The exchange of live weights for prepared ones, and back.
 
-The live model keeps its modules, parameters and attention layers, which hold the KV cache and which others refer to;
-what they point at changes. Where addresses have to stay (CUDA graphs, kernels, vLLM's sleep), contents change places
-instead, tensor by tensor through a buffer that is as large as the largest one, or through pinned memory (`swap`) where
-prepared ones are on the CPU: nothing is allocated by a commit, and what was prepared holds what was live, which is the
-way back.
+The live model keeps its modules, parameters and attention layers, which hold the KV cache and to which others refer.
+Only what they point at changes. Where addresses must not change (CUDA graphs, kernels, vLLM's sleep), the contents are
+exchanged instead: tensor by tensor through a buffer of the largest one's size, or through pinned memory (`swap`) if the
+prepared ones are on the CPU. A commit allocates nothing. After it the prepared tensors hold the previous contents, so
+it can be undone.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -38,7 +38,7 @@ def exchange(
     *,
     untouched: Collection[str] = (),
 ) -> "PointerExchange | ContentExchange":
-    """A prepared version, ready to change places with the live one, in the way that the device asks for.
+    """The exchange of a prepared version with the live one, of the kind that the device needs.
 
     `untouched`: names of what preparing found and did not write; `prepared` lacks them. Raises ValueError, naming what
     differs, unless both have the same structure; what steps have made on the live model since is `step_made`'s.

@@ -1,7 +1,8 @@
 """Builds versions of the weights in a second model beside the live one.
 
-Its structure is built once, while nothing is served. A push gives it storage, loads and post-processes in a background
-thread, takes the finished tensors out, and leaves it bare again. Exchanging them with the live ones is not done here.
+The structure of this model is built once, while nothing is served. A push gives it storage, loads and post-processes in
+a background thread, takes the finished tensors out, and leaves the structure without storage again. `exchange`
+exchanges the tensors with the live ones.
 """
 
 import inspect
