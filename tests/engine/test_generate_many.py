@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from genserve.client import AsyncClient, Generation
-from genserve.errors import PromptTooLongError
+from genserve.errors import PromptTooLongError, QueueFullError
 from tests.engine.outputs import wait_idle
 from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess
 from tests.support.plain_vllm import PROMPTS
@@ -100,13 +100,21 @@ async def test_a_client_that_goes_away_leaves_no_request_behind(client: AsyncCli
 async def test_more_prompts_than_the_daemon_takes_are_all_generated(
     checkpoints: dict[str, Path], tmp_path: Path
 ) -> None:
-    """Two clients share a queue of 8: what it refuses is sent again, and each gets every answer."""
+    """Two clients share a queue of 8: a ninth sequence is refused, and sent again by a client that generates many, so
+    that each gets every answer."""
     flags = ["--model", str(checkpoints["a"]), *SMALL_ENGINE, "--max-active-requests", "8"]
     process = DaemonProcess(flags, tmp_path / "stderr")
     try:
         address = (await asyncio.to_thread(process.wait_serving)).address
         prompts = [[number + 1, 7] for number in range(200)]
         async with AsyncClient(address) as one, AsyncClient(address) as other:
+            async with one.stream_many() as many:
+                for n in (5, 3, 1):
+                    await many.submit([1, 7], n=n, max_tokens=2000, ignore_eos=True)
+                async for item in many:
+                    if item.is_last:
+                        break
+                assert isinstance(item.error, QueueFullError), "the ninth, while eight run"
             for generations in await asyncio.gather(
                 *(each.generate_many(prompts, max_tokens=2, ignore_eos=True) for each in (one, other))
             ):

@@ -72,6 +72,7 @@ class ScriptedDaemon(
         self.renewals_hang = False
         self.renewed = asyncio.Event()
         self.resumed: list[str] = []
+        self.watches: list[control_pb2.WatchStatusRequest] = []
         # Sleep
         self.sleeps: list[Message] = []
         self.asleep_tags: list[str] = []
@@ -295,6 +296,7 @@ class ScriptedDaemon(
         return control_pb2.GetStatusResponse(state=self.state(), load=control_pb2.Load(running=3, kv_usage=0.25))
 
     async def WatchStatus(self, request: Any, context: Any) -> AsyncIterator[control_pb2.WatchStatusResponse]:
+        self.watches.append(request)
         for running in range(2):
             yield control_pb2.WatchStatusResponse(state=self.state(), load=control_pb2.Load(running=running))
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,19 +17,31 @@ from tests.support.scripted_engine import ScriptedEngine
 
 
 class Resident:
-    """The bytes of the served version; `fails` raises instead of applying them."""
+    """The bytes of the served version; `fails` raises instead of applying them. `waits_s`: how long each call would
+    have waited for the push that is applied."""
 
     def __init__(self, engine: ScriptedEngine, board: StateBoard) -> None:
         self._engine = engine
         self._board = board
         self.fails: Exception | None = None
+        self.waits_s: list[float] = []
+        self.is_between = False
 
-    def between_pushes(self, timeout_s: float) -> AbstractAsyncContextManager[None]:
-        return nullcontext()
+    @asynccontextmanager
+    async def between_pushes(self, timeout_s: float) -> AsyncIterator[None]:
+        assert not self.is_between, "it would wait for itself"
+        self.waits_s.append(timeout_s)
+        self.is_between = True
+        try:
+            yield
+        finally:
+            self.is_between = False
 
     async def restore_dropped(self) -> None:
         if self.fails is not None:
             raise self.fails
+        if not self.is_between:
+            self._engine.misuses.append("restored beside a push")
         if self._engine.running:
             self._engine.misuses.append("restored while it ran")
         await self._engine.step("restore", "restore", 1.0)

@@ -128,3 +128,14 @@ async def test_tainted_engine_does_not_sleep(rig: Rig) -> None:
     enter_phase(rig.board, Phase.TAINTED)
     with pytest.raises(EngineTaintedError):
         await rig.sleeps.sleep(PauseMode.KEEP, SleepDepth(), 5.0)
+
+
+async def test_weights_alone_fall_asleep_between_pushes(rig: Rig) -> None:
+    """The one that is applied ends first, within the time of the call; the KV cache does not wait for it."""
+    await rig.sleeps.sleep(PauseMode.KEEP, SleepDepth.of(None, ["kv_cache"]), 5.0)
+    assert rig.resident.waits_s == []
+    await rig.sleeps.sleep(PauseMode.KEEP, SleepDepth(), 4.0)
+    assert rig.resident.waits_s == [4.0]
+    await rig.sleeps.sleep(PauseMode.KEEP, SleepDepth(), 3.0)
+    assert rig.resident.waits_s == [4.0], "they sleep already"
+    assert not rig.resident.is_between

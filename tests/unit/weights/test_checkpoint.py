@@ -153,3 +153,13 @@ def test_a_tensor_beyond_the_end_of_its_file_is_refused(tmp_path: Path) -> None:
     path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(3))
     with pytest.raises(CheckpointError, match="may be truncated"):
         CheckpointIndex.read(CheckpointFiles.open(tmp_path))
+
+
+@pytest.mark.parametrize("content", [{}, {"weight_map": ["a"]}, {"weight_map": {"a": 1}}])
+def test_an_index_without_a_map_is_told(tmp_path: Path, content: dict[str, Any]) -> None:
+    """By its name."""
+    path = tmp_path / "model.safetensors.index.json"
+    path.write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match="has no weight_map") as error:
+        CheckpointFiles.open(tmp_path)
+    assert str(path) in str(error.value)

@@ -277,3 +277,9 @@ async def test_two_commits_of_one_push_apply_it_once(rig: Rig) -> None:
     gate.open.set()
     assert await first == await second
     assert rig.engine.calls.count("commit_weights 5") == 1
+
+
+def test_a_store_without_a_version_takes_no_memory() -> None:
+    """What counts towards the limit is what is there."""
+    empty = ResidentStore(None, enabled=True)
+    assert (empty.served, empty.served_bytes, empty.spare_bytes) == (None, 0, 0)

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from genserve.errors import (
+    ChunkOutOfRangeError,
     PushConflictError,
     PushNotFoundError,
     PushTruncatedError,
@@ -144,3 +145,15 @@ async def test_two_equal_headers_at_once_are_one_push(rig: Rig) -> None:
     assert num_arenas() == before + 1
     first.detach()
     second.detach()
+
+
+async def test_bytes_beyond_a_push_that_is_applied_are_refused(rig: Rig) -> None:
+    """As while it is sent: its repeat has the same places."""
+    await rig.push(header())
+    again = await rig.registry.open(header())
+    for offset, data in ((-1, b"x"), (31, b"xx"), (32, b"x")):
+        with pytest.raises(ChunkOutOfRangeError):
+            again.write(offset, data, None)
+    again.write(32, b"", None)
+    again.write(31, weights(1)[31:], None)
+    again.detach()

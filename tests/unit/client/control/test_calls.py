@@ -103,12 +103,16 @@ async def test_pause_and_resume_by_hand(daemon: ScriptedDaemon, client: AsyncCli
         await client.pause("stop")  # type: ignore[arg-type]
 
 
-async def test_status_once_and_on_every_change(client: AsyncClient) -> None:
-    """`watch_status` is an iterator of what `status` answers."""
+async def test_status_once_and_on_every_change(daemon: ScriptedDaemon, client: AsyncClient) -> None:
+    """`watch_status` is an iterator of what `status` answers, at the interval that was asked for."""
     status = await client.status()
     assert (status.load.running, status.load.kv_usage) == (3, 0.25)
     async with client.watch_status(interval_s=1) as statuses:
         assert [status.load.running async for status in statuses] == [0, 1]
+    async with client.watch_status() as statuses:
+        assert [status.load.running async for status in statuses] == [0, 1]
+    with_interval = control_pb2.WatchStatusRequest(interval=Duration(seconds=1))
+    assert daemon.watches == [with_interval, control_pb2.WatchStatusRequest()]
 
 
 async def test_server_info_and_cache(client: AsyncClient) -> None:

@@ -5,9 +5,10 @@ from typing import Any
 import grpc
 import pytest
 from google.protobuf.duration_pb2 import Duration
-from google.rpc import code_pb2, error_details_pb2
+from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 from genserve.client import AsyncClient, UnavailableError
+from genserve.client.transport.errors import error_of_status
 from genserve.errors import (
     GenserveError,
     InvalidFieldError,
@@ -103,3 +104,22 @@ async def test_without_a_daemon_the_error_names_the_address() -> None:
     async with AsyncClient("127.0.0.1:1") as client:
         with pytest.raises(UnavailableError, match=r"no daemon answers at 127\.0\.0\.1:1"):
             await client.status()
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "metadata"),
+    [
+        (code_pb2.RESOURCE_EXHAUSTED, MessageTooLargeError, {}),
+        (code_pb2.PERMISSION_DENIED, PermissionDeniedError, {}),
+        (code_pb2.DATA_LOSS, GenserveError, {"code": "DATA_LOSS"}),
+        (99, GenserveError, {"code": "UNKNOWN"}),
+    ],
+)
+def test_a_status_in_a_message_is_an_error_as_that_of_a_call(
+    code: int, error: type[GenserveError], metadata: dict[str, str]
+) -> None:
+    """By its code where it has no reason; a code that nobody knows is an error still."""
+    found = error_of_status(status_pb2.Status(code=code, message="no"), "here:1")
+    assert (type(found), found.message, dict(found.metadata)) == (error, "no", metadata)
+    unsaid = error_of_status(status_pb2.Status(code=code_pb2.UNAVAILABLE), "here:1")
+    assert unsaid.message == "no daemon answers at here:1: UNAVAILABLE"

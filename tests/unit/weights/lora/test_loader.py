@@ -9,10 +9,19 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.phases import enter_phase
 
 from genserve.client.weights.layout import ByteSpace
 from genserve.client.weights.sources import tensor_sources
-from genserve.errors import DeadlineError, InvalidFieldError, UnsupportedError
+from genserve.control.conditions import Phase
+from genserve.errors import (
+    DeadlineError,
+    DrainingError,
+    EngineDeadError,
+    GenserveError,
+    InvalidFieldError,
+    UnsupportedError,
+)
 from genserve.memory.arena import Arena
 from genserve.tensors.manifest import Manifest
 from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor
@@ -243,3 +252,16 @@ def test_an_adapter_that_cannot_be_copied_holds_no_memory(tmp_path: Path, monkey
         LoraFiles.of_push(LoraConfig.parse(CONFIG, 8, ""), tensors, staged, "p")
     staged.close()
     assert num_arenas() == before
+
+
+@pytest.mark.parametrize(("phase", "error"), [(Phase.DRAINING, DrainingError), (Phase.DEAD, EngineDeadError)])
+async def test_adapters_neither_come_nor_go_where_nothing_changes(
+    rig: Rig, tmp_path: Path, phase: Phase, error: type[GenserveError]
+) -> None:
+    """A daemon that ends, and an engine that has."""
+    rig.engine.max_loras = 1
+    enter_phase(rig.board, phase)
+    with pytest.raises(error):
+        await rig.loras.load_directory("policy", str(tmp_path), 5.0)
+    with pytest.raises(error):
+        rig.loras.unload("policy")

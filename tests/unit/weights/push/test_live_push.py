@@ -92,3 +92,25 @@ async def test_a_push_id_stands_for_one_push(push: LivePush) -> None:
     for lora in (LoraAdapter("other", "{}"), LoraAdapter("policy", '{"r": 1}'), None):
         with pytest.raises(PushConflictError):
             adapter.check(header(weight_version=0, lora=lora), "d")
+
+
+async def test_bytes_are_read_by_others_while_they_are_good_and_do_not_change(push: LivePush) -> None:
+    """From when they are checked to when they are served, or the push has failed."""
+    assert not push.is_readable
+    push.write(push.round, 0, DATA, None)
+    push.complete()
+    assert not push.is_readable
+    push.stage()
+    assert push.is_readable
+    push.lifecycle.preparing()
+    assert push.is_readable
+    push.lifecycle.applying()
+    assert push.is_readable
+    push.lifecycle.applied()
+    assert not push.is_readable
+
+
+async def test_others_come_again_in_a_second(push: LivePush) -> None:
+    """The error for those who would change the weights meanwhile."""
+    error = push.in_progress()
+    assert (error.metadata, error.retry_after_s) == ({"push_id": "p1"}, 1.0)

@@ -147,3 +147,16 @@ def test_an_empty_chunk_is_no_byte(staging: Staging) -> None:
     assert staging.receive_s == 0.0
     with pytest.raises(ChunkOutOfRangeError):
         staging.claim(33, 0)
+
+
+def test_a_place_that_is_written_elsewhere_is_one_range_more(staging: Staging, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has room where a chunk has."""
+    monkeypatch.setattr(staging_module, "_MAX_RANGES", 3)
+    for offset in (0, 2):
+        staging.write(offset, DATA[offset : offset + 1], None)
+    claim = staging.claim(4, 1)
+    assert claim is not None
+    claim.target[:] = DATA[4:5]
+    staging.settle(claim, written=True, counts=True)
+    with pytest.raises(StagingFullError):
+        staging.claim(6, 1)
