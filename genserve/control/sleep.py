@@ -6,8 +6,8 @@ sleep dropped the weights, a version is applied before the engine can run, unles
 
 import logging
 import time
-from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Protocol
 
 from genserve.control.admission import check_sound
@@ -87,21 +87,26 @@ class SleepController:
         `RestoresWeights.restore_dropped`. Then parts that could not wake up stay asleep, and nothing is scheduled.
         """
         woken = tags_of(tags)
+        async with self._turn_to_wake_up(woken):
+            if self._board.engine_condition is EngineCondition.DEAD:
+                raise EngineDeadError("the engine has died")
+            if self._board.asleep.tags:
+                await uninterrupted(self._wake_up(self._board.asleep.after_wake_up(woken).tags))
+
+    @asynccontextmanager
+    async def _turn_to_wake_up(self, woken: frozenset[SleepTag]) -> AsyncIterator[None]:
+        """The turn; between pushes, if a version has to be applied when these parts are awake."""
         while True:
             async with AsyncExitStack() as stack:
-                is_between = self._restores_at(woken)
-                if is_between:
+                if is_between := self._restores_at(woken):
                     # Taken before the turn, because a push needs the turn for its commit; it may bring the missing
                     # weights.
                     await stack.enter_async_context(self._restores.between_pushes(_WAKE_UP_TIMEOUT_S))
                 await stack.enter_async_context(self._pauses.turn.take())
-                if self._board.engine_condition is EngineCondition.DEAD:
-                    raise EngineDeadError("the engine has died")
-                if self._restores_at(woken) and not is_between:
-                    continue  # weights were dropped while this call waited for its turn
-                if self._board.asleep.tags:
-                    await uninterrupted(self._wake_up(self._board.asleep.after_wake_up(woken).tags))
-                return
+                if is_between or not self._restores_at(woken):
+                    yield
+                    return
+                # Weights were dropped while this call waited for its turn.
 
     def _restores_at(self, woken: frozenset[SleepTag]) -> bool:
         """Whether the engine would run after this wake-up, and a version must be applied before."""

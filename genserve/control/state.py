@@ -4,13 +4,15 @@ Owns the conditions of the engine and of the daemon, and the parts that are asle
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from genserve.control.asleep import Asleep
 from genserve.control.conditions import RULES, DaemonCondition, EngineCondition, Phase, condition_of, phase_of
 from genserve.control.leases import PauseLease
 from genserve.engine.protocol import Engine
+from genserve.errors import EngineDeadError, EngineTaintedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,24 @@ class StateBoard:
         if self._entered is not EngineCondition.DEAD:
             self._entered = condition
             self.notify()
+
+    @contextmanager
+    def applying(self, if_failed: EngineCondition | None) -> Iterator[None]:
+        """Says APPLYING during the block, and never after. An engine that is dead or tainted then says so by the error
+        that the block raises; `if_failed` is what any other error leaves."""
+        after = if_failed
+        self.enter(EngineCondition.APPLYING)
+        try:
+            yield
+            after = None
+        except EngineDeadError:
+            after = EngineCondition.DEAD
+            raise
+        except EngineTaintedError:
+            after = EngineCondition.TAINTED
+            raise
+        finally:
+            self.enter(after)
 
     def tell_asleep(self, asleep: Asleep) -> None:
         """Sets the parts that are asleep."""

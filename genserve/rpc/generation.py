@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from genserve.control.admission import check_admission
 from genserve.control.state import StateBoard
 from genserve.engine.protocol import Engine
+from genserve.rpc.answers import Answers
 from genserve.rpc.convert.generation_request import detokenize_input, generation_request, tokenize_input
 from genserve.rpc.convert.generation_response import to_response
-from genserve.rpc.convert.values import to_state
 from genserve.rpc.generate_many import GenerateMany
 from genserve.rpc.received import Received
 from genserve.v1 import generation_pb2
@@ -28,6 +28,7 @@ class GenerationServicer(GenerationServiceServicer):
     def __init__(self, engine: Engine, board: StateBoard) -> None:
         self._engine = engine
         self._board = board
+        self._answer = Answers(board.state)
 
     async def Generate(  # type: ignore[override]
         self,
@@ -62,9 +63,7 @@ class GenerationServicer(GenerationServiceServicer):
         """Ends requests of any client."""
         request_ids = await request.read(lambda m: None if m.all else list(m.request_ids))
         aborted_ids, unknown_ids = await self._engine.abort(request_ids)
-        return generation_pb2.AbortResponse(
-            aborted_ids=aborted_ids, unknown_ids=unknown_ids, state=to_state(self._board.state())
-        )
+        return self._answer(generation_pb2.AbortResponse, aborted_ids=aborted_ids, unknown_ids=unknown_ids)
 
     async def Tokenize(  # type: ignore[override]
         self, request: Received[generation_pb2.TokenizeRequest], context: "ServicerContext[Any, Any]"

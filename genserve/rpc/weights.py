@@ -15,24 +15,20 @@ from genserve.errors import DeadlineError, GenserveError
 from genserve.ingest import protocol as wire
 from genserve.memory.daemon_processes import DaemonProcesses
 from genserve.memory.host import is_local
-from genserve.rpc.convert.values import to_state
+from genserve.rpc.answers import Answers
 from genserve.rpc.convert.vllm_transfer import (
     call_timeout_s,
     init_info,
-    to_finish_response,
-    to_start_response,
     update_info,
     update_options,
 )
 from genserve.rpc.convert.weights import (
     apply_options,
     push_header,
-    to_commit_response,
-    to_discard_response,
-    to_get_push_response,
+    to_applied,
+    to_digests,
     to_manifest,
-    to_push_response,
-    to_weights_response,
+    to_push,
 )
 from genserve.rpc.frames.pull import pull_frames
 from genserve.rpc.frames.push import Frames, read_chunks, read_header, until_expired
@@ -76,6 +72,7 @@ class WeightServicer(WeightServiceServicer):
         self._engine = engine
         self._pauses = pauses
         self._board = board
+        self._answer = Answers(board.state)
         self._processes = processes
         self._takes_segments = takes_segments
         self._manifest = checkpoint.as_manifest() if checkpoint is not None else None
@@ -120,7 +117,9 @@ class WeightServicer(WeightServiceServicer):
             outcome = await stream.finish()
         finally:
             stream.detach()
-        return to_push_response(outcome, self._board.state())
+        return self._answer(
+            weights_pb2.PushWeightsResponse, push=to_push(outcome.push), applied=to_applied(outcome.applied)
+        )
 
     def _segments(self, context: "ServicerContext[Any, Any]") -> SegmentReader | None:
         """Reads memory for peers on this host alone: others would have the daemon read what they may not."""
@@ -130,7 +129,10 @@ class WeightServicer(WeightServiceServicer):
         self, request: weights_pb2.GetPushRequest, context: "ServicerContext[Any, Any]"
     ) -> weights_pb2.GetPushResponse:
         """How far a push has come."""
-        return to_get_push_response(self._pushes.report(request.push_id), self._board.state())
+        outcome = self._pushes.report(request.push_id)
+        return self._answer(
+            weights_pb2.GetPushResponse, push=to_push(outcome.push), applied=to_applied(outcome.applied)
+        )
 
     async def CommitPush(
         self, request: weights_pb2.CommitPushRequest, context: "ServicerContext[Any, Any]"
@@ -141,13 +143,16 @@ class WeightServicer(WeightServiceServicer):
             apply_options(request.apply, "apply"),
             request.expected_version if request.HasField("expected_version") else None,
         )
-        return to_commit_response(outcome, self._board.state())
+        return self._answer(
+            weights_pb2.CommitPushResponse, push=to_push(outcome.push), applied=to_applied(outcome.applied)
+        )
 
     async def DiscardPush(
         self, request: weights_pb2.DiscardPushRequest, context: "ServicerContext[Any, Any]"
     ) -> weights_pb2.DiscardPushResponse:
         """Frees what is staged."""
-        return to_discard_response(self._pushes.discard(request.push_id, force=request.force), self._board.state())
+        outcome = self._pushes.discard(request.push_id, force=request.force)
+        return self._answer(weights_pb2.DiscardPushResponse, push=to_push(outcome.push))
 
     async def GetWeights(
         self, request: weights_pb2.GetWeightsRequest, context: "ServicerContext[Any, Any]"
@@ -160,12 +165,12 @@ class WeightServicer(WeightServiceServicer):
                 check_whole(self._board.asleep.weights_lost)
                 digests = await self._engine.weight_digests(DIGESTS_TIMEOUT_S)
                 weight_version = self._engine.weight_version
-        return to_weights_response(
-            weight_version,
-            self._manifest,
-            digests,
+        return self._answer(
+            weights_pb2.GetWeightsResponse,
+            weight_version=weight_version,
+            manifest=None if self._manifest is None else to_manifest(self._manifest),
+            digests=to_digests(digests),
             resident=self._resident.served is not None,
-            state=self._board.state(),
         )
 
     async def PullWeights(  # type: ignore[override]  # the stubs know generators only
@@ -191,14 +196,19 @@ class WeightServicer(WeightServiceServicer):
     ) -> weights_pb2.InitWeightTransferResponse:
         """Sets up vLLM's own transfer engine."""
         backend = await self._transfers.init(init_info(request), call_timeout_s(request))
-        return weights_pb2.InitWeightTransferResponse(backend=backend, state=to_state(self._board.state()))
+        return self._answer(weights_pb2.InitWeightTransferResponse, backend=backend)
 
     async def StartWeightUpdate(
         self, request: weights_pb2.StartWeightUpdateRequest, context: "ServicerContext[Any, Any]"
     ) -> weights_pb2.StartWeightUpdateResponse:
         """Pauses for an update through it."""
         update = await self._transfers.start(update_options(request))
-        return to_start_response(update, self._board.state())
+        return self._answer(
+            weights_pb2.StartWeightUpdateResponse,
+            update_id=update.update_id,
+            requests_kept=update.hold.kept,
+            requests_aborted=update.hold.aborted,
+        )
 
     async def UpdateWeights(
         self, request: weights_pb2.UpdateWeightsRequest, context: "ServicerContext[Any, Any]"
@@ -207,7 +217,7 @@ class WeightServicer(WeightServiceServicer):
         # Names and shapes of a large model take long to parse: see `_push`.
         info = await asyncio.to_thread(update_info, request)
         await self._transfers.update(request.update_id, info, call_timeout_s(request))
-        return weights_pb2.UpdateWeightsResponse(state=to_state(self._board.state()))
+        return self._answer(weights_pb2.UpdateWeightsResponse)
 
     async def FinishWeightUpdate(
         self, request: weights_pb2.FinishWeightUpdateRequest, context: "ServicerContext[Any, Any]"
@@ -215,4 +225,4 @@ class WeightServicer(WeightServiceServicer):
         """Ends an update."""
         version = request.weight_version if request.HasField("weight_version") else None
         applied = await self._transfers.finish(request.update_id, version, call_timeout_s(request), force=request.force)
-        return to_finish_response(applied, self._board.state())
+        return self._answer(weights_pb2.FinishWeightUpdateResponse, applied=to_applied(applied))

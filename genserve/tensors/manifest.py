@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
+from typing import Self
 
 from genserve.errors import FieldViolation, ManifestMismatchError
 from genserve.tensors.dtypes import ITEM_BYTES, objection
@@ -46,6 +47,15 @@ class Manifest:
     tensors: tuple[TensorSpec, ...]
     total_bytes: int
     partial: bool = False
+
+    @classmethod
+    def end_to_end(cls, tensors: Iterable[tuple[str, str, tuple[int, ...], int]]) -> Self:
+        """Tensors of these names, types, shapes and lengths in bytes, without gaps, in order of their names."""
+        specs, end = [], 0
+        for name, dtype, shape, length in sorted(tensors):
+            specs.append(TensorSpec(name, dtype, shape, end, length))
+            end += length
+        return cls(tuple(specs), end)
 
     @cached_property
     def digest(self) -> str:

@@ -46,18 +46,16 @@ class WeightUpdater:
     async def between_pushes(self, timeout_s: float) -> AsyncIterator[None]:
         """Waits until the push that is being applied has ended, and has the next one wait. Raises DeadlineError, naming
         the push."""
-        async with self._its_turn(
-            timeout_s,
-            lambda: (
-                (
-                    f"push {self._applied_id!r} was still being applied after {timeout_s:g} s: allow more time, or "
-                    "call again when GetPush says that it has ended"
-                )
-                if self._applied_id
-                else f"another sleep or wake-up was still under way after {timeout_s:g} s"
-            ),
-        ):
+        async with self._its_turn(timeout_s, lambda: self._still_under_way(timeout_s)):
             yield
+
+    def _still_under_way(self, timeout_s: float) -> str:
+        if not self._applied_id:
+            return f"another sleep or wake-up was still under way after {timeout_s:g} s"
+        return (
+            f"push {self._applied_id!r} was still being applied after {timeout_s:g} s: allow more time, or call again "
+            "when GetPush says that it has ended"
+        )
 
     async def restore_dropped(self) -> None:
         """Applies the served version over weights that are of none: for whoever is between pushes, while nothing is
@@ -157,30 +155,20 @@ class WeightUpdater:
         await self._engine.prepare_weights(nonce, where, tensors, timeout_s)
 
     async def _commit(self, push: LivePush, nonce: str, deadline_s: float) -> float:
-        """Exchanges the weights; seconds it took. The board says APPLYING meanwhile, and never after."""
+        """Exchanges the weights; seconds it took."""
         version = push.header.weight_version
         timeout_s = _remaining_s(deadline_s, "commit")
         # A push that heals a tainted engine leaves it tainted when it fails.
-        after = EngineCondition.TAINTED if self._board.engine_condition is EngineCondition.TAINTED else None
+        if_failed = EngineCondition.TAINTED if self._board.engine_condition is EngineCondition.TAINTED else None
         push.lifecycle.applying()
-        self._board.enter(EngineCondition.APPLYING)
         began_s = time.perf_counter()
-        try:
+        with self._board.applying(if_failed):
             healed = await uninterrupted(self._commit_or_heal(nonce, version, timeout_s))
-            after = None
-            if healed is not None:
-                raise PushRolledBackError(
-                    f"the commit failed, version {self._engine.weight_version} was applied anew: {healed}"
-                )
-            push.serve()
-        except EngineDeadError:
-            after = EngineCondition.DEAD
-            raise
-        except EngineTaintedError:
-            after = EngineCondition.TAINTED
-            raise
-        finally:
-            self._board.enter(after)
+        if healed is not None:
+            raise PushRolledBackError(
+                f"the commit failed, version {self._engine.weight_version} was applied anew: {healed}"
+            )
+        push.serve()
         return time.perf_counter() - began_s
 
     async def _commit_or_heal(self, nonce: str, version: int, timeout_s: float) -> EngineTaintedError | None:

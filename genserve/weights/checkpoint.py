@@ -3,16 +3,15 @@
 No tensor is read. The live module is not the source, for it fuses, shards and repacks what the checkpoint names.
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from genserve.tensors.manifest import Manifest, PushIssue, TensorSpec, bounded, too_many_tensors
+from genserve.tensors.safetensors import CheckpointFileError, read_header
 from genserve.weights.checkpoint_files import CheckpointError, CheckpointFile, CheckpointFiles, read_json
 
-_MAX_HEADER_BYTES = 256 << 20
 _CASTABLE = frozenset({"F16", "BF16", "F32", "F64"})
 _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "tok_embeddings.weight")
 _HEAD = "lm_head.weight"
@@ -72,12 +71,7 @@ class CheckpointIndex:
 
     def as_manifest(self) -> Manifest:
         """The tensors end to end in order of their names: what GetWeights tells."""
-        specs = []
-        offset = 0
-        for name, tensor in sorted(self.tensors.items()):
-            specs.append(TensorSpec(name, tensor.dtype, tensor.shape, offset, tensor.length))
-            offset += tensor.length
-        return Manifest(tuple(specs), offset)
+        return Manifest.end_to_end((name, t.dtype, t.shape, t.length) for name, t in self.tensors.items())
 
 
 def checkpoint_issues(manifest: Manifest, checkpoint: CheckpointIndex) -> list[PushIssue]:
@@ -117,30 +111,12 @@ def _foreign_issues(specs: tuple[TensorSpec, ...], checkpoint: CheckpointIndex) 
 
 
 def _read_header(file: CheckpointFile) -> Iterator[tuple[str, CheckpointTensor]]:
-    path, begin = file.path, 8  # of the data
-    length = int.from_bytes(file.read(0, 8), "little") if file.size_bytes >= 8 else 0
-    # Bounded before it is read: a file that is no safetensors file would ask for any amount.
-    if not 2 <= length <= min(_MAX_HEADER_BYTES, file.size_bytes - 8):
-        raise CheckpointError(f"{path}: is no safetensors file, its header would be {length} bytes long")
     try:
-        header = json.loads(file.read(8, length))
-    except CheckpointError:
-        raise
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: {error}") from error
-    begin += length
-    try:
-        for name, entry in header.items():
-            if name != "__metadata__":
-                start, end = map(int, entry["data_offsets"])
-                if not 0 <= start <= end <= file.size_bytes - begin:
-                    raise CheckpointError(f"{path}: {name!r} lies outside of the file, which may be truncated")
-                shape = tuple(map(int, entry["shape"]))
-                yield name, CheckpointTensor(str(entry["dtype"]), shape, end - start, path, begin + start)
-    except CheckpointError:
-        raise
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{path}: the header is malformed ({error!r})") from error
+        specs = read_header(file.path, file.size_bytes, file.read)
+    except CheckpointFileError as error:
+        raise CheckpointError(str(error)) from error
+    for spec in specs:
+        yield spec.name, CheckpointTensor(spec.dtype, spec.shape, spec.length, file.path, spec.offset)
 
 
 def _read_config(directory: Path | None) -> Mapping[str, Any]:

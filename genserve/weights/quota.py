@@ -5,7 +5,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from genserve.errors import StagingFullError
-from genserve.memory.arena import require_memory
+from genserve.memory.available import require_memory
 from genserve.weights.push.lifecycle import Stage
 from genserve.weights.push.live_push import LivePush
 from genserve.weights.resident import ResidentStore

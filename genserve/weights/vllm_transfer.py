@@ -37,6 +37,8 @@ from genserve.weights.push.types import Applied, PushHeader, StepTiming
 from genserve.weights.registry import PushRegistry
 from genserve.weights.resident import ResidentStore
 
+DEFAULT_START_TIMEOUT_S = 60.0
+DEFAULT_TTL_S = 60.0
 _ABANDON_TIMEOUT_S = 30.0
 _ABSENCE = "are not here, as they came through vLLM's own weight transfer"
 
@@ -52,15 +54,15 @@ class UpdateOptions:
     pause_mode: PauseMode = PauseMode.KEEP
     kv_policy: KvPolicy = KvPolicy.RECOMPUTE
     pause_lease_id: str = ""
-    ttl_s: float = 60.0
-    timeout_s: float = 60.0
+    ttl_s: float = DEFAULT_TTL_S
+    timeout_s: float = DEFAULT_START_TIMEOUT_S
 
 
 @dataclass(slots=True)
 class OpenUpdate:
     """An update that has begun. `due_s`: when its time to live ends, on the clock; `receive_s`: seconds that its
     tensors took so far; `is_untouched`: nothing can have been received yet; `leaving` lets generation go on, and pushes
-    in."""
+    in: leave it with the error that ended the update."""
 
     update_id: str
     ttl_s: float
@@ -172,8 +174,9 @@ class TransferUpdates:
             remaining_s = deadline_s - time.monotonic()
             if remaining_s <= 0:
                 raise DeadlineError("no time was left to begin; nothing changed")
+            stack.enter_context(self._board.applying(if_failed=EngineCondition.TAINTED))
+            stack.callback(self._forget_open)
             update = self._open = OpenUpdate(update_id, options.ttl_s, 0.0, hold, stack.pop_all())
-        self._board.enter(EngineCondition.APPLYING)
         await self._carry_out(update, self._engine.transfer.start(remaining_s))
         return update
 
@@ -212,7 +215,7 @@ class TransferUpdates:
             )
         commit_s = await self._carry_out(update, self._engine.transfer.finish(version, timeout_s))
         self._resident.forget(_ABSENCE)
-        await self._leave(update, None)
+        await update.leaving.aclose()
         hold = update.hold
         steps = {"pause": hold.pause_s, "receive": update.receive_s, "commit": commit_s, "resume": hold.resume_s}
         applied = Applied(
@@ -267,8 +270,8 @@ class TransferUpdates:
         try:
             await step
         except EngineDeadError:
-            await self._leave(update, EngineCondition.DEAD)
-            raise
+            async with update.leaving:
+                raise
         except Exception as error:
             await self._undo(update, str(error))
             told = f"the update was undone, version {self._engine.weight_version} is served: {error}"
@@ -278,21 +281,16 @@ class TransferUpdates:
 
     async def _undo(self, update: OpenUpdate, cause: str) -> None:
         """Serves the version before again. Raises EngineTaintedError if that cannot be."""
-        after: EngineCondition | None = EngineCondition.TAINTED
-        try:
-            await self._engine.transfer.abandon(_ABANDON_TIMEOUT_S)
-            if not update.is_untouched:
-                await self._updater.restore(EngineTaintedError(f"a weight update failed ({cause})"))
-            after = None
-        except EngineDeadError:
-            after = EngineCondition.DEAD
-            raise
-        except EngineTaintedError:
-            raise
-        except Exception as error:
-            raise EngineTaintedError(f"a weight update failed ({cause}) and could not be undone ({error})") from error
-        finally:
-            await self._leave(update, after)
+        async with update.leaving:
+            try:
+                await self._engine.transfer.abandon(_ABANDON_TIMEOUT_S)
+                if not update.is_untouched:
+                    await self._updater.restore(EngineTaintedError(f"a weight update failed ({cause})"))
+            except (EngineDeadError, EngineTaintedError):
+                raise
+            except Exception as error:
+                told = f"a weight update failed ({cause}) and could not be undone ({error})"
+                raise EngineTaintedError(told) from error
 
     async def _undo_and_log(self, update: OpenUpdate, cause: str) -> None:
         try:
@@ -302,10 +300,8 @@ class TransferUpdates:
         else:
             log.warning("%s: it was undone, version %d is served", cause, self._engine.weight_version)
 
-    async def _leave(self, update: OpenUpdate, after: EngineCondition | None) -> None:
+    def _forget_open(self) -> None:
         self._open = None
-        self._board.enter(after)
-        await update.leaving.aclose()
 
     def _touch(self, update: OpenUpdate) -> None:
         update.due_s = self._clock() + update.ttl_s

@@ -17,7 +17,7 @@ WEIGHT_UPDATE_KEY = "genserve_weight_update"
 """In vLLM's `additional_config`, which reaches workers before they load the model: --weight-update."""
 
 RANKS_HERE_KEY = "genserve_ranks_here"
-"""There as well: how many workers of the engine share the memory of this host."""
+"""There as well: how many workers of the engine share the memory of this machine."""
 
 DAEMON_PID_VARIABLE = "GENSERVE_DAEMON_PID"
 """In the environment of the engine's processes: the process they end with."""
@@ -48,8 +48,9 @@ class _Message:
 @dataclass(frozen=True, slots=True)
 class Attach(_Message):
     """Gets a worker ready for pushes. `report_socket`: path of the datagram socket that reports go to; `cpus`: logical
-    CPUs that background work may use on the daemon's host; `daemon`: its memory.host.ProcessIdentity, as plain data;
-    `daemon_address`: "HOST:PORT" at which other hosts reach it, "" if they cannot. The worker ends with the daemon."""
+    CPUs that background work may use on the daemon's machine; `daemon`: its memory.host.ProcessIdentity, as plain
+    data; `daemon_address`: "HOST:PORT" at which other machines reach it, "" if they cannot. The worker ends
+    with the daemon."""
 
     report_socket: str
     cpus: Sequence[int]
@@ -60,9 +61,9 @@ class Attach(_Message):
 @dataclass(frozen=True, slots=True)
 class Attached(_Message):
     """A worker's answer to Attach. `weight_update` is beside, host or inplace, and `reason` says why;
-    `reserved_device_bytes` are kept for pushes, which reach the device through `pinned_host_bytes`; `other_host` is the
-    memory.host.host_id of a worker that cannot map the daemon's memory, "" for one that can; `reachable_bytes` are the
-    model's, by what an exchange does with them (`reachable`); `error` is empty when it worked."""
+    `reserved_device_bytes` are kept for pushes, which reach the device through `pinned_host_bytes` of CPU memory;
+    `other_machine` is the memory.host.host_id of a worker that cannot map the daemon's memory, "" for one that can;
+    `model_memory` is in bytes, by what an exchange does with it (`model.memory`); `error` is empty when it worked."""
 
     rank: str
     error: str
@@ -71,13 +72,13 @@ class Attached(_Message):
     can_roll_back: bool = False
     reserved_device_bytes: int = 0
     pinned_host_bytes: int = 0
-    other_host: str = ""
-    reachable_bytes: Mapping[str, int] = field(default_factory=dict)
+    other_machine: str = ""
+    model_memory: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Fetch(_Message):
-    """Has the workers of `ranks` copy the bytes of version `nonce` to their hosts' memory, from the daemon at `address`
+    """Has the workers of `ranks` copy the bytes of version `nonce` to their machines, from the daemon at `address`
     ("HOST:PORT"): PullWeights with `push_id`, or what is served where that is empty."""
 
     nonce: str
@@ -90,8 +91,8 @@ class Fetch(_Message):
 
 @dataclass(frozen=True, slots=True)
 class Prepare(_Message):
-    """Builds version `nonce` from an arena: the daemon's, or on another host the one that `fetched_paths` has for that
-    host. `tensors` are (name, safetensors dtype, shape, offset, length in bytes)."""
+    """Builds version `nonce` from an arena: the daemon's, or on another machine the one that `fetched_paths` has for
+    that machine. `tensors` are (name, safetensors dtype, shape, offset, length in bytes)."""
 
     nonce: str
     arena_path: str
@@ -189,7 +190,8 @@ class WeightWorker(Protocol):
         """Step -> Progress of fetching. Of a worker that fetches nothing: done."""
 
     def genserve_prepare(self, wire: dict[str, Any]) -> dict[str, Any]:
-        """Prepare -> Ack at once; a second Ack goes to the report socket when it is done, if that is on this host."""
+        """Prepare -> Ack at once. When it is done, a second Ack goes to the report socket, if that is on this
+        machine."""
 
     def genserve_prepared(self, wire: dict[str, Any]) -> dict[str, Any]:
         """Step -> Progress of preparing."""

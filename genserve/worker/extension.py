@@ -24,7 +24,6 @@ from genserve.worker.contract import (
     Transfer,
 )
 from genserve.worker.lifetime import end_with_process
-from genserve.worker.model.digests import weight_digests
 from genserve.worker.versions import Versions, acknowledged
 from genserve.worker.vllm_transfer import transfer
 
@@ -114,14 +113,8 @@ class WeightExchangeExtension:
 
     def genserve_digests(self, wire: dict[str, Any]) -> dict[str, Any]:
         """Nothing -> Digests."""
-        found: dict[str, str] = {}
-        versions, model = self._genserve, self.model_runner.get_model()  # type: ignore[attr-defined]
-
-        def digest() -> None:
-            found.update(weight_digests(model, versions.constants))
-            found.update(versions.draft_digests())
-
-        ack = acknowledged(versions.rank, "", digest)
+        versions, found = self._genserve, dict[str, str]()
+        ack = acknowledged(versions.rank, "", lambda: found.update(versions.digests()))
         return Digests(ack.rank, found, ack.error).to_wire()
 
 

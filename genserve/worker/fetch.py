@@ -1,5 +1,5 @@
-"""Bytes of a version, copied from the daemon to the memory of another host: one worker of the host fetches them, and
-all of its workers map them.
+"""Bytes of a version, fetched from the daemon to another machine: one worker of the machine fetches them, and all of
+its workers map them.
 
 What crosses is PullWeights, as any client may call it: chunks with checksums, and after a break what is missing.
 """
@@ -22,7 +22,7 @@ _MAX_DELAY_S = 2.0
 _CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", -1),  # the first frame has a manifest
     ("grpc.enable_http_proxy", 0),
-    # A daemon that has gone without a word is noticed before the deadline.
+    # A daemon that vanishes without closing the connection is noticed before the deadline.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.lookahead_bytes", _CHUNK_BYTES),
@@ -35,7 +35,7 @@ class FetchError(Exception):
     """The bytes could not be fetched; the message says why."""
 
 
-class HostCopy:
+class FetchedBytes:
     """The bytes of one version. Made by the worker that fetches them, which also frees them."""
 
     def __init__(self, rank: str, request: Fetch) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from genserve.client import AsyncClient
 from genserve.errors import ManifestMismatchError
-from genserve.worker.update.draft import PREFIX
+from genserve.worker.model.draft import PREFIX
 from tests.engine.outputs import next_version, state_of
 from tests.support import models
 from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess

@@ -5,10 +5,12 @@ import asyncio
 import grpc
 import pytest
 
+from genserve.config import ServeConfig
 from genserve.rpc.frames import push as push_frames
 from genserve.tensors.chunk_frame import Chunk
 from genserve.v1 import control_pb2, types_pb2, weights_pb2
-from tests.rpc.conftest import Daemon, field_of, reason_of
+from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor
+from tests.rpc.conftest import Daemon, field_of, reason_of, serving
 from tests.rpc.frames import DATA, END, Frame, chunk, header, push, refused
 
 
@@ -158,3 +160,24 @@ async def test_a_puller_that_goes_away_lets_go_of_the_version(daemon: Daemon) ->
     async with asyncio.timeout(5):
         while served.num_readers:
             await asyncio.sleep(0.01)
+
+
+async def test_a_puller_that_does_not_read_lets_go_of_the_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is there, and takes nothing: its version would never be freed."""
+    monkeypatch.setattr("genserve.rpc.weights.PULL_WRITE_TIMEOUT_S", 0.2)
+    size_bytes = 64 << 20  # more than any window of HTTP/2 holds
+    checkpoint = CheckpointIndex({"a": CheckpointTensor("U8", (size_bytes,), size_bytes)})
+    async with serving(ServeConfig(port=0), checkpoint=checkpoint, max_staging_bytes=size_bytes) as daemon:
+        manifest = (await daemon.weights.GetWeights(weights_pb2.GetWeightsRequest())).manifest
+        opening = Frame(header=weights_pb2.PushHeader(push_id="p1", weight_version=1, manifest=manifest))
+        pieces = range(0, size_bytes, 1 << 20)
+        chunks = [Frame(chunk=weights_pb2.PushChunk(offset=offset, data=bytes(1 << 20))) for offset in pieces]
+        await daemon.weights.PushWeights(iter([opening, *chunks, END]), timeout=30)
+        served = daemon.resident.require()
+        call = daemon.weights.PullWeights(weights_pb2.PullWeightsRequest(), timeout=30)
+        await call.read()
+        assert served.num_readers == 1
+        async with asyncio.timeout(10):
+            while served.num_readers:
+                await asyncio.sleep(0.01)
+        assert await call.code() is grpc.StatusCode.DEADLINE_EXCEEDED

@@ -7,9 +7,10 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2
 
+from genserve.config import ServeConfig
 from genserve.control.conditions import Phase
 from genserve.v1 import weights_pb2
-from tests.rpc.conftest import CHECKPOINT, Daemon, detail_of, field_of, reason_of
+from tests.rpc.conftest import CHECKPOINT, Daemon, detail_of, field_of, reason_of, serving
 from tests.rpc.frames import DATA, END, Frame, chunk, header, push, refused
 from tests.support.phases import enter_phase
 
@@ -173,3 +174,10 @@ async def test_digests_are_read_on_request_only(daemon: Daemon) -> None:
     assert [tensor.name for tensor in plain.manifest.tensors] == sorted(CHECKPOINT.tensors)
     full = await daemon.weights.GetWeights(weights_pb2.GetWeightsRequest(include_digests=True))
     assert [digest.name for digest in full.digests] == ["w"]
+
+
+async def test_weights_without_a_checkpoint_have_no_manifest() -> None:
+    """Rather than an empty one, which would say that nothing has to be pushed."""
+    async with serving(ServeConfig(port=0), checkpoint=None) as daemon:
+        told = await daemon.weights.GetWeights(weights_pb2.GetWeightsRequest())
+        assert not told.HasField("manifest")

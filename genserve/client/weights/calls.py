@@ -1,5 +1,6 @@
 """The calls of WeightService."""
 
+import math
 import os
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -14,12 +15,16 @@ from genserve.client.transport.enums import KvPolicy, PauseMode, PushAction, wir
 from genserve.client.transport.fields import build, check_count, naming, optional_duration
 from genserve.client.weights import push_channels
 from genserve.client.weights.download import Download, PulledWeights
-from genserve.client.weights.layout import ByteSpace, Layout, manifest_digest
+from genserve.client.weights.frames import manifest_message, manifest_of
+from genserve.client.weights.layout import ByteSpace
 from genserve.client.weights.push import Push, PushProgress, PushResult, Upload
 from genserve.client.weights.sources import TensorSource, num_ranks, tensor_sources
 from genserve.errors import InvalidFieldError, UnsupportedError
 from genserve.memory.host import can_share, is_local
 from genserve.memory.ring import MIN_BYTES, SpareRings
+from genserve.tensors.dtypes import item_bytes
+from genserve.tensors.manifest import Manifest
+from genserve.tensors.ranges import num_bytes
 from genserve.v1 import types_pb2, weights_pb2
 from genserve.v1.control_pb2 import GetServerInfoRequest, GetServerInfoResponse
 
@@ -48,9 +53,12 @@ class ServedWeights:
     resident: bool
     state: EngineState
 
-    def layout(self) -> Layout:
-        """The tensors that a push of several callers brings."""
-        return Layout([(tensor.name, tensor.dtype, tensor.shape) for tensor in self.tensors])
+    def layout(self) -> Manifest:
+        """Where the tensors lie in a push of several callers. Raises DtypeError."""
+        return Manifest.end_to_end(
+            (each.name, each.dtype, each.shape, math.prod(each.shape) * item_bytes(each.name, each.dtype))
+            for each in self.tensors
+        )
 
 
 class WeightCalls(ServiceCalls):
@@ -146,7 +154,7 @@ class WeightCalls(ServiceCalls):
         self,
         sources: Sequence[TensorSource],
         header: weights_pb2.PushHeader,
-        layout: Layout | None = None,
+        layout: Manifest | None = None,
         *,
         callers: int | None = None,
         streams: int = 1,
@@ -169,11 +177,12 @@ class WeightCalls(ServiceCalls):
         header.push_id = header.push_id or str(uuid.uuid4())
         if callers == 1:
             header.attempt = header.attempt or str(uuid.uuid4())
-        header.manifest.CopyFrom(space.manifest(partial=header.manifest.partial))
-        header.manifest_digest = manifest_digest(header.manifest)
+        manifest = space.manifest(partial=header.manifest.partial)
+        header.manifest.CopyFrom(manifest_message(manifest))
+        header.manifest_digest = manifest.digest
         sends = header.action != weights_pb2.PUSH_ACTION_VALIDATE
         timeout_s = self._connection.deadline_s(timeout_s, self._connection.timeouts.push_s)
-        own_bytes = sum(end - start for start, end in space.ranges) if sends else 0
+        own_bytes = num_bytes(space.ranges) if sends else 0
         info = await self._info(own_bytes, shared_memory, timeout_s)
         rings = None
         if shared_memory is not False and info is not None and sends:
@@ -286,11 +295,12 @@ class WeightCalls(ServiceCalls):
         """The served version, the tensors a push must bring and, on request, digests of the live weights (seconds)."""
         request = build(weights_pb2.GetWeightsRequest, {"include_digests": include_digests})
         response = await self._connection.unary(self._connection.weights.GetWeights, request, timeout_s)
+        manifest = manifest_of(response.manifest)
         return ServedWeights(
             weight_version=response.weight_version,
-            tensors=[ServedTensor(each.name, each.dtype, tuple(each.shape)) for each in response.manifest.tensors],
-            total_bytes=response.manifest.total_bytes,
-            manifest_digest=manifest_digest(response.manifest),
+            tensors=[ServedTensor(each.name, each.dtype, each.shape) for each in manifest.tensors],
+            total_bytes=manifest.total_bytes,
+            manifest_digest=manifest.digest,
             digests={(each.rank, each.name): each.sha256 for each in response.digests},
             resident=response.resident,
             state=EngineState.of(response.state),

@@ -9,10 +9,11 @@ from typing import Any, Final
 
 from genserve.client.transport.connection import Connection
 from genserve.client.transport.fields import build
-from genserve.client.weights.frames import computes_checksums
+from genserve.client.weights.frames import computes_checksums, manifest_of
 from genserve.client.weights.sources import to_torch
 from genserve.errors import ChecksumMismatchError, PushTruncatedError, UnavailableError
 from genserve.tensors.checksum import crc32c_of
+from genserve.tensors.manifest import Manifest
 from genserve.tensors.safetensors import StoredTensor, write_safetensors
 from genserve.v1 import weights_pb2
 
@@ -57,7 +58,7 @@ class Download:
         self._progress = progress
         self._clock = asyncio.get_running_loop().time
         self._deadline = None if timeout_s is None else self._clock() + timeout_s
-        self._manifest: weights_pb2.Manifest | None = None
+        self._manifest: Manifest | None = None
         self._memory = bytearray()
         self._received_bytes = 0  # chunks come in order
 
@@ -96,7 +97,7 @@ class Download:
     def _take(self, frame: weights_pb2.PullWeightsResponse) -> None:
         if frame.HasField("header"):
             if self._manifest is None:
-                self._manifest, self._version = frame.header.manifest, frame.header.weight_version
+                self._manifest, self._version = manifest_of(frame.header.manifest), frame.header.weight_version
                 self._memory = bytearray(self._manifest.total_bytes)
             return
         chunk = frame.chunk
@@ -111,7 +112,7 @@ class Download:
         assert self._manifest is not None and self._version is not None
         memory = memoryview(self._memory)
         tensors = {
-            t.name: StoredTensor(t.name, t.dtype, tuple(t.shape), memory[t.offset : t.offset + t.length])
+            t.name: StoredTensor(t.name, t.dtype, t.shape, memory[t.offset : t.offset + t.length])
             for t in self._manifest.tensors
         }
         return PulledWeights(self._version, tensors)

@@ -14,10 +14,11 @@ from genserve.client.transport.connection import Connection
 from genserve.client.transport.enums import word_of
 from genserve.client.transport.final_status import FinalStatus
 from genserve.client.weights.frames import END_FRAME, chunk_frame, header_frame, segment_frame
-from genserve.client.weights.layout import ByteSpace, Range, common, split
+from genserve.client.weights.layout import ByteSpace
 from genserve.client.weights.push_channels import PushChannels
 from genserve.errors import DeadlineError, GenserveError, PushNotFoundError, PushTruncatedError, UnavailableError
 from genserve.memory.ring import PIECE_BYTES, SharedRing, SpareRings
+from genserve.tensors.ranges import Range, common, num_bytes, split
 from genserve.v1 import weights_pb2
 
 MAX_RESUMES: Final = 5
@@ -156,7 +157,7 @@ class Upload:
         self._timeout_s = timeout_s
         self._clock = asyncio.get_running_loop().time
         self._started_at = self._clock()
-        self._own_bytes = sum(end - start for start, end in space.ranges)
+        self._own_bytes = num_bytes(space.ranges)
         self._sent_bytes = 0
         self._num_resumes = 0
         self._reached_daemon = False
@@ -210,10 +211,9 @@ class Upload:
         if push.state != "receiving" or not names or common(push.missing, self._space.ranges):
             return error
         others = f" and {len(names) - _NUM_NAMED} more" if len(names) > _NUM_NAMED else ""
-        num_bytes = sum(end - start for start, end in push.missing)
         return DeadlineError(
             f"nothing was applied: of the {self._num_callers} callers of push {push.push_id!r} some have not sent "
-            f"{num_bytes} bytes of {', '.join(names[:_NUM_NAMED])}{others}",
+            f"{num_bytes(push.missing)} bytes of {', '.join(names[:_NUM_NAMED])}{others}",
             metadata={"push_id": push.push_id},
         )
 
@@ -223,7 +223,7 @@ class Upload:
 
     async def _send_all(self, ranges: Sequence[Range]) -> PushResult:
         """All streams at once. Every one of them gets the outcome of the push; the first that fails ends the others."""
-        self._sent_bytes = self._own_bytes - sum(end - start for start, end in ranges)
+        self._sent_bytes = self._own_bytes - num_bytes(ranges)
         headers = self._headers()
         parts = split(ranges, len(headers))
         async with AsyncExitStack() as stack:

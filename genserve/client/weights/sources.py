@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from genserve.client.weights.dtensor import MAX_PIECES, Share, shared_out
-from genserve.tensors.dtypes import FRAMEWORK_NAMES, ITEM_BYTES, SAFETENSORS_NAMES, item_bytes
+from genserve.tensors.dtypes import FRAMEWORK_NAMES, SAFETENSORS_NAMES, item_bytes
 from genserve.tensors.safetensors import StoredTensor, read_checkpoint
 
 
@@ -40,8 +40,8 @@ class TensorSource:
 
     @property
     def size_bytes(self) -> int:
-        """Number of its bytes, on all ranks together."""
-        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+        """Number of its bytes, on all ranks together. Raises DtypeError."""
+        return math.prod(self.shape) * item_bytes(self.name, self.dtype)
 
     @property
     def ranges(self) -> tuple[tuple[int, int], ...]:

@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
-from genserve.memory.arena import available_memory_bytes
+from genserve.memory.available import available_memory_bytes
 
 _COPIED_BYTES: Final = 256 << 20
 _ROUNDS: Final = 3

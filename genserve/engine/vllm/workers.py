@@ -21,8 +21,8 @@ class WorkerError(Exception):
 
 
 class Workers:
-    """All ranks. Owns the socket that background work reports to; ranks on `other_hosts`, which cannot reach it, are
-    asked."""
+    """All ranks. Owns the socket that background work reports to; ranks on `other_machines`, which cannot reach it,
+    are asked."""
 
     def __init__(self, engine_core: Any, liveness: Liveness, num_ranks: int) -> None:
         self._core = engine_core
@@ -33,7 +33,7 @@ class Workers:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.setblocking(False)
         self._socket.bind(self.report_socket)
-        self.other_hosts: dict[str, list[str]] = {}  # ranks by host
+        self.other_machines: dict[str, list[str]] = {}  # ranks by machine
         self._reports: dict[str, tuple[list[Ack], asyncio.Future[list[Ack]]]] = {}
         asyncio.get_running_loop().add_reader(self._socket.fileno(), self._read_reports)
 
@@ -84,7 +84,7 @@ class Workers:
         deadline = loop.time() + timeout_s
         done: asyncio.Future[list[Ack]] = loop.create_future()
         self._reports[nonce] = ([], done)
-        elsewhere = {rank for ranks in self.other_hosts.values() for rank in ranks}
+        elsewhere = {rank for ranks in self.other_machines.values() for rank in ranks}
         asking: asyncio.Task[None] | None = None
         try:
             await self.step(method, message, timeout_s=timeout_s)

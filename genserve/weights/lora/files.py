@@ -4,7 +4,6 @@ vLLM loads an adapter from a directory, and reads it again whenever it has dropp
 has replaced the weights, say). So there is one: of links to anonymous memory, as long as the daemon runs.
 """
 
-import json
 import os
 import re
 import shutil
@@ -14,6 +13,7 @@ from pathlib import Path
 from genserve.errors import InvalidFieldError
 from genserve.memory.arena import Arena
 from genserve.tensors.manifest import Manifest
+from genserve.tensors.safetensors import encoded_header
 from genserve.weights.checkpoint import CheckpointIndex
 from genserve.weights.checkpoint_files import CheckpointError, CheckpointFile
 from genserve.weights.lora.config import LoraConfig, lora_issues
@@ -47,16 +47,11 @@ class LoraFiles:
     @classmethod
     def of_push(cls, config: LoraConfig, manifest: Manifest, staged: Arena, push_id: str) -> "LoraFiles":
         """Copies what was staged: takes a second a GiB, call it in a thread. Raises StagingFullError and OSError."""
-        header, end = {}, 0
-        for spec in manifest.tensors:
-            offsets = [end, end := end + spec.length]
-            header[spec.name] = {"dtype": spec.dtype, "shape": spec.shape, "data_offsets": offsets}
-        encoded = json.dumps(header).encode()
-        encoded += b" " * (-len(encoded) % 8)
-        tensors = Arena.allocate(8 + len(encoded) + end)
+        header = encoded_header((each.name, each.dtype, each.shape, each.length) for each in manifest.tensors)
+        tensors = Arena.allocate(len(header) + sum(each.length for each in manifest.tensors))
         try:
-            tensors.write(0, len(encoded).to_bytes(8, "little") + encoded)
-            position = 8 + len(encoded)
+            tensors.write(0, header)
+            position = len(header)
             for spec in manifest.tensors:
                 tensors.write(position, staged.view(spec.offset, spec.length))
                 position += spec.length

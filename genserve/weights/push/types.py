@@ -7,6 +7,8 @@ from genserve.engine.protocol import KvPolicy, PauseMode
 from genserve.tensors.manifest import Manifest, PushIssue
 
 __all__ = [
+    "DEFAULT_APPLY_TIMEOUT_S",
+    "DEFAULT_STAGING_TTL_S",
     "Applied",
     "ApplyOptions",
     "LoraAdapter",
@@ -18,6 +20,9 @@ __all__ = [
     "PushState",
     "StepTiming",
 ]
+
+DEFAULT_APPLY_TIMEOUT_S = 300.0
+DEFAULT_STAGING_TTL_S = 300.0
 
 
 class PushAction(enum.Enum):
@@ -48,7 +53,7 @@ class ApplyOptions:
     pause_mode: PauseMode = PauseMode.KEEP
     kv_policy: KvPolicy = KvPolicy.RECOMPUTE
     pause_lease_id: str = ""
-    timeout_s: float = 300.0
+    timeout_s: float = DEFAULT_APPLY_TIMEOUT_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +77,7 @@ class PushHeader:
     manifest_digest: str = ""
     action: PushAction = PushAction.APPLY
     apply: ApplyOptions = field(default_factory=ApplyOptions)
-    staging_ttl_s: float = 300.0
+    staging_ttl_s: float = DEFAULT_STAGING_TTL_S
     num_streams: int = 1
     force: bool = False
     lora: LoraAdapter | None = None

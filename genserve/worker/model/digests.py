@@ -4,7 +4,8 @@ vLLM's own checksums read named parameters, which on the CPU are empty once a li
 weight lies outside of torch is read back by multiplying the identity with it. Products with one and sums of zeros are
 exact, so the result is the weight; of int8 weights, which are scaled on the way out, any two still give two results.
 What is packed into tensors, such as experts and 4-bit weights, is read as it is: packing is deterministic, so equal
-weights have equal bytes. What only `reach` finds is read as well: an exchange would miss it, and a digest shall tell.
+weights have equal bytes. What only `references` finds is read as well: a digest must show what an exchange
+would miss.
 """
 
 import hashlib
@@ -20,7 +21,7 @@ from genserve.worker.model.audit import hidden
 from genserve.worker.model.tree import holdings, modules_by_name
 
 _BLOCK_ROWS = 256
-_WIDTHS = ("input_size_per_partition", "input_size", "embedding_dim")
+_WIDTH_ATTRIBUTES = ("input_size_per_partition", "input_size", "embedding_dim")
 
 
 def weight_digests(model: nn.Module, constants: Collection[str] = ()) -> dict[str, str]:
@@ -34,9 +35,9 @@ def weight_digests(model: nn.Module, constants: Collection[str] = ()) -> dict[st
                 digests[name] = _digest(place.value)
             elif place.key == "cpu_linear" or not isinstance(place.value, FunctionType | float):
                 digests[name] = _digest_of_packed(name, _layer_of(name, modules))
-        for reached in hidden(model, copied=True):
-            if reached.path not in constants and not reached.tensor.is_inference():
-                digests[reached.path] = _digest(reached.tensor)
+        for reference in hidden(model, copied=True):
+            if reference.path not in constants and not reference.tensor.is_inference():
+                digests[reference.path] = _digest(reference.tensor)
     return digests
 
 
@@ -51,7 +52,7 @@ def _layer_of(name: str, modules: dict[str, nn.Module]) -> Any:
 
 
 def _digest_of_packed(name: str, layer: Any) -> str:
-    width = next((getattr(layer, key) for key in _WIDTHS if hasattr(layer, key)), None)
+    width = next((getattr(layer, key) for key in _WIDTH_ATTRIBUTES if hasattr(layer, key)), None)
     if width is None:
         raise RuntimeError(f"{name}: the width of this packed layer is not known")
     dtype = layer.weight.dtype if layer.weight is not None else layer.params_dtype

@@ -13,15 +13,16 @@ import torch
 from torch import nn
 from vllm.device_allocator import get_mem_allocator_instance
 
-from genserve.worker.model.tree import owners
+from genserve.worker.model.draft import drafting_model
+from genserve.worker.model.tree import MODULE_TABLES, NOT_WEIGHTS, owners
 
 _WEIGHTS_TAG = "weights"
-# Modules of other names, what vLLM keeps by itself, and memory with a tag of its own.
-_ELSEWHERE = frozenset({"_parameters", "_buffers", "_modules", "kv_cache"})
+# Parameters come with the next version, buffers and the KV cache are vLLM's to restore, and modules are walked anyway.
+_RESTORED_ELSEWHERE = MODULE_TABLES | NOT_WEIGHTS
 
 
 class SleptWeights:
-    """Keeps those tensors of a worker on the host while it sleeps."""
+    """Keeps those tensors of a worker in CPU memory while it sleeps."""
 
     def __init__(self, worker: Any) -> None:
         self._worker = worker
@@ -50,7 +51,7 @@ class SleptWeights:
         self._kept, self._dropped = [], False
 
     def _models(self) -> list[nn.Module]:
-        draft = getattr(self._worker.model_runner, "get_draft_model", lambda: None)()
+        draft = drafting_model(self._worker)
         return [self._worker.model_runner.get_model(), *([] if draft is None else [draft])]
 
 
@@ -61,7 +62,7 @@ def loose_tensors(model: nn.Module) -> list[torch.Tensor]:
     found: dict[int, torch.Tensor] = {}
     for owner in owners(model).values():
         for key, value in vars(owner).items():
-            if key not in _ELSEWHERE:
+            if key not in _RESTORED_ELSEWHERE:
                 for tensor in _within(value):
                     if tensor.numel() > 0 and not tensor.is_meta and _address(tensor) not in taken:
                         found[id(tensor)] = tensor

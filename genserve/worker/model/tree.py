@@ -16,14 +16,17 @@ import torch
 from torch import nn
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig, QuantizeMethodBase
 
-# State of requests rather than of the model: never exchanged.
 NOT_WEIGHTS = frozenset({"kv_cache"})
+"""Attributes that belong to requests rather than to the model: never exchanged."""
+
+MODULE_TABLES = frozenset({"_parameters", "_buffers", "_modules"})
+"""Attributes of a torch module in which torch keeps what it registers."""
 
 # Where the classes of objects live that hang on layers and may hold weights: quantisation methods and schemes, kernels,
 # experts, attention implementations.
 _PART_PACKAGES = ("vllm.model_executor.", "vllm.models.", "vllm.v1.attention.")
-# What experts keep of adapters there: they are no weights of a version.
-_OF_ADAPTERS = "vllm.model_executor.layers.fused_moe.experts.lora_context"
+# In one of them, what experts keep of adapters, which are not weights of a version.
+_ADAPTER_CONTEXT = "vllm.model_executor.layers.fused_moe.experts.lora_context"
 
 
 @dataclass(slots=True)
@@ -87,7 +90,7 @@ def _owners(named: Sequence[tuple[str, nn.Module]]) -> dict[str, Any]:
     seen = {id(module) for _, module in named}
     queue = list(found.items())
     for path, owner in queue:  # grows while it is walked
-        for key, value in list(vars(owner).items()):  # a step may add some meanwhile
+        for key, value in list(vars(owner).items()):  # a copy: a step in another thread may add some
             if _role(type(value)) == "part" and id(value) not in seen:
                 seen.add(id(value))
                 found[_joined(path, key)] = value
@@ -107,7 +110,7 @@ def holdings(model: nn.Module) -> dict[str, Holding]:
                 for key, tensor in list(vars(owner)[table].items()):
                     if tensor is not None:
                         found[_joined(path, key)] = Holding(owner, table, key, tensor)
-        for key, value in list(vars(owner).items()):  # a step may add some meanwhile
+        for key, value in list(vars(owner).items()):  # a copy: a step in another thread may add some
             if _role(type(value)) == "weight" and key not in NOT_WEIGHTS and id(value) not in in_place:
                 found[_joined(path, key)] = Holding(owner, "__dict__", key, value)
     return found
@@ -144,13 +147,13 @@ def _role_of(kind: type) -> str:
     "part", which may have weights as attributes, or neither, ""."""
     if issubclass(kind, torch.Tensor | FunctionType | float):
         return "weight"
-    # Frees something when it goes, and so changes places whole: what it refers to is its alone.
+    # Objects with a destructor own native memory, so they are exchanged whole.
     if kind.__module__.startswith("vllm.") and hasattr(kind, "__del__"):
         return "weight"
     # A configuration is shared by all layers of all models.
     if issubclass(kind, nn.Module | QuantizationConfig | Enum | type) or kind.__dictoffset__ == 0:
         return ""
-    ours = kind.__module__.startswith(_PART_PACKAGES) and kind.__module__ != _OF_ADAPTERS
+    ours = kind.__module__.startswith(_PART_PACKAGES) and kind.__module__ != _ADAPTER_CONTEXT
     return "part" if ours or issubclass(kind, QuantizeMethodBase) else ""
 
 

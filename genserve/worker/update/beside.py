@@ -1,9 +1,8 @@
 """A new version built next to the live one, and exchanged with it."""
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from threading import Event
-from typing import TypeAlias
 
 import torch
 from torch import nn
@@ -13,10 +12,9 @@ from genserve.worker.model.audit import Constants, audit
 from genserve.worker.model.tree import Holding, holdings, sizes_of
 from genserve.worker.update.device import Device
 from genserve.worker.update.exchange import Buffer, ContentExchange, PointerExchange, exchange
+from genserve.worker.update.protocol import Reserving
 from genserve.worker.update.shadow import Shadow, cancellable
-
-Reserving: TypeAlias = Callable[[], AbstractContextManager[None]]
-"""Allocates what something else needs of the device at the same time, for as long as a block lasts."""
+from genserve.worker.update.structure import Structure
 
 
 class BesideUpdate:
@@ -47,9 +45,7 @@ class BesideUpdate:
         """Raises ValueError naming weights of the live model that an exchange would miss; what it has found to be
         constant."""
         shadow, copied = self._shadow, self._device.keeps_addresses
-        shadow.constants = audit(
-            self._live, shadow.structure, copied=copied, known=shadow.constants, loaded=self._loaded
-        )
+        shadow.constants = audit(self._live, shadow.model, copied=copied, known=shadow.constants, loaded=self._loaded)
         return shadow.constants
 
     def prepare(self, tensors: Iterable[tuple[str, torch.Tensor]], cancelled: Event) -> None:
@@ -111,8 +107,12 @@ class BesideUpdate:
         if exchanged is not None:
             exchanged.free()
 
+    def draft_digests(self) -> dict[str, str]:
+        """None: what drafts has an update of its own."""
+        return {}
+
     def _shadow_of(self, config: VllmConfig, place: torch.device) -> Shadow:
-        return Shadow(self._live, config, place, self._device)
+        return Shadow(Structure.build(self._live, config, place), place, self._device.loading)
 
     def _exchanged(self) -> dict[str, Holding]:
         """What this update exchanges of the live model."""

@@ -62,7 +62,7 @@ def matched(
         if name not in prepared:
             continue
         new, present = content(prepared[name].value), content(place.value)
-        if _same(new, present) or step_made.is_left(place.owner, place.key, place.value):
+        if _same(new, present) or step_made.is_weight_free(place.owner, place.key, place.value):
             continue  # shared by the models, such as the rotary table, or made anew by a step
         if type(present) is not type(new):
             raise ValueError(f"{name} is a {type(present).__name__} live and a {type(new).__name__} prepared")
@@ -76,7 +76,7 @@ def matched(
             if new_by_live.setdefault(id(place.value), new.data_ptr()) != new.data_ptr():
                 raise ValueError(f"{name} is tied to another tensor live and not tied prepared")
         entries.append(Entry(name, place, new))
-    computed = sorted(name for name, place in only_live.items() if step_made.is_of_numbers(place.owner, place.key))
+    computed = sorted(name for name, place in only_live.items() if step_made.is_from_numbers(place.owner, place.key))
     changed = [entry.name for entry in entries if isinstance(entry.new, float)]
     if computed and changed:
         raise ValueError(f"{changed[0]} changes, and a step has computed {computed[0]} from such numbers, for good")

@@ -21,10 +21,11 @@ from vllm.model_executor.model_loader.mtp_validation import disable_mtp_complete
 
 from genserve.worker.model.audit import Constants, audit
 from genserve.worker.model.tree import Holding, holdings, owners
-from genserve.worker.update.beside import Reserving
 from genserve.worker.update.device import Device
 from genserve.worker.update.exchange import ContentExchange, PointerExchange, exchange
+from genserve.worker.update.protocol import Reserving
 from genserve.worker.update.shadow import Shadow, cancellable
+from genserve.worker.update.structure import Structure
 
 Tensors = Iterable[tuple[str, torch.Tensor]]
 Layer = int | None
@@ -46,12 +47,12 @@ class InPlaceUpdate:
         self._live = live
         self._loaded = frozenset(holdings(live))
         self._device = device
-        # On the host, where memory that nobody writes to costs nothing: on the device there is no room.
-        whole = Shadow(live, config, torch.device("cpu"), device)
-        self._structure = whole.structure
+        # On the CPU, where memory that nobody writes to costs nothing: on the device there is no room.
+        whole = Structure.build(live, config, torch.device("cpu"))
+        self._model = whole.model
         with device.work():
-            self._layers = LayerShadow.of(whole, device.device)
-            self._elsewhere = LayerShadow(whole, [], [], device.device)
+            self._layers = layer_shadows(whole, device)
+            self._elsewhere = LayerShadow(whole, [], [], device)  # for tensors of layers that the model leaves out
         self.take_back()
         self._tensors: list[tuple[str, torch.Tensor]] | None = None
         self._began = False
@@ -61,9 +62,8 @@ class InPlaceUpdate:
         """Raises ValueError naming weights of the live model that an exchange would miss; what it has found to be
         constant."""
         known, copied = self._constants, self._device.keeps_addresses
-        constants = self._constants = audit(
-            self._live, self._structure, copied=copied, known=known, loaded=self._loaded
-        )
+        constants = audit(self._live, self._model, copied=copied, known=known, loaded=self._loaded)
+        self._constants = constants
         if constants is not known:
             for shadow in self._layers.values():
                 shadow.constants = constants.within(shadow.modules)
@@ -116,6 +116,10 @@ class InPlaceUpdate:
         """Forgets the version that was prepared."""
         self._tensors, self._began = None, False
 
+    def draft_digests(self) -> dict[str, str]:
+        """None: what drafts has an update of its own."""
+        return {}
+
     def _steps(self, tensors: Tensors) -> list[tuple[Shadow, Tensors, dict[str, Holding]]]:
         parts = _by_layer(tensors)
         live = _by_layer(holdings(self._live).items())
@@ -134,46 +138,42 @@ class InPlaceUpdate:
 
 
 class LayerShadow(Shadow):
-    """The part of a shadow that is one layer: a shadow itself, of a model that has no other layer."""
+    """Builds one layer of a version: a shadow of a model that has no other layer."""
 
     def __init__(
-        self, whole: Shadow, modules: Sequence[tuple[str, nn.Module]], parts: Sequence[Any], device: torch.device
+        self, whole: Structure, modules: Sequence[tuple[str, nn.Module]], members: Sequence[Any], device: Device
     ) -> None:
-        vars(self).update(vars(whole))
-        self._device = device
-        self._model = model = _LayerModel(whole._model, modules)
-        parameters = {id(parameter) for parameter in model.parameters()}
-        self._slots = [slot for slot in whole._slots if id(slot.parameter) in parameters]
-        if self._config.model_config.quantization is None:
+        """`modules` of the layer, by their names; `members`: those modules, and the objects that hang on them."""
+        model = _LayerModel(whole.model, modules)
+        structure = whole.layer(model, members, device.device)
+        if whole.model_config.quantization is None:
             names = {id(parameter): name for name, parameter in model.named_parameters()}
-            model.must_fill = [(names[id(slot.parameter)], slot.parameter) for slot in self._slots]
-        own = {id(part) for part in parts}
-        self._bare = [(owner, _on(device, attributes)) for owner, attributes in whole._bare if id(owner) in own]
-        self._bare_parts = [(owner, attributes) for owner, attributes in whole._bare_parts if id(owner) in own]
+            model.must_fill = [(names[id(slot.parameter)], slot.parameter) for slot in structure.slots]
         # Not "is one of its own": post-processing makes parts that were not there before.
-        self._of_others = {id(owner) for owner in owners(whole._model).values()} - own
-        self.strip()
+        self._of_others = {id(owner) for owner in owners(whole.model).values()} - {id(member) for member in members}
+        super().__init__(structure, device.device, device.loading)
 
     @property
     def modules(self) -> frozenset[str]:
         """Names of the modules of this layer."""
         return frozenset(name for name, _ in self._model.named_modules())
 
-    @classmethod
-    def of(cls, whole: Shadow, device: torch.device) -> "dict[Layer, LayerShadow]":
-        """All layers of a shadow; their storage is on `device`."""
-        if hasattr(whole._model, "process_weights_after_loading"):
-            raise ValueError(f"{type(whole._model).__name__} is post-processed as a whole, not layer by layer")
-        modules = _by_layer(whole._model.named_modules())
-        found = _by_layer(owners(whole._model).items())
-        return {
-            layer: cls(whole, part, [owner for _, owner in found[layer]], device) for layer, part in modules.items()
-        }
-
     def written(self) -> dict[str, Holding]:
         """As of any shadow. What several layers refer to is the first one's, as in the live model."""
         written = super().written()
         return {name: place for name, place in written.items() if id(place.owner) not in self._of_others}
+
+
+def layer_shadows(whole: Structure, device: Device) -> dict[Layer, LayerShadow]:
+    """A shadow for each layer of a structure; their storage is on `device`. Raises ValueError for a model that vLLM
+    does not post-process layer by layer."""
+    if hasattr(whole.model, "process_weights_after_loading"):
+        raise ValueError(f"{type(whole.model).__name__} is post-processed as a whole, not layer by layer")
+    members = _by_layer(owners(whole.model).items())
+    return {
+        layer: LayerShadow(whole, modules, [owner for _, owner in members[layer]], device)
+        for layer, modules in _by_layer(whole.model.named_modules()).items()
+    }
 
 
 class _LayerModel(nn.Module):
@@ -229,12 +229,6 @@ class _Writes(TorchDispatchMode):
         """Whether the parameter was written from end to end."""
         regions = self._regions[parameter.untyped_storage()._cdata]
         return bool(sum(shape.numel() for _, shape, _ in regions) >= parameter.numel())
-
-
-def _on(device: torch.device, attributes: dict[str, Any]) -> dict[str, Any]:
-    """A module's attributes with its buffers on the device."""
-    buffers = {key: None if buffer is None else buffer.to(device) for key, buffer in attributes["_buffers"].items()}
-    return {**attributes, "_buffers": buffers}
 
 
 def _by_layer(named: Iterable[tuple[str, Any]]) -> defaultdict[Layer, list[tuple[str, Any]]]:

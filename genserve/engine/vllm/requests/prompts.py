@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from genserve.engine.generation import AnyPrompt, ChatPrompt, TextPrompt, TokenPrompt, prompt_too_long
 from genserve.engine.vllm.requests.text_bounds import text_bounds
-from genserve.engine.vllm.timed_threads import TimedThreads
+from genserve.engine.vllm.requests.timed_threads import TimedThreads
 from genserve.errors import InvalidFieldError
 
 T = TypeVar("T")

@@ -15,8 +15,8 @@ from vllm.utils.network_utils import get_ip
 
 from genserve.config import ServeConfig
 from genserve.engine.vllm.start import config as vllm_config
-from genserve.engine.vllm.start import other_hosts, refusals
-from genserve.engine.vllm.start import stale_shm as leftovers
+from genserve.engine.vllm.start import refusals, stale_shm
+from genserve.engine.vllm.start.daemon_address import daemon_address
 from genserve.engine.vllm.start.failure import EngineStartError
 from genserve.worker.lifetime import end_with_address
 
@@ -28,14 +28,14 @@ def run(args: AsyncEngineArgs, config: ServeConfig) -> int:
     """Runs the workers until the daemon or one of them has ended, or a signal; the exit status. Raises
     EngineStartError."""
     args = vllm_config.adapted(args, config.weight_update)
-    leftovers.sweep()
+    stale_shm.sweep()
     with vllm_config.start_explained(args):
         # A copy: what it fills in would be taken for flags the next time.
         checked = vllm_config.with_ranks_here(
             args, copy.copy(args).create_engine_config(UsageContext.ENGINE_CONTEXT, headless=True)
         )
         refusals.check(checked)
-        address = other_hosts.daemon_address(checked.parallel_config, config.host, config.port, get_ip)
+        address = daemon_address(checked.parallel_config, config.host, config.port, get_ip)
         if not address:
             raise EngineStartError(
                 "--headless runs the workers of another host: say how many there are (--nnodes or "

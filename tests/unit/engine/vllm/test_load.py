@@ -34,3 +34,12 @@ def test_the_rate_forgets_what_is_older_than_its_window() -> None:
     assert meter.load(1).tokens_per_second == 20.0
     now = 6.0
     assert meter.load(1).tokens_per_second == 0.0
+
+
+def test_requests_that_the_scheduler_has_skipped_wait_too() -> None:
+    """For a constraint that is compiled, or for a LoRA adapter: vLLM counts them apart."""
+    meter = LoadMeter(clock=lambda: 0.0)
+    statistics = step(3, 0.5, 10, 5)
+    statistics.num_skipped_waiting_reqs = 2
+    meter.record(statistics, None)
+    assert (meter.load(8).running, meter.load(8).waiting) == (3, 5)

@@ -14,7 +14,6 @@ from genserve.client.weights.layout import ByteSpace
 from genserve.client.weights.sources import tensor_sources
 from genserve.errors import InvalidFieldError, UnsupportedError
 from genserve.memory.arena import Arena
-from genserve.rpc.convert.weights import manifest
 from genserve.tensors.manifest import Manifest
 from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor
 from genserve.weights.lora.config import LoraConfig, lora_issues
@@ -33,7 +32,7 @@ def space(tensors: dict[str, torch.Tensor]) -> tuple[Manifest, bytes]:
     """The manifest and the bytes of a push."""
     sources = tensor_sources(tensors, tied_once=False)
     data = b"".join(bytes(source.read()) for source in sorted(sources, key=lambda source: source.name))
-    return manifest(ByteSpace(sources).manifest(partial=False)), data
+    return ByteSpace(sources).manifest(partial=False), data
 
 
 def header(**fields: Any) -> PushHeader:

@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 from genserve.worker.contract import drafts_with_served_checkpoint
+from genserve.worker.model.draft import Draft, draft_digests, shared_names
 from genserve.worker.update import draft as drafting
 from genserve.worker.update.device import Device
-from genserve.worker.update.draft import Draft, WithDraft, draft_digests, draft_update, shared_names
+from genserve.worker.update.draft import WithDraft, draft_update
 
 HOST = Device(torch.device("cpu"))
 
@@ -89,7 +90,7 @@ def test_what_the_device_keeps_is_given_up_last() -> None:
     """Nothing of it may be in use then: what drafts has let go of its part before."""
     update, said = both()
     update.give_up()
-    assert said == ["served take_back", "draft let_go", "served give_up"]
+    assert said == ["draft let_go", "served give_up"]
 
 
 def test_what_cannot_be_exchanged_is_left_and_told_of(

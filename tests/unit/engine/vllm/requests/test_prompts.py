@@ -117,3 +117,20 @@ async def test_no_more_ids_become_text_than_a_sequence_has(tokenizer: Any) -> No
             with pytest.raises(InvalidFieldError) as refused:
                 await prompts.decode(ids, skip_special_tokens=False)
             assert field_of(refused) == "token_ids"
+
+
+async def test_what_a_chat_asks_of_the_template_reaches_it(tokenizer: Any) -> None:
+    """Whether a turn is opened or the last message continued, and data by its name."""
+    messages = [ChatMessage("user", "hi"), ChatMessage("assistant", "well")]
+
+    async def rendered(prompt: ChatPrompt) -> str:
+        return await prompts.decode(await prompts.encode(prompt), skip_special_tokens=False)
+
+    async with codec(tokenizer, trust_templates=True) as prompts:
+        plain = await rendered(ChatPrompt(messages, add_generation_prompt=False))
+        opened = await rendered(ChatPrompt(messages, add_generation_prompt=True))
+        continued = await rendered(ChatPrompt(messages, add_generation_prompt=False, continue_final_message=True))
+        assert opened.startswith(plain) and len(opened) > len(plain)
+        assert plain.startswith(continued) and continued.endswith("well")
+        template = "{{ name }}: {{ messages[0].content }}"
+        assert await rendered(chat(chat_template=template, name="data")) == "data: hi"

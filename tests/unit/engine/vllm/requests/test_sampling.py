@@ -1,5 +1,7 @@
 """Fields of SamplingParams out of a request."""
 
+import dataclasses
+
 import msgspec
 import pytest
 from vllm.sampling_params import SamplingParams
@@ -57,3 +59,18 @@ def test_a_complaint_of_vllm_names_the_field_of_the_request() -> None:
     assert request_field("temperature") == "sampling.temperature"
     assert request_field("include_stop_str_in_output") == "stop.include_stop"
     assert request_field("thinking_token_budget") == "engine_params.thinking_token_budget"
+
+
+def test_every_field_of_a_request_reaches_vllm_under_its_own_name() -> None:
+    """With its value, which no other field has."""
+    sampling = Sampling(0.1, 0.2, 3, 0.4, 0.5, 0.6, 0.7, 8, 9, {10: 1.0}, [11], ["bad"])
+    stop = Stop(12, 13, ("stop",), (14,), True, True)
+    output = Output(text=True, skip_special_tokens=False, logprobs=15, prompt_logprobs=16, stream_interval=17)
+    asked = request(sampling=sampling, stop=stop, output=output, engine_params={"thinking_token_budget": 18})
+    fields = sampling_fields(asked, KNOWN)
+    assert fields == {
+        **dataclasses.asdict(sampling),
+        "max_tokens": 12, "min_tokens": 13, "stop": ["stop"], "stop_token_ids": [14], "ignore_eos": True,
+        "include_stop_str_in_output": True, "logprobs": 15, "prompt_logprobs": 16, "skip_special_tokens": False,
+        "stream_interval": 17, "detokenize": True, "flat_logprobs": True, "thinking_token_budget": 18,
+    }  # fmt: skip

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from genserve.engine.vllm.timed_threads import TimedThreads
+from genserve.engine.vllm.requests.timed_threads import TimedThreads
 
 
 async def test_a_loop_that_never_ends_is_ended_and_frees_its_thread() -> None:

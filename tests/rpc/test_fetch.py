@@ -13,9 +13,9 @@ from genserve.errors import PushNotFoundError, PushTruncatedError, UnavailableEr
 from genserve.memory.arena import Arena, map_arena
 from genserve.v1 import weights_pb2
 from genserve.weights.push.push_bytes import readable
-from genserve.worker import fetch as host_copy
+from genserve.worker import fetch
 from genserve.worker.contract import Fetch, Progress
-from genserve.worker.fetch import HostCopy
+from genserve.worker.fetch import FetchedBytes
 from tests.rpc.conftest import Daemon
 from tests.rpc.served import weights
 from tests.support.scripted_engine import Gate
@@ -30,9 +30,9 @@ def wanted(daemon: Daemon, push_id: str = "p", timeout_s: float = 10.0) -> Fetch
     return Fetch("n", [RANK], daemon.address, push_id, SIZE_BYTES, timeout_s)
 
 
-async def fetched(request: Fetch) -> tuple[HostCopy, Progress]:
+async def fetched(request: Fetch) -> tuple[FetchedBytes, Progress]:
     """A copy, and what came of it."""
-    copy = HostCopy(RANK, request)
+    copy = FetchedBytes(RANK, request)
     assert copy.progress == Progress(RANK, "n", done=False)
     await asyncio.to_thread(copy.run)
     return copy, copy.progress
@@ -48,7 +48,7 @@ def arenas(monkeypatch: pytest.MonkeyPatch) -> list[Arena]:
         made.append(allocate(size_bytes))
         return made[-1]
 
-    monkeypatch.setattr(host_copy.Arena, "allocate", recorded)
+    monkeypatch.setattr(fetch.Arena, "allocate", recorded)
     return made
 
 
@@ -219,7 +219,7 @@ async def test_fetching_that_is_given_up_ends_at_once(
         yield b""
 
     monkeypatch.setattr(servicer_module, "pull_frames", silent)
-    copy = HostCopy(RANK, wanted(daemon, timeout_s=60.0))
+    copy = FetchedBytes(RANK, wanted(daemon, timeout_s=60.0))
     async with asyncio.timeout(10.0):
         running = asyncio.create_task(asyncio.to_thread(copy.run))
         await waiting.wait()

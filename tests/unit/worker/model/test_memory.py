@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from genserve.worker.model.reachable import KINDS, reachable_bytes
+from genserve.worker.model.memory import KINDS, model_memory
 from tests.unit.worker.hidden_weights import Plain, closure, experts, model
 
 FLOAT = 4
@@ -20,7 +20,7 @@ class B12xExperts:
 
 def sizes(live: Any, *constants: str) -> tuple[int, ...]:
     """Floats of each kind."""
-    found = reachable_bytes(live, constants)
+    found = model_memory(live, constants)
     assert found.keys() == {"reachable", *KINDS}
     assert found["reachable"] == sum(found[kind] for kind in KINDS)
     return tuple(found[kind] // FLOAT for kind in KINDS)

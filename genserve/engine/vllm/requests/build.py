@@ -1,4 +1,4 @@
-"""What crosses to vLLM's engine process: made here, and checked with vLLM's own rules and codec before it is sent.
+"""Builds what is sent to vLLM's engine process, and checks it with vLLM's own rules and codec.
 
 EngineCore decodes requests outside of any `try`: one value of a wrong type ends the thread that takes requests, for
 everybody. So nothing is sent that was not encoded and decoded here first.
@@ -27,7 +27,7 @@ from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 from genserve.engine.generation import GenerationRequest
 from genserve.engine.protocol import EngineInfo
 from genserve.engine.vllm.requests.sampling import request_field, sampling_fields
-from genserve.engine.vllm.timed_threads import TimedThreads
+from genserve.engine.vllm.requests.timed_threads import TimedThreads
 from genserve.errors import EngineDeadError, GenserveError, InvalidFieldError, QueueFullError
 
 _CHECK_LIMIT_S = 10.0
@@ -41,7 +41,7 @@ _NESTED = {"repetition_detection": frozenset(RepetitionDetectionParams.__datacla
 """Parameters that are objects -> the names of their fields: the codec drops those it does not know."""
 
 
-class Admission:
+class RequestBuilder:
     """Makes vLLM's requests. `max_sequences`: the largest n of a request."""
 
     def __init__(self, llm: AsyncLLM, info: EngineInfo, max_sequences: int) -> None:
@@ -111,7 +111,7 @@ class Admission:
             fields[name] = _typed(name, fields[name])
         chunked = self._llm.vllm_config.scheduler_config.enable_chunked_prefill
         if "seed" in fields and chunked and self._info.device == "cpu":
-            # See vllm_config.adapted: it would kill the engine.
+            # See engine.vllm.start.config.adapted: it would kill the engine.
             raise InvalidFieldError.of("sampling.seed", "cannot be used on the CPU with --enable-chunked-prefill")
         if request.output.prompt_logprobs is not None and self._info.max_loras and self._info.device == "cpu":
             # vLLM 0.32 kills its engine: on the CPU its LoRA layers take the prompt's tokens for the batch's requests.

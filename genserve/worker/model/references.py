@@ -1,4 +1,4 @@
-"""Every tensor that a model can reach, and the way to it.
+"""Every reference to a tensor in a model, and the way to it.
 
 `tree` knows where weights are exchanged. This module knows nothing of that: it follows every reference that a model
 holds, through modules, plain objects, dataclasses, slots, containers, closures, partial functions, bound methods and
@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
 
-from genserve.worker.model.tree import named_modules, without_adapters
+from genserve.worker.model.tree import MODULE_TABLES, named_modules, without_adapters
 
 MAX_OBJECTS = 5_000_000
 """Objects that are looked into. The largest models have some 100,000 modules and parts."""
@@ -29,7 +29,7 @@ _ATOMS = (str, bytes, bytearray, int, float, complex, type, type(None))
 _ATOM_TYPES = frozenset({*_ATOMS, bool})  # the usual ones, without their subclasses
 
 # A type of these modules, or of one below them, is not entered.
-_OUTSIDE = (
+_NOT_ENTERED_MODULES = (
     "asyncio", "ast", "ctypes", "concurrent", "enum", "inspect", "logging", "multiprocessing", "numpy", "pathlib", "re",
     "threading", "weakref", "_thread", "_weakref", "_asyncio",
     # Attention kernels' workspaces: they are never given weights.
@@ -49,7 +49,7 @@ class Step(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Reached:
+class Reference:
     """A tensor, and where: `module` is the name of the module that the way begins at, `steps` lead from there to it,
     from one of `owners` each: the module first, and what refers to the tensor last."""
 
@@ -67,20 +67,20 @@ class Reached:
     def path(self) -> str:
         """The way in Python's notation, such as `model.layers.0.mlp.experts.quant_method.config.weight_scale`."""
         return self.module + "".join(
-            _written(step, first=not self.module and i == 0) for i, step in enumerate(self.steps)
+            _in_python(step, first=not self.module and i == 0) for i, step in enumerate(self.steps)
         )
 
 
-def tensors(
+def to_tensors(
     model: nn.Module,
     *,
-    closed: Collection[int] = (),
-    skipped: Collection[str] = (),
-    untold: Collection[int] = (),
-) -> Iterator[Reached]:
-    """Every reference to a tensor; the same tensor as often as it is referred to. Objects whose `id` is in `closed` and
-    attributes whose name is in `skipped` are not entered; references to tensors whose `id` is in `untold` are left out.
-    Raises ValueError when there is no end to it.
+    not_entered: Collection[int] = (),
+    skipped_names: Collection[str] = (),
+    left_out: Collection[int] = (),
+) -> Iterator[Reference]:
+    """Every reference to a tensor; the same tensor as often as it is referred to. Not entered are objects whose `id` is
+    in `not_entered` and attributes whose name is in `skipped_names`; not yielded are references to tensors whose `id`
+    is in `left_out`. Raises ValueError for more than MAX_OBJECTS objects.
 
     A model of 48 layers refers to some 300,000 values, and steps wait for Python's lock meanwhile: so types are looked
     at once, and a way is put together when a tensor lies at its end."""
@@ -96,16 +96,16 @@ def tensors(
         for how, values in _references(place.owner):
             for key, value in values:
                 kind = type(value)
-                if kind in _ATOM_TYPES or (how == "attribute" and key in skipped):
+                if kind in _ATOM_TYPES or (how == "attribute" and key in skipped_names):
                     continue
-                entered = _entered(kind)
-                if entered.is_tensor:
-                    if id(value) not in untold:
+                traits = _traits(kind)
+                if traits.is_tensor:
+                    if id(value) not in left_out:
                         steps, owners = place.way()
-                        yield Reached(place.module, (*steps, Step(how, key)), owners, value)
+                        yield Reference(place.module, (*steps, Step(how, key)), owners, value)
                     if id(value) in seen or not vars(value):
                         continue
-                elif id(value) in seen or id(value) in closed or _is_outside(value, entered):
+                elif id(value) in seen or id(value) in not_entered or _is_not_entered(value, traits):
                     continue
                 seen[id(value)] = value
                 if len(seen) > MAX_OBJECTS:
@@ -114,11 +114,11 @@ def tensors(
                 queue.append(_Place(place.module, place, how, key, value))
 
 
-def follow(modules: Mapping[str, nn.Module], reached: Reached) -> Any:
+def follow(modules: Mapping[str, nn.Module], reference: Reference) -> Any:
     """What lies at the same place in another model, None if there is no such place. `modules`: that model's, by name
     (`tree.modules_by_name`)."""
-    value: Any = modules.get(reached.module)
-    for step in reached.steps:
+    value: Any = modules.get(reference.module)
+    for step in reference.steps:
         found = (
             each for how, values in _references(value) if how == step.kind for key, each in values if key == step.key
         )
@@ -149,15 +149,15 @@ class _Place(NamedTuple):
         return tuple(reversed(steps)), tuple(reversed(owners))
 
 
-_References = list[tuple[str, Iterable[tuple[Any, Any]]]]
+_ReferencesByKind = list[tuple[str, Iterable[tuple[Any, Any]]]]
 """What an object refers to: kinds of steps, and keys and values of each."""
 
 
-def _references(owner: Any) -> _References:
+def _references(owner: Any) -> _ReferencesByKind:
     """Copies of what may change meanwhile: steps run in other threads."""
-    entered = _entered(type(owner))
-    found: _References = []
-    match entered.shape:
+    traits = _traits(type(owner))
+    found: _ReferencesByKind = []
+    match traits.shape:
         case "function":
             cells = zip(owner.__code__.co_freevars, owner.__closure__ or (), strict=True)
             found.append(("variable", [(key, cell.cell_contents) for key, cell in cells if _is_filled(cell)]))
@@ -179,11 +179,11 @@ def _references(owner: Any) -> _References:
     attributes = getattr(owner, "__dict__", None)
     if isinstance(attributes, dict) and attributes:
         named = list(attributes.items())
-        if entered.shape == "module":
-            named = [(key, value) for key, value in named if key not in _TABLES]
+        if traits.shape == "module":
+            named = [(key, value) for key, value in named if key not in MODULE_TABLES]
         found.append(("attribute", named))
-    if entered.slots:
-        found.append(("attribute", list(_in_slots(owner, entered.slots))))
+    if traits.slots:
+        found.append(("attribute", list(_in_slots(owner, traits.slots))))
     return found
 
 
@@ -196,16 +196,16 @@ def _in_slots(owner: Any, slots: Iterable[tuple[str, Any]]) -> Iterator[tuple[st
 
 
 @dataclass(frozen=True, slots=True)
-class _Entered:
+class _Traits:
     """How objects of a type are entered."""
 
     shape: str
     slots: tuple[tuple[str, Any], ...]
     is_tensor: bool
-    is_outside: bool
+    is_not_entered: bool
 
 
-def _entered_of(kind: type) -> _Entered:
+def _traits_of(kind: type) -> _Traits:
     shape = next((shape for shape, kinds in _SHAPES if issubclass(kind, kinds)), "")
     slots: list[tuple[str, Any]] = []
     for each in () if shape == "method" else kind.__mro__:
@@ -215,13 +215,13 @@ def _entered_of(kind: type) -> _Entered:
             if key not in ("__dict__", "__weakref__") and hasattr(member, "__get__"):
                 slots.append((key, member))
     # Modules are looked into whoever wrote them.
-    is_outside = issubclass(kind, (*_ATOMS, QuantizationConfig)) or (
-        not issubclass(kind, nn.Module | FunctionType) and _is_of_outside(str(kind.__module__))
+    is_not_entered = issubclass(kind, (*_ATOMS, QuantizationConfig)) or (
+        not issubclass(kind, nn.Module | FunctionType) and _is_not_entered_module(str(kind.__module__))
     )
-    return _Entered(shape, tuple(slots), issubclass(kind, torch.Tensor), is_outside)
+    return _Traits(shape, tuple(slots), issubclass(kind, torch.Tensor), is_not_entered)
 
 
-_entered: Callable[[Any], _Entered] = cache(_entered_of)
+_traits: Callable[[Any], _Traits] = cache(_traits_of)
 
 _SHAPES: tuple[tuple[str, tuple[type, ...]], ...] = (
     ("module", (nn.Module,)),
@@ -231,9 +231,6 @@ _SHAPES: tuple[tuple[str, tuple[type, ...]], ...] = (
     ("mapping", (Mapping, MappingProxyType)),
     ("items", (list, tuple, deque, Set)),
 )
-
-
-_TABLES = frozenset({"_parameters", "_buffers", "_modules"})
 
 
 def _mangled(kind: type, key: str) -> str:
@@ -248,25 +245,25 @@ def _is_filled(cell: Any) -> bool:
         return False
 
 
-def _is_outside(value: Any, entered: _Entered) -> bool:
+def _is_not_entered(value: Any, traits: _Traits) -> bool:
     """Whether an object is of a kind that holds no weights, or empty."""
-    if entered.is_outside or (type(value) in _OFTEN_EMPTY and not value):
+    if traits.is_not_entered or (type(value) in _OFTEN_EMPTY and not value):
         return True
     # A wrapper of a function says that it is of the module of what it wraps; its globals do not.
-    return entered.shape == "function" and _is_of_outside(str(value.__globals__.get("__name__")))
+    return traits.shape == "function" and _is_not_entered_module(str(value.__globals__.get("__name__")))
 
 
 @cache
-def _is_of_outside(module: str) -> bool:
-    return module in _OUTSIDE or module.startswith(_BELOW_OUTSIDE)
+def _is_not_entered_module(module: str) -> bool:
+    return module in _NOT_ENTERED_MODULES or module.startswith(_NOT_ENTERED_PREFIXES)
 
 
 # Modules have a dozen tables of hooks each.
 _OFTEN_EMPTY = frozenset({dict, OrderedDict, list, tuple, set})
-_BELOW_OUTSIDE = tuple(f"{name}." for name in _OUTSIDE)
+_NOT_ENTERED_PREFIXES = tuple(f"{name}." for name in _NOT_ENTERED_MODULES)
 
 
-def _written(step: Step, *, first: bool) -> str:
+def _in_python(step: Step, *, first: bool) -> str:
     match step.kind:
         case "item":
             return f"[{step.key!r}]"

@@ -1,0 +1,93 @@
+"""Pulls from a daemon whose streams break, or bring what it did not send."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import google_crc32c
+import grpc
+import grpc.aio
+import pytest
+
+from genserve.client import AsyncClient
+from genserve.errors import ChecksumMismatchError, GenserveError, PushTruncatedError, UnavailableError
+from genserve.v1 import weights_pb2, weights_pb2_grpc
+
+DATA = bytes(range(48))
+RESUMES = 5  # as a push has
+
+
+class Puller(weights_pb2_grpc.WeightServiceServicer):
+    """Serves version 7 in chunks of 8 bytes; each stream breaks after `chunks_per_stream` of them, without an end frame
+    where `breaks` is False. `damages` the chunk at an offset."""
+
+    def __init__(self) -> None:
+        self.requests: list[weights_pb2.PullWeightsRequest] = []
+        self.chunks_per_stream = 100
+        self.breaks = True
+        self.damages = -1
+
+    async def PullWeights(self, request: Any, context: Any) -> AsyncIterator[weights_pb2.PullWeightsResponse]:
+        self.requests.append(request)
+        tensor = weights_pb2.TensorSpec(name="w", dtype="U8", shape=[len(DATA)], offset=0, length=len(DATA))
+        manifest = weights_pb2.Manifest(tensors=[tensor], total_bytes=len(DATA))
+        yield weights_pb2.PullWeightsResponse(header=weights_pb2.PushHeader(weight_version=7, manifest=manifest))
+        start = request.ranges[0].start if request.ranges else 0
+        for index, offset in enumerate(range(start, len(DATA), 8)):
+            if index == self.chunks_per_stream:
+                break
+            data = DATA[offset : offset + 8]
+            sent = b"\xff" * 8 if offset == self.damages else data
+            chunk = weights_pb2.PushChunk(offset=offset, data=sent, crc32c=google_crc32c.value(data))
+            yield weights_pb2.PullWeightsResponse(chunk=chunk)
+        else:
+            yield weights_pb2.PullWeightsResponse(end=weights_pb2.PushEnd())
+            return
+        if self.breaks:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+
+
+@asynccontextmanager
+async def pulling() -> AsyncIterator[tuple[Puller, AsyncClient]]:
+    """One that serves, and a client of it."""
+    server, puller = grpc.aio.server(), Puller()
+    weights_pb2_grpc.add_WeightServiceServicer_to_server(puller, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with AsyncClient(f"127.0.0.1:{port}") as client:
+            yield puller, client
+    finally:
+        await server.stop(None)
+
+
+async def test_a_damaged_chunk_is_not_taken() -> None:
+    """The checksum that came with it says so; sent again, it would be as damaged."""
+    async with pulling() as (puller, client):
+        puller.damages = 16
+        with pytest.raises(ChecksumMismatchError, match=r"8 bytes at 16"):
+            await client.pull_weights()
+        assert len(puller.requests) == 1
+
+
+@pytest.mark.parametrize("breaks", [True, False])
+async def test_a_cut_stream_goes_on_where_it_was_cut(breaks: bool) -> None:
+    """With the version that had begun: another one would be mixed into it."""
+    async with pulling() as (puller, client):
+        puller.chunks_per_stream, puller.breaks = 2, breaks
+        seen: list[tuple[int, int]] = []
+        pulled = await client.pull_weights(progress=lambda *sizes: seen.append(sizes))
+        assert (pulled.weight_version, bytes(pulled.tensors["w"].data)) == (7, DATA)
+        assert [[(r.start, r.end) for r in each.ranges] for each in puller.requests] == [[], [(16, 48)], [(32, 48)]]
+        assert [each.weight_version for each in puller.requests] == [0, 7, 7]
+        assert seen == [(8 * chunk, 48) for chunk in range(1, 7)]
+
+
+@pytest.mark.parametrize(("breaks", "error"), [(True, UnavailableError), (False, PushTruncatedError)])
+async def test_a_stream_that_always_breaks_is_given_up(breaks: bool, error: type[GenserveError]) -> None:
+    """After so many resumes that a daemon which restarts is there again, and no more."""
+    async with pulling() as (puller, client):
+        puller.chunks_per_stream, puller.breaks = 0, breaks
+        with pytest.raises(error):
+            await client.pull_weights()
+        assert len(puller.requests) == 1 + RESUMES

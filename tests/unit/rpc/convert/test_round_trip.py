@@ -1,0 +1,182 @@
+"""What the daemon says is what its client is told: every field is set to a value of its own, and goes over the wire."""
+
+from typing import Any
+
+import pytest
+
+from genserve.client.control import state as told
+from genserve.client.generation import results
+from genserve.client.generation.options import GenerateOptions, generate_request
+from genserve.client.weights.lora import Lora
+from genserve.client.weights.push import Applied as ToldApplied
+from genserve.client.weights.push import Push, PushResult
+from genserve.control.leases import PauseLease
+from genserve.control.state import EngineState
+from genserve.engine.generation import (
+    ChatMessage,
+    ChatPrompt,
+    Constraint,
+    ConstraintKind,
+    Finish,
+    GenerationRequest,
+    GenerationUpdate,
+    Output,
+    PromptInfo,
+    Sampling,
+    SequenceDelta,
+    Stop,
+)
+from genserve.engine.protocol import EngineInfo, Load, LoadedLora
+from genserve.rpc.convert.control import ServerFacts, to_load, to_lora, to_server_info
+from genserve.rpc.convert.generation_request import generation_request
+from genserve.rpc.convert.generation_response import to_response
+from genserve.rpc.convert.values import to_lease, to_state
+from genserve.rpc.convert.weights import to_applied, to_get_push_response
+from genserve.weights.push.types import Applied, PushOutcome, PushReport
+from tests.unit.rpc.convert.distinct import distinct, said
+
+LEASE_NAMES = {"expire_time_s": "expire_time"}
+
+
+def sent(message: Any) -> Any:
+    """The message as it is on the other side."""
+    return type(message).FromString(message.SerializeToString())
+
+
+def renamed(fields: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
+    """With the client's names; those without one, "", are not told."""
+    return {names.get(name, name): value for name, value in fields.items() if names.get(name, name)}
+
+
+def test_a_lease_and_a_state() -> None:
+    """Time to live is told as the time when it ends."""
+    lease = distinct(PauseLease)
+    expected = renamed(said(lease), {**LEASE_NAMES, "ttl_s": ""})
+    assert said(told.PauseLease.of(sent(to_lease(lease)))) == expected
+    state = distinct(EngineState)
+    expected = {**said(state), "pauses": [renamed(said(x), {**LEASE_NAMES, "ttl_s": ""}) for x in state.pauses]}
+    assert said(told.EngineState.of(sent(to_state(state)))) == expected
+
+
+def test_the_load() -> None:
+    """A rate of tokens is none of hits."""
+    load = distinct(Load)
+    assert said(told.Load.of(sent(to_load(load)))) == said(load)
+
+
+def test_what_is_served() -> None:
+    """The engine's facts are those of `test_control`; these are the daemon's, and its state."""
+    facts, state = distinct(ServerFacts), distinct(EngineState)
+    message = sent(to_server_info(distinct(EngineInfo), facts, state))
+    assert (message.host_id, tuple(message.ingest_ports)) == (facts.host_id, tuple(facts.ingest_ports))
+    info = told.ServerInfo.of(message)
+    assert (info.model, info.features) == (facts.model, list(facts.features))
+    assert (info.limits.max_message_bytes, info.limits.max_staging_bytes) == (
+        facts.max_message_bytes,
+        facts.max_staging_bytes,
+    )
+    assert info.state == told.EngineState.of(to_state(state))
+
+
+def test_an_adapter() -> None:
+    """Requests that use it are those that run."""
+    lora = distinct(LoadedLora)
+    names = {"loaded_at_s": "load_time", "num_requests": "running_requests"}
+    assert said(Lora.of(sent(to_lora(lora)))) == renamed(said(lora), names)
+
+
+def test_a_push_and_what_applying_it_did() -> None:
+    """The digest and the adapter's name are in the message alone."""
+    report, applied, state = distinct(PushReport), distinct(Applied), distinct(EngineState)
+    message = sent(to_get_push_response(PushOutcome(report, applied), state))
+    result = PushResult.of(message)
+    expected = renamed(said(report), {"manifest_digest": "", "lora_name": ""})
+    expected["issues"] = [[issue.tensor, issue.description] for issue in report.issues]
+    assert said(result.push) == expected
+    assert (message.push.manifest_digest, message.push.lora_name) == (report.manifest_digest, report.lora_name)
+    assert said(result.applied) == {
+        **renamed(said(applied), {"timings": "step_s"}),
+        "step_s": {timing.step: timing.duration_s for timing in applied.timings},
+    }
+    assert result.state == told.EngineState.of(to_state(state))
+    assert Push.of(sent(message.push)) == result.push
+    assert to_applied(None) is None and ToldApplied.of(message.applied) == result.applied
+
+
+@pytest.mark.parametrize("stop", [7, "stop"])
+def test_an_update(stop: int | str) -> None:
+    """Deltas of every sequence, in their order."""
+    finish = distinct(Finish, stop=stop)
+    outputs = [distinct(SequenceDelta, finish=finish), distinct(SequenceDelta, index=3, text="other", finish=None)]
+    update = distinct(GenerationUpdate, outputs=outputs)
+    delta = results.Delta(sent(to_response(update, "r")))
+    assert delta.request_id == "r"
+    assert said(delta.prompt) == said(update.prompt)
+    assert said(delta.usage) == said(update.usage)
+    assert [output.index for output in delta.outputs] == [output.index for output in outputs]
+    for output, given in zip(delta.outputs, outputs, strict=True):
+        assert (output.text, said(output.token_ids)) == (given.text, said(given.token_ids))
+        assert (said(output.logprobs), said(output.weight_spans)) == (said(given.logprobs), said(given.weight_spans))
+    ended = {key: value for key, value in said(finish).items() if key != "stop"}
+    stops = {"stop_token_id": stop if isinstance(stop, int) else None, "stop_string": stop if stop == "stop" else None}
+    assert said(delta.outputs[0].finish) == {**ended, **stops}
+    assert delta.outputs[1].finish is None
+
+
+def test_what_was_not_asked_for_is_not_told() -> None:
+    """None stays None: an empty list of log-probabilities would say that there were no tokens."""
+    prompt = distinct(PromptInfo, token_ids=None, logprobs=None)
+    delta = results.Delta(
+        sent(to_response(GenerationUpdate(prompt, [distinct(SequenceDelta, logprobs=None)], None), ""))
+    )
+    assert delta.prompt is not None and delta.prompt.logprobs is None and delta.prompt.token_ids == []
+    assert delta.outputs[0].logprobs is None
+    assert delta.usage is None and not delta.is_last
+
+
+def test_every_option_of_a_request() -> None:
+    """And none of them as another one."""
+    sampling = distinct(Sampling, logit_bias={3: -1.5, 5: 2.25}, allowed_token_ids=[4, 6])
+    stop = distinct(Stop, strings=("one", "two"), token_ids=(8, 9))
+    output = distinct(Output, token_ids=False, text=True, skip_special_tokens=False)
+    prompt = ChatPrompt(
+        [ChatMessage("user", "hi"), ChatMessage("assistant", "well")], False, True, {"tools": ["t"], "k": 2}
+    )
+    expected = distinct(
+        GenerationRequest,
+        prompt=prompt,
+        sampling=sampling,
+        stop=stop,
+        output=output,
+        constraint=Constraint(ConstraintKind.REGEX, "a+"),
+        engine_params={"min_tokens_per_x": 1, "flag": True},
+    )
+    options: dict[str, Any] = {
+        **said(sampling),
+        **{name: value for name, value in said(stop).items() if name not in ("strings", "token_ids")},
+        "stop": list(stop.strings),
+        "stop_token_ids": list(stop.token_ids),
+        **said(output),
+        "regex": "a+",
+        "add_generation_prompt": False,
+        "continue_final_message": True,
+        "template_params": prompt.template_params,
+        "engine_params": expected.engine_params,
+        **{
+            name: getattr(expected, name)
+            for name in (
+                "request_id",
+                "lora_name",
+                "priority",
+                "data_parallel_rank",
+                "cache_salt",
+                "min_weight_version",
+            )
+        },
+    }
+    assert options.keys() == GenerateOptions.__annotations__.keys() - {
+        "json_schema", "grammar", "structural_tag", "choice", "json_object"
+    }  # fmt: skip
+    message = sent(generate_request([said(each) for each in prompt.messages], options))  # type: ignore[arg-type]
+    info = distinct(EngineInfo, max_model_len=4096, vocab_size=100)
+    assert said(generation_request(message, info, "minted")) == said(expected)
