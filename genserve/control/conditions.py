@@ -100,7 +100,7 @@ class Rules:
     are admitted, and may have to wait. `control`: the same for pauses, pushes and adapters; see `weights_refusal`."""
 
     serves: bool
-    admission: Refusal | None = None
+    generation: Refusal | None = None
     control: Refusal | None = None
 
 
@@ -115,15 +115,15 @@ _WEIGHTS_ASLEEP = Refusal(
 _TAINTED = Refusal(EngineTaintedError, "the weights may be inconsistent: push a complete version or restart the daemon")
 
 RULES: Mapping[Phase, Rules] = {
-    Phase.STARTING: Rules(False, admission=_STARTING, control=_STARTING),
+    Phase.STARTING: Rules(False, generation=_STARTING, control=_STARTING),
     Phase.RUNNING: Rules(True),
     Phase.PAUSED: Rules(True),
     Phase.APPLYING: Rules(True),
-    # A complete push makes a tainted engine consistent again, so control calls pass.
-    Phase.TAINTED: Rules(False, admission=_TAINTED),
-    Phase.SLEEPING: Rules(False, admission=_ASLEEP, control=_ASLEEP),
-    Phase.DRAINING: Rules(False, admission=_DRAINING, control=_DRAINING),
-    Phase.DEAD: Rules(False, admission=_DEAD, control=_DEAD),
+    # A full push heals a tainted engine, so control calls pass.
+    Phase.TAINTED: Rules(False, generation=_TAINTED),
+    Phase.SLEEPING: Rules(False, generation=_ASLEEP, control=_ASLEEP),
+    Phase.DRAINING: Rules(False, generation=_DRAINING, control=_DRAINING),
+    Phase.DEAD: Rules(False, generation=_DEAD, control=_DEAD),
 }
 
 

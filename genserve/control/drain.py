@@ -4,6 +4,7 @@ A tainted or sleeping engine is not resumed for this: its requests are aborted i
 """
 
 import asyncio
+import enum
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -18,6 +19,15 @@ class Closes(Protocol):
 
     async def close(self) -> None:
         """Accepts no more, and returns when the one in progress has ended. May be cancelled."""
+
+
+class Step(enum.Enum):
+    """What a drain waits for, in this order; the values are for people."""
+
+    UPDATE = "a weight update"  # first, as it keeps the engine still
+    PAUSE = "a pause"  # before pushes: requests run while those end
+    PUSH = "a push"
+    REQUESTS = "requests"
 
 
 @dataclass(slots=True)
@@ -37,7 +47,7 @@ class Drain:
     pauses: PauseController
     updates: Closes
     pushes: Closes
-    _doing: str = ""
+    _step: Step = Step.UPDATE
 
     async def run(self, timeout_s: float) -> Drained:
         """Refuses new calls, and returns when nothing runs any more, or after `timeout_s`. Raises EngineDeadError."""
@@ -50,21 +60,21 @@ class Drain:
             ending.result()
             return drained
         ending.cancel()
-        drained.in_order = self._doing != "a weight update"
-        if self._doing != "requests":
-            drained.cut.append(f"gave up {self._doing} that did not end in time")
+        drained.in_order = self._step is not Step.UPDATE
+        if self._step is not Step.REQUESTS:
+            drained.cut.append(f"gave up {self._step.value} that did not end in time")
         await self._abort(drained, "that did not finish in time")
         return drained
 
     async def _end(self, drained: Drained) -> None:
-        self.pauses.give_up_pending()
-        self._doing = "a weight update"  # first, as it keeps the engine still
+        self.pauses.cancel_pending()
+        self._step = Step.UPDATE
         await self.updates.close()
-        self._doing = "a pause"  # before pushes: requests run while those end
+        self._step = Step.PAUSE
         await self.pauses.resume("", force=True)
-        self._doing = "a push"
+        self._step = Step.PUSH
         await self.pushes.close()
-        self._doing = "requests"
+        self._step = Step.REQUESTS
         if not may_run(self.board.engine_condition):
             await self._abort(drained, f"of an engine that is {self.board.engine_condition.value}")
         await self.engine.wait_idle()

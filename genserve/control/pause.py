@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from genserve.control.admission import check_control
 from genserve.control.conditions import EngineCondition, may_run
 from genserve.control.leases import LeaseTable, PauseLease, check_text, check_ttl
+from genserve.control.phase_admission import check_control
 from genserve.control.state import StateBoard
 from genserve.control.turn import EngineTurn, uninterrupted
 from genserve.engine.protocol import Engine, KvPolicy, PauseCounts, PauseMode
@@ -135,8 +135,8 @@ class PauseController:
             await self._run_if_free()
             return lease_expired
 
-    def give_up_pending(self) -> None:
-        """Makes a pause that has not begun raise DrainingError. Call it when the daemon drains."""
+    def cancel_pending(self) -> None:
+        """A pause that has not taken hold raises DrainingError: call when the daemon drains."""
         if self._pausing is not None:
             self._pausing.cancel()
 

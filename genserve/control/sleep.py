@@ -10,10 +10,10 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Protocol
 
-from genserve.control.admission import check_sound
 from genserve.control.asleep import Asleep, SleepDepth, tags_of
 from genserve.control.conditions import EngineCondition
 from genserve.control.pause import PauseController, remaining_s
+from genserve.control.phase_admission import check_sound
 from genserve.control.state import StateBoard
 from genserve.control.turn import check_timeout, uninterrupted
 from genserve.engine.protocol import MEMORY_TAGS, Engine, KvPolicy, PauseMode, SleepTag

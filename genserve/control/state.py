@@ -3,12 +3,12 @@
 Owns the conditions of the engine and of the daemon, and the parts that are asleep. `conditions` has the rules.
 """
 
-import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from genserve.control.asleep import Asleep
+from genserve.control.change import Change
 from genserve.control.conditions import RULES, DaemonCondition, EngineCondition, Phase, condition_of, phase_of
 from genserve.control.leases import PauseLease
 from genserve.engine.protocol import Engine
@@ -48,7 +48,7 @@ class StateBoard:
         self._asleep = Asleep()
         self._answers = True
         self._ended = False
-        self._changed = asyncio.Event()
+        self._changed = Change()
 
     @property
     def engine_condition(self) -> EngineCondition:
@@ -144,9 +144,8 @@ class StateBoard:
         self.notify()
 
     def notify(self) -> None:
-        """Wakes all callers of `wait_change`."""
-        self._changed.set()
-        self._changed = asyncio.Event()
+        """Wakes everyone who waits for a change."""
+        self._changed.tell()
 
     async def wait_change(self) -> None:
         """Returns when something changed after the call."""

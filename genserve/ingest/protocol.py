@@ -1,4 +1,4 @@
-"""What a receiving process and the daemon say to each other beside the frames of a push."""
+"""The protocol between a receiving process and the daemon, in addition to the frames of a push."""
 
 SERVICE = "genserve.internal.Ingest"
 METHOD = "Push"

@@ -27,7 +27,7 @@ _GRACE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class IngestSettings:
-    """Where to listen, and where the daemon does. `port` 0 picks one."""
+    """The addresses of this process and of the daemon. `port` 0 picks one."""
 
     host: str
     port: int
@@ -36,19 +36,19 @@ class IngestSettings:
     options: tuple[tuple[str, int], ...]
 
     def to_json(self) -> str:
-        """For the command line."""
+        """The settings as a command-line argument."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """From the command line."""
+        """The settings from a command-line argument."""
         fields = json.loads(text)
         return cls(**{**fields, "options": tuple(map(tuple, fields["options"]))})
 
 
 def main(argv: list[str]) -> int:
-    """Serves until stdin ends: the daemon holds the other end, so the process never outlives it."""
-    # Ctrl-C in a terminal is the daemon's, which ends this process when it has drained.
+    """Serves until stdin ends. The daemon holds the other end, so the process never outlives it."""
+    # Ctrl-C in a terminal is for the daemon, which ends this process after draining.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.setpgid(0, 0)
     os.nice(_NICENESS)
@@ -58,7 +58,7 @@ def main(argv: list[str]) -> int:
 
 
 async def serve(settings: IngestSettings) -> None:
-    """Prints the port it listens on, and serves."""
+    """Prints its port, and serves."""
     unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
     async with grpc.aio.insecure_channel(settings.daemon, options=unlimited) as daemon:
         server = grpc.aio.server(
@@ -109,19 +109,18 @@ class Relay:
     async def _send(self, frames: AsyncIterator[bytes], call: Any, ring: SharedRing) -> None:
         try:
             async for frame in frames:
-                async for passed_on in _passed_on(frame, ring):
-                    await call.write(passed_on)
+                await _pass_on(frame, call, ring)
             await call.done_writing()
         except (asyncio.InvalidStateError, grpc.RpcError):
-            return  # the daemon has answered, which is being read
+            return  # the daemon has answered, and its answer is being read
 
 
-async def _passed_on(frame: bytes, ring: SharedRing) -> AsyncIterator[bytes]:
-    """The frames that the daemon gets for one of a client's: for a chunk its pieces in the ring, as they fit there."""
+async def _pass_on(frame: bytes, call: Any, ring: SharedRing) -> None:
+    """Writes the bytes of a chunk to the ring, and to the daemon where they lie; any other frame as it is."""
     chunk = parse_chunk(frame)
     # What is wrong goes on as it is: the daemon says so.
     if chunk is None or (chunk.crc32c is not None and crc32c_of(chunk.data) != chunk.crc32c):
-        yield frame
+        await call.write(frame)
         return
     for start in range(0, max(len(chunk.data), 1), PIECE_BYTES):
         piece = await ring.put([chunk.data[start : start + PIECE_BYTES]])
@@ -132,7 +131,7 @@ async def _passed_on(frame: bytes, ring: SharedRing) -> AsyncIterator[bytes]:
             length=piece.length,
             taken_path=piece.ack_path,
         )
-        yield weights_pb2.PushWeightsRequest(segment=segment).SerializeToString()
+        await call.write(weights_pb2.PushWeightsRequest(segment=segment).SerializeToString())
 
 
 async def _end_of_stdin() -> None:

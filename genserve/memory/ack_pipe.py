@@ -16,7 +16,7 @@ class AckPipe:
     """The writing end of a pipe of this user."""
 
     _opened: ClassVar[set[int]] = set()
-    """Descriptors of those that are open. They make no pipe the daemon's own: streams may share a pipe."""
+    """Open descriptors. They do not make a pipe the daemon's own, because streams may share a pipe."""
 
     def __init__(self, path: str, fd: int) -> None:
         self.path = path
@@ -33,7 +33,7 @@ class AckPipe:
         if matched is None:
             raise _refused("must be /proc/PID/fd/FD")
         if path.rpartition("/")[0] != memory_path.rpartition("/")[0]:
-            raise _refused(f"must be of the process that has the memory, which is {memory_path}")
+            raise _refused(f"must belong to the process that owns the memory {memory_path}")
         try:
             if daemon is not None and daemon.include(int(matched[1])):
                 raise _refused("is of the daemon's own processes")
@@ -53,8 +53,8 @@ class AckPipe:
 
     @classmethod
     def _refuse_own(cls, wanted: FileId, daemon: DaemonProcesses) -> None:
-        """A trainer that has started the daemon may have the other end of a pipe of the daemon's: its standard input,
-        say."""
+        """Refuses the daemon's own pipes. A trainer that started the daemon may have the other end of one, for example
+        of its standard input."""
         for pid, fd in daemon.descriptors_of(wanted):
             if pid != os.getpid() or fd not in cls._opened:
                 raise _refused("is also open in one of the daemon's own processes")
@@ -64,7 +64,7 @@ class AckPipe:
         try:
             return self.path == path and file_id(os.stat(path)) == self._file_id
         except OSError:
-            return False  # to open it says why
+            return False  # opening it raises the reason
 
     def acknowledge(self) -> None:
         """Says that another piece has been copied. Raises InvalidFieldError when nobody reads it."""
@@ -74,16 +74,16 @@ class AckPipe:
             raise _refused(f"is not read: {error.strerror}") from error
 
     def close(self) -> None:
-        """Lets go of it."""
+        """Closes the pipe."""
         self._opened.discard(self._fd)
         os.close(self._fd)
 
 
 def _checked(found: os.stat_result) -> FileId:
     if not stat.S_ISFIFO(found.st_mode):
-        raise _refused("is no pipe")
+        raise _refused("is not a pipe")
     if found.st_uid != os.geteuid():
-        raise _refused("belongs to another user than the daemon's")
+        raise _refused("does not belong to the daemon's user")
     return file_id(found)
 
 

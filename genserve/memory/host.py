@@ -1,4 +1,4 @@
-"""Which processes can reach each other's memory: those of one host, one PID namespace and one user."""
+"""Which processes can open each other's memory: those on one host, in one PID namespace and of one user."""
 
 import ipaddress
 import os
@@ -40,8 +40,8 @@ def can_share(target: str, daemon_host_id: str) -> bool:
 
 
 def host_id() -> str:
-    """Equal for processes that can hand memory over to each other, as `GetServerInfoResponse.host_id` says: the
-    kernel's boot, the PID namespace, the user. "" where the kernel is not Linux."""
+    """Equal for processes that can share memory, as in `GetServerInfoResponse.host_id`: the kernel's boot, the PID
+    namespace, the user. "" if the kernel is not Linux."""
     try:
         return f"{_BOOT_ID.read_text().strip()}:{os.stat('/proc/self/ns/pid').st_ino}:{os.geteuid()}"
     except OSError:
@@ -50,7 +50,7 @@ def host_id() -> str:
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """A process, told apart from any other one that has the same PID elsewhere or later. `start_time`: clock ticks
+    """A process, distinguished from any other one that has the same PID elsewhere or later. `start_time`: clock ticks
     since the boot."""
 
     host_id: str
@@ -65,7 +65,7 @@ class ProcessIdentity:
 
     @property
     def is_here(self) -> bool:
-        """Whether it runs where this process can reach its memory, as /proc/PID/fd/FD."""
+        """Whether it runs where this process can open its memory, as /proc/PID/fd/FD."""
         if not self.host_id or self.host_id != host_id():
             return False
         try:

@@ -19,7 +19,7 @@ NAME_PREFIX: Final = "genserve-push"
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Bytes [start, start + length) of the memory at `path`; who reads them acknowledges by a byte to the pipe at
+    """Bytes [start, start + length) of the memory at `path`. The reader acknowledges them by a byte to the pipe at
     `ack_path`."""
 
     path: str
@@ -39,7 +39,7 @@ class SharedRing:
         self._close = weakref.finalize(self, _close_all, self._fds)  # also when a client is dropped and never closed
         os.fchmod(fd, 0o600)
         os.ftruncate(fd, NUM_PIECES * PIECE_BYTES)
-        # What cannot be shortened the daemon reads in place.
+        # The daemon maps memory that cannot be shortened.
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
         self._memory = memoryview(mmap.mmap(fd, NUM_PIECES * PIECE_BYTES))
         self._acks, written_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -65,27 +65,27 @@ class SharedRing:
             await _readable(self._acks)
 
     def close(self) -> None:
-        """Gives the memory back. Safe to call more than once."""
+        """Frees the memory. Safe to call more than once."""
         self._memory.release()
         self._close()
 
 
 class SpareRings:
-    """Rings between two pushes."""
+    """Rings that are kept between pushes."""
 
     def __init__(self) -> None:
         self._spare: list[SharedRing] = []
 
     def take(self) -> SharedRing:
-        """One for the caller alone. Raises OSError where the kernel refuses."""
+        """A ring for the caller. Raises OSError if the kernel refuses."""
         return self._spare.pop() if self._spare else SharedRing()
 
     def give_back(self, ring: SharedRing) -> None:
-        """Only what no daemon reads any more: the push that it was taken for has been answered with success."""
+        """Returns a ring that no daemon reads any more: its push was answered with success."""
         self._spare.append(ring)
 
     def close(self) -> None:
-        """Gives the memory back."""
+        """Frees the memory."""
         while self._spare:
             self._spare.pop().close()
 

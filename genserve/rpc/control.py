@@ -82,7 +82,7 @@ class ControlServicer(ControlServiceServicer):
     async def Resume(
         self, request: control_pb2.ResumeRequest, context: "ServicerContext[Any, Any]"
     ) -> control_pb2.ResumeResponse:
-        """Gives a lease back."""
+        """Ends a lease."""
         lease_expired = await self._pauses.resume(request.lease_id, force=request.force)
         return self._answer(control_pb2.ResumeResponse, lease_expired=lease_expired)
 
@@ -97,7 +97,8 @@ class ControlServicer(ControlServiceServicer):
         request: control_pb2.WatchStatusRequest,
         context: "ServicerContext[control_pb2.WatchStatusRequest, control_pb2.WatchStatusResponse]",
     ) -> None:
-        """State and load, now and whenever they differ from what was sent last; ends with the daemon or its engine."""
+        """State and load, at once and whenever they differ from the last message. Ends with the daemon or its
+        engine."""
         interval_s = watch_interval_s(request)
         with self._watchers.joined():
             await self._watch(interval_s, context)
@@ -113,7 +114,7 @@ class ControlServicer(ControlServiceServicer):
             status = (self._board.state(), self._engine.load())
             if status != sent:
                 await context.write(control_pb2.WatchStatusResponse(state=to_state(status[0]), load=to_load(status[1])))
-                sent = status  # what changed during the write is not announced again
+                sent = status  # changes during the write are not sent again
             elif is_last:
                 return
             else:
@@ -132,7 +133,7 @@ class ControlServicer(ControlServiceServicer):
     async def Sleep(
         self, request: control_pb2.SleepRequest, context: "ServicerContext[Any, Any]"
     ) -> control_pb2.SleepResponse:
-        """Gives the device's memory back."""
+        """Releases the device's memory."""
         mode, depth, timeout_s = sleep_arguments(request)
         await self._sleeps.sleep(mode, depth, timeout_s)
         return self._answer(control_pb2.SleepResponse)
@@ -154,7 +155,7 @@ class ControlServicer(ControlServiceServicer):
     async def UnloadLora(
         self, request: control_pb2.UnloadLoraRequest, context: "ServicerContext[Any, Any]"
     ) -> control_pb2.UnloadLoraResponse:
-        """Takes an adapter away."""
+        """Removes an adapter."""
         lora = self._loras.unload(request.lora_name)
         return self._answer(control_pb2.UnloadLoraResponse, lora=to_lora(lora))
 

@@ -5,7 +5,7 @@ import uuid
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
-from genserve.control.admission import check_admission
+from genserve.control.phase_admission import check_generation
 from genserve.control.state import StateBoard
 from genserve.engine.protocol import Engine
 from genserve.rpc.answers import Answers
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from grpc.aio import ServicerContext
 
 
-# The stubs know messages and generators only. Coroutines that write, not async generators: gRPC does not close those
-# when the client cancels.
+# The stubs know messages and generators only. These are coroutines that write, not async generators, because gRPC does
+# not close generators when the client cancels.
 class GenerationServicer(GenerationServiceServicer):
     """Streams tokens out of the engine."""
 
@@ -36,16 +36,16 @@ class GenerationServicer(GenerationServiceServicer):
         context: "ServicerContext[Any, generation_pb2.GenerateResponse]",
     ) -> None:
         """Writes deltas until the request has finished; ends the request when the client goes away."""
-        check_admission(self._board.phase)
+        check_generation(self._board.phase)
         info, minted_id = self._engine.info, uuid.uuid4().hex
         stream = await self._engine.submit(await request.read(lambda m: generation_request(m, info, minted_id)))
         try:
-            # Admitted: from here on a client must not replay the call, and this is how it knows.
+            # Admitted: from here on a client must not replay the call, and these metadata tell it so.
             await context.send_initial_metadata(())
             while (update := await stream.next()) is not None:
                 await context.write(to_response(update, stream.request_id))
         finally:
-            # Shielded, for a second cancellation would leave the request running.
+            # Shielded, because a second cancellation would leave the request running.
             await asyncio.shield(stream.close())
 
     async def GenerateMany(  # type: ignore[override]

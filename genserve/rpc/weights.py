@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import DecodeError
 
-from genserve.control.admission import check_whole
 from genserve.control.pause import PauseController
+from genserve.control.phase_admission import check_whole
 from genserve.control.state import StateBoard
 from genserve.engine.protocol import Engine, WeightDigest
 from genserve.errors import DeadlineError, GenserveError
@@ -51,7 +51,7 @@ _MIN_HEADER_BYTES = 256 << 10
 
 
 class WeightServicer(WeightServiceServicer):
-    """Takes weights into the push registry. Without a `checkpoint` GetWeights tells no manifest."""
+    """Receives weights for the push registry. Without a `checkpoint`, GetWeights returns no manifest."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class WeightServicer(WeightServiceServicer):
 
     @property
     def max_header_bytes(self) -> int | None:
-        """Size above which the header of a push cannot be right; None where the checkpoint is not known."""
+        """Size above which the header of a push is too large; None if the checkpoint is unknown."""
         if self._manifest is None:
             return None
         # Four times: an adapter has two tensors for each, with longer names; then there are names of tied tensors,
@@ -89,7 +89,7 @@ class WeightServicer(WeightServiceServicer):
     async def PushWeights(  # type: ignore[override]  # its frames are typed by `frame_parser`
         self, request_iterator: Frames, context: "ServicerContext[Any, Any]"
     ) -> weights_pb2.PushWeightsResponse:
-        """Stages the chunks of a stream and answers what came of the push."""
+        """Stages the chunks of a stream and answers with the outcome of the push."""
         return await self._push(aiter(request_iterator), self._segments(context))
 
     async def relayed_push(self, request_iterator: Frames, context: "ServicerContext[Any, bytes]") -> None:
@@ -109,7 +109,7 @@ class WeightServicer(WeightServiceServicer):
         header = await read_header(frames)
         if header.HasField("manifest"):
             self._pushes.check_num_tensors(len(header.manifest.tensors), lora=header.HasField("lora"))
-        # A manifest of a large model takes long to convert: token streams shall not wait for it.
+        # A manifest of a large model takes long to convert: token streams must not wait for it.
         stream = await self._pushes.open(await asyncio.to_thread(push_header, header))
         try:
             async with until_expired(stream):
@@ -122,7 +122,7 @@ class WeightServicer(WeightServiceServicer):
         )
 
     def _segments(self, context: "ServicerContext[Any, Any]") -> SegmentReader | None:
-        """Reads memory for peers on this host alone: others would have the daemon read what they may not."""
+        """Reads memory for clients on this host only: others could have the daemon read what they may not."""
         return SegmentReader(self._processes) if self._takes_segments and is_local(context.peer()) else None
 
     async def GetPush(
@@ -137,7 +137,7 @@ class WeightServicer(WeightServiceServicer):
     async def CommitPush(
         self, request: weights_pb2.CommitPushRequest, context: "ServicerContext[Any, Any]"
     ) -> weights_pb2.CommitPushResponse:
-        """Applies what is staged."""
+        """Applies a staged push."""
         outcome = await self._pushes.commit(
             request.push_id,
             apply_options(request.apply, "apply"),
@@ -157,7 +157,7 @@ class WeightServicer(WeightServiceServicer):
     async def GetWeights(
         self, request: weights_pb2.GetWeightsRequest, context: "ServicerContext[Any, Any]"
     ) -> weights_pb2.GetWeightsResponse:
-        """What is served."""
+        """The served weights."""
         digests: Sequence[WeightDigest] = ()
         weight_version = self._engine.weight_version
         if request.include_digests:
@@ -178,7 +178,7 @@ class WeightServicer(WeightServiceServicer):
         request: weights_pb2.PullWeightsRequest,
         context: "ServicerContext[weights_pb2.PullWeightsRequest, bytes]",
     ) -> None:
-        """The bytes of the served version, or of a push. A peer that does not read lets go of them after a while."""
+        """The bytes of the served version, or of a push. A peer that does not read loses them after a while."""
         with self._readable(request.push_id) as version:
             async with aclosing(pull_frames(request, version)) as frames:
                 async for frame in frames:
@@ -186,7 +186,7 @@ class WeightServicer(WeightServiceServicer):
                         async with asyncio.timeout(PULL_WRITE_TIMEOUT_S):
                             await context.write(frame)
                     except TimeoutError:
-                        raise DeadlineError(f"nothing was read for {PULL_WRITE_TIMEOUT_S:g} s") from None
+                        raise DeadlineError(f"the client did not read for {PULL_WRITE_TIMEOUT_S:g} s") from None
 
     def _readable(self, push_id: str) -> AbstractContextManager[ResidentVersion]:
         return nullcontext(readable(self._pushes.find(push_id))) if push_id else self._resident.reading()

@@ -1,5 +1,8 @@
-"""A chunk of weights, read straight from the bytes of its frame or written to them: protobuf objects would copy its
-data. Tests hold both directions to what protobuf's classes say."""
+"""A chunk of weights, read directly from the bytes of its frame or written to them: protobuf objects would copy its
+data.
+
+Tests compare both directions with protobuf's classes.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,8 +26,8 @@ class Chunk:
 
 
 def chunk_start(frame: bytes) -> int | None:
-    """Where the PushChunk begins in a PushWeightsRequest or PullWeightsResponse that is one chunk to its last byte;
-    None for any other."""
+    """Where the PushChunk begins in a PushWeightsRequest or PullWeightsResponse that contains only a chunk; None for
+    any other."""
     if not frame or frame[0] != _FRAME_CHUNK:
         return None
     try:
@@ -35,15 +38,15 @@ def chunk_start(frame: bytes) -> int | None:
 
 
 def parse_chunk(frame: bytes) -> Chunk | None:
-    """The chunk, its data a view into `frame`; None when protobuf's own parser shall decide: another frame, unknown
-    fields, or something that is no message."""
+    """The chunk, whose data is a view into `frame`. None if protobuf's own parser must decide: another frame, unknown
+    fields, or an invalid message."""
     position = chunk_start(frame)
     if position is None:
         return None
     offset, data_start, data_end, crc32c = 0, 0, 0, None
     size = len(frame)
     try:
-        while position < size:  # fields may come in any order, and again: the last one counts
+        while position < size:  # fields may come in any order and repeat: the last one counts
             tag = frame[position]
             if tag == _CHUNK_OFFSET:
                 offset, position = read_varint(frame, position + 1)
@@ -63,7 +66,7 @@ def parse_chunk(frame: bytes) -> Chunk | None:
 
 
 def chunk_frame(offset: int, pieces: Sequence[bytes | memoryview], crc32c: int | None) -> bytes:
-    """The frame of the bytes of `pieces`; they are copied once, where protobuf's classes would copy them three times.
+    """The frame of the bytes of `pieces`, which are copied once; protobuf's classes would copy them three times.
     `crc32c` None = without a checksum."""
     size_bytes = sum(map(len, pieces))
     head = b"%c%b" % (_CHUNK_OFFSET, to_varint(offset)) if offset > 0 else b""

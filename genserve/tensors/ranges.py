@@ -10,8 +10,11 @@ Range: TypeAlias = tuple[int, int]
 
 
 class ByteRanges:
-    """A set of bytes, kept as sorted ranges that neither overlap nor touch. Adding costs O(log n) to find the place and
-    a move of the list's tail to make it, for n ranges; chunks that arrive in order make one range."""
+    """A set of bytes, stored as sorted ranges that neither overlap nor touch.
+
+    For n ranges, adding costs O(log n) to find the place and a move of the list's tail. Chunks that arrive in order
+    form one range.
+    """
 
     def __init__(self) -> None:
         self._starts: list[int] = []
@@ -19,12 +22,12 @@ class ByteRanges:
         self._total = 0
 
     def add(self, start: int, end: int) -> int:
-        """Adds [start, end); how many of its bytes are new. Raises ValueError unless 0 <= start <= end."""
+        """Adds [start, end) and returns how many of its bytes are new. Raises ValueError unless 0 <= start <= end."""
         if not 0 <= start <= end:
-            raise ValueError(f"[{start}, {end}) is no range")
+            raise ValueError(f"[{start}, {end}) is not a range")
         if start == end:
             return 0
-        # Those that overlap or touch: their end is not before our start, their start not after our end.
+        # The ranges that overlap or touch: their end is not before this start, their start not after this end.
         first, last = bisect_left(self._ends, start), bisect_right(self._starts, end)
         merged_start, merged_end = start, end
         if first < last:
@@ -57,12 +60,12 @@ class ByteRanges:
 
     @property
     def total(self) -> int:
-        """How many bytes are there."""
+        """The number of bytes in the set."""
         return self._total
 
     @property
     def num_ranges(self) -> int:
-        """Of how many ranges the set consists."""
+        """The number of ranges in the set."""
         return len(self._starts)
 
 

@@ -17,19 +17,20 @@ from genserve.tensors.dtypes import ITEM_BYTES, DtypeError, item_bytes
 from genserve.tensors.manifest import TensorSpec
 
 MAX_HEADER_BYTES: Final = 100_000_000
-"""The limit that the reference implementation has."""
+"""The limit of the reference implementation."""
 
 _LENGTH_BYTES: Final = 8
 _INDEX_SUFFIX: Final = ".safetensors.index.json"
 
 
 class CheckpointFileError(ValueError):
-    """A file is not what it claims to be; the message names it."""
+    """A file is not a valid checkpoint file. The message names it."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """One tensor of a file, or one that was pulled; `data` is a view of the mapping or the memory and keeps it."""
+    """One tensor of a file, or one that was pulled. `data` is a view of the mapping or the memory and keeps it
+    alive."""
 
     name: str
     dtype: str
@@ -38,9 +39,9 @@ class StoredTensor:
 
 
 def read_checkpoint(path: Path) -> list[StoredTensor]:
-    """The tensors of a .safetensors file, or of a directory with one, several, or an index of them.
+    """The tensors of a .safetensors file, or of a directory with one file, several files, or an index.
 
-    Raises CheckpointFileError, or OSError when a file cannot be opened.
+    Raises CheckpointFileError, or OSError if a file cannot be opened.
     """
     if path.is_dir():
         return _read_directory(path)

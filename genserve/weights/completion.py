@@ -1,24 +1,25 @@
-"""What happens once every byte of a push is there: it is checked, then staged or applied, and its outcome is told."""
+"""What happens when every byte of a push has arrived: it is checked, then staged or applied, and its outcome is
+reported."""
 
 import asyncio
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from genserve.control.admission import check_weights
+from genserve.control.phase_admission import check_weights
 from genserve.control.state import StateBoard
 from genserve.engine.protocol import Engine
-from genserve.weights.admission import check_version, refuse_issues
 from genserve.weights.apply import WeightUpdater
 from genserve.weights.lora.loader import LoraLoader
 from genserve.weights.push.live_push import LivePush
 from genserve.weights.push.outcomes import Outcomes
 from genserve.weights.push.types import Applied, PushAction, PushOutcome
+from genserve.weights.push_admission import check_version, refuse_issues
 from genserve.weights.resident import ResidentStore
 
 
 class Completion:
-    """Carries pushes out, one at a time, each in a task of its own: clients come and go meanwhile. `tied` names tensors
-    that are the same as another."""
+    """Carries out pushes, one at a time, each in its own task, because clients come and go meanwhile. `tied` names
+    tensors that equal another one."""
 
     def __init__(
         self,
@@ -40,7 +41,7 @@ class Completion:
         self._applying: LivePush | None = None
 
     def start(self, push: LivePush, ended: Callable[[LivePush], None]) -> None:
-        """Begins; `ended` is called when the daemon is done with the push, whatever came of it."""
+        """Starts; `ended` is called when the daemon is done with the push, whatever the outcome."""
         push.complete()
         push.task = asyncio.create_task(self._carry_out(push, ended), name=f"push {push.push_id}")
 
@@ -55,7 +56,7 @@ class Completion:
                 push.break_off()
             push.progress()
             ended(push)
-            # An error's traceback holds this frame, and this frame the error: memory of a push would wait for the
+            # An error's traceback holds this frame, and this frame the error: the memory of a push would wait for the
             # garbage collector.
             del push, ended
 
@@ -72,7 +73,7 @@ class Completion:
         try:
             with push.attempt.told_on_time(push.header.apply.timeout_s):
                 if push.header.lora is not None:
-                    return await self._loras.apply(push)
+                    return await self._loras.apply(push, push.header.lora)
                 if push.staging.manifest.partial:
                     await push.staging.complete(self._resident.require(), self._tied)
                 return await self._updater.apply(push)
@@ -80,7 +81,7 @@ class Completion:
             self._applying = None
 
     def _check_turn(self, push: LivePush) -> None:
-        """What the header was checked for may have changed while the bytes came."""
+        """Repeats checks of the header, because their results may have changed while the bytes arrived."""
         if self._applying is not None:
             raise self._applying.in_progress()
         check_weights(self._board.engine_condition, self._board.daemon_condition)

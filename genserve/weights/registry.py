@@ -11,21 +11,13 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
-from genserve.control.admission import check_weights
+from genserve.control.phase_admission import check_weights
 from genserve.control.state import StateBoard
 from genserve.control.turn import uninterrupted
 from genserve.engine.protocol import Engine
 from genserve.errors import ApplyInProgressError, DrainingError, PushConflictError
 from genserve.memory.arena import allocate_arena
 from genserve.tensors.manifest import Manifest, PushIssue, completed
-from genserve.weights.admission import (
-    check_apply,
-    check_header,
-    check_num_tensors,
-    check_version,
-    examine,
-    refuse_issues,
-)
 from genserve.weights.apply import WeightUpdater
 from genserve.weights.checkpoint import CheckpointIndex
 from genserve.weights.completion import Completion
@@ -38,18 +30,26 @@ from genserve.weights.push.outcomes import AppliedPush, Outcomes
 from genserve.weights.push.staging import Staging
 from genserve.weights.push.stream import AnsweredStream, LiveStream, PushStream
 from genserve.weights.push.types import ApplyOptions, PushAction, PushHeader, PushOutcome, PushReport
+from genserve.weights.push_admission import (
+    check_apply,
+    check_header,
+    check_num_tensors,
+    check_version,
+    examine,
+    refuse_issues,
+)
 from genserve.weights.quota import plan_room
 from genserve.weights.resident import ResidentStore
 
-# How long a new attempt waits for the streams of another one, whose client may have gone a moment ago.
+# How long a new attempt waits for the streams of another one, whose client may just have gone.
 _LEAVE_TIMEOUT_S = 2.0
-# How long a stream that brings the digest alone waits for the one that brings the manifest, as they race.
+# How long a stream with only the digest waits for the one with the manifest, because they race.
 _FIRST_STREAM_TIMEOUT_S = 30.0
 
 
 class PushRegistry:
-    """Every push of the daemon. Without a `checkpoint` manifests are checked by themselves alone; `max_staging_bytes`
-    bounds all pushes and what is resident together; `clock` gives monotonic seconds."""
+    """Every push of the daemon. Without a `checkpoint` manifests are only checked by themselves. `max_staging_bytes`
+    bounds all pushes and the resident bytes together. `clock` gives monotonic seconds."""
 
     def __init__(
         self,
@@ -78,17 +78,17 @@ class PushRegistry:
         self._closed = False
 
     def check_num_tensors(self, num_tensors: int, *, lora: bool = False) -> None:
-        """Raises ManifestMismatchError for more tensors than can be right. Ask before converting a manifest: that alone
-        would take seconds for a hostile one."""
+        """Raises ManifestMismatchError for too many tensors. Call it before converting a manifest, which would take
+        seconds for a hostile one."""
         check_num_tensors(num_tensors, self._checkpoint, lora=lora)
 
     async def open(self, header: PushHeader) -> PushStream:
-        """Opens a push, or joins the one that its id names: after a break, or as one of several streams.
+        """Opens a push, or joins the one with this id: after a break, or as one of several streams.
 
-        Nothing is allocated, and nothing else given up, unless everything is right. Raises InvalidFieldError,
-        PushConflictError, DrainingError, EngineDeadError, EngineSleepingError, VersionNotNewerError,
-        WeightVersionMismatchError, ManifestMismatchError, ApplyInProgressError (its metadata has the `push_id` that is
-        under way), StagingFullError, and PushNotFoundError for a digest without a push.
+        Nothing is allocated or freed unless everything is valid. Raises InvalidFieldError, PushConflictError,
+        DrainingError, EngineDeadError, EngineSleepingError, VersionNotNewerError, WeightVersionMismatchError,
+        ManifestMismatchError, ApplyInProgressError (its metadata has the `push_id` in progress), StagingFullError, and
+        PushNotFoundError for a digest without a push.
         """
         check_header(header)
         if header.lora is not None:
@@ -97,14 +97,14 @@ class PushRegistry:
             self.check_num_tensors(len(header.manifest.tensors), lora=header.lora is not None)
         else:
             await self._wait_for_first_stream(header)
-        # In a thread: an honest manifest of 100,000 tensors would hold up every token stream.
+        # In a thread: an honest manifest of 100,000 tensors would delay every token stream.
         digest, issues = await asyncio.to_thread(
             examine, header.manifest, header.manifest_digest, self._checkpoint, lora=header.lora is not None
         )
         header = replace(header, push_id=header.push_id or uuid.uuid4().hex)
         leave_s = (loop := asyncio.get_running_loop()).time() + _LEAVE_TIMEOUT_S
         while True:
-            # One at a time: the second of two equal headers has to find the push of the first.
+            # One at a time: the second of two equal headers must find the push of the first.
             async with self._opening:
                 waits = self._waits_for(header, can_leave=loop.time() < leave_s)
                 if not waits:
@@ -114,8 +114,8 @@ class PushRegistry:
                     await self._pushes.wait_change()
 
     def _waits_for(self, header: PushHeader, *, can_leave: bool) -> str:
-        """What has to be over before a header can be answered: the "check" of the bytes that are here, or another
-        "attempt" whose streams may be about to leave, as their client has just gone. "" = nothing."""
+        """What must end before a header can be answered: the "check" of the bytes, or another "attempt" whose streams
+        may just be ending because their client is gone. "" = nothing."""
         push = self._pushes.get(header.push_id)
         if push is None or header.action is PushAction.VALIDATE:
             return ""
@@ -124,7 +124,7 @@ class PushRegistry:
         return "attempt" if can_leave and push.meets_other(header) else ""
 
     async def _open_whole(self, header: PushHeader, digest: str, issues: list[PushIssue]) -> PushStream:
-        """To its end, also when the client has gone: what is being allocated counts, and nobody allocates beside it."""
+        """Opens to its end even if the client is gone: nobody else may allocate meanwhile."""
         opened: list[PushStream] = []
 
         async def open_one() -> None:
@@ -171,7 +171,7 @@ class PushRegistry:
         room = plan_room(size_bytes, present, self._max_staging_bytes, self._resident, partial=manifest.partial)
         await asyncio.gather(*(self._pushes.drop(push, push.truncation()) for push in room.leftovers))
         room.clear(self._resident)
-        # An adapter leaves the room that awaits the next version alone.
+        # An adapter does not use the arena that waits for the next version.
         allocate = allocate_arena if header.lora is not None else self._resident.room
         arena = await allocate(manifest.total_bytes)
         if self._closed:
@@ -183,7 +183,7 @@ class PushRegistry:
         return push
 
     def _repeat(self, applied: AppliedPush, attempt: str) -> PushStream:
-        """A stream of a push that is applied already: its bytes are compared, for as long as they are served."""
+        """A stream of a push that is already applied: its bytes are compared, as long as they are served."""
 
         def compare(offset: int, data: bytes | memoryview, crc32c: int | None) -> None:
             applied.check(offset, data, crc32c)
@@ -211,7 +211,7 @@ class PushRegistry:
             raise not_found(header.push_id) from None
 
     def _refuse(self, push: LivePush, error: PushConflictError) -> None:
-        """Two attempts at a push, or two of its streams, contradict each other: it is over for all of them."""
+        """Ends a push for all streams, because two of its attempts or streams conflict."""
         self._outcomes.add_refused(push, error)
         self._pushes.drop(push, error)
 
@@ -225,13 +225,13 @@ class PushRegistry:
         self._pushes.tell_change()
 
     def _ended(self, push: LivePush) -> None:
-        """The daemon is done with a push: it is applied, or waits for a commit, a retry or its end."""
+        """The daemon is done with a push: it is applied, or waits for a commit, a retry or its expiry."""
         if push.lifecycle.stage is Stage.APPLIED:
             self._pushes.forget(push)
         self._pushes.tell_change()
 
     async def reserve(self, update_id: str) -> None:
-        """Keeps pushes away until `release`; staged ones stay so. Raises ApplyInProgressError, and as `open`."""
+        """Excludes pushes until `release`; staged ones stay staged. Raises ApplyInProgressError, and as `open`."""
         async with self._opening:
             check_weights(self._board.engine_condition, self._board.daemon_condition)
             self.check_free()
@@ -241,20 +241,20 @@ class PushRegistry:
             self._reserved_for = update_id
 
     def release(self) -> None:
-        """Lets pushes in again."""
+        """Allows pushes again."""
         self._reserved_for = ""
 
     def check_free(self) -> None:
-        """Raises ApplyInProgressError while an update keeps pushes away."""
+        """Raises ApplyInProgressError while an update excludes pushes."""
         if self._reserved_for:
             raise ApplyInProgressError(
-                f"weight update {self._reserved_for!r} is under way",
+                f"weight update {self._reserved_for!r} is in progress",
                 metadata={"update_id": self._reserved_for},
                 retry_after_s=1.0,
             )
 
     def report(self, push_id: str) -> PushOutcome:
-        """How far a push has come. Raises PushNotFoundError for one that was never opened or has timed out."""
+        """The progress of a push. Raises PushNotFoundError if it was never opened or has expired."""
         applied, refused = self._outcomes.applied(push_id), self._outcomes.refused(push_id)
         if applied is not None:
             return applied.outcome
@@ -263,7 +263,7 @@ class PushRegistry:
         return PushOutcome(self.find(push_id).report())
 
     async def commit(self, push_id: str, apply: ApplyOptions, expected_version: int | None = None) -> PushOutcome:
-        """Applies a push whose bytes are all there; `expected_version` None = as its header says. Raises
+        """Applies a push whose bytes have all arrived. `expected_version` None = as its header says. Raises
         PushNotFoundError, PushTruncatedError, ApplyInProgressError while it is being sent, and as `open` and
         `PushStream.finish`."""
         check_apply(apply, "apply")
@@ -288,8 +288,8 @@ class PushRegistry:
         return await asyncio.shield(attempt.result)
 
     def discard(self, push_id: str, *, force: bool = False) -> PushOutcome:
-        """Frees what a push has staged; with `force` also while it is being sent. Raises PushNotFoundError, and
-        ApplyInProgressError while somebody is at it."""
+        """Frees the bytes of a push; with `force` even while it is being sent. Raises PushNotFoundError, and
+        ApplyInProgressError while it is in progress."""
         refused = self._outcomes.forget_refused(push_id)
         if refused is not None and push_id not in self._pushes:
             return refused

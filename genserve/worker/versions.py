@@ -16,8 +16,8 @@ import torch
 
 from genserve.memory.host import ProcessIdentity, host_id
 from genserve.worker.arena_tensors import ArenaTensors
-from genserve.worker.contract import Ack, Attach, Attached, Fetch, Prepare, Progress
-from genserve.worker.lifetime import end_with_address, end_with_process
+from genserve.worker.contract.calls import Ack, Attach, Attached, Fetch, Prepare, Progress
+from genserve.worker.contract.lifetime import end_with_address, end_with_process
 from genserve.worker.model.digests import weight_digests
 from genserve.worker.model.memory import model_memory
 from genserve.worker.model.slept import SleptWeights
@@ -35,7 +35,8 @@ _PREDECESSOR_TIMEOUT_S = 5.0
 
 
 class Versions:
-    """How a worker takes new versions, and the one that is prepared or was replaced: what it keeps between calls."""
+    """How a worker takes new versions, and the version that is prepared or was replaced. This is the state between
+    calls."""
 
     def __init__(self, worker: Any, rank: str, attach: Attach) -> None:
         self.rank = rank
@@ -58,8 +59,9 @@ class Versions:
         self._cancelled = threading.Event()
         self._settling = threading.Lock()  # a preparation either ends before a discard, or sees it
         self._threads: list[threading.Thread] = []
-        # Every operation of the live model gives Python's lock away: it shall not wait 5 ms for a background thread to
-        # give it back.
+        # Every operation of the live model releases Python's global lock: it must not wait 5 ms for a background thread
+        # to
+        # release it again.
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
 
     def attached(self) -> Attached:
@@ -104,7 +106,7 @@ class Versions:
         return copy.progress if copy is not None and copy.nonce == nonce else Progress(self.rank, nonce, done=True)
 
     def prepared(self, nonce: str) -> Progress:
-        """How far the preparation is."""
+        """The progress of preparing."""
         return self._outcome if self._outcome.nonce == nonce else Progress(self.rank, nonce, done=False)
 
     def prepare(self, request: Prepare) -> None:
@@ -143,8 +145,8 @@ class Versions:
         return weight_digests(self._worker.model_runner.get_model(), self._constants) | self._update.draft_digests()
 
     def before_sleep(self, level: int) -> None:
-        """Keeps what a sleep would drop, and gives up what pushes have of the device: whoever puts an engine to sleep
-        wants that memory too."""
+        """Keeps what a sleep would drop, and frees the device memory reserved for pushes: whoever puts an engine to
+        sleep needs that memory too."""
         self._wait_for(self._threads)
         self._drop_fetched()
         self._slept.before_sleep(level)
@@ -153,7 +155,7 @@ class Versions:
         self._update.give_up()
 
     def after_wake_up(self) -> None:
-        """Puts back what was kept, and takes the device's memory again, if it is there: a trainer may still have it."""
+        """Restores what was kept, and reserves device memory again, if it is available: a trainer may still use it."""
         self._slept.after_wake_up()
         try:
             self._update.take_back()
@@ -161,7 +163,7 @@ class Versions:
             log.warning("no memory for pushes is kept after the sleep, the next one looks for it: %s", error)
 
     def _start(self, work: Callable[[list[threading.Thread]], None]) -> None:
-        """Does something in the background; it gets the threads that have not ended when it begins."""
+        """Does work in the background. The work gets the threads that are still running when it begins."""
         before = [thread for thread in self._threads if thread.is_alive()]
 
         def run() -> None:
@@ -206,7 +208,7 @@ class Versions:
         try:
             with self._device.work():
                 self._update.prepare(self._tensors, cancelled)
-            with self._settling:  # all that the device had to do for it is done
+            with self._settling:  # all work of the device for it is done
                 if cancelled.is_set() or self._nonce != request.nonce:
                     raise PrepareCancelledError
                 self._prepared = True
@@ -215,12 +217,12 @@ class Versions:
             raise
 
 
-# glibc keeps what threads have freed, as it seems for good: more than a second model after a few pushes.
+# glibc keeps memory that threads have freed, apparently for ever: more than a second model after a few pushes.
 _malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 
 def acknowledged(rank: str, nonce: str, action: Callable[[], None]) -> Ack:
-    """Runs an action; whatever goes wrong becomes part of the answer, with the place it came from."""
+    """Runs an action. An error becomes part of the answer, with its location."""
     try:
         action()
     except Exception as error:
@@ -239,13 +241,13 @@ def _end_with_daemon(attach: Attach) -> str:
         return ""
     machine = host_id()
     if not machine or not daemon.host_id:
-        raise RuntimeError("it cannot be told whether this is the daemon's host: /proc has no boot id")
+        raise RuntimeError("it cannot be told whether this is the daemon's machine: /proc has no boot id")
     if attach.daemon_address:
         end_with_address(attach.daemon_address)
     return machine
 
 
 def _step_back(cpus: Sequence[int]) -> None:
-    """Lets the live model's thread go first: this thread may use every one of these CPUs, at a low priority."""
+    """Gives precedence to the live model's thread: this thread may use all of these CPUs, at a low priority."""
     os.sched_setaffinity(0, cpus)
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _BACKGROUND_NICENESS)

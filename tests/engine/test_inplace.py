@@ -17,7 +17,7 @@ WRONG_VERSIONS: dict[str, tuple[Faults, str]] = {
     "a tensor of the last layer is misshapen": ({"misshapen": V_PROJ}, "failed with error"),
     "post-processing fails": ({"processing": 1}, "ordered to fail in post-processing"),
     "a tensor that is a part of a parameter is missing": ({"lacks": V_PROJ}, "layers.1.self_attn.qkv_proj.weight"),
-    "a tensor that is a whole parameter is missing": ({"lacks": "model.norm.weight"}, "value to all of model.norm"),
+    "a tensor that is a whole parameter is missing": ({"lacks": "model.norm.weight"}, "complete value to model.norm"),
 }
 FAILING_COMMITS: dict[str, tuple[Faults, str]] = {
     "loading the first layer": ({"loading": 5}, "ordered to fail in loading"),

@@ -203,7 +203,7 @@ async def test_what_does_not_fit_changes_nothing(
     with pytest.raises(InvalidFieldError, match=r"layers\.7"):
         await client.load_lora("policy", saved(bad_tensors["does not have"], tmp_path / "bad"))
     (tmp_path / "bad" / "adapter_model.safetensors").write_bytes(b"no safetensors")
-    with pytest.raises(InvalidFieldError, match="is no safetensors file"):
+    with pytest.raises(InvalidFieldError, match="is not a safetensors file"):
         await client.load_lora("policy", tmp_path / "bad")
     with pytest.raises(DeadlineError):
         await client.load_lora("policy", saved(good, tmp_path / "late"), timeout_s=0.0001)

@@ -131,7 +131,7 @@ async def test_chats_are_rendered_by_the_models_template(client: AsyncClient, tr
     answer = await asyncio.to_thread(trl.chat, chats, max_tokens=2, n=2, tools=[{"type": "function"}])
     assert answer["prompt_ids"] == [await client.tokenize(chat) for chat in chats]
     assert len(answer["completion_ids"]) == 4
-    with pytest.raises(InvalidFieldError, match="only with --trust-request-chat-template"):
+    with pytest.raises(InvalidFieldError, match="start the daemon with --trust-request-chat-template"):
         await asyncio.to_thread(trl.chat, chats, max_tokens=2, chat_template="{{ messages[0].content }}!")
 
 

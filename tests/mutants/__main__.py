@@ -13,12 +13,12 @@ from itertools import islice
 from pathlib import Path
 
 from tests.mutants.operators import Mutant, mutants_of, sites_of
-from tests.mutants.trials import LineMap, try_mutants, warm_up
+from tests.mutants.trials import NOT_COVERED, SURVIVED, TIMEOUT, LineMap, try_mutants, warm_up
 
 PACKAGES = ("weights", "control", "rpc", "client")
 TESTS = ("tests/unit", "tests/rpc")
 # Not a verdict on the tests: nothing in them runs the line, or the bug makes them wait.
-_OTHER_ENDS = ("timeout", "survived", "not covered")
+_OTHER_ENDS = (TIMEOUT, SURVIVED, NOT_COVERED)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
         if kind == "killed" and not args.verbose:
             continue
         print(f"{end}: {mutant}", flush=True)
-        if kind in ("survived", "not covered"):
+        if kind in (SURVIVED, NOT_COVERED):
             unnoticed.append(f"{end}: {mutant}")
     print("\n" + "\n".join(sorted(unnoticed)) + "\n\n" + _table(ends))
     total = sum(ends.values(), Counter())

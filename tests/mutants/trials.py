@@ -21,6 +21,7 @@ import pytest
 from tests.mutants.loading import PROBE, Sources, probed
 from tests.mutants.operators import Mutant
 
+SURVIVED, TIMEOUT, NOT_COVERED = "survived", "timeout", "not covered"
 # How much longer than without a bug the tests may take: a loaded machine looks as a bug that hangs.
 _SLOWER = 5.0
 _START_S = 30.0
@@ -129,31 +130,59 @@ def warm_up(modules: Sequence[str]) -> None:
                 importlib.import_module(name)
 
 
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """Tests that a bug has to pass. `suspect` has failed once, and is alone: where it passes now it is the machine that
+    was too slow for it, and `rest` follows."""
+
+    mutant: Mutant
+    tests: Sequence[TestRun]
+    suspect: str = ""
+    rest: Sequence[TestRun] = ()
+
+    def start(self) -> _Fork:
+        time_s = _START_S + _SLOWER * sum(run.seconds for run in self.tests)
+        return _start(_trial(self.mutant, [run.name for run in self.tests]), time_s)
+
+    def next(self, end: str) -> "_Attempt | None":
+        """What has to be tried before anything can be said."""
+        names = [run.name for run in self.tests]
+        if self.suspect:
+            return _Attempt(self.mutant, self.rest) if end == SURVIVED and self.rest else None
+        if end not in names:
+            return None
+        place = names.index(end)
+        return _Attempt(self.mutant, [self.tests[place]], end, self.tests[place + 1 :])
+
+    def verdict(self, end: str) -> str:
+        return self.suspect if self.suspect and end == TIMEOUT else end
+
+
 def try_mutants(
     lines: LineMap, mutants: Sequence[Mutant], num_workers: int, budget_s: float
 ) -> Iterator[tuple[Mutant, str]]:
-    """Each with what came of it, as it comes: the name of the test that failed, "survived", "timeout", or
-    "not covered". No more are begun after `budget_s` seconds."""
+    """Each with what came of it, as it comes: the name of the test that has failed twice, SURVIVED, TIMEOUT, or
+    NOT_COVERED. No more are begun after `budget_s` seconds."""
     ends_s = time.monotonic() + budget_s
-    waiting = list(reversed(mutants))
-    running: dict[int, tuple[Mutant, _Fork]] = {}
-    while running or (waiting and time.monotonic() < ends_s):
-        while waiting and len(running) < num_workers and time.monotonic() < ends_s:
-            mutant = waiting.pop()
-            tests = lines.tests_of(mutant)
-            if not tests:
-                yield mutant, "not covered"
+    waiting = [_Attempt(mutant, lines.tests_of(mutant)) for mutant in reversed(mutants)]
+    running: dict[int, tuple[_Attempt, _Fork]] = {}
+    while running or (waiting and (time.monotonic() < ends_s or waiting[-1].suspect)):
+        while waiting and len(running) < num_workers:
+            attempt = waiting.pop()
+            if not attempt.tests:
+                yield attempt.mutant, NOT_COVERED
                 continue
-            fork = _start(_trial(mutant, [run.name for run in tests]), _time_for(tests))
-            running[fork.pid] = mutant, fork
+            fork = attempt.start()
+            running[fork.pid] = attempt, fork
         if running:
             fork, text = next(_ended([fork for _, fork in running.values()]))
-            mutant, _ = running.pop(fork.pid)
-            yield mutant, str(_result(text))
-
-
-def _time_for(tests: Sequence[TestRun]) -> float:
-    return _START_S + _SLOWER * sum(run.seconds for run in tests)
+            attempt, _ = running.pop(fork.pid)
+            end = str(_result(text))
+            following = attempt.next(end)
+            if following is not None:
+                waiting.append(following)
+            else:
+                yield attempt.mutant, attempt.verdict(end)
 
 
 def _trial(mutant: Mutant, names: Sequence[str]) -> Callable[[int], None]:
@@ -162,7 +191,7 @@ def _trial(mutant: Mutant, names: Sequence[str]) -> Callable[[int], None]:
         observer = _Order(names)
         status = pytest.main([*_options(names), "-x"], plugins=[observer])
         # An error before the first test, such as one on import, is noticed by anybody.
-        outcome = "survived" if status == pytest.ExitCode.OK else observer.failed or "on import"
+        outcome = SURVIVED if status == pytest.ExitCode.OK else observer.failed or "on import"
         _send(pipe, outcome)
 
     return run
@@ -243,7 +272,9 @@ def _run_probed(transforms: dict[Path, Callable[[bytes], ast.Module]], tests: Se
     setattr(builtins, PROBE, hits.add)
     Sources(transforms).install()
     observer = _Observer(hits)
-    pytest.main(_options(tests), plugins=[observer])
+    status = pytest.main(_options(tests), plugins=[observer])
+    if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        raise RuntimeError(f"pytest cannot run {' '.join(tests)}: {status!r}")
     _send(pipe, {"tests": observer.tests, "modules": sorted(sys.modules)})
 
 
@@ -291,7 +322,7 @@ def _ended(forks: list[_Fork]) -> Iterator[tuple[_Fork, str | None]]:
 def _result(text: str | None) -> object:
     """What a fork has sent. Raises RuntimeError for an error that is none of a test's."""
     if not text:
-        return "timeout" if text is None else "the process died"
+        return TIMEOUT if text is None else "the process died"
     result = json.loads(text)
     if isinstance(result, dict) and "error" in result:
         raise RuntimeError(f"a fork failed:\n{result['error']}")

@@ -14,7 +14,7 @@ from genserve.memory.arena import Arena, map_arena
 from genserve.v1 import weights_pb2
 from genserve.weights.push.push_bytes import readable
 from genserve.worker import fetch
-from genserve.worker.contract import Fetch, Progress
+from genserve.worker.contract.calls import Fetch, Progress
 from genserve.worker.fetch import FetchedBytes
 from tests.rpc.conftest import Daemon
 from tests.rpc.served import weights
@@ -162,7 +162,7 @@ async def test_breaks_without_end_are_an_error(
     """When the time is over; it says what the last one was."""
     asked = broken(monkeypatch, after=1, times=99, error=UnavailableError("the link broke"))
     _, progress = await fetched(wanted(daemon, timeout_s=0.5))
-    assert "the time is over" in progress.error and "the link broke" in progress.error
+    assert "no time is left" in progress.error and "the link broke" in progress.error
     assert 2 <= len(asked) <= 4
     assert [arena.closed for arena in arenas] == [True]
 

@@ -67,7 +67,7 @@ async def test_what_cannot_be_sent(daemon: Daemon, client: AsyncClient, saved: P
     with pytest.raises(TypeError, match="config"):
         await client.push_lora("x", TENSORS)
     (saved / "adapter_config.json").write_text("[]")
-    with pytest.raises(ValueError, match="is no JSON object"):
+    with pytest.raises(ValueError, match="is not a JSON object"):
         await client.push_lora("x", saved)
     with pytest.raises(InvalidFieldError) as caught:
         await client.load_lora("x", saved)

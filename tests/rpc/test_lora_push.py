@@ -7,7 +7,8 @@ from typing import Any
 import grpc
 import pytest
 
-from genserve.client.weights.layout import ByteSpace, manifest_digest
+from genserve.client.weights.frames import manifest_message
+from genserve.client.weights.layout import ByteSpace
 from genserve.client.weights.sources import tensor_sources
 from genserve.v1 import control_pb2, weights_pb2
 from tests.rpc.adapter import CONFIG, TENSORS
@@ -24,9 +25,9 @@ async def frames(*, config: str = CONFIG_TEXT, is_first: bool = True, **fields: 
     adapter = weights_pb2.LoraAdapter(lora_name="policy", config=config)
     opened = weights_pb2.PushHeader(**{"push_id": "p1", "lora": adapter, **fields})
     if is_first:
-        opened.manifest.CopyFrom(manifest)
+        opened.manifest.CopyFrom(manifest_message(manifest))
     else:
-        opened.manifest_digest = manifest_digest(manifest)
+        opened.manifest_digest = manifest.digest
     chunks = [
         Frame(chunk=weights_pb2.PushChunk(offset=offset, data=b"".join(parts)))
         async for offset, parts in space.chunks(space.ranges, 40)

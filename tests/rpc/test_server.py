@@ -2,8 +2,11 @@
 
 import asyncio
 import json
+import os
 import socket
+import stat
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import grpc
@@ -12,9 +15,16 @@ from google.protobuf import descriptor_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
 from genserve.config import ServeConfig
+from genserve.rpc import server
 from genserve.rpc.server import SERVICE_NAMES, bind
 from genserve.v1 import control_pb2
 from tests.rpc.conftest import Daemon, serving
+
+# Frames of HTTP/2: length, type, flags, stream.
+SETTINGS = b"\0\0\0\4\0\0\0\0\0"
+FRAME_HEADER_BYTES = 9
+PING = b"\0\0\x08\x06\0"
+SETTINGS_ACK = b"\0\0\0\4\1\0\0\0\0"
 
 
 async def reflect(daemon: Daemon, version: str, **request: str) -> reflection_pb2.ServerReflectionResponse:
@@ -110,3 +120,45 @@ async def test_a_method_that_does_not_exist_is_unimplemented(daemon: Daemon) -> 
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await daemon.channel.unary_unary("/genserve.v1.ControlService/Nope")(b"", timeout=5)
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_a_peer_that_says_nothing_is_asked_whether_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that has no call: its connection would stay half open for hours. Here it is asked sooner."""
+    options = [(key, 300 if key == "grpc.keepalive_time_ms" else value) for key, value in server.SERVER_OPTIONS]
+    monkeypatch.setattr(server, "SERVER_OPTIONS", tuple(options))
+    async with serving(ServeConfig(port=0)) as daemon:
+        host, port = daemon.address.rsplit(":", 1)
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + SETTINGS + SETTINGS_ACK)
+        async with asyncio.timeout(10):
+            while (frame := await reader.readexactly(FRAME_HEADER_BYTES))[:5] != PING:
+                await reader.readexactly(int.from_bytes(frame[:3], "big"))
+        writer.close()
+
+
+async def test_a_host_that_is_gone_is_given_up_after_ten_seconds(daemon: Daemon) -> None:
+    """The kernel does: what it has sent was not acknowledged. A process that stands still, whose kernel acknowledges,
+    is given up by gRPC, a minute later."""
+    host, port = daemon.address.rsplit(":", 1)
+    _, writer = await asyncio.open_connection(host, int(port))
+    writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + SETTINGS)
+    _, own_port = writer.get_extra_info("sockname")
+    timeouts_ms: list[int] = []
+    async with asyncio.timeout(10):
+        while not timeouts_ms:
+            await asyncio.sleep(0.01)
+            timeouts_ms = user_timeouts_ms(own_port)
+    assert timeouts_ms == [10_000]
+    writer.close()
+
+
+def user_timeouts_ms(port: int) -> list[int]:
+    """TCP_USER_TIMEOUT of the connections to that port in this process, in which the server runs."""
+    found = []
+    for entry in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # closed since it was listed, or one that listens
+            if stat.S_ISSOCK(os.stat(f"/proc/self/fd/{entry}").st_mode):
+                with socket.socket(fileno=os.dup(int(entry))) as connection:
+                    if connection.getpeername()[1:2] == (port,):
+                        found.append(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT))
+    return found

@@ -180,3 +180,26 @@ async def test_addresses() -> None:
         await asyncio.to_thread(VLLMClient, host="127.0.0.1", server_port=1)
     with pytest.raises(ValueError, match="HOST:PORT"):
         VLLMClient("http://nowhere")
+
+
+@pytest.mark.parametrize("forgets", ["init_communicator", "close_communicator", "weight_update", "update_model_params"])
+async def test_what_was_left_over_is_no_part_of_the_next_update(
+    daemon: Daemon, client: VLLMClient, forgets: str
+) -> None:
+    """A tensor of a loop that broke off would have the next one refused: the model has none of its name."""
+
+    def update() -> None:
+        client.update_named_param("left over", torch.zeros(1))
+        if forgets == "weight_update":
+            with client.weight_update():
+                loop(client, 1.0)
+        elif forgets == "update_model_params":
+            client.update_model_params(Model(1.0))
+            client.reset_prefix_cache()
+        else:
+            getattr(client, forgets)()
+            loop(client, 1.0)
+            client.reset_prefix_cache()
+
+    await asyncio.to_thread(update)
+    assert (daemon.engine.weight_version, daemon.engine.live) == (1, live(1.0))

@@ -65,7 +65,7 @@ def _config(checkpoint: Path, **options: Any) -> Any:
 
 def _exchanged(kind: Kind, directory: Path) -> Iterator[str]:
     """What a push leaves that a cold start does not, or the other way round."""
-    from genserve.worker.contract import WEIGHT_UPDATE_KEY
+    from genserve.worker.contract.vllm_settings import WEIGHT_UPDATE_KEY
     from genserve.worker.update.choice import make_update
 
     a, b = kind.make(directory)
@@ -93,7 +93,7 @@ def _exchanged(kind: Kind, directory: Path) -> Iterator[str]:
 def _without_what_drafts(worker: Any, a: Digests, b: Digests, tensors: dict[str, Any]) -> Iterator[str]:
     """A push of b without the layers that draft, over a: the daemon lets it through if it cannot read the checkpoint's
     names. It changes all but what drafts."""
-    from genserve.worker.contract import WEIGHT_UPDATE_KEY
+    from genserve.worker.contract.vllm_settings import WEIGHT_UPDATE_KEY
     from genserve.worker.model.draft import PREFIX
     from genserve.worker.update.choice import make_update
 

@@ -22,11 +22,11 @@ from genserve.engine.protocol import (
     PauseCounts,
     PauseMode,
     SleepTag,
-    StagedTensor,
     WeightDigest,
 )
 from genserve.errors import DeadlineError, LoraNotFoundError
 from genserve.memory.arena import map_arena
+from genserve.tensors.manifest import TensorSpec
 
 
 @dataclass
@@ -187,7 +187,7 @@ class ScriptedEngine:
         await self.step("reset_caches", "reset_caches", timeout_s)
 
     async def prepare_weights(
-        self, nonce: str, arena: ArenaRef, tensors: Sequence[StagedTensor], timeout_s: float
+        self, nonce: str, arena: ArenaRef, tensors: Sequence[TensorSpec], timeout_s: float
     ) -> None:
         await self.step("prepare_weights", "prepare_weights", timeout_s)
         mapped = map_arena(arena.path, arena.size_bytes)

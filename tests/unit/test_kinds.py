@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from genserve.worker.update.placement import WAYS as EVERY_WAY
-from genserve.worker.update.placement import Facts, place
+from genserve.worker.contract.placement import WAYS as EVERY_WAY
+from genserve.worker.contract.placement import WorkerFacts, place
 from tests.support.gpu_issue import what_to_send
 from tests.support.matrix import KINDS, WAYS, Kind, refused, served
 from tests.support.on_cpu import CHECKED
@@ -45,7 +45,7 @@ def test_refusals_say_what_the_matrix_expects(kind: Kind, way: str) -> None:
     if "would leave" in kind.refused[way]:
         pytest.skip("the audit of a model on a GPU says it")
     online = kind.name.endswith("-online")
-    facts = Facts(1 << 20, 1 << 10, 1 << 36, 1 << 36, quantization="fp8", is_online=online)
+    facts = WorkerFacts(1 << 20, 1 << 10, 1 << 36, 1 << 36, quantization="fp8", is_online=online)
     with pytest.raises(ValueError, match=re.escape(kind.refused[way])):
         place(way, facts)
 

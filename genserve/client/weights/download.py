@@ -1,4 +1,4 @@
-"""The served weights, pulled: what a late replica catches up from, or a file."""
+"""Pulls the served weights, for a late replica or a file."""
 
 import asyncio
 from collections.abc import Callable
@@ -37,7 +37,7 @@ class PulledWeights:
         return {name: to_torch(tensor) for name, tensor in self.tensors.items()}
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Writes a .safetensors file, whole or not at all."""
+        """Writes a .safetensors file, completely or not at all."""
         write_safetensors(Path(path), self.tensors.values())
 
 
@@ -60,10 +60,10 @@ class Download:
         self._deadline = None if timeout_s is None else self._clock() + timeout_s
         self._manifest: Manifest | None = None
         self._memory = bytearray()
-        self._received_bytes = 0  # chunks come in order
+        self._received_bytes = 0  # chunks arrive in order
 
     async def run(self) -> PulledWeights:
-        """Receives everything; after a broken stream what is missing, of the same version."""
+        """Receives everything. After a broken stream it requests the missing bytes of the same version."""
         num_resumes = 0
         while True:
             try:

@@ -28,7 +28,7 @@ class ByteSpace:
     """Lays tensors out without gaps; with a `layout`, which may have more tensors, as they lie there. Of a tensor that
     several ranks have together a part is here.
 
-    Raises ValueError for a name that occurs twice, for no tensor at all, and for one that is not in the layout.
+    Raises ValueError for a name that occurs twice, for no tensor at all, and for a tensor that is not in the layout.
     """
 
     def __init__(self, sources: Sequence[TensorSource], layout: Manifest | None = None) -> None:
@@ -60,7 +60,7 @@ class ByteSpace:
         self._ends = [piece.end for piece in self._pieces]
         self.total_bytes = layout.total_bytes
         self.ranges = merged((piece.start, piece.end) for piece in self._pieces)
-        """Where the bytes that are here lie: everything, or the part."""
+        """The place of the bytes held here: everything, or a part."""
 
     def manifest(self, *, partial: bool) -> Manifest:
         """All tensors with their places; `partial`: others of the checkpoint keep their present values."""
@@ -77,8 +77,8 @@ class ByteSpace:
         return found
 
     async def chunks(self, ranges: Sequence[Range], chunk_bytes: int) -> AsyncIterator[tuple[int, list[memoryview]]]:
-        """Cuts ranges, which have to lie within `self.ranges`, into (offset, pieces) of at most `chunk_bytes`; a chunk
-        may span tensors."""
+        """Cuts ranges, which must be within `self.ranges`, into (offset, pieces) of at most `chunk_bytes`. A chunk may
+        contain bytes of several tensors."""
         source, data = None, memoryview(b"")
         for start, end in ranges:
             for chunk_start in range(start, end, chunk_bytes):
@@ -87,7 +87,7 @@ class ByteSpace:
                 while position < chunk_end:
                     piece = self._pieces[bisect_right(self._ends, position)]
                     if piece.source is not source:
-                        data = memoryview(b"")  # lets go of the copy before the next one is made
+                        data = memoryview(b"")  # frees the copy before the next one is made
                         source = piece.source
                         data = await asyncio.to_thread(source.read) if source.copies else source.read()
                     first = piece.source_start + position - piece.start

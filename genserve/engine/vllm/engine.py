@@ -1,7 +1,7 @@
 """vLLM's AsyncLLM behind the Engine protocol.
 
-What vLLM does not offer in public is used in few places, each marked "internal": tests/engine/test_internals.py fails
-when a new vLLM moves one.
+A few places use internals of vLLM, and are marked "internal": tests/engine/test_internals.py fails if a new vLLM moves
+one.
 """
 
 import asyncio
@@ -26,7 +26,6 @@ from genserve.engine.protocol import (
     PauseCounts,
     PauseMode,
     SleepTag,
-    StagedTensor,
     WeightDigest,
 )
 from genserve.engine.vllm.activity import observer
@@ -45,7 +44,11 @@ from genserve.engine.vllm.start.daemon_address import daemon_address
 from genserve.engine.vllm.transfer import LiveTransfer
 from genserve.engine.vllm.weights import LiveWeights
 from genserve.engine.vllm.workers import Workers
-from genserve.errors import EngineDeadError, WeightVersionMismatchError
+from genserve.errors import (
+    EngineDeadError,
+    WeightVersionMismatchError,
+)
+from genserve.tensors.manifest import TensorSpec
 
 _ATTACH_TIMEOUT_S = 120.0
 _SHUTDOWN_TIMEOUT_S = 10.0
@@ -54,7 +57,7 @@ _SHUTDOWN_TIMEOUT_S = 10.0
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
     """`max_active_requests`: sequences admitted and unfinished, above which new ones are refused; `max_n`: of one
-    request; `weight_update`: auto or a way of genserve.worker.update.placement; `host` and `port`: where the daemon
+    request; `weight_update`: auto or a way of genserve.worker.contract.placement; `host` and `port`: where the daemon
     listens; `trust_request_chat_template`: requests may bring one along."""
 
     max_active_requests: int
@@ -83,14 +86,14 @@ class VllmEngine:
             self._info.max_request_bytes,
             trust_templates=options.trust_request_chat_template,
         )
-        # More sequences than vLLM's own queue takes would be refused for ever.
+        # More sequences than vLLM's own queue takes would always be refused.
         queued = config.scheduler_config.max_num_queued_reqs or options.max_active_requests
         self._builder = RequestBuilder(llm, self._info, min(options.max_n, options.max_active_requests, queued))
         workers = Workers(llm.engine_core, self._liveness, parallel.world_size * parallel.data_parallel_size)
         self._workers = workers
         self._scheduling = Scheduling(llm, self._liveness)
         self._weights = LiveWeights(llm, self._liveness, workers, address)
-        self.warnings: tuple[str, ...] = ()  # what its settings cost when weights are pushed, a line each
+        self.warnings: tuple[str, ...] = ()  # one line for each setting that has a cost when weights are pushed
         self.transfer = LiveTransfer(self._weights)
         self.loras = LiveLoras(workers, self._info.max_loras)
         self._requests = RunningRequests(
@@ -141,8 +144,8 @@ class VllmEngine:
         return engine
 
     async def watch(self, heartbeat_timeout_s: float, tell: Callable[[bool], None]) -> None:
-        """Returns when the engine has died, or was given up because it answers no heartbeat; 0 = without one. `tell`:
-        whether it answers, when that changes."""
+        """Returns when the engine has died, or was given up because it answers no heartbeat; 0 = without a heartbeat.
+        Calls `tell` with whether it answers, when this changes."""
         if heartbeat_timeout_s:
             limits = HeartbeatLimits(heartbeat_timeout_s, VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS)
             # internal: the engine's processes. Those of Ray may be on other machines, and tell nothing.
@@ -261,7 +264,7 @@ class VllmEngine:
         await self._scheduling.reset_caches(timeout_s)
 
     async def prepare_weights(
-        self, nonce: str, arena: ArenaRef, tensors: Sequence[StagedTensor], timeout_s: float
+        self, nonce: str, arena: ArenaRef, tensors: Sequence[TensorSpec], timeout_s: float
     ) -> None:
         """Builds a version beside the live one on every rank."""
         await self._weights.prepare(nonce, arena, tensors, timeout_s)

@@ -5,7 +5,7 @@ import time
 from genserve.engine.vllm.weights import GRACE_S, LiveWeights
 from genserve.engine.vllm.workers import WorkerError
 from genserve.errors import DeadlineError, GenserveError
-from genserve.worker.contract import Transfer
+from genserve.worker.contract.calls import Transfer
 
 
 class LiveTransfer:

@@ -13,13 +13,14 @@ from typing import Any
 
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from genserve.engine.protocol import ArenaRef, StagedTensor, WeightDigest
+from genserve.engine.protocol import ArenaRef, WeightDigest
 from genserve.engine.vllm.liveness import Liveness
 from genserve.engine.vllm.requests.weight_spans import INITIAL_LABEL
 from genserve.engine.vllm.workers import WorkerError, Workers
 from genserve.errors import DeadlineError, EngineDeadError, EngineTaintedError, GenserveError, PushRolledBackError
 from genserve.memory.host import ProcessIdentity
-from genserve.worker.contract import Attach, Attached, Digests, Fetch, Prepare, Sleep, Step
+from genserve.tensors.manifest import TensorSpec
+from genserve.worker.contract.calls import Attach, Attached, Digests, Fetch, Prepare, Sleep, Step
 
 _ROLLBACK_TIMEOUT_S = 30.0
 GRACE_S = 10.0
@@ -39,8 +40,8 @@ class LiveWeights:
         self.version = 0
 
     async def attach(self, timeout_s: float, *, takes_adapters: bool) -> Attached:
-        """Makes every worker ready for pushes, before anything is served; how they will take them. Where ranks differ,
-        `weight_update` lists the ways, and the reason is that of the last one. Raises RuntimeError."""
+        """Makes every worker ready for pushes, before anything is served, and returns how they will take new versions.
+        If ranks differ, `weight_update` lists the ways, and the reason is that of the last one. Raises RuntimeError."""
         cpus = sorted(os.sched_getaffinity(0))
         attach = Attach(self._workers.report_socket, cpus, asdict(ProcessIdentity.own()), self._address)
         answers = await self._workers.call("genserve_attach", attach.to_wire(), timeout_s=timeout_s)
@@ -78,7 +79,7 @@ class LiveWeights:
         """Stops listening to workers."""
         self._workers.close()
 
-    async def prepare(self, nonce: str, arena: ArenaRef, tensors: Sequence[StagedTensor], timeout_s: float) -> None:
+    async def prepare(self, nonce: str, arena: ArenaRef, tensors: Sequence[TensorSpec], timeout_s: float) -> None:
         """Builds a version beside the live one."""
         deadline_s = time.monotonic() + timeout_s
         places = [(t.name, t.dtype, t.shape, t.offset, t.length) for t in tensors]
@@ -88,7 +89,7 @@ class LiveWeights:
             left_s = max(0.0, deadline_s - time.monotonic())
             await self._workers.step_and_report("genserve_prepare", request.to_wire(), nonce, timeout_s=left_s)
         except WorkerError as error:
-            raise PushRolledBackError(f"the weights could not be prepared, nothing changed: {error}") from error
+            raise PushRolledBackError(f"the weights could not be prepared; nothing changed: {error}") from error
 
     async def _fetch(self, nonce: str, arena: ArenaRef, timeout_s: float) -> dict[str, str]:
         """Has one worker of every other machine fetch the bytes; the paths of their arenas by machine."""
@@ -121,9 +122,9 @@ class LiveWeights:
                 raise
             await asyncio.shield(self._roll_back(step, error))
             if isinstance(error, GenserveError | WorkerError):
-                raise PushRolledBackError(f"the commit failed, version {self.version} is served: {error}") from error
+                raise PushRolledBackError(f"the commit failed; version {self.version} is served: {error}") from error
             raise
-        # What an update in place has replaced is gone: it is late, and it is whole.
+        # An update in place cannot be undone: it is late, but complete.
         if time.monotonic() > deadline_s and self._can_roll_back:
             late = DeadlineError(f"the commit took longer than {timeout_s:g} s, and was undone")
             await asyncio.shield(self._roll_back(step, late))
@@ -140,11 +141,12 @@ class LiveWeights:
             raise EngineTaintedError(f"a commit failed ({cause}) and could not be undone ({error})") from error
 
     async def before_sleep(self, level: int, timeout_s: float) -> None:
-        """Has every rank keep what a sleep of this level would drop and nobody could restore. Raises GenserveError."""
+        """Makes every rank keep what a sleep of this level would drop and nothing could restore. Raises
+        GenserveError."""
         await self._around_sleep("genserve_sleep", Sleep(level).to_wire(), timeout_s)
 
     async def after_wake_up(self, timeout_s: float) -> None:
-        """Has every rank put back what it kept, once its weights are awake. Raises GenserveError."""
+        """Makes every rank restore what it kept, once its weights are awake. Raises GenserveError."""
         await self._around_sleep("genserve_wake", {}, timeout_s)
 
     async def _around_sleep(self, method: str, message: dict[str, Any], timeout_s: float) -> None:
@@ -154,7 +156,7 @@ class LiveWeights:
             raise GenserveError(f"{method.removeprefix('genserve_')} failed: {error}") from error
 
     async def step(self, method: str, message: dict[str, Any], timeout_s: float) -> None:
-        """One call of the contract to every rank; raises WorkerError unless all could do it."""
+        """One call of the contract to every rank. Raises WorkerError unless all ranks succeed."""
         await self._workers.step(method, message, timeout_s=timeout_s)
 
     async def label(self, version: str, timeout_s: float) -> None:
@@ -164,9 +166,9 @@ class LiveWeights:
         )
 
     def given_up(self, error: DeadlineError) -> EngineDeadError:
-        """Declares the engine dead: a worker that hangs cannot be asked to undo it, and nothing else reaches it."""
+        """Declares the engine dead: a worker that hangs cannot be asked to undo, and nothing else reaches it."""
         self._liveness.declare_dead()
-        return EngineDeadError(f"{error.message}; the engine is given up")
+        return EngineDeadError(f"{error.message}; the daemon gives up the engine")
 
     async def discard(self, nonce: str, timeout_s: float) -> None:
         """Frees the version that is not live."""

@@ -22,7 +22,7 @@ MIN_WATCH_INTERVAL_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """What the daemon tells of itself beside the engine's facts; sizes are bytes."""
+    """What the daemon reports of itself, in addition to the engine's facts. Sizes are bytes."""
 
     model: str
     max_message_bytes: int
@@ -34,7 +34,7 @@ class ServerFacts:
 
 @dataclass(frozen=True, slots=True)
 class PauseArguments:
-    """What PauseController.pause takes; `ttl_s` None = no expiry."""
+    """The arguments of PauseController.pause. `ttl_s` None = no expiry."""
 
     mode: PauseMode
     kv_policy: KvPolicy

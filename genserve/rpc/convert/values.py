@@ -1,4 +1,4 @@
-"""What the services share, between messages and domain types: durations, enums, the state of the engine."""
+"""Conversions that the services share: durations, enums, the state of the engine."""
 
 from typing import TypeVar
 
@@ -29,7 +29,7 @@ _PHASES_OUT = {phase: types_pb2.Phase.Value(f"PHASE_{phase.value}") for phase in
 
 
 def seconds(duration: Duration, field: str) -> float:
-    """A span of time that has to pass: above 0 and at most a year. `field` is its path in the request."""
+    """A duration above 0 and at most a year, in seconds. `field` is its path in the request."""
     value = duration.seconds + duration.nanos / 1e9
     if not 0 < value <= MAX_DURATION_S:
         raise InvalidFieldError.of(field, f"must be above 0 s and at most {MAX_DURATION_S:.0f} s, is {value:g} s")
@@ -62,7 +62,7 @@ def pause_mode(value: types_pb2.PauseMode.ValueType, field: str) -> PauseMode:
     """A mode; unspecified is KEEP."""
     mode = _PAUSE_MODES.get(value)
     if mode is None:
-        raise InvalidFieldError.of(field, f"{value} is no PauseMode")
+        raise InvalidFieldError.of(field, f"{value} is not a PauseMode")
     return mode
 
 
@@ -72,7 +72,7 @@ def kv_policy(value: types_pb2.KvPolicy.ValueType, default: KvPolicy, field: str
         return default
     policy = _KV_POLICIES.get(value)
     if policy is None:
-        raise InvalidFieldError.of(field, f"{value} is no KvPolicy")
+        raise InvalidFieldError.of(field, f"{value} is not a KvPolicy")
     return policy
 
 

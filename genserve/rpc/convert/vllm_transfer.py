@@ -22,7 +22,7 @@ def update_info(message: weights_pb2.UpdateWeightsRequest) -> str:
 
 
 def update_options(message: weights_pb2.StartWeightUpdateRequest) -> UpdateOptions:
-    """How to begin, defaults filled in."""
+    """How to begin, with defaults."""
     return UpdateOptions(
         update_id=message.update_id,
         pause_mode=pause_mode(message.pause_mode, "pause_mode"),

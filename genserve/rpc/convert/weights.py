@@ -32,7 +32,7 @@ def push_header(message: weights_pb2.PushHeader) -> PushHeader:
     """The header of a push. Raises InvalidFieldError with the path of the field in PushWeightsRequest."""
     action = _ACTIONS.get(message.action)
     if action is None:
-        raise InvalidFieldError.of("header.action", f"{message.action} is no PushAction")
+        raise InvalidFieldError.of("header.action", f"{message.action} is not a PushAction")
     return PushHeader(
         push_id=message.push_id,
         weight_version=message.weight_version,
@@ -51,13 +51,13 @@ def push_header(message: weights_pb2.PushHeader) -> PushHeader:
 
 
 def manifest(message: weights_pb2.Manifest) -> Manifest:
-    """The tensors as they were sent; whether they are right is not asked here."""
+    """The tensors as they were sent, unchecked."""
     tensors = tuple(TensorSpec(t.name, t.dtype, tuple(t.shape), t.offset, t.length) for t in message.tensors)
     return Manifest(tensors, message.total_bytes, message.partial)
 
 
 def apply_options(message: weights_pb2.ApplyOptions, field: str) -> ApplyOptions:
-    """How to apply; `field` is the path of the message in the request."""
+    """How to apply. `field` is the path of the message in the request."""
     return ApplyOptions(
         pause_mode=pause_mode(message.pause_mode, f"{field}.pause_mode"),
         kv_policy=kv_policy(message.kv_policy, KvPolicy.RECOMPUTE, f"{field}.kv_policy"),
@@ -104,7 +104,7 @@ def _to_ranges(ranges: Sequence[tuple[int, int]]) -> list[weights_pb2.ByteRange]
 
 
 def to_applied(applied: Applied | None) -> weights_pb2.Applied | None:
-    """What applying did; None when nothing was applied."""
+    """The result of applying; None if nothing was applied."""
     if applied is None:
         return None
     return weights_pb2.Applied(

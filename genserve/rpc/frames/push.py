@@ -1,4 +1,4 @@
-"""The frames of a push as they arrive: what may come when, and the end of those who send nothing."""
+"""The frames of a push: their order, and timeouts for clients that send nothing."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -18,7 +18,7 @@ HEADER_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class OversizedFrame:
-    """A frame that is neither a chunk nor small enough to be an honest header. Sizes are bytes."""
+    """A frame that is not a chunk and too large to be an honest header. Sizes are bytes."""
 
     size_bytes: int
     limit_bytes: int
@@ -34,7 +34,7 @@ Frames: TypeAlias = AsyncIterator[Frame]
 
 
 def frame_parser(max_header_bytes: int | None) -> Callable[[bytes], Frame]:
-    """A deserializer that builds no objects for a chunk, and none for a header above `max_header_bytes`: as objects a
+    """A deserializer that builds no objects for a chunk, and none for a header above `max_header_bytes`: as objects, a
     manifest of a million tensors takes several times its bytes."""
 
     def parse(data: bytes) -> Frame:
@@ -67,13 +67,13 @@ def _typed(message: weights_pb2.PushWeightsRequest) -> Frame:
 
 
 async def read_header(frames: Frames) -> weights_pb2.PushHeader:
-    """The first frame. Raises InvalidFieldError for another one, ManifestMismatchError for one that is too large to be
-    right, DeadlineError when none comes."""
+    """The first frame. Raises InvalidFieldError for another frame, ManifestMismatchError for a header that is too
+    large, DeadlineError if none comes."""
     try:
         async with asyncio.timeout(HEADER_TIMEOUT_S):
             first = await anext(frames, None)
     except TimeoutError:
-        raise DeadlineError(f"no header came within {HEADER_TIMEOUT_S:g} s") from None
+        raise DeadlineError(f"no header arrived within {HEADER_TIMEOUT_S:g} s") from None
     if isinstance(first, OversizedFrame):
         raise ManifestMismatchError(
             f"the header has {first.size_bytes} bytes; no manifest for this checkpoint needs more than "
@@ -85,8 +85,11 @@ async def read_header(frames: Frames) -> weights_pb2.PushHeader:
 
 
 async def read_chunks(frames: Frames, stream: PushStream, segments: SegmentReader | None) -> None:
-    """Writes chunks until the end frame. On the event loop: checksum and copy of 1 MiB take as long as handing them to
-    a thread would, and less than a token's message. `segments` copies shared memory; None refuses it."""
+    """Writes chunks until the end frame.
+
+    This runs on the event loop: checksum and copy of 1 MiB take as long as passing them to a thread, and less time than
+    the message of a token. `segments` copies shared memory; None refuses it.
+    """
     ended = False
     try:
         async for frame in frames:
@@ -115,13 +118,14 @@ async def read_chunks(frames: Frames, stream: PushStream, segments: SegmentReade
     if ended:
         return
     raise PushTruncatedError(
-        "the stream was closed without an end frame; what arrived stays staged", metadata={"push_id": stream.push_id}
+        "the stream was closed without an end frame; the bytes that arrived stay staged",
+        metadata={"push_id": stream.push_id},
     )
 
 
 @asynccontextmanager
 async def until_expired(stream: PushStream) -> AsyncIterator[None]:
-    """Leaves its body when the push has timed out, quietly: `finish` tells then."""
+    """Ends its body when the push has expired, without an error: `finish` raises it then."""
     limit = asyncio.timeout(None)
 
     async def expire() -> None:

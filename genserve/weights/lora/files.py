@@ -1,7 +1,7 @@
-"""The files of a LoRA adapter, kept in memory for as long as it can be used.
+"""The files of a LoRA adapter, kept in memory for as long as the adapter can be used.
 
-vLLM loads an adapter from a directory, and reads it again whenever it has dropped it (when vLLM's own weight transfer
-has replaced the weights, say). So there is one: of links to anonymous memory, as long as the daemon runs.
+vLLM loads an adapter from a directory, and reads it again whenever it has dropped it, for example after vLLM's own
+weight transfer. So this module keeps a directory of links to anonymous memory as long as the daemon runs.
 """
 
 import os
@@ -24,10 +24,11 @@ _DIRECTORY = re.compile(r"genserve-lora-(\d+)-\w+")
 
 
 class LoraFiles:
-    """One adapter's. `source` tells people where it came from; `size_bytes`: memory that its tensors take."""
+    """The files of one adapter. `source` says where it came from, for people. `size_bytes` is the memory of its
+    tensors."""
 
     def __init__(self, config: LoraConfig, tensors: Arena, source: str) -> None:
-        """Takes the memory over. Raises OSError, and has closed it then."""
+        """Takes over the memory. Raises OSError after closing it."""
         self.rank = config.rank
         self.size_bytes = tensors.size_bytes
         self.source = source
@@ -62,7 +63,7 @@ class LoraFiles:
 
     @classmethod
     def of_directory(cls, path: Path, max_rank: int, checkpoint: CheckpointIndex | None) -> "LoraFiles":
-        """Reads a directory as PEFT saves it: takes as long as the disk does, call it in a thread. Raises
+        """Reads a directory in PEFT's format. It takes as long as the disk does, so call it in a thread. Raises
         InvalidFieldError, StagingFullError and OSError."""
         if not path.is_absolute():
             raise InvalidFieldError.of("path", "must be absolute")
@@ -81,7 +82,7 @@ class LoraFiles:
             raise InvalidFieldError.of("path", str(error)) from error
 
     def close(self) -> None:
-        """Gives the memory back, when no worker maps it any more. Safe to call more than once."""
+        """Frees the memory once no worker maps it. Safe to call more than once."""
         for arena in self._arenas:
             arena.close()
         if self.directory:
@@ -89,7 +90,7 @@ class LoraFiles:
 
 
 def sweep(temporary: Path | None = None, proc: Path = Path("/proc")) -> None:
-    """Removes directories of daemons that were killed; the memory went with them."""
+    """Removes directories of daemons that were killed. Their memory is freed already."""
     for path in (temporary or Path(tempfile.gettempdir())).glob("genserve-lora-*"):
         found = _DIRECTORY.fullmatch(path.name)
         if found and not (proc / found[1]).exists() and path.stat().st_uid == os.getuid():
@@ -97,7 +98,7 @@ def sweep(temporary: Path | None = None, proc: Path = Path("/proc")) -> None:
 
 
 def _copied(file: CheckpointFile) -> Arena:
-    """The file that was checked, and no other one of its name. Raises CheckpointError and StagingFullError."""
+    """Copies the file that was checked, not another one with its name. Raises CheckpointError and StagingFullError."""
     arena = Arena.allocate(file.size_bytes)
     try:
         file.read_into(0, arena.target(0, file.size_bytes))

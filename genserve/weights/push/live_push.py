@@ -1,6 +1,6 @@
-"""One push that is here: its state, its attempts, its streams, its bytes and its result have this one owner.
+"""One push with bytes in the daemon. It owns the push's state, attempts, streams, bytes and result.
 
-Owns no task and no rule about other pushes: `registry` decides who may open one and carries it out.
+It owns no task and no rule about other pushes: `registry` decides who may open a push, and carries it out.
 """
 
 import asyncio
@@ -28,24 +28,24 @@ _READABLE = frozenset({Stage.STAGED, Stage.PREPARING, Stage.APPLYING})
 
 @dataclass(frozen=True, slots=True)
 class PushIdentity:
-    """What a push id stands for: another one of these under the same id is a conflict."""
+    """What a push id identifies. The same id with another identity is a conflict."""
 
     manifest_digest: str
     weight_version: int
     lora: LoraAdapter | None
 
     def check(self, header: PushHeader, digest: str) -> None:
-        """Raises PushConflictError unless the header is of this push."""
+        """Raises PushConflictError unless the header belongs to this push."""
         if PushIdentity(digest, header.weight_version, header.lora) != self:
             raise PushConflictError(
-                f"push {header.push_id!r} is known with another manifest, version or adapter",
+                f"push {header.push_id!r} exists with another manifest, version or adapter",
                 metadata={"push_id": header.push_id, "weight_version": str(self.weight_version)},
             )
 
 
 class LivePush:
-    """A push whose bytes are here. `size_bytes`: memory that it takes, completed if it is partial; `clock` gives
-    monotonic seconds; `header` is that of the stream that began the present attempt."""
+    """A push with bytes in the daemon. `size_bytes`: its memory, completed if it is partial. `clock` gives monotonic
+    seconds. `header` is that of the stream that began the present attempt."""
 
     def __init__(
         self,
@@ -65,12 +65,12 @@ class LivePush:
         self.issues: tuple[PushIssue, ...] = ()
         self.gone = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
-        """What carries it out."""
+        """The task that carries it out."""
         self.is_served = False
         self.compare_served: Callable[[str, int, bytes | memoryview], None] = _nothing_served
-        """Takes the place of comparing with the arena once that belongs to the resident store."""
+        """Compares bytes instead of the arena, once the arena belongs to the resident store."""
         self.checked = asyncio.Event()
-        """Set while nobody checks the bytes: it is decided what they are good for."""
+        """Set unless the bytes are being checked."""
         self.checked.set()
         self._staged_as: PushHeader | None = None
         self._error: GenserveError | None = None
@@ -84,7 +84,7 @@ class LivePush:
 
     @property
     def arena(self) -> Arena:
-        """Where its bytes lie."""
+        """The arena with its bytes."""
         return self.staging.arena
 
     @property
@@ -94,12 +94,12 @@ class LivePush:
 
     @property
     def is_readable(self) -> bool:
-        """Whether its bytes are here, good, and change no more in this state."""
+        """Whether its bytes are complete and checked, and do not change in this state."""
         return self.lifecycle.stage in _READABLE
 
     @property
     def is_held(self) -> bool:
-        """Whether somebody is at it."""
+        """Whether somebody sends it or the daemon carries it out."""
         return self.lifecycle.is_busy or self.num_attached > 0
 
     @property
@@ -183,20 +183,20 @@ class LivePush:
             raise self._error.again()
 
     def progress(self) -> None:
-        """Something happened that was not there before: the time to live begins anew."""
+        """Records that something new arrived: the time to live starts again."""
         self._progress_s = self._clock()
 
     def serve(self) -> None:
-        """Its version is live: the arena belongs to the resident store from now on."""
+        """Records that its version is live: from now on the arena belongs to the resident store."""
         self.is_served = True
 
     def complete(self) -> None:
-        """Every stream of the attempt has ended, and every byte is there."""
+        """Records that every stream of the attempt has ended and every byte has arrived."""
         self.lifecycle.completed()
         self.checked.clear()
 
     def stage(self) -> None:
-        """The bytes are good."""
+        """Records that the bytes passed the checks."""
         self.lifecycle.staged()
         self._staged_as = self.header
         self.checked.set()
@@ -223,28 +223,27 @@ class LivePush:
         self.attempt.result.cancel()
 
     def drop(self, error: GenserveError) -> None:
-        """Its bytes are about to be freed: streams and everybody who comes later get `error`."""
+        """Before its bytes are freed: streams and later callers get `error`."""
         self.lifecycle.dropped()
         self._error = error.again()
         self.gone.set()
         self.attempt.answer(self._error)
 
     def close(self) -> None:
-        """Frees the bytes, unless they are served: takes long enough for token streams to notice, call it in a
-        thread."""
+        """Frees the bytes, unless they are served. Call it in a thread, because it would delay token streams."""
         if not self.is_served:
             self.staging.close()
 
     def in_progress(self) -> ApplyInProgressError:
-        """The error for other callers who would change the weights while this push is at it."""
+        """The error for other callers who want to change the weights while this push is in progress."""
         return ApplyInProgressError(
-            f"push {self.push_id!r} is under way ({self.lifecycle.state.value})",
+            f"push {self.push_id!r} is in progress ({self.lifecycle.state.value})",
             metadata={"push_id": self.push_id},
             retry_after_s=1.0,
         )
 
     def truncation(self) -> PushTruncatedError:
-        """The error for a push that ended with bytes, or ends, missing."""
+        """The error for a push that ended with bytes or end frames missing."""
         total_bytes = self.staging.manifest.total_bytes
         missing_bytes = total_bytes - self.staging.num_counted
         lacks = f"lacks {missing_bytes} of {total_bytes} bytes"
@@ -256,9 +255,9 @@ class LivePush:
         )
 
     def not_found(self) -> PushNotFoundError:
-        """The error for a push that was given up."""
+        """The error for a push that was discarded or has expired."""
         return PushNotFoundError(
-            f"push {self.push_id!r} has timed out or was discarded", metadata={"push_id": self.push_id}
+            f"push {self.push_id!r} has expired or was discarded", metadata={"push_id": self.push_id}
         )
 
     @property
@@ -273,7 +272,7 @@ class LivePush:
         return self.attempt.name != "" or self.attempt.is_live
 
     def report(self, state: PushState | None = None) -> PushReport:
-        """How far it has come."""
+        """The progress of the push."""
         total_bytes = self.staging.manifest.total_bytes
         missing: tuple[tuple[int, int], ...] = ()
         if self.lifecycle.stage is Stage.RECEIVING and total_bytes:
@@ -293,5 +292,5 @@ class LivePush:
 
 
 def _nothing_served(attempt: str, offset: int, data: bytes | memoryview) -> None:
-    """Until the version is served. Bytes that nobody compares must never pass."""
+    """Placeholder until the version is served. Bytes that nothing compares must never pass."""
     raise RuntimeError("the push is not served: its bytes lie in its own arena")

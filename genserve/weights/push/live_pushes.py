@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
 
+from genserve.control.change import Change
 from genserve.errors import DrainingError, GenserveError, PushNotFoundError
 from genserve.weights.push.live_push import LivePush
 
@@ -14,7 +15,7 @@ class LivePushes(Mapping[str, LivePush]):
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._pushes: dict[str, LivePush] = {}
-        self._changed = asyncio.Event()
+        self._changed = Change()
 
     def __getitem__(self, push_id: str) -> LivePush:
         return self._pushes[push_id]
@@ -54,8 +55,7 @@ class LivePushes(Mapping[str, LivePush]):
 
     def tell_change(self) -> None:
         """Wakes everyone who waits for a change of any push."""
-        self._changed.set()
-        self._changed = asyncio.Event()
+        self._changed.tell()
 
     async def wait_change(self) -> None:
         """Returns when a push changed after the call."""

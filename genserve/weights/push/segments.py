@@ -1,28 +1,16 @@
-"""Copies a trainer's shared memory into a push, in a thread."""
+"""What a stream of a push hands over in shared memory: which memory is open, and what of it is copied or compared."""
 
 import asyncio
-from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from genserve.errors import GenserveError, InvalidFieldError
+from genserve.errors import InvalidFieldError
 from genserve.memory.ack_pipe import AckPipe
 from genserve.memory.daemon_processes import DaemonProcesses
 from genserve.memory.segment import Segment, SegmentChunk
-from genserve.weights.push.claims import Claim
+from genserve.weights.push.copies import CopyQueue
 from genserve.weights.push.stream import PushStream
 
-_MAX_AHEAD = 8
 _WRITTEN_AT_ONCE_BYTES = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class _Copy:
-    """A piece on its way; `done` tells whether it was copied."""
-
-    stream: PushStream
-    claim: Claim
-    done: "Future[bool]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,98 +34,45 @@ class SegmentReader:
         self._others = daemon if own is None else None
         self._segment: Segment | None = None
         self._pipe: AckPipe | None = None
-        self._thread = ThreadPoolExecutor(1, "segments")
-        self._copies: deque[_Copy] = deque()
-        self._gave_up = False
-        self._error: BaseException | None = None
-        self._settled = asyncio.Event()
+        self._copies = CopyQueue()
 
     async def take(self, stream: PushStream, chunk: SegmentChunk) -> None:
-        """Stages a piece of shared memory, soon. Raises InvalidFieldError for memory or a pipe that may not be used,
-        and as `PushStream.write`, for this piece or one before; none of them changes anything."""
-        await self._wait(_MAX_AHEAD - 1)
+        """Starts to stage a piece of shared memory.
+
+        Raises InvalidFieldError for memory or a pipe that may not be used, and as `PushStream.write`, for this piece or
+        an earlier one; these errors change nothing.
+        """
+        await self._copies.wait_room()
         segment, pipe = await self._open(chunk.path), await self._open_pipe(chunk)
         segment.check(chunk)
         while stream.is_claimed(chunk.offset, chunk.length):
             await stream.wait_settled()
         claim = stream.claim(chunk.offset, chunk.length)
-        if claim is None:
-            await self.finish()
-            await self._compare(stream, segment, chunk)
-            if pipe is not None:
-                pipe.acknowledge()
+        if claim is not None:
+            self._copies.put(stream, claim, chunk, segment, pipe)
             return
-        try:
-            done = self._thread.submit(self._copy, segment, pipe, chunk, claim.target)
-        except BaseException:  # no thread can be had: nobody writes there
-            stream.settle(claim, written=False)
-            raise
-        self._copies.append(_Copy(stream, claim, done))
-        loop = asyncio.get_running_loop()
-        done.add_done_callback(lambda _: loop.call_soon_threadsafe(self._settle))
+        await self.finish()
+        await self._compare(stream, segment, chunk)
+        if pipe is not None:
+            pipe.acknowledge()
 
     async def finish(self) -> None:
-        """Returns when every piece is there. Raises as `take`."""
-        await self._wait(0)
+        """Waits until every piece was copied. Raises as `take`."""
+        await self._copies.wait_empty()
 
     async def close(self) -> None:
-        """Lets go of the memory, and of the pipe. Pieces that are not there may not come."""
-        for copy in self._copies:
-            copy.done.cancel()
-        # Descriptors may only be closed when nobody uses them, whatever becomes of the caller.
+        """Closes the memory and the pipe. Pieces that were not copied may be lost."""
+        self._copies.cancel()
+        # Descriptors may only be closed when nobody uses them, even if the caller is cancelled.
         await asyncio.shield(asyncio.ensure_future(self._close()))
 
     async def _close(self) -> None:
-        await self._until_left(0)
-        self._thread.shutdown(wait=False)
+        await self._copies.close()
         self._close_segment()
         self._close_pipe()
 
-    def _copy(self, segment: Segment, pipe: AckPipe | None, chunk: SegmentChunk, target: memoryview) -> bool:
-        """In the thread. After a failure it keeps acknowledging, so that the sender does not wait for memory before it
-        sees the error."""
-        try:
-            if self._gave_up:
-                return False
-            segment.copy(chunk, target)
-            return True
-        except BaseException:
-            self._gave_up = True
-            raise
-        finally:
-            if pipe is not None:
-                pipe.acknowledge()
-
-    def _settle(self) -> None:
-        """What has been copied is there."""
-        while self._copies and self._copies[0].done.done():
-            copy = self._copies.popleft()
-            cancelled = copy.done.cancelled()
-            error = None if cancelled else copy.done.exception()
-            try:
-                copy.stream.settle(copy.claim, written=not cancelled and error is None and copy.done.result())
-            except GenserveError as gone:
-                error = error or gone
-            if error is not None and self._error is None:
-                self._error = error.with_traceback(None)  # its frames would hold the memory
-        self._settled.set()
-
-    async def _wait(self, num_left: int) -> None:
-        await self._until_left(num_left)
-        if self._error is not None:
-            try:
-                raise self._error
-            finally:
-                self._error = None
-
-    async def _until_left(self, num_left: int) -> None:
-        """Until at most so many are on their way."""
-        while len(self._copies) > num_left:
-            self._settled.clear()
-            await self._settled.wait()
-
     async def _compare(self, stream: PushStream, segment: Segment, chunk: SegmentChunk) -> None:
-        """A piece of which bytes are there already, or that need not be there, as if it had come in chunks."""
+        """Writes a piece as a chunk, if some of its bytes are there already or are not needed."""
         data = memoryview(await asyncio.to_thread(segment.read, chunk))
         for start in range(0, len(data), _WRITTEN_AT_ONCE_BYTES):
             piece = data[start : start + _WRITTEN_AT_ONCE_BYTES]

@@ -126,8 +126,7 @@ class BareModel:
 
 
 class Constants:
-    """Tensors of the bare structure that are not exchanged, because construction has made them and nothing writes
-    them."""
+    """Tensors of the bare structure that are not exchanged, because construction made them and nothing writes them."""
 
     def __init__(self, structure: nn.Module, bare: BareModel, places: Sequence[Reference]) -> None:
         self.bare = bare
@@ -136,11 +135,11 @@ class Constants:
 
     @property
     def paths(self) -> frozenset[str]:
-        """Where they are."""
+        """The paths of these tensors."""
         return frozenset(place.path for place, _ in self._contents)
 
     def within(self, modules: Collection[str]) -> "Constants":
-        """Those of these modules alone."""
+        """The constants of these modules only."""
         part = Constants(self._structure, self.bare, ())
         part._contents = [(place, before) for place, before in self._contents if place.module in modules]
         return part
@@ -152,7 +151,7 @@ class Constants:
             {place.path for (place, before), after in zip(self._contents, now, strict=True) if after != before}
         )
         if written:
-            raise ValueError(f"{', '.join(written[:_MAX_NAMED])} was written by loading, and cannot be exchanged")
+            raise ValueError(f"{', '.join(written[:_MAX_NAMED])} was written by loading and cannot be exchanged")
 
     def _digests(self, places: Sequence[Reference]) -> list[str]:
         """Of what lies there, "" for no tensor. Layers share some, such as scratch memory: each is read once."""
@@ -202,7 +201,7 @@ def _is_constructed(reference: Reference, bare: BareModel) -> bool:
 
 
 def _memory_of(present: Mapping[str, Holding]) -> set[int]:
-    """Where the storages of all tensors begin that are exchanged."""
+    """Where the storages of all exchanged tensors begin."""
     addresses = (address_of(place.value) for place in present.values() if isinstance(place.value, torch.Tensor))
     return {address for address in addresses if address is not None}
 
@@ -221,7 +220,7 @@ def cache_memory(live: nn.Module) -> set[int]:
 
 
 def address_of(tensor: torch.Tensor) -> int | None:
-    """Of its storage; None for one that has none of its own, such as a wrapper of other tensors."""
+    """The address of its storage; None if it has no storage of its own, such as a wrapper of other tensors."""
     if tensor.layout is not torch.strided or hasattr(tensor, "__tensor_flatten__"):
         return None
     return tensor.untyped_storage().data_ptr() or None

@@ -25,8 +25,8 @@ _WIDTH_ATTRIBUTES = ("input_size_per_partition", "input_size", "embedding_dim")
 
 
 def weight_digests(model: nn.Module, constants: Collection[str] = ()) -> dict[str, str]:
-    """SHA-256 (hex) of every weight of `model`, by name. `constants`: paths of tensors that an audit has found to be no
-    weights. Raises RuntimeError for a packed weight it cannot read."""
+    """SHA-256 (hex) of every weight of `model`, by name. `constants`: paths of tensors that an audit found not to be
+    weights. Raises RuntimeError for a packed weight that it cannot read."""
     digests: dict[str, str] = {}
     modules = modules_by_name(model)
     with torch.no_grad():
@@ -56,7 +56,7 @@ def _digest_of_packed(name: str, layer: Any) -> str:
     if width is None:
         raise RuntimeError(f"{name}: the width of this packed layer is not known")
     dtype = layer.weight.dtype if layer.weight is not None else layer.params_dtype
-    # Inputs are quantised on the way in; by a fixed scale, one could be too small to become anything but zero.
+    # Inputs are quantised on the way in; with a fixed scale, one could be too small to become anything but zero.
     scale = getattr(layer, "input_scale", None)
     one = 1.0 if scale is None else 127 * float(scale)
     digest = hashlib.sha256()

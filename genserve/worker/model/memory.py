@@ -20,8 +20,8 @@ def model_memory(live: nn.Module, constants: Collection[str]) -> dict[str, int]:
     """Of torch's memory, by kind (`KINDS`) and in all ("reachable"), in bytes; what several tensors look into counts
     once. `constants`: paths of tensors that an audit has found to be no weights.
 
-    "exchanged" is what an exchange looks at, "constant" what no version changes; "hidden" is the rest, which an audit
-    would refuse.
+    "exchanged" is the memory that an exchange replaces, "constant" what no version changes; "hidden" is the rest, which
+    an audit would refuse.
     """
     present = holdings(live)
     places = {(id(place.owner), place.key) for place in present.values()}

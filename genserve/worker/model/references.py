@@ -23,16 +23,16 @@ from vllm.model_executor.layers.quantization.base_config import QuantizationConf
 from genserve.worker.model.tree import MODULE_TABLES, named_modules, without_adapters
 
 MAX_OBJECTS = 5_000_000
-"""Objects that are looked into. The largest models have some 100,000 modules and parts."""
+"""Limit of objects that are entered. The largest models have some 100,000 modules and parts."""
 
 _ATOMS = (str, bytes, bytearray, int, float, complex, type, type(None))
-_ATOM_TYPES = frozenset({*_ATOMS, bool})  # the usual ones, without their subclasses
+_ATOM_TYPES = frozenset({*_ATOMS, bool})  # the usual types, without their subclasses
 
 # A type of these modules, or of one below them, is not entered.
 _NOT_ENTERED_MODULES = (
     "asyncio", "ast", "ctypes", "concurrent", "enum", "inspect", "logging", "multiprocessing", "numpy", "pathlib", "re",
     "threading", "weakref", "_thread", "_weakref", "_asyncio",
-    # Attention kernels' workspaces: they are never given weights.
+    # Attention kernels' workspaces: they never contain weights.
     "flashinfer.attention", "flashinfer.cascade", "flashinfer.decode", "flashinfer.mla", "flashinfer.prefill",
     "huggingface_hub", "PIL", "pydantic", "ray", "tokenizers", "torch", "transformers", "triton", "zmq",
     "vllm.compilation", "vllm.config", "vllm.distributed", "vllm.inputs", "vllm.lora", "vllm.multimodal",
@@ -42,7 +42,7 @@ _NOT_ENTERED_MODULES = (
 
 
 class Step(NamedTuple):
-    """From an object to one that it refers to. `kind`: attribute, item, or variable of a closure."""
+    """A step from an object to one that it refers to. `kind`: attribute, item, or variable of a closure."""
 
     kind: str
     key: Any
@@ -60,12 +60,12 @@ class Reference:
 
     @property
     def owner(self) -> Any:
-        """What refers to it."""
+        """The object that refers to the tensor."""
         return self.owners[-1]
 
     @property
     def path(self) -> str:
-        """The way in Python's notation, such as `model.layers.0.mlp.experts.quant_method.config.weight_scale`."""
+        """The path in Python's notation, such as `model.layers.0.mlp.experts.quant_method.config.weight_scale`."""
         return self.module + "".join(
             _in_python(step, first=not self.module and i == 0) for i, step in enumerate(self.steps)
         )
@@ -129,7 +129,7 @@ def follow(modules: Mapping[str, nn.Module], reference: Reference) -> Any:
 
 
 class _Place(NamedTuple):
-    """An object, and the way to it: from the module, or on from `before` by one step."""
+    """An object, and the way to it: from the module, or from `before` by one step."""
 
     module: str
     before: "_Place | None"
@@ -173,7 +173,7 @@ def _references(owner: Any) -> _ReferencesByKind:
         case "items":
             found.append(("item", enumerate(list(owner))))
         case "module":
-            # The tables hold what has a name of its own in the model.
+            # The tables contain what has its own name in the model.
             for table in (owner._parameters, owner._buffers, owner._modules):
                 found.append(("attribute", list(table.items())))
     attributes = getattr(owner, "__dict__", None)
@@ -192,7 +192,7 @@ def _in_slots(owner: Any, slots: Iterable[tuple[str, Any]]) -> Iterator[tuple[st
         try:
             yield key, member.__get__(owner)
         except AttributeError:
-            continue  # a slot that is empty
+            continue  # an empty slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +258,7 @@ def _is_not_entered_module(module: str) -> bool:
     return module in _NOT_ENTERED_MODULES or module.startswith(_NOT_ENTERED_PREFIXES)
 
 
-# Modules have a dozen tables of hooks each.
+# Each module has a dozen tables of hooks.
 _OFTEN_EMPTY = frozenset({dict, OrderedDict, list, tuple, set})
 _NOT_ENTERED_PREFIXES = tuple(f"{name}." for name in _NOT_ENTERED_MODULES)
 

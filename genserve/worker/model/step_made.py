@@ -48,10 +48,10 @@ WEIGHT_FREE: tuple[Row, ...] = (
     Row(_EP + "mori.py", "MoriPrepareAndFinalize", ("_dispatch_topk_ids",)),
     Row(_EP + "moonep.py", "MoonEPPrepareAndFinalize", ("_buffer", "_plan", "_cu_seqlens")),
     Row(_EP + "flashinfer_nvlink_two_sided.py", "FlashInferNVLinkTwoSidedPrepareAndFinalize", ("alltoall_info",)),
-    Row(_MODELS + "qwen3_vl.py", "", ("deepstack_input_embeds",)),  # as in four others that look at pictures
+    Row(_MODELS + "qwen3_vl.py", "", ("deepstack_input_embeds",)),  # four other vision models set it too
     Row(_MODELS + "granite4_vision.py", "Granite4VisionForConditionalGeneration", ("_ds_buffers",)),
     Row(_MODELS + "diffusion_gemma.py", "DiffusionGemmaModelState", ("_pending_mm_embeds",)),
-    Row(_MODELS + "ernie45_vl.py", "", ("visual_token_mask",)),  # as in three others
+    Row(_MODELS + "ernie45_vl.py", "", ("visual_token_mask",)),  # three other vision models set it too
     Row(_MODELS + "siglip.py", "SiglipEmbeddingModel", ("_mm_token_mask", "_has_text_tokens")),
     Row(_MODELS + "clip.py", "CLIPEmbeddingModel", ("_mm_token_mask", "_has_text_tokens")),
     Row("models/inkling/nvidia/moe.py", "InklingMoE", ("_routed_sel",)),
@@ -79,7 +79,7 @@ WEIGHT_FREE: tuple[Row, ...] = (
     Row(_ATTENTION + "b12x.py", "B12xPagedAttentionImpl", ("_decode_plans", "_verify_plans")),
     Row(_ATTENTION + "turboquant_attn.py", "TurboQuantAttentionImpl", ("_arange_cache", "_cu_2", "_cu_2_q", "_cu_2_k")),
     Row(_ATTENTION + "ultraquant_attn.py", "UltraQuantAttentionImpl", ("_arange_cache", "_cu_2")),
-    # Of the KV cache: views of it under other names, and what says which of its entries count.
+    # Of the KV cache: views of it under other names, and flags for which of its entries count.
     Row(_ATTENTION + "triton_attn.py", "TritonAttentionImpl", ("_k_scale_cache", "_v_scale_cache"), in_steps=False),
     Row("models/minimax_m3/amd/model.py", "MiniMaxM3SparseAttention", ("kv_cache_k", "kv_cache_v"), in_steps=False),
     Row(
@@ -88,7 +88,7 @@ WEIGHT_FREE: tuple[Row, ...] = (
         ("_replayssm_ring_start", "_replayssm_prev_num_accepted", "_replayssm_prev_query_len"),
         in_steps=False,
     ),
-    # Tables: of positions, of columns and experts, of rotations that a quantised KV cache is kept in.
+    # Tables: of positions, of columns and experts, of rotations for a quantised KV cache.
     Row(
         _ATTENTION + "turboquant_attn.py",
         "Attention",
@@ -203,8 +203,8 @@ def is_from_numbers(owner: Any, key: str) -> bool:
 
 
 def refuse_unknown(places: Mapping[str, Holding]) -> None:
-    """Raises ValueError naming the numbers and tensors that may be made out of weights, among what a live model has in
-    addition to what loading makes."""
+    """Raises ValueError naming numbers and tensors that a live model has in addition to what loading makes, if they may
+    depend on weights."""
     names = sorted(
         name
         for name, place in places.items()
@@ -216,7 +216,7 @@ def refuse_unknown(places: Mapping[str, Holding]) -> None:
     if names:
         raise ValueError(
             f"steps have made {', '.join(names[:_MAX_NAMED])} ({len(names)} in all) since the model was loaded: a push "
-            "would leave that as it is, and it may be made out of weights"
+            "would not renew it, and it may depend on weights"
         )
 
 
@@ -227,7 +227,7 @@ def from_weights(owners: Mapping[str, Any]) -> Iterator[str]:
         kinds = {kind.__name__ for kind in type(owner).__mro__} & names
         for row in FROM_WEIGHTS if kinds else ():
             if row.owner in kinds and hasattr(owner, row.key) and row.applies(owner):
-                yield f"{path}.{row.key}: the first step makes {row.made} out of weights"
+                yield f"{path}.{row.key}: the first step makes {row.made} from weights"
 
 
 def _row(rows: Mapping[str, Mapping[str, Row]], owner: Any, key: Any) -> Row | None:

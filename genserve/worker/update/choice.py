@@ -10,15 +10,15 @@ from typing import Any
 import torch
 
 from genserve.memory.available import available_memory_bytes
-from genserve.worker.contract import RANKS_HERE_KEY, WEIGHT_UPDATE_KEY
-from genserve.worker.model import online_quantization
+from genserve.worker.contract import online_quantization
+from genserve.worker.contract.placement import Placement, WorkerFacts, place
+from genserve.worker.contract.vllm_settings import RANKS_HERE_KEY, WEIGHT_UPDATE_KEY
 from genserve.worker.model.draft import draft_of
 from genserve.worker.model.tree import sizes_of
 from genserve.worker.update.beside import BesideUpdate
 from genserve.worker.update.device import Device
 from genserve.worker.update.draft import DraftUpdate, WithDraft, draft_update, warn_of
 from genserve.worker.update.inplace import InPlaceUpdate
-from genserve.worker.update.placement import Facts, Placement, place
 from genserve.worker.update.protocol import ServedUpdate, Update
 
 
@@ -54,22 +54,22 @@ def make_update(worker: Any) -> tuple[Update, Chosen]:
 
 
 def choose(worker: Any) -> Chosen:
-    """For a worker of vLLM whose model is loaded; while nothing is served. Raises ValueError for a way that was asked
-    for and cannot be had, and torch.OutOfMemoryError."""
+    """Chooses for a worker of vLLM with a loaded model, while nothing is served. Raises ValueError if the requested way
+    is not possible, and torch.OutOfMemoryError."""
     live, config = worker.model_runner.get_model(), worker.vllm_config
     device = Device.of(worker.device)
     asked = config.additional_config.get(WEIGHT_UPDATE_KEY, "auto")
     drafting: DraftUpdate | None = None
     beside: BesideUpdate | None = None
     if worker.device.type == "cpu":
-        # Its packed weights lie outside of torch: what a second model takes is known once there is one, empty.
+        # Its packed weights are outside of torch: the size of a second model is known only from one without weights.
         if asked != "inplace":
             beside = BesideUpdate(live, config, device, worker.device)
         drafting = draft_update(worker, device, asked)
         num_bytes = sum(each.num_bytes for each in (beside, drafting) if each is not None)
-        facts = Facts(num_bytes, 0, None, _host_bytes(config))
+        facts = WorkerFacts(num_bytes, 0, None, _cpu_bytes(config))
     else:
-        # What drafts is loaded with embeddings and a head of its own, so what it shares counts twice.
+        # A draft model is loaded with its own embeddings and head, so what it shares counts twice.
         draft = draft_of(worker)
         drafting_sizes = sizes_of(draft.model) if draft is not None else []
         # Both have a buffer of their largest tensor.
@@ -89,15 +89,15 @@ def choose(worker: Any) -> Chosen:
     return Chosen(placement, device, served, drafting)
 
 
-def gpu_facts(worker: Any, sizes: Sequence[int], free_bytes: int) -> Facts:
-    """What a worker of a GPU knows; all in bytes. `sizes`: of the tensors that a push replaces; `free_bytes`: of the
-    device, that nobody has."""
+def gpu_facts(worker: Any, sizes: Sequence[int], free_bytes: int) -> WorkerFacts:
+    """What a worker of a GPU knows; all in bytes. `sizes`: of the tensors that a push replaces; `free_bytes`: free
+    memory of the device."""
     config = worker.vllm_config
-    return Facts(
+    return WorkerFacts(
         sum(sizes),
         max(sizes, default=0),
         _left(worker, free_bytes),
-        _host_bytes(config),
+        _cpu_bytes(config),
         config.model_config.quantization,
         online_quantization.is_online(config),
         int(worker.cache_config.kv_cache_memory_bytes or 0),
@@ -116,12 +116,12 @@ def _left(worker: Any, free_bytes: int) -> int:
     return max(0, int(worker.requested_memory) - (int(worker.init_snapshot.free_memory) - free_bytes))
 
 
-def _host_bytes(config: Any) -> int:
-    """Of the host's memory, for each of the workers that share it."""
+def _cpu_bytes(config: Any) -> int:
+    """Of this machine's CPU memory, for each of the workers that share it."""
     return available_memory_bytes() // _ranks_here(config)
 
 
 def _ranks_here(config: Any) -> int:
-    """Workers on this host, which share its memory. The daemon counts them: vLLM gives each replica of a dense model a
-    configuration without data parallelism."""
+    """Workers on this machine, which share its memory. The daemon counts them: vLLM gives each replica of a dense model
+    a configuration without data parallelism."""
     return max(1, int(config.additional_config.get(RANKS_HERE_KEY, 1)))

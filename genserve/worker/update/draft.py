@@ -32,8 +32,8 @@ class NoDraftWeightsError(Exception):
 
 
 class DraftShadow(Shadow):
-    """A second model that drafts. It has embeddings and a head of its own while it is loaded, as vLLM's has: what is
-    shared with the served model is exchanged with that."""
+    """A second draft model. It has its own embeddings and head while it is loaded, as vLLM's does: what it shares with
+    the served model is exchanged with that model."""
 
     def __init__(self, draft: Draft, place: torch.device, device: Device) -> None:
         self._live = draft.model
@@ -71,21 +71,21 @@ class DraftUpdate(BesideUpdate):
         super().__init__(draft.model, draft.config, device, place)
 
     def audit(self) -> Constants:
-        """As of any update."""
+        """As for any update."""
         constants = super().audit()
         self._constants = constants.paths
         return constants
 
     def prepare(self, tensors: Iterable[tuple[str, torch.Tensor]], cancelled: Event) -> None:
-        """As of any update."""
+        """As for any update."""
         try:
             super().prepare(tensors, cancelled)
         except NoDraftWeightsError:
             if not self._has_warned:
                 self._has_warned = True
                 log.warning(
-                    "pushes have no weights for the model that drafts (--speculative-config), which keeps those it has:"
-                    " tokens stay right, but fewer drafts are accepted with every version"
+                    "pushes have no weights for the draft model (--speculative-config), which keeps its own: tokens "
+                    "stay right, but fewer drafts are accepted with every version"
                 )
 
     def commit(self) -> None:
@@ -133,8 +133,8 @@ def warn_of(error: Exception) -> None:
 
 
 class WithDraft:
-    """An update of the served model, and the one of what drafts for it: both take a version, or neither does. In
-    place, a commit that fails leaves the weights unknown, as it does without a draft."""
+    """An update of the served model, and that of its draft model: both take a version, or neither does. In place, a
+    commit that fails leaves the weights unknown, as without a draft model."""
 
     def __init__(self, served: ServedUpdate, draft: DraftUpdate) -> None:
         self._served = served
@@ -148,22 +148,22 @@ class WithDraft:
         return constants
 
     def prepare(self, tensors: Iterable[tuple[str, torch.Tensor]], cancelled: Event) -> None:
-        """Builds both from the same tensors, which are walked twice."""
+        """Builds both from the same tensors, which are iterated twice."""
         self._served.prepare(tensors, cancelled)
         self._draft.prepare(tensors, cancelled)
 
     def commit(self) -> None:
-        """Of what drafts last: it is the smaller loss if that fails where nothing can be undone."""
+        """The draft model last: it is the smaller loss if its commit fails where nothing can be undone."""
         self._served.commit()
         self._draft.commit()
 
     def rollback(self) -> None:
-        """Of both, also if the commit of the second one was not begun."""
+        """Undoes both, even if the second commit did not begin."""
         self._draft.rollback()
         self._served.rollback()
 
     def give_up(self) -> None:
-        """Of both. What the device keeps is the served model's to give."""
+        """Gives up both. The served model's update frees the reserved memory."""
         self._draft.let_go()
         self._served.give_up()
 
@@ -172,7 +172,7 @@ class WithDraft:
         self._served.take_back(self._draft.reserved)
 
     def discard(self) -> None:
-        """Of both."""
+        """Discards both."""
         self._served.discard()
         self._draft.discard()
 

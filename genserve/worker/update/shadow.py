@@ -79,17 +79,17 @@ class Shadow:
         return self._structure.num_bytes
 
     def load(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, Holding]:
-        """Loads and post-processes a complete version; returns what a live model of that version holds.
+        """Loads and post-processes a complete version, and returns the holdings of a live model with it.
 
-        Raises ValueError naming parameters that the tensors left without a value, or what post-processing wrote where
-        it cannot be exchanged, and whatever the loader raises.
+        Raises ValueError naming parameters without a value, or what post-processing wrote where it cannot be exchanged,
+        and the loader's errors.
         """
         self._structure.allocate(self._place)
         model_config = self._structure.model_config
         with self._as_vllm_loads():
             online = [module for module in self._model.modules() if _is_quantised_online(module)]
             for module in online:
-                initialize_online_processing(module)  # vLLM does so when it builds a layer, for one load
+                initialize_online_processing(module)  # vLLM does this when it builds a layer, for one load
             expected = self._expected()
             with self._copying():
                 loaded = self._model.load_weights(tensors)
@@ -102,7 +102,8 @@ class Shadow:
         return self.written()
 
     def written(self) -> dict[str, Holding]:
-        """What loading and post-processing may have written. Raises ValueError for what cannot be exchanged."""
+        """The holdings that loading and post-processing may have written. Raises ValueError for a value that cannot be
+        exchanged."""
         self._refuse_containers()
         if self.constants is not None:
             self.constants.check()
@@ -148,11 +149,11 @@ class Shadow:
         return expected
 
     def _missing(self, expected: set[str], loaded: set[str]) -> list[str]:
-        """The expected parameters that got none."""
+        """The expected parameters without a value."""
         return sorted(expected - loaded)
 
     def _is_written(self, place: Holding) -> bool:
-        """Whether loading or post-processing has, or may have, written here."""
+        """Whether loading or post-processing may have written here."""
         value = place.value
         if isinstance(value, torch.Tensor) and not isinstance(place.owner, nn.Module):
             return value is not self._before(place) or value._version != self._counters.get(id(value))
@@ -162,7 +163,7 @@ class Shadow:
         return self._bare.get(id(place.owner), {}).get(place.key)
 
     def _refuse(self, name: str, place: Holding) -> None:
-        """Raises ValueError for what would go on belonging to this model in part."""
+        """Raises ValueError for a value that would still belong to this model in part."""
         value = place.value
         if isinstance(value, torch.Tensor) and not isinstance(place.owner, nn.Module) and value is self._before(place):
             raise ValueError(f"{name} was written in place by post-processing, and cannot be exchanged")

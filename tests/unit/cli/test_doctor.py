@@ -55,7 +55,7 @@ def test_json_is_a_document_with_facts_and_what_the_flags_made_of_the_room() -> 
         (["--model", "/nowhere"], "genserve doctor: error: model: "),
         (["--ways", "fast"], "genserve doctor: error: ways: 'fast' is not one of "),
         (["--", "x"], "genserve doctor: error: SERVE_FLAGS: must begin with a flag"),
-        (["--", "--model=x"], "genserve doctor: error: SERVE_FLAGS: --model is the doctor's to set"),
+        (["--", "--model=x"], "genserve doctor: error: SERVE_FLAGS: --model is set by the doctor"),
         (["--timeout-s", "0"], "'0' is not a time above 0"),
         (["--timeout-s", "9" * 30], "is not a time above 0 s and up to 24h"),
     ],

@@ -7,7 +7,7 @@ import pytest
 from genserve.control.conditions import Phase
 from genserve.control.turn import uninterrupted
 from genserve.engine.protocol import KvPolicy, PauseMode
-from genserve.errors import DeadlineError, DrainingError
+from genserve.errors import DeadlineError, DrainingError, InvalidFieldError
 from tests.support.phases import enter_phase
 from tests.support.scripted_engine import Gate
 from tests.unit.control.conftest import Rig
@@ -67,7 +67,7 @@ async def test_a_pause_that_waits_is_given_up_when_the_daemon_drains(rig: Rig) -
     behind = asyncio.create_task(rig.pause(timeout_s=60.0))
     await pausing.reached.wait()
     enter_phase(rig.board, Phase.DRAINING)
-    rig.pauses.give_up_pending()
+    rig.pauses.cancel_pending()
     for each in (waiting, behind):
         with pytest.raises(DrainingError):
             await asyncio.wait_for(each, 5)
@@ -86,7 +86,7 @@ async def test_a_hold_that_waits_is_given_up_when_the_daemon_drains(rig: Rig) ->
     pushing = asyncio.create_task(push())
     await pausing.reached.wait()
     enter_phase(rig.board, Phase.DRAINING)
-    rig.pauses.give_up_pending()
+    rig.pauses.cancel_pending()
     with pytest.raises(DrainingError):
         await asyncio.wait_for(pushing, 5)
     assert rig.engine.running
@@ -110,3 +110,21 @@ async def test_uninterrupted_work_is_done_before_the_cancellation_is_raised() ->
     with pytest.raises(asyncio.CancelledError) as cancelled:
         await task
     assert isinstance(cancelled.value.__cause__, RuntimeError)
+
+
+@pytest.mark.parametrize("timeout_s", [0.0, -1.0, float("nan")])
+async def test_a_time_that_cannot_pass_is_refused(rig: Rig, timeout_s: float) -> None:
+    """By its name, before the engine is asked for anything."""
+    with pytest.raises(InvalidFieldError) as caught:
+        await rig.pause(timeout_s=timeout_s)
+    assert caught.value.violations[0].field == "timeout"
+    assert rig.engine.calls == []
+
+
+async def test_the_caller_is_told_that_a_pause_could_not_be_undone(rig: Rig) -> None:
+    """The daemon ends of it: what made the pause fail is of no use any more."""
+    rig.engine.fails |= {"pause": RuntimeError("no pause"), "resume": RuntimeError("no way back")}
+    with pytest.raises(RuntimeError, match="no way back"):
+        await rig.pause()
+    with pytest.raises(RuntimeError, match="no way back"):
+        await rig.background

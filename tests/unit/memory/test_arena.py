@@ -161,6 +161,31 @@ def test_failed_reservation_is_an_error_and_leaks_nothing(monkeypatch: pytest.Mo
     assert _open_fds() == before
 
 
+def test_memory_that_cannot_be_made_private_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error of the system is one of room, and leaks nothing either."""
+
+    def refuse(fd: int, mode: int) -> None:
+        raise OSError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "fchmod", refuse)
+    before = _open_fds()
+    with pytest.raises(StagingFullError, match="not permitted"):
+        Arena.allocate(1 << 20)
+    assert _open_fds() == before
+
+
+def test_a_map_is_all_that_maps_keep(request: pytest.FixtureRequest) -> None:
+    """A worker maps an arena for each version: descriptors beside the maps would run out."""
+    arena = Arena.allocate(4096)
+    request.addfinalizer(arena.close)
+    before = _open_fds()
+    for _ in range(3):
+        map_arena(arena.path, 4096).close()
+    with pytest.raises(ValueError, match="size"):
+        map_arena(arena.path, 1 << 20)
+    assert _open_fds() == before
+
+
 async def test_cancelled_allocation_gives_back_what_the_thread_brings(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that goes away while its memory is reserved does not leak it."""
     go_on, closed = threading.Event(), asyncio.Event()

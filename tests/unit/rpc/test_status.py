@@ -136,3 +136,19 @@ def test_an_unforeseen_error_is_told_by_an_id_that_the_log_has(caplog: pytest.Lo
     (record,) = caplog.records
     assert error_id in record.getMessage() and "/genserve.v1.X/Y" in record.getMessage()
     assert record.exc_info is not None and record.exc_info[0] is KeyError
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_what_just_fits_is_told_whole(more: int) -> None:
+    """And one byte more is not: the message ends with an ellipsis, and the last of the others are left out."""
+    error = errors.ManifestMismatchError(
+        "x" * (600 + more),
+        violations=[FieldViolation("f" * 200, "d" * 50)] * 9 + [FieldViolation("f" * 200, "d" * (50 + more))],
+        metadata={"k" * 100: "v" * 200, "l" * 100: "v" * 200, "m" * (100 + more): "v" * 100},
+    )
+    status = decoded(to_status(error))
+    assert status.message == ("x" * 600 if not more else "x" * 597 + "…")
+    metadata = dict(detail(status, error_details_pb2.ErrorInfo).metadata)
+    assert metadata.pop("num_violations", None) == (None if not more else "10")
+    assert len(metadata) == 3 - more
+    assert len(detail(status, error_details_pb2.BadRequest).field_violations) == 10 - more

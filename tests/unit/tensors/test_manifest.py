@@ -7,8 +7,8 @@ import pytest
 
 from genserve.errors import InvalidFieldError, ManifestMismatchError
 from genserve.tensors.manifest import MAX_TENSORS, Manifest, PushIssue, TensorSpec, structural_issues
-from genserve.weights.admission import check_num_tensors, examine, refuse_issues
 from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor
+from genserve.weights.push_admission import check_num_tensors, examine, refuse_issues
 
 
 def spec(name: str, offset: int, shape: tuple[int, ...] = (2, 2), dtype: str = "F32", length: int = 16) -> TensorSpec:

@@ -131,7 +131,7 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
         task.cancel()
     await asyncio.wait(background)
     await rig.registry.close()
-    rig.resident.give_up()
+    rig.resident.release_memory()
     assert rig.engine.misuses == []
     assert ended == []
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from genserve.tensors.manifest import structural_issues
+from genserve.tensors.manifest import Manifest, TensorSpec, structural_issues
 from genserve.tensors.safetensors import MAX_HEADER_BYTES
-from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor
+from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor, checkpoint_issues
 from genserve.weights.checkpoint_files import CheckpointError, CheckpointFiles
 
 EMBED = {"model.embed_tokens.weight": np.zeros((4, 2), np.float16)}
@@ -104,4 +104,52 @@ def test_directory_without_weights_is_told(tmp_path: Path) -> None:
         CheckpointIndex.read(CheckpointFiles.open(tmp_path))
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "../a.safetensors"}}))
     with pytest.raises(CheckpointError, match="outside"):
+        CheckpointIndex.read(CheckpointFiles.open(tmp_path))
+
+
+def test_far_more_tensors_than_there_are_can_be_named() -> None:
+    """Four times as many and a thousand: a mistake is answered tensor by tensor, a hostile manifest is not read."""
+    index = CheckpointIndex({name: CheckpointTensor("U8", (1,), 1) for name in "abc"})
+    assert index.max_tensors == 4 * 3 + 1024
+    names = [f"x{number}" for number in range(index.max_tensors + 5)]
+    specs = tuple(TensorSpec(name, "U8", (1,), place, 1) for place, name in enumerate(names))
+    fits = checkpoint_issues(Manifest(specs[: index.max_tensors], index.max_tensors), index)
+    assert [issue.tensor for issue in fits if "missing" in issue.description] == ["a", "b", "c"]
+    first, *others = checkpoint_issues(Manifest(specs, len(specs)), index)
+    assert first.tensor == "" and str(len(specs)) in first.description
+    assert {issue.description for issue in others if issue.tensor} == {"is not in the checkpoint"}
+
+
+def test_tensors_that_do_not_fit_are_told_with_both_sides() -> None:
+    """Unknown, of another shape, or of a type that a cast would change the meaning of."""
+    index = CheckpointIndex({"a": CheckpointTensor("F8_E4M3", (2,), 2), "b": CheckpointTensor("F32", (2,), 8)})
+
+    def issues(*specs: TensorSpec) -> list[tuple[str, str]]:
+        return [(issue.tensor, issue.description) for issue in checkpoint_issues(Manifest(specs, 10, True), index)]
+
+    assert issues(TensorSpec("b", "BF16", (2,), 0, 4), TensorSpec("a", "F8_E4M3", (2,), 4, 2)) == []
+    assert issues(TensorSpec("b", "F32", (1, 2), 0, 8)) == [("b", "has shape [1, 2], the checkpoint has [2]")]
+    for dtype in ("BF16", "F8_E5M2"):
+        (told,) = issues(TensorSpec("a", dtype, (2,), 0, 4))
+        assert told == ("a", f"is {dtype}, which cannot be cast to the checkpoint's F8_E4M3")
+
+
+def test_a_tensor_in_two_files_is_refused(tmp_path: Path) -> None:
+    """Which of the two is served could not be said."""
+    for number in (1, 2):
+        save_file({"a": np.zeros(2, np.float32)}, tmp_path / f"model-{number}.safetensors")
+    weight_map = {"a": "model-1.safetensors", "b": "model-2.safetensors"}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(CheckpointError, match="'a' is in another file as well"):
+        CheckpointIndex.read(CheckpointFiles.open(tmp_path))
+
+
+def test_a_tensor_beyond_the_end_of_its_file_is_refused(tmp_path: Path) -> None:
+    """A download that was cut off; one that ends with its file is whole."""
+    header = json.dumps({"a": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}}).encode()
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(4))
+    assert CheckpointIndex.read(CheckpointFiles.open(tmp_path)).tensors["a"].position == 8 + len(header)
+    path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(3))
+    with pytest.raises(CheckpointError, match="may be truncated"):
         CheckpointIndex.read(CheckpointFiles.open(tmp_path))

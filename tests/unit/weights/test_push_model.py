@@ -335,7 +335,7 @@ class Pushes(RuleBasedStateMachine):
             task.cancel()
         await asyncio.wait(self.rig.background)
         await self.registry.close()
-        self.rig.resident.give_up()
+        self.rig.resident.release_memory()
 
 
 TestPushes = Pushes.TestCase

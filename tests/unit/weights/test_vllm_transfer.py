@@ -113,7 +113,7 @@ async def test_a_call_that_fails_ends_the_update(
 ) -> None:
     """It is abandoned, and the resident version applied over what is live, in the same pause."""
     updating.engine.fails[step] = failure
-    with pytest.raises(raised, match="undone, version 0 is served: no"):
+    with pytest.raises(raised, match="undone; version 0 is served: no"):
         await update(updating)
     assert updating.engine.calls[-5:] == [
         "transfer_abandon",
@@ -173,7 +173,7 @@ async def test_an_update_that_nobody_goes_on_with_is_undone(updating: Rig) -> No
     assert updating.board.phase is Phase.APPLYING
     await _until(updating, Phase.RUNNING)
     assert_undone(updating)
-    with pytest.raises(UpdateNotFoundError, match="timed out"):
+    with pytest.raises(UpdateNotFoundError, match="expired"):
         await updating.transfers.finish(begun.update_id, None, 5.0)
 
 
@@ -314,3 +314,14 @@ async def test_a_sleeping_engine_is_not_updated(updating: Rig) -> None:
     with pytest.raises(EngineSleepingError):
         await updating.transfers.start(UpdateOptions())
     await updating.sleeps.wake_up()
+
+
+async def test_a_repeated_start_begins_nothing_and_keeps_the_update_alive(updating: Rig) -> None:
+    """A trainer whose answer was lost goes on with the update that it has."""
+    begun = await updating.transfers.start(UpdateOptions("u", ttl_s=30.0))
+    due_s, calls = begun.due_s, list(updating.engine.calls)
+    await asyncio.sleep(0.01)
+    assert await updating.transfers.start(UpdateOptions("u", ttl_s=30.0)) is begun
+    assert begun.due_s > due_s
+    assert updating.engine.calls == calls
+    await finish(updating)

@@ -1,7 +1,7 @@
 """Builds what is sent to vLLM's engine process, and checks it with vLLM's own rules and codec.
 
-EngineCore decodes requests outside of any `try`: one value of a wrong type ends the thread that takes requests, for
-everybody. So nothing is sent that was not encoded and decoded here first.
+EngineCore decodes requests outside of any `try`: one value of a wrong type ends the thread that reads requests, for
+everybody. So every request is encoded and decoded here before it is sent.
 """
 
 import re
@@ -36,9 +36,9 @@ _MAX_INT32, _MAX_INT64 = 2**31 - 1, 2**63 - 1
 _MAX_CACHE_SALT = 1024  # characters
 
 _FIELDS = {f.name: f.type for f in msgspec.structs.fields(SamplingParams) if not f.name.startswith("_")}
-_TYPES = {**_FIELDS, "prompt_logprob_token_ids": list[list[int]] | None}  # which vLLM turns into an array
+_TYPES = {**_FIELDS, "prompt_logprob_token_ids": list[list[int]] | None}  # vLLM turns it into an array
 _NESTED = {"repetition_detection": frozenset(RepetitionDetectionParams.__dataclass_fields__)}
-"""Parameters that are objects -> the names of their fields: the codec drops those it does not know."""
+"""Parameters that are objects -> the names of their fields: the codec drops unknown fields."""
 
 
 class RequestBuilder:
@@ -57,20 +57,20 @@ class RequestBuilder:
         self._checks.close()
 
     def check_early(self, request: GenerationRequest) -> None:
-        """What can be said before the prompt is tokenised. Raises InvalidFieldError."""
+        """The checks that are possible before the prompt is tokenised. Raises InvalidFieldError."""
         num_sequences = request.sampling.n or 1
         if num_sequences > self._max_sequences:
             raise InvalidFieldError.of("sampling.n", f"must be at most {self._max_sequences}, is {num_sequences}")
         if request.sampling.seed is not None and request.sampling.seed + num_sequences - 1 > _MAX_INT64:
-            # vLLM counts the seeds of the n sequences up.
-            raise InvalidFieldError.of("sampling.seed", "the last sequence's, seed + n - 1, is above 64 bits")
+            # vLLM adds the index of each of the n sequences to the seed.
+            raise InvalidFieldError.of("sampling.seed", "seed + n - 1, the seed of the last sequence, exceeds 64 bits")
         if len(request.cache_salt) > _MAX_CACHE_SALT:
             raise InvalidFieldError.of("cache.salt", f"must be at most {_MAX_CACHE_SALT} characters long")
 
     async def engine_request(
         self, request: GenerationRequest, ids: list[int], lora: LoRARequest | None
     ) -> EngineCoreRequest:
-        """What EngineCore is sent. Raises InvalidFieldError."""
+        """The request for EngineCore. Raises InvalidFieldError."""
         try:
             build = partial(
                 self._llm.input_processor.process_inputs,
@@ -91,13 +91,13 @@ class RequestBuilder:
         return prepared
 
     async def _built(self, build: Callable[[], EngineCoreRequest], request: GenerationRequest) -> EngineCoreRequest:
-        # vLLM compiles constraints and tokenises bad words in it.
+        # vLLM compiles constraints and tokenises bad words in this call.
         if request.constraint is None and not request.sampling.bad_words:
             return build()
         return await self._checks.run(build)
 
     def _check_crossing(self, prepared: EngineCoreRequest) -> None:
-        # The prompt's ids are integers of the vocabulary, and may be very many.
+        # The prompt's ids are integers of the vocabulary, and there may be very many.
         small = msgspec.structs.replace(prepared, prompt_token_ids=[])
         try:
             self._decoder.decode(self._encoder.encode(small))
@@ -115,7 +115,7 @@ class RequestBuilder:
             raise InvalidFieldError.of("sampling.seed", "cannot be used on the CPU with --enable-chunked-prefill")
         if request.output.prompt_logprobs is not None and self._info.max_loras and self._info.device == "cpu":
             # vLLM 0.32 kills its engine: on the CPU its LoRA layers take the prompt's tokens for the batch's requests.
-            raise InvalidFieldError.of("output.prompt_logprobs", "cannot be had on the CPU with --enable-lora")
+            raise InvalidFieldError.of("output.prompt_logprobs", "cannot be used on the CPU with --enable-lora")
         if request.constraint is not None:
             fields["structured_outputs"] = StructuredOutputsParams(
                 **{request.constraint.kind.value: request.constraint.value}
@@ -126,7 +126,7 @@ class RequestBuilder:
 
 
 def translated(error: Exception) -> GenserveError:
-    """What a client is told of an error that vLLM raised for a request."""
+    """The error for a client from an error that vLLM raised for its request."""
     if isinstance(error, GenserveError):
         return error
     if isinstance(error, VllmEngineDeadError):
@@ -139,11 +139,11 @@ def translated(error: Exception) -> GenserveError:
 
 
 def _typed(name: str, value: object) -> Any:
-    """The value of one of engine_params as vLLM declares it. Raises InvalidFieldError."""
+    """The value of one of engine_params with the type that vLLM declares. Raises InvalidFieldError."""
     path = f"engine_params.{name}"
     if isinstance(value, dict) and name in _NESTED and (unknown := value.keys() - _NESTED[name]):
         there_are = ", ".join(sorted(_NESTED[name]))
-        raise InvalidFieldError.of(f"{path}.{min(unknown)}", f"is unknown; there are {there_are}")
+        raise InvalidFieldError.of(f"{path}.{min(unknown)}", f"is unknown; loaded are {there_are}")
     _check_integers(path, value)
     try:
         return msgspec.convert(value, _TYPES[name])
@@ -154,7 +154,7 @@ def _typed(name: str, value: object) -> Any:
 
 
 def _check_integers(path: str, value: object) -> None:
-    """Workers keep every number of a request in 32 or 64 bits."""
+    """Checks that numbers fit: workers store every number of a request in 32 or 64 bits."""
     pending = [value]
     while pending:
         each = pending.pop()
@@ -163,11 +163,11 @@ def _check_integers(path: str, value: object) -> None:
         elif isinstance(each, list):
             pending += each
         elif isinstance(each, int) and not -_MAX_INT32 <= each <= _MAX_INT32:
-            raise InvalidFieldError.of(path, "holds a number beyond 32 bits")
+            raise InvalidFieldError.of(path, "contains a number that exceeds 32 bits")
 
 
 def _field_of(error: VLLMValidationError) -> str:
-    """Path of the field that vLLM complains about; for some it says only what it is about."""
+    """Path of the field that vLLM's error is about; some of vLLM's errors only mention the subject."""
     text = str(error).lower()
     if error.parameter is None and "data_parallel_rank" in text:
         return "data_parallel_rank"

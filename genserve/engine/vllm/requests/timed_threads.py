@@ -1,5 +1,5 @@
-"""A few threads for work whose time nobody can foresee: what takes too long is ended where that can be done, and given
-up where it cannot."""
+"""A few threads for work of unpredictable length: work that takes too long is ended if possible, and abandoned if
+not."""
 
 import asyncio
 import ctypes
@@ -12,11 +12,11 @@ T = TypeVar("T")
 
 
 class _TimeIsUp(BaseException):
-    """Raised inside the thread; not an Exception, so that the work cannot take it for one of its own."""
+    """Raised inside the thread. It is not an Exception, so that the work does not catch it."""
 
 
 class _Job:
-    """One piece of work. Its lock makes sure that a thread is interrupted in it and not in the one that follows."""
+    """One piece of work. Its lock ensures that a thread is interrupted in this work and not in the next one."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -38,13 +38,14 @@ class _Job:
         with self._lock:
             self._given_up = True
             if self._thread_id is not None:
-                # CPython raises it at the thread's next bytecode. A single long call into C is not ended, and keeps its
-                # thread: the others go on, and callers that find no thread in time are told so.
+                # CPython raises it at the thread's next bytecode. A single long call into C is not interrupted, and
+                # keeps its
+                # thread: the others continue, and callers that find no thread in time get an error.
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread_id), ctypes.py_object(_TimeIsUp))
 
 
 class TimedThreads:
-    """`limit_s`: seconds that a caller waits at most, in the queue and for the work together."""
+    """`limit_s`: seconds that a caller waits at most, for the queue and the work together."""
 
     def __init__(self, name: str, num_threads: int, limit_s: float) -> None:
         self.limit_s = limit_s
@@ -58,17 +59,17 @@ class TimedThreads:
             async with asyncio.timeout(self.limit_s):
                 return await asyncio.shield(running)
         except BaseException:
-            # Also when the caller is cancelled: nobody waits for the result any more.
+            # Also if the caller is cancelled: nobody waits for the result any more.
             running.add_done_callback(_ignore)
             job.give_up()
             raise
 
     def close(self) -> None:
-        """Takes no more work."""
+        """Accepts no more work."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
 
 def _ignore(done: "asyncio.Future[Any]") -> None:
-    """Takes note of how it ended, so that asyncio does not complain."""
+    """Retrieves the result, so that asyncio does not log it."""
     if not done.cancelled():
         done.exception()

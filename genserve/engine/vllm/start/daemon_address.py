@@ -23,13 +23,13 @@ def daemon_address(parallel: ParallelConfig, host: str, port: int, own_ip: Calla
         return ""
     if port <= 0:
         raise EngineStartError(
-            f"--port {port}: the workers of other hosts fetch pushed weights from the daemon, and end with it: name a "
-            "port, the same on every host"
+            f"--port {port}: workers on other hosts fetch pushed weights from the daemon, and end when it ends: pass "
+            "a port, the same on every host"
         )
     if is_loopback(host):
         raise EngineStartError(
-            f"--host {host}: the workers of other hosts fetch pushed weights from the daemon, and cannot reach it "
-            f"there: listen on {first} or 0.0.0.0"
+            f"--host {host}: workers on other hosts fetch pushed weights from the daemon, and cannot reach this "
+            f"address: listen on {first} or 0.0.0.0"
         )
     return _joined(first if host in _WILDCARDS else host, port)
 

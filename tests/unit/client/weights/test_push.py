@@ -9,8 +9,8 @@ import pytest
 from google.rpc import code_pb2
 
 from genserve.client import AsyncClient, PushProgress, UnavailableError
-from genserve.client.weights.calls import MIB
 from genserve.client.weights.frames import manifest_of
+from genserve.client.weights.options import MIB
 from genserve.client.weights.push import Applied
 from genserve.errors import DeadlineError, InvalidFieldError, PushTruncatedError, VersionNotNewerError
 from genserve.tensors.safetensors import CheckpointFileError

@@ -7,7 +7,7 @@ import pytest
 from genserve.doctor.trial.findings import Snapshot, WayFound
 from genserve.doctor.trial.verdicts import cold_starts, way_verdicts
 from genserve.doctor.verdict import Level, Verdict
-from genserve.worker.update.placement import pause_s
+from genserve.worker.contract.placement import pause_s
 from tests.unit.doctor.conftest import memory, push, snapshot, way
 from tests.unit.doctor.trial.bad_daemons import BAD, OTHER_TOKENS, B
 
@@ -69,7 +69,7 @@ def test_a_push_that_leaves_all_as_it_was_is_seen_without_a_cold_start(cold: dic
     """A model of the user's own: b has none, and holds something else than a."""
     found = way(pushed=[replace(B, digests=cold["a"].digests), snapshot("a")])
     told = verdicts(found, {"a": cold["a"]}, expect_cold=False)["weights"]
-    assert (told.level, told.finding) == (Level.FAIL, "after a push of b the workers hold what they hold of a")
+    assert (told.level, told.finding) == (Level.FAIL, "after a push of b the workers hold the same as after a")
 
 
 def test_a_cold_start_that_failed_is_missed_where_there_should_be_one(cold: dict[str, Snapshot]) -> None:

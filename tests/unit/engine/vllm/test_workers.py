@@ -12,7 +12,7 @@ import pytest
 from genserve.engine.vllm.liveness import Liveness
 from genserve.engine.vllm.workers import WorkerError, Workers
 from genserve.errors import DeadlineError
-from genserve.worker.contract import Ack, Progress
+from genserve.worker.contract.calls import Ack, Progress
 
 HERE, ELSEWHERE, NEXT_TO_IT = "tp0", "tp1", "tp2"
 RANKS = (HERE, ELSEWHERE, NEXT_TO_IT)

@@ -12,10 +12,11 @@ from safetensors.torch import load_file, save_file
 
 from genserve.client.weights.layout import ByteSpace
 from genserve.client.weights.sources import tensor_sources
-from genserve.errors import InvalidFieldError, UnsupportedError
+from genserve.errors import DeadlineError, InvalidFieldError, UnsupportedError
 from genserve.memory.arena import Arena
 from genserve.tensors.manifest import Manifest
 from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor
+from genserve.weights.checkpoint_files import CheckpointError, CheckpointFile
 from genserve.weights.lora.config import LoraConfig, lora_issues
 from genserve.weights.lora.files import LoraFiles, sweep
 from genserve.weights.push.types import LoraAdapter, PushAction, PushHeader, PushState
@@ -44,8 +45,8 @@ def header(**fields: Any) -> PushHeader:
     ("changes", "issue"),
     [
         ({}, None),
-        ({B: None}, (A, "without its B")),
-        ({A: None}, (B, "without its A")),
+        ({B: None}, (A, "missing its B")),
+        ({A: None}, (B, "missing its A")),
         ({B: torch.zeros(6, 3)}, (A, "has rank 2, and its B 3")),
         ({A: torch.zeros(2, 5)}, (A, "has 5 columns, the module's weight has 4")),
         ({B: torch.zeros(7, 2)}, (B, "has 7 rows, the module's weight has 6")),
@@ -198,3 +199,47 @@ async def test_a_directory_is_read_once(rig: Rig, tmp_path: Path) -> None:
     rig.loras.unload("policy")
     with pytest.raises(InvalidFieldError, match=r"no adapter_model\.safetensors"):
         await rig.loras.load_directory("policy", str(tmp_path), 5.0)
+
+
+async def test_an_adapter_that_comes_too_late_holds_no_memory(rig: Rig, tmp_path: Path) -> None:
+    """Another update keeps the engine for longer than it may take: its files were made for nothing."""
+    rig.engine.max_loras, before = 1, num_arenas()
+    save_file(TENSORS, tmp_path / "adapter_model.safetensors")
+    (tmp_path / "adapter_config.json").write_text(CONFIG)
+    async with rig.pauses.undisturbed(5.0):
+        with pytest.raises(DeadlineError):
+            await rig.loras.load_directory("policy", str(tmp_path), 0.05)
+    assert rig.engine.calls == []
+    assert num_arenas() == before
+
+
+@pytest.mark.parametrize("timeout_s", [0.0, -1.0, float("nan")])
+async def test_a_time_that_cannot_pass_is_refused(rig: Rig, tmp_path: Path, timeout_s: float) -> None:
+    """By its name."""
+    rig.engine.max_loras = 1
+    with pytest.raises(InvalidFieldError) as caught:
+        await rig.loras.load_directory("policy", str(tmp_path), timeout_s)
+    assert caught.value.violations[0].field == "timeout"
+
+
+def test_an_adapter_that_cannot_be_copied_holds_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that has become shorter, or memory that is not there."""
+    before = num_arenas()
+    save_file(TENSORS, tmp_path / "adapter_model.safetensors")
+    (tmp_path / "adapter_config.json").write_text(CONFIG)
+
+    def fail(*_: object) -> None:
+        raise CheckpointError("it has become shorter")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(CheckpointFile, "read_into", fail)
+        with pytest.raises(InvalidFieldError, match="has become shorter"):
+            LoraFiles.of_directory(tmp_path, 8, None)
+    assert num_arenas() == before
+    tensors, data = space(TENSORS)
+    staged = Arena.allocate(len(data))
+    monkeypatch.setattr(Arena, "write", fail)
+    with pytest.raises(CheckpointError):
+        LoraFiles.of_push(LoraConfig.parse(CONFIG, 8, ""), tensors, staged, "p")
+    staged.close()
+    assert num_arenas() == before

@@ -124,3 +124,26 @@ def test_bytes_that_an_earlier_attempt_wrote_elsewhere_do_not_count(staging: Sta
 def test_tensors_are_staged_where_the_manifest_says(staging: Staging) -> None:
     """Errors name the tensor that a byte belongs to."""
     assert [staging.tensor_at(offset) for offset in (0, 15, 16, 31, 32)] == ["a", "a", "b", "b", ""]
+
+
+def test_the_times_are_those_of_the_present_attempt(staging: Staging, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Receiving lasts from its first byte to its last; checking is a part of it. Here the clock ticks once a look."""
+    ticks = iter(range(1000))
+    monkeypatch.setattr(staging_module.time, "perf_counter", lambda: float(next(ticks)))
+    assert (staging.receive_s, staging.verify_s) == (0.0, 0.0)
+    staging.write(0, DATA[:8], None)  # looks when it begins and when it is there
+    staging.write(8, DATA[8:16], google_crc32c.value(DATA[8:16]))  # twice more for its checksum
+    assert (staging.receive_s, staging.verify_s) == (4.0, 1.0)
+    staging.begin_anew()
+    assert (staging.receive_s, staging.verify_s) == (0.0, 0.0)
+    staging.write(0, DATA[:8], None)
+    assert (staging.receive_s, staging.verify_s) == (1.0, 0.0)
+
+
+def test_an_empty_chunk_is_no_byte(staging: Staging) -> None:
+    """It may lie at the end; no attempt begins with it."""
+    assert staging.write(32, b"", None) == 0
+    assert staging.claim(32, 0) is None
+    assert staging.receive_s == 0.0
+    with pytest.raises(ChunkOutOfRangeError):
+        staging.claim(33, 0)

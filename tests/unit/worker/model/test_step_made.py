@@ -176,7 +176,7 @@ def test_a_layer_whose_first_step_makes_something_out_of_weights_is_refused_at_t
     for value in (None, False, torch.ones(2)):
         live = nn.Sequential(kind())
         setattr(live[0], row.key, value)
-        with pytest.raises(ValueError, match=rf"0\.{row.key}: the first step makes {row.made} out of weights"):
+        with pytest.raises(ValueError, match=rf"0\.{row.key}: the first step makes {row.made} from weights"):
             audit(live, nn.Sequential(kind()), copied=True)
     live = nn.Sequential(kind())  # of another model that calls its layer the same
     audit(live, nn.Sequential(kind()), copied=True)

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from genserve.worker.contract import RANKS_HERE_KEY, WEIGHT_UPDATE_KEY
+from genserve.worker.contract.placement import GIB, Placement, WorkerFacts
+from genserve.worker.contract.vllm_settings import RANKS_HERE_KEY, WEIGHT_UPDATE_KEY
 from genserve.worker.update import choice as update
 from genserve.worker.update.choice import Chosen, choose, gpu_facts, make_update
 from genserve.worker.update.device import Device
-from genserve.worker.update.placement import GIB, Facts, Placement
 
 FREE = 60 * GIB
 SIZES = [10 * GIB, 2 * GIB, 4 * GIB]
@@ -42,28 +42,28 @@ def host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_is_left_is_what_vllm_may_take_less_what_it_has_taken() -> None:
     """And what others hold is no matter, as vLLM was told how much to take."""
-    assert gpu_facts(worker(), SIZES, FREE) == Facts(16 * GIB, 10 * GIB, 54 * GIB, 240 * GIB)
-    assert gpu_facts(worker(), SIZES, GIB).left == 0
+    assert gpu_facts(worker(), SIZES, FREE) == WorkerFacts(16 * GIB, 10 * GIB, 54 * GIB, 240 * GIB)
+    assert gpu_facts(worker(), SIZES, GIB).left_bytes == 0
 
 
 def test_a_kv_cache_of_a_fixed_size_leaves_the_rest_of_the_device() -> None:
     """`--gpu-memory-utilization` is no matter then."""
     facts = gpu_facts(worker(kv_cache_memory_bytes=8 * GIB), SIZES, FREE)
-    assert (facts.left, facts.kv_cache) == (FREE - 8 * GIB, 8 * GIB)
-    assert gpu_facts(worker(kv_cache_memory_bytes=80 * GIB), SIZES, FREE).left == 0
+    assert (facts.left_bytes, facts.kv_cache_bytes) == (FREE - 8 * GIB, 8 * GIB)
+    assert gpu_facts(worker(kv_cache_memory_bytes=80 * GIB), SIZES, FREE).left_bytes == 0
 
 
 def test_with_the_kv_cache_there_what_is_free_is_left() -> None:
     """For a worker class that does not reserve."""
     late = worker(kv_cache_memory_bytes=8 * GIB)
     late.model_runner.kv_caches = [torch.zeros(1)]
-    assert gpu_facts(late, SIZES, 3 * GIB).left == 3 * GIB
+    assert gpu_facts(late, SIZES, 3 * GIB).left_bytes == 3 * GIB
 
 
 @pytest.mark.parametrize(("told", "num_here"), [({}, 1), ({RANKS_HERE_KEY: 6}, 6), ({RANKS_HERE_KEY: 0}, 1)])
 def test_the_workers_of_a_host_share_its_memory(told: dict[str, int], num_here: int) -> None:
     """Each has its part; the daemon tells them how many they are."""
-    assert gpu_facts(worker(**told), SIZES, FREE).host == 240 * GIB // num_here
+    assert gpu_facts(worker(**told), SIZES, FREE).cpu_bytes == 240 * GIB // num_here
 
 
 def test_weights_that_are_quantised_as_they_are_loaded_are_known() -> None:

@@ -113,7 +113,7 @@ def test_a_parameter_of_which_a_part_is_missing_is_named(missing: str) -> None:
     layer = layer_of(Model(), 1)
     assert layer.load_weights(halves) == {"layers.1.weight"}
     present = [(name, tensor) for name, tensor in halves if not name.endswith(missing)]
-    with pytest.raises(ValueError, match=r"no tensor gave a value to all of layers\.1\.weight \(1 in all\)"):
+    with pytest.raises(ValueError, match=r"no tensor gave a complete value to layers\.1\.weight \(1 in all\)"):
         layer.load_weights(present * 2)
 
 

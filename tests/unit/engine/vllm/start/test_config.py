@@ -15,7 +15,7 @@ from genserve.engine.vllm import engine as vllm
 from genserve.engine.vllm.start import config as vllm_config
 from genserve.engine.vllm.start.config import AsyncEngineArgs
 from genserve.engine.vllm.start.failure import EngineStartError
-from genserve.worker.contract import WEIGHT_UPDATE_KEY
+from genserve.worker.contract.vllm_settings import WEIGHT_UPDATE_KEY
 from genserve.worker.update import choice as update
 from tests.support import models
 
@@ -42,7 +42,7 @@ def test_a_way_that_the_platform_does_not_have_is_refused(tmp_path: Path, monkey
         for asked in WEIGHT_UPDATES:
             flags = vllm_config.parser("serve", "").parse_args([])
             if asked in refused:
-                with pytest.raises(ValueError, match=f"--weight-update {asked} is for a GPU"):
+                with pytest.raises(ValueError, match=f"--weight-update {asked} needs a GPU"):
                     vllm_config.check_flags(flags, asked)
             else:
                 vllm_config.check_flags(flags, asked)

@@ -1,4 +1,4 @@
-"""The table of settings that cannot be combined with pushed weights, on vLLM's own configurations."""
+"""The table of settings that cannot be used with pushed weights, on vLLM's own configurations."""
 
 import copy
 import inspect

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from genserve.worker import lifetime
+from genserve.worker.contract import lifetime
 
 
 @pytest.fixture(autouse=True)

@@ -1,47 +1,23 @@
-"""The calls between the daemon and its workers. Imports neither torch nor vllm: the daemon imports it too.
+"""The calls between the daemon and its workers. Imports neither torch nor vllm, because the daemon imports it too.
 
-What crosses is msgpack: plain dictionaries, made from and turned into these classes at either end.
+Messages are msgpack: plain dictionaries, converted from and to these classes at both ends.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol, Self, cast
 
-EXTENSION = "genserve.worker.extension.WeightExchangeExtension"
-"""Qualified name for vLLM's `worker_extension_cls`."""
-
-RESERVING_WORKER = "genserve.worker.update.reserving.ReservingWorker"
-"""Qualified name for vLLM's `worker_cls` on a GPU."""
-
-WEIGHT_UPDATE_KEY = "genserve_weight_update"
-"""In vLLM's `additional_config`, which reaches workers before they load the model: --weight-update."""
-
-RANKS_HERE_KEY = "genserve_ranks_here"
-"""There as well: how many workers of the engine share the memory of this machine."""
-
-DAEMON_PID_VARIABLE = "GENSERVE_DAEMON_PID"
-"""In the environment of the engine's processes: the process they end with."""
-
-
-def drafts_with_served_checkpoint(config: Any) -> bool:
-    """Whether the weights that draft are in the checkpoint that is served, and so in every push of all of it: layers
-    for multi-token prediction (MTP). `config`: a VllmConfig, or what has its fields."""
-    speculative = config.speculative_config
-    if speculative is None or speculative.method != "mtp" or speculative.draft_model_config is None:
-        return False
-    return bool(speculative.draft_model_config.model == config.model_config.model)
-
 
 class _Message:
-    """A dataclass that travels as a dictionary."""
+    """A dataclass that is sent as a dictionary."""
 
     def to_wire(self) -> dict[str, Any]:
-        """As plain data."""
+        """The message as plain data."""
         return asdict(cast(Any, self))
 
     @classmethod
     def from_wire(cls, wire: Mapping[str, Any]) -> Self:
-        """Back from plain data."""
+        """The message from plain data."""
         return cls(**wire)
 
 
@@ -103,14 +79,14 @@ class Prepare(_Message):
 
 @dataclass(frozen=True, slots=True)
 class Step(_Message):
-    """Names the prepared version that a commit, rollback or discard is about."""
+    """Names the prepared version for a commit, rollback or discard."""
 
     nonce: str
 
 
 @dataclass(frozen=True, slots=True)
 class Sleep(_Message):
-    """Says that vLLM is about to give the memory of the weights back, at this level: 1 keeps a copy, 2 drops them."""
+    """Says that vLLM is about to release the memory of the weights, at this level: 1 keeps a copy, 2 drops them."""
 
     level: int
     nonce: str = ""
@@ -118,8 +94,8 @@ class Sleep(_Message):
 
 @dataclass(frozen=True, slots=True)
 class Transfer(_Message):
-    """A call of vLLM's own weight transfer. `call`: init, start, update, finish, or abandon, which undoes what an
-    update that was not finished has done to the layers; `info`: JSON text of what vLLM's init and update take."""
+    """A call of vLLM's own weight transfer. `call`: init, start, update, finish, or abandon, which restores the layers
+    after an unfinished update. `info`: JSON text for vLLM's init and update."""
 
     call: str
     info: str = ""
@@ -128,7 +104,7 @@ class Transfer(_Message):
 
 @dataclass(frozen=True, slots=True)
 class AddLora(_Message):
-    """Loads an adapter from a directory. `lora_id` is its own, and never used again."""
+    """Loads an adapter from a directory. `lora_id` is unique and never reused."""
 
     nonce: str
     lora_id: int
@@ -146,7 +122,7 @@ class RemoveLora(_Message):
 
 @dataclass(frozen=True, slots=True)
 class Ack(_Message):
-    """A worker's answer. `rank` is "dp0:pp0:pcp0:tp0"; `error` is empty when it worked."""
+    """A worker's answer. `rank` is "dp0:pp0:pcp0:tp0". `error` is empty on success."""
 
     rank: str
     nonce: str
@@ -155,8 +131,8 @@ class Ack(_Message):
 
 @dataclass(frozen=True, slots=True)
 class Progress(_Message):
-    """How far a worker's background work on a version is. `arena_path` is where a worker that fetched the bytes has
-    them; `error` is empty unless it is done and failed."""
+    """Progress of a worker's background work on a version. `arena_path` is where a worker stored the bytes that it
+    fetched. `error` is empty unless it is done and failed."""
 
     rank: str
     nonce: str
@@ -167,7 +143,7 @@ class Progress(_Message):
 
 @dataclass(frozen=True, slots=True)
 class Digests(_Message):
-    """SHA-256 (hex) of a worker's live tensors, by name; `error` is empty when they could be read."""
+    """SHA-256 (hex) of a worker's live tensors, by name. `error` is empty on success."""
 
     rank: str
     tensors: Mapping[str, str]
@@ -175,7 +151,7 @@ class Digests(_Message):
 
 
 class WeightWorker(Protocol):
-    """What every worker offers; the arguments and answers are the messages above as plain data."""
+    """The methods of every worker. Arguments and answers are the messages above as plain data."""
 
     def genserve_attach(self, wire: dict[str, Any]) -> dict[str, Any]:
         """Attach -> Attached. Once, before anything is served."""
@@ -184,10 +160,10 @@ class WeightWorker(Protocol):
         """Nothing -> Ack at once: this worker takes calls."""
 
     def genserve_fetch(self, wire: dict[str, Any]) -> dict[str, Any]:
-        """Fetch -> Ack at once; `genserve_fetched` tells the rest."""
+        """Fetch -> Ack at once; `genserve_fetched` reports the progress."""
 
     def genserve_fetched(self, wire: dict[str, Any]) -> dict[str, Any]:
-        """Step -> Progress of fetching. Of a worker that fetches nothing: done."""
+        """Step -> Progress of fetching. A worker that fetches nothing is done."""
 
     def genserve_prepare(self, wire: dict[str, Any]) -> dict[str, Any]:
         """Prepare -> Ack at once. When it is done, a second Ack goes to the report socket, if that is on this
@@ -209,7 +185,7 @@ class WeightWorker(Protocol):
         """Sleep -> Ack. Before vLLM's own sleep; only while nothing is scheduled."""
 
     def genserve_wake(self, wire: dict[str, Any]) -> dict[str, Any]:
-        """Nothing -> Ack. After vLLM's own wake-up of the weights; one that is not asleep is as good."""
+        """Nothing -> Ack. After vLLM's own wake-up of the weights. Does nothing if they were awake."""
 
     def genserve_transfer(self, wire: dict[str, Any]) -> dict[str, Any]:
         """Transfer -> Ack. All but init only while nothing is scheduled."""
@@ -218,7 +194,7 @@ class WeightWorker(Protocol):
         """AddLora -> Ack. Nothing is scheduled meanwhile."""
 
     def genserve_remove_lora(self, wire: dict[str, Any]) -> dict[str, Any]:
-        """RemoveLora -> Ack. One that is not there is as good."""
+        """RemoveLora -> Ack. Does nothing for an unknown adapter."""
 
     def genserve_digests(self, wire: dict[str, Any]) -> dict[str, Any]:
         """Nothing -> Digests. Reads every live byte: takes seconds, and nothing is scheduled meanwhile."""

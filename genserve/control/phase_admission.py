@@ -17,9 +17,9 @@ def check_weights(engine: EngineCondition, daemon: DaemonCondition) -> None:
         raise refusal()
 
 
-def check_admission(phase: Phase) -> None:
-    """Raises the error if this phase refuses generation requests. An admitted request may have to wait."""
-    if (refusal := RULES[phase].admission) is not None:
+def check_generation(phase: Phase) -> None:
+    """Raises why a request for tokens is refused in this phase; returns when it is admitted, perhaps to wait."""
+    if (refusal := RULES[phase].generation) is not None:
         raise refusal()
 
 
@@ -36,4 +36,4 @@ def check_whole(weights_lost: bool) -> None:
 def check_sound(engine: EngineCondition) -> None:
     """Raises EngineTaintedError while the live weights may be inconsistent. For calls that need consistent weights."""
     if engine is EngineCondition.TAINTED:
-        check_admission(Phase.TAINTED)
+        check_generation(Phase.TAINTED)

@@ -1,7 +1,7 @@
-"""A worker ends with the daemon, however that has ended.
+"""Ends a worker with the daemon, however the daemon ends.
 
-vLLM's processes would outlive a killed daemon, with all their memory: EngineCore waits for requests for ever, and ends
-when a worker of it has.
+vLLM's processes would outlive a killed daemon with all their memory: EngineCore waits for requests for ever, but ends
+when one of its workers ends.
 """
 
 import os
@@ -20,7 +20,7 @@ _UNREACHABLE_S = 60.0
 _START_TIMEOUT_S = 600.0
 
 
-@cache  # once, whoever asks
+@cache  # once, whoever calls it
 def end_with_process(pid: int) -> None:
     """Ends this process with another one on this machine."""
     try:
@@ -58,7 +58,7 @@ def _wait_for_end(address: str, start_timeout_s: float) -> None:
     while time.monotonic() - seen_s < patience_s and not (was_there and num_refused >= _MAX_REFUSED):
         time.sleep(_CHECK_INTERVAL_S)
         try:
-            # Once: a name that cannot be resolved later says nothing about the daemon.
+            # Resolved once: a name that cannot be resolved later says nothing about the daemon.
             found = found or socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
             family, _, _, _, where = found
             with socket.socket(family, socket.SOCK_STREAM) as probe:

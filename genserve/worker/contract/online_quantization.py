@@ -13,16 +13,17 @@ from typing import Any, Final
 EXPERTS_INT8: Final = "experts_int8"
 """vLLM's older name for experts in int8; its configuration has no spec."""
 
-# Those whose scales belong to blocks: no rank needs what another one holds.
+# Those whose scales belong to blocks: no rank needs the data of another one.
 _BLOCK_LOCAL: Final = frozenset({"fp8_per_block", "mxfp8", "mxfp4"})
 
 
 def specs(config: Any) -> Iterator[Any]:
-    """What weights are quantised to while they are loaded: vLLM's QuantSpec, or name, of each kind of layer."""
+    """The types to which weights are quantised while they are loaded: vLLM's QuantSpec, or name, for each kind of
+    layer."""
     quantised = config.quant_config
     composed = getattr(quantised, "online_quantization_config", None)
     for each in (quantised, composed):
-        args = getattr(each, "args", None)  # what an OnlineQuantizationConfig was asked for
+        args = getattr(each, "args", None)  # the settings of an OnlineQuantizationConfig
         for spec in (getattr(args, "linear", None), getattr(args, "moe", None)):
             if spec is not None and spec.weight is not None:
                 yield spec
@@ -32,7 +33,7 @@ def specs(config: Any) -> Iterator[Any]:
 
 
 def is_online(config: Any) -> bool:
-    """Whether any weights are."""
+    """Whether any weights are quantised while they are loaded."""
     return any(True for _ in specs(config))
 
 

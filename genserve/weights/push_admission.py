@@ -1,4 +1,4 @@
-"""What has to hold before a push may move a byte. Pure: everything is refused before anything is allocated."""
+"""The checks before a push may send a byte. Pure: everything is refused before anything is allocated."""
 
 from genserve.errors import (
     FieldViolation,
@@ -19,7 +19,7 @@ _MAX_SHOWN_ISSUES = 3
 
 
 def check_header(header: PushHeader) -> None:
-    """Raises InvalidFieldError for a field that cannot be, by its path in PushWeightsRequest."""
+    """Raises InvalidFieldError for an invalid field, by its path in PushWeightsRequest."""
     for field in ("push_id", "attempt"):
         name = getattr(header, field)
         if len(name) > _MAX_ID_LENGTH or not name.isprintable():
@@ -29,14 +29,14 @@ def check_header(header: PushHeader) -> None:
     if header.lora is not None:
         _check_lora(header, header.lora)
     elif not 1 <= header.weight_version < 1 << 32:
-        raise InvalidFieldError.of("header.weight_version", f"must lie in [1, 2^32), is {header.weight_version}")
+        raise InvalidFieldError.of("header.weight_version", f"must be in [1, 2^32), is {header.weight_version}")
     if not 0 < header.staging_ttl_s <= _MAX_STAGING_TTL_S:
         raise InvalidFieldError.of(
             "header.staging_ttl",
             f"must be above 0 s and at most {_MAX_STAGING_TTL_S:g} s, is {header.staging_ttl_s:g} s",
         )
     if not 1 <= header.num_streams <= MAX_STREAMS:
-        raise InvalidFieldError.of("header.num_streams", f"must lie in [1, {MAX_STREAMS}], is {header.num_streams}")
+        raise InvalidFieldError.of("header.num_streams", f"must be in [1, {MAX_STREAMS}], is {header.num_streams}")
     check_apply(header.apply, "header.apply")
     digest = header.manifest_digest
     if digest and (len(digest) != 64 or not set(digest) <= set("0123456789abcdef")):
@@ -53,24 +53,23 @@ def _check_lora(header: PushHeader, lora: LoraAdapter) -> None:
         field = "expected_version" if header.expected_version is not None else "weight_version"
         raise InvalidFieldError.of(f"header.{field}", "an adapter has no version")
     if header.manifest is not None and header.manifest.partial:
-        raise InvalidFieldError.of("header.manifest.partial", "an adapter is loaded whole")
+        raise InvalidFieldError.of("header.manifest.partial", "an adapter cannot be partial")
 
 
 def check_apply(apply: ApplyOptions, field: str) -> None:
-    """Raises InvalidFieldError for options that cannot be; `field` is their path in the request."""
+    """Raises InvalidFieldError for invalid options. `field` is their path in the request."""
     if not apply.timeout_s > 0:
         raise InvalidFieldError.of(f"{field}.timeout", f"must be above 0 s, is {apply.timeout_s:g} s")
 
 
 def check_version(header: PushHeader, served_version: int) -> None:
-    """Raises VersionNotNewerError or WeightVersionMismatchError when the version may not follow the one served."""
+    """Raises VersionNotNewerError or WeightVersionMismatchError if the version may not follow the served one."""
     if header.lora is not None:
         return
     metadata = {"weight_version": str(served_version)}
     if header.weight_version <= served_version and not header.force:
         raise VersionNotNewerError(
-            f"version {header.weight_version} is not above version {served_version}, which is served; "
-            "`force` allows it",
+            f"version {header.weight_version} is not above the served version {served_version}; `force` allows it",
             metadata=metadata,
         )
     if header.expected_version is not None and header.expected_version != served_version:
@@ -82,9 +81,11 @@ def check_version(header: PushHeader, served_version: int) -> None:
 def examine(
     manifest: Manifest | None, claimed_digest: str, checkpoint: CheckpointIndex | None, *, lora: bool = False
 ) -> tuple[str, list[PushIssue]]:
-    """Digest of a manifest, of weights or of an adapter, and what is wrong with it. Takes time in proportion to the
-    checkpoint, not to the manifest: one that is too large is refused unread. Raises InvalidFieldError when the manifest
-    is not the one claimed."""
+    """Returns the digest of a manifest, of weights or of an adapter, and its issues.
+
+    The time is proportional to the checkpoint, not to the manifest: a manifest that is too large is refused unread.
+    Raises InvalidFieldError if the digest is not the claimed one.
+    """
     if manifest is None:
         return claimed_digest, []
     if checkpoint is not None and len(manifest.tensors) > _max_tensors(checkpoint, lora=lora):
@@ -100,7 +101,7 @@ def examine(
 
 
 def check_num_tensors(num_tensors: int, checkpoint: CheckpointIndex | None, *, lora: bool = False) -> None:
-    """Raises ManifestMismatchError for more tensors than can be right, of weights or of an adapter."""
+    """Raises ManifestMismatchError if a manifest of weights or of an adapter has too many tensors."""
     if checkpoint is not None:
         refuse_issues(too_many_tensors(num_tensors, _max_tensors(checkpoint, lora=lora)))
     refuse_issues(too_many_tensors(num_tensors))
@@ -110,13 +111,13 @@ def refuse_issues(issues: list[PushIssue]) -> None:
     """Raises ManifestMismatchError naming the tensors, if there is any issue."""
     if not issues:
         return
-    # The first of each kind: a name with a prefix too many is unknown, and missing without it.
+    # The first of each kind: a name with a wrong prefix is unknown, and the name without it is missing.
     kinds = {issue.description: issue for issue in reversed(issues) if issue.tensor or issue is issues[0]}
     shown = list(reversed(kinds.values()))[:_MAX_SHOWN_ISSUES]
     about = "; ".join(f"{i.tensor[:256]!r} {i.description}" if i.tensor else f"it {i.description}" for i in shown)
     others = f"; {len(issues) - len(shown)} more in the error's details" if len(issues) > len(shown) else ""
     raise ManifestMismatchError(
-        f"the manifest does not fit: {about}{others}",
+        f"the manifest does not match the checkpoint: {about}{others}",
         violations=[FieldViolation(_field(issue.tensor), issue.description) for issue in issues],
     )
 
@@ -126,5 +127,5 @@ def _field(tensor: str) -> str:
 
 
 def _max_tensors(checkpoint: CheckpointIndex, *, lora: bool) -> int:
-    """An adapter has two for each tensor of the checkpoint at most."""
+    """An adapter has at most two tensors for each tensor of the checkpoint."""
     return checkpoint.max_tensors * (2 if lora else 1)
