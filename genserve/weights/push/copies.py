@@ -36,7 +36,7 @@ class CopyQueue:
     def put(
         self, stream: PushStream, claim: Claim, chunk: SegmentChunk, segment: Segment, pipe: AckPipe | None
     ) -> None:
-        """Copies a piece to the claimed place, soon, and tells the pipe; the claim is settled then, or at once if no
+        """Copies a piece to the claimed place, soon, and acknowledges it; the claim is settled then, or at once if no
         thread can be had, which raises RuntimeError."""
         try:
             done = self._thread.submit(self._copy, segment, pipe, chunk, claim.target)

@@ -249,7 +249,7 @@ class LivePush:
         missing_bytes = total_bytes - self.staging.num_counted
         lacks = f"lacks {missing_bytes} of {total_bytes} bytes"
         if not missing_bytes:
-            lacks = f"was not ended by all of its {self.attempt.num_streams} streams"
+            lacks = f"did not get an end frame from all of its {self.attempt.num_streams} streams"
         return PushTruncatedError(
             f"push {self.push_id!r} {lacks}",
             metadata={"push_id": self.push_id, "missing_bytes": str(missing_bytes)},

@@ -150,14 +150,3 @@ def test_leases_tell_when_they_end_only_if_they_do() -> None:
 def test_every_phase_has_its_value(phase: Phase) -> None:
     """Names on the wire are those inside."""
     assert types_pb2.Phase.Name(to_state(EngineState("i", 0, phase, (), 0, 0)).phase) == f"PHASE_{phase.name}"
-
-
-def test_a_commit_and_a_discard_tell_the_push_as_the_others_do() -> None:
-    """A discard has applied nothing."""
-    report = PushReport("p", PushState.APPLIED, 4, 16, 32, manifest_digest="digest")
-    outcome = PushOutcome(report, Applied(3, 4, (StepTiming("commit", 0.5),), 0.125, 5, 6))
-    told, committed, discarded = (
-        each(outcome, STATE) for each in (to_push_response, to_commit_response, to_discard_response)
-    )
-    assert (committed.push, committed.applied, committed.state) == (told.push, told.applied, told.state)
-    assert (discarded.push, discarded.state) == (told.push, told.state)

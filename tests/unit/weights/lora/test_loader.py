@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.phases import enter_phase
 
 from genserve.client.weights.layout import ByteSpace
 from genserve.client.weights.sources import tensor_sources
@@ -29,6 +28,7 @@ from genserve.weights.checkpoint_files import CheckpointError, CheckpointFile
 from genserve.weights.lora.config import LoraConfig, lora_issues
 from genserve.weights.lora.files import LoraFiles, sweep
 from genserve.weights.push.types import LoraAdapter, PushAction, PushHeader, PushState
+from tests.support.phases import enter_phase
 from tests.unit.weights.conftest import Rig, num_arenas, send
 from tests.unit.weights.conftest import header as weights_header
 
