@@ -14,7 +14,7 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import uvloop
@@ -51,13 +51,14 @@ OpenedCheckpoint = tuple[CheckpointIndex, CheckpointFiles]
 """A checkpoint's index, and its files."""
 
 DESCRIPTION = (
-    "Serve a model over gRPC: stream generation, take weights, pause and resume. "
+    "Serve a model over gRPC: stream tokens, receive weights, pause and resume. "
     "--help=genserve shows the daemon's own flags, --help=all every flag, --help=max-model-len those of a name."
 )
 EXIT_FAILED = 1
 _STAGING_MARGIN_BYTES = 256 << 20
 _CLOSE_GRACE_S = 2.0
-# Objects made since the last collection. Python's 700 are less than what one step of the engine makes, and frees.
+# Objects allocated between collections. Python's default of 700 is less than one step of the engine allocates and
+# frees.
 _GC_THRESHOLD = 20_000
 _LAST_ANSWERS_S = 0.2
 # vLLM's load formats under which the weights are those of the safetensors files. With "dummy" they are random.
@@ -90,55 +91,51 @@ def main(argv: Sequence[str]) -> int:
 
 
 async def serve(config: ServeConfig, args: AsyncEngineArgs) -> int:
-    """Serves until a signal (0) or a failure (1)."""
+    """Serves until a signal (status 0) or a failure (status 1)."""
     _require_free(config.host, config.port)
     async with AsyncExitStack() as stack:
         began_s = time.monotonic()
         _sweep()
-        local = _directory(args.model)
-        opened = _open_checkpoint(local) if local is not None else None
-        _say(f"starting the engine for {args.model}")
-        options = EngineOptions(
-            config.max_active_requests,
-            config.max_n,
-            config.weight_update,
-            config.host,
-            config.port,
-            config.trust_request_chat_template,
-        )
-        with children_ignore_interrupts():
-            engine = await VllmEngine.start(args, options)
+        opened = _open_local_checkpoint(args.model)
+        engine = await _start_engine(config, args)
         stopped = stack.enter_context(_stopped_by_signal(config))
         stack.push_async_callback(engine.stop)
-        if local is None:
+        if _directory(args.model) is None:
             opened = _open_downloaded_checkpoint(engine)
-        daemon = await _build(config, engine, opened, args.load_format.lower(), stack)
+        daemon = await _build_services(config, engine, opened, args.load_format.lower(), stack)
         del opened  # the files are closed when version 0 is not resident any more
-        background = daemon.start()
-        stack.push_async_callback(_cancel, background)
+        daemon.start(stack)
         _settle_memory()
-        daemon.parts.board.become(DaemonCondition.SERVING)
-        _say(f"weight update: {engine.info.weight_update} ({engine.info.weight_update_reason})")
-        for warning in engine.warnings:
-            _say(f"warning: {warning}")
-        _say(f"ready after {time.monotonic() - began_s:.0f} s")
-        print(f"genserve: serving {args.model} on {daemon.address}", flush=True)
-        failure = await _first_of(stopped, background)
-        if failure is None:
-            return await daemon.drain(background)
-        return await daemon.fail(failure)
+        daemon.announce(args.model, began_s)
+        failure = await daemon.run_until_stopped(stopped)
+        return await daemon.drain() if failure is None else await daemon.fail(failure)
 
 
-@dataclass(frozen=True, slots=True)
+async def _start_engine(config: ServeConfig, args: AsyncEngineArgs) -> VllmEngine:
+    _say(f"starting the engine for {args.model}")
+    options = EngineOptions(
+        config.max_active_requests,
+        config.max_n,
+        config.weight_update,
+        config.host,
+        config.port,
+        config.trust_request_chat_template,
+    )
+    with children_ignore_interrupts():
+        return await VllmEngine.start(args, options)
+
+
+@dataclass(slots=True)
 class _Daemon:
-    """What runs once the engine does. `address` is where it serves."""
+    """The parts above the engine. `address` is where it serves."""
 
     engine: VllmEngine
     parts: ServerParts
     address: str
+    background: list["asyncio.Task[None]"] = field(default_factory=list)
 
-    def start(self) -> list["asyncio.Task[None]"]:
-        """The tasks that keep it going; none should end."""
+    def start(self, stack: AsyncExitStack) -> None:
+        """Starts the tasks that keep it going; `stack` ends them."""
         parts, timeout_s = self.parts, self.parts.config.heartbeat_timeout_s
         tasks = {
             "engine": self.engine.watch(timeout_s, parts.board.tell_answers),
@@ -148,9 +145,26 @@ class _Daemon:
         }
         if parts.ingest is not None:
             tasks["receiving processes"] = parts.ingest.run()
-        return [asyncio.create_task(task, name=name) for name, task in tasks.items()]
+        self.background = [asyncio.create_task(task, name=name) for name, task in tasks.items()]
+        stack.push_async_callback(_cancel, self.background)
 
-    async def drain(self, background: Sequence["asyncio.Task[None]"]) -> int:
+    def announce(self, model: str, began_s: float) -> None:
+        """Health says SERVING, and so does standard output. `began_s`: when the start began, on the monotonic clock."""
+        self.parts.board.become(DaemonCondition.SERVING)
+        _say(f"weight update: {self.engine.info.weight_update} ({self.engine.info.weight_update_reason})")
+        for warning in self.engine.warnings:
+            _say(f"warning: {warning}")
+        _say(f"ready after {time.monotonic() - began_s:.0f} s")
+        print(f"genserve: serving {model} on {self.address}", flush=True)
+
+    async def run_until_stopped(self, stopped: asyncio.Event) -> str | None:
+        """Waits for the signal (None) or for a background task to end: what to say then."""
+        waiting = asyncio.create_task(stopped.wait())
+        await asyncio.wait([waiting, *self.background], return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        return self._failure()
+
+    async def drain(self) -> int:
         """Lets what runs end, within the drain timeout; the exit status."""
         parts = self.parts
         drain = Drain(self.engine, parts.board, parts.pauses, parts.transfers, parts.registry)
@@ -158,7 +172,7 @@ class _Daemon:
             drained = await drain.run(parts.config.drain_timeout_s)
         except GenserveError as error:
             return await self.fail(error.message)
-        if (failure := _failure(background)) is not None:
+        if (failure := self._failure()) is not None:
             return await self.fail(failure)
         for line in drained.cut:
             _say(line)
@@ -166,19 +180,30 @@ class _Daemon:
         return 0 if drained.in_order else EXIT_FAILED
 
     async def fail(self, failure: str) -> int:
-        """Tells everybody that it is over; the exit status."""
+        """Notifies clients of the failure. Returns the exit status."""
         self.parts.board.enter(EngineCondition.DEAD)
         _say(failure)
-        # Calls that the failure has ended get their answers first: a server that is being stopped may keep them back
-        # until its grace is over.
+        # Calls that the failure has ended get their answers first: a server that is stopping may delay them until its
+        # grace
+        # period ends.
         await asyncio.sleep(_LAST_ANSWERS_S)
         return EXIT_FAILED
 
+    def _failure(self) -> str | None:
+        """What to say of the background task that has ended; None if all go on."""
+        for task in self.background:
+            if task.done():
+                if task.get_name() == "engine":
+                    return "the engine has died"
+                return f"{task.get_name()} ended: {task.exception()!r}"
+        return None
 
-async def _build(
+
+async def _build_services(
     config: ServeConfig, engine: VllmEngine, opened: OpenedCheckpoint | None, load_format: str, stack: AsyncExitStack
 ) -> _Daemon:
-    """Everything above the engine, with the server listening. `opened` is the checkpoint, if its files are here."""
+    """Builds everything above the engine, with the server listening. `opened` is the checkpoint, if its files are
+    available."""
     leases = LeaseTable()
     board = StateBoard(engine, lambda: leases.active, uuid.uuid4().hex, DaemonCondition.STARTING)
     pauses = PauseController(engine, leases, board)
@@ -200,7 +225,7 @@ async def _build(
 
 
 def _sweep() -> None:
-    """Removes what daemons that were killed have left."""
+    """Removes what killed daemons left behind."""
     lora_files.sweep()
     if swept := leftovers.sweep():
         _say(f"removed shared memory of killed engines: {', '.join(swept)}")
@@ -212,7 +237,7 @@ def _stopped_by_signal(config: ServeConfig) -> Iterator[asyncio.Event]:
     stopped = asyncio.Event()
 
     def stop(signal_name: str) -> None:
-        _say(f"{signal_name}: draining, {config.drain_timeout_s:g} s at most; once more exits now")
+        _say(f"{signal_name}: draining, {config.drain_timeout_s:g} s at most; a second signal exits at once")
         stopped.set()
 
     with stop_on_signals(stop):
@@ -220,14 +245,14 @@ def _stopped_by_signal(config: ServeConfig) -> Iterator[asyncio.Event]:
 
 
 def _settle_memory() -> None:
-    """What start-up has left lives for ever: collections need not walk it while streams wait."""
+    """Freezes the objects of the start, which live for ever, so that garbage collections do not traverse them."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(_GC_THRESHOLD)
 
 
 async def _ingest(config: ServeConfig, stack: AsyncExitStack) -> IngestProcesses | None:
-    """The processes that receive pushes, if there are to be any; they end after the server, whose answers they pass."""
+    """The processes that receive pushes, if there are any. They end after the server, whose answers they pass on."""
     count = config.num_ingest_processes(len(os.sched_getaffinity(0)))
     if count == 0:
         return None
@@ -238,24 +263,6 @@ async def _ingest(config: ServeConfig, stack: AsyncExitStack) -> IngestProcesses
     return ingest
 
 
-async def _first_of(stopped: asyncio.Event, background: Sequence["asyncio.Task[None]"]) -> str | None:
-    """Waits for the signal (None) or for a background task to end, which none should: what to say then."""
-    waiting = asyncio.create_task(stopped.wait())
-    await asyncio.wait([waiting, *background], return_when=asyncio.FIRST_COMPLETED)
-    waiting.cancel()
-    return _failure(background)
-
-
-def _failure(background: Sequence["asyncio.Task[None]"]) -> str | None:
-    """What to say of the background task that has ended; None if all go on."""
-    for task in background:
-        if task.done():
-            if task.get_name() == "engine":
-                return "the engine has died"
-            return f"{task.get_name()} ended: {task.exception()!r}"
-    return None
-
-
 async def _cancel(tasks: Sequence["asyncio.Task[None]"]) -> None:
     for task in tasks:
         task.cancel()
@@ -263,7 +270,7 @@ async def _cancel(tasks: Sequence["asyncio.Task[None]"]) -> None:
 
 
 def _require_free(host: str, port: int) -> None:
-    """Raises OSError for an address that cannot be listened on: better now than when the engine has started."""
+    """Raises OSError if the address cannot be used: better now than after the start of the engine."""
     if port <= 0:
         return
     family, _, _, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
@@ -276,14 +283,20 @@ def _require_free(host: str, port: int) -> None:
 
 
 def _directory(model: str) -> Path | None:
-    """Where the checkpoint's files lie if `model` says so, and is not the name of a repository."""
+    """The directory of the checkpoint's files if `model` is a path, and not the name of a repository."""
     path = Path(model)
     return path if path.is_dir() else None
 
 
+def _open_local_checkpoint(model: str) -> OpenedCheckpoint | None:
+    """The one in the directory that `model` names, if any. Call it before the engine reads its files, so that it can be
+    seen whether those were changed meanwhile."""
+    directory = _directory(model)
+    return None if directory is None else _open_checkpoint(directory)
+
+
 def _open_checkpoint(directory: Path) -> OpenedCheckpoint | None:
-    """The checkpoint in a directory. Call it before the engine reads its files, so that it can be seen whether those
-    were changed meanwhile."""
+    """The checkpoint in a directory. Call it before the engine reads its files, so that later changes are detected."""
     try:
         files = CheckpointFiles.open(directory)
         return CheckpointIndex.read(files), files
@@ -293,7 +306,8 @@ def _open_checkpoint(directory: Path) -> OpenedCheckpoint | None:
 
 
 def _open_downloaded_checkpoint(engine: VllmEngine) -> OpenedCheckpoint | None:
-    """The one that vLLM has found or put into the Hugging Face cache, where a file of one revision never changes."""
+    """The checkpoint that vLLM found in or downloaded to the Hugging Face cache, where the files of a revision never
+    change."""
     directory = engine.checkpoint_directory
     if directory is None:
         _say("the checkpoint's files are not on this machine: the names of pushed tensors cannot be checked early")
@@ -306,14 +320,14 @@ def _resident(config: ServeConfig, opened: OpenedCheckpoint | None, load_format:
     if opened is None:
         return ResidentStore(None, enabled=enabled)
     if load_format not in _LOAD_SAFETENSORS:
-        absence = f"are not known, as the engine has not loaded the checkpoint's files (--load-format {load_format})"
+        absence = f"are unknown, because the engine did not load the checkpoint's files (--load-format {load_format})"
         return ResidentStore(None, enabled=enabled, absence=absence)
     checkpoint, files = opened
     try:
         files.check_in_place()
     except CheckpointError as error:
-        _say(f"{error}: nobody knows what the engine has loaded, so version 0 is not resident")
-        absence = "are not known, as the checkpoint's files were changed while the daemon started"
+        _say(f"{error}: it is unknown what the engine loaded, so version 0 is not resident")
+        absence = "are unknown, because the checkpoint's files changed while the daemon started"
         return ResidentStore(None, enabled=enabled, absence=absence)
     first = ResidentVersion(0, checkpoint.as_manifest(), CheckpointBytes(checkpoint, files))
     return ResidentStore(first, enabled=enabled)

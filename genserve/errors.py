@@ -1,7 +1,7 @@
-"""Everything that can go wrong, by the reason the wire contract gives it.
+"""One class of exception for each reason of the wire contract.
 
-A reason travels as `google.rpc.ErrorInfo.reason` (domain `genserve`): the daemon raises these classes, `rpc.status`
-turns them into status codes, and the client raises the same classes again. Imports nothing of ours.
+The daemon raises these classes, `rpc.status` turns them into status codes with the reason in `google.rpc.ErrorInfo`
+(domain `genserve`), and the client raises the same classes again. This module imports nothing of genserve.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,16 +13,17 @@ DOMAIN = "genserve"
 
 @dataclass(frozen=True, slots=True)
 class FieldViolation:
-    """What is wrong with one field of a request; `field` is its path in the message, as in `google.rpc.BadRequest`."""
+    """What is wrong with one field of a request. `field` is its path in the message, as in `google.rpc.BadRequest`."""
 
     field: str
     description: str
 
 
 class GenserveError(Exception):
-    """Base of all errors that have a reason.
+    """A fault in the daemon. Its log has the cause under the `error_id` of the error's metadata.
 
-    `violations` name fields or tensors, `retry_after_s` says when to try again (seconds), `metadata` is for programs.
+    Base class of all errors that have a reason. `violations` name the wrong fields or tensors. `retry_after_s` is the
+    time to wait before a retry, in seconds, or None. `metadata` holds values for programs.
     """
 
     reason: ClassVar[str] = "INTERNAL"
@@ -42,80 +43,80 @@ class GenserveError(Exception):
         self.metadata = dict(metadata) if metadata is not None else {}
 
     def again(self) -> Self:
-        """The same error, to be raised anew: one that is kept must not keep the frames that it came through, which may
-        hold a large message."""
+        """A copy of this error to raise again. Storing the raised error itself would keep its stack frames alive, and
+        they may hold a large message."""
         return type(self)(
             self.message, violations=self.violations, retry_after_s=self.retry_after_s, metadata=self.metadata
         )
 
 
 class InvalidFieldError(GenserveError):
-    """A field of the request has a value that cannot be served."""
+    """A field of the request has a value that the daemon does not accept."""
 
     reason = "INVALID_FIELD"
 
     @classmethod
     def of(cls, field: str, description: str) -> "InvalidFieldError":
-        """The error for one field, named by its path in the message."""
+        """Returns the error for one field, which is named by its path in the message."""
         return cls(f"{field}: {description}", violations=[FieldViolation(field, description)])
 
 
 class PromptTooLongError(GenserveError):
-    """The prompt leaves no room for output in the model's context."""
+    """The prompt leaves no room for output in the context of the model."""
 
     reason = "PROMPT_TOO_LONG"
 
 
 class ManifestMismatchError(GenserveError):
-    """The manifest does not fit the served checkpoint; the violations name the tensors."""
+    """The manifest does not match the served checkpoint. The violations name the tensors."""
 
     reason = "MANIFEST_MISMATCH"
 
 
 class ChunkOutOfRangeError(GenserveError):
-    """A chunk lies outside the manifest's byte space."""
+    """A chunk lies outside the byte space of the manifest."""
 
     reason = "CHUNK_OUT_OF_RANGE"
 
 
 class LoraNotFoundError(GenserveError):
-    """No adapter of that name is loaded."""
+    """No adapter with this name is loaded."""
 
     reason = "LORA_NOT_FOUND"
 
 
 class PushNotFoundError(GenserveError):
-    """No push of that id is known; it may have timed out."""
+    """No push with this id exists. It may have expired."""
 
     reason = "PUSH_NOT_FOUND"
 
 
 class UpdateNotFoundError(GenserveError):
-    """No weight update of that id is open; it may have timed out, and was undone then."""
+    """No weight update with this id is open. An update that expires is undone."""
 
     reason = "UPDATE_NOT_FOUND"
 
 
 class RequestIdInUseError(GenserveError):
-    """A request of that id is running."""
+    """A request with this id is already running."""
 
     reason = "REQUEST_ID_IN_USE"
 
 
 class PushConflictError(GenserveError):
-    """The push id is taken by a push with another manifest or version."""
+    """The push id belongs to a push with another version, manifest or bytes."""
 
     reason = "PUSH_CONFLICT"
 
 
 class WeightVersionMismatchError(GenserveError):
-    """The served version is not the one the request asks for."""
+    """The served version is not the one that the request asks for."""
 
     reason = "WEIGHT_VERSION_MISMATCH"
 
 
 class VersionNotNewerError(GenserveError):
-    """The pushed version is not above the served one."""
+    """The pushed version is not above the served version."""
 
     reason = "VERSION_NOT_NEWER"
 
@@ -127,49 +128,49 @@ class PauseLeaseLostError(GenserveError):
 
 
 class EngineSleepingError(GenserveError):
-    """The engine has given its memory back."""
+    """The engine sleeps: it has released its memory."""
 
     reason = "ENGINE_SLEEPING"
 
 
 class NotResidentError(GenserveError):
-    """The daemon does not keep the bytes of the served version, which partial pushes and pulls need."""
+    """The daemon does not keep the bytes of the served version. Partial pushes and pulls need them."""
 
     reason = "WEIGHTS_NOT_RESIDENT"
 
 
 class EngineTaintedError(GenserveError):
-    """The live weights could not be proven consistent; push a full version or restart."""
+    """The live weights may be inconsistent. Push a complete version or restart the daemon."""
 
     reason = "ENGINE_TAINTED"
 
 
 class PushTruncatedError(GenserveError):
-    """The push ended before every byte was there; what arrived stays staged until its time to live ends."""
+    """The push ended before all bytes arrived. The daemon keeps those that arrived until `staging_ttl` ends."""
 
     reason = "PUSH_TRUNCATED"
 
 
 class ApplyInProgressError(GenserveError):
-    """Another push or weight update is under way; the metadata names it."""
+    """Another push or weight update is in progress. The metadata names it."""
 
     reason = "APPLY_IN_PROGRESS"
 
 
 class PushRolledBackError(GenserveError):
-    """Applying failed; the previous version is served."""
+    """The push could not be applied. The previous version is served."""
 
     reason = "PUSH_ROLLED_BACK"
 
 
 class ChecksumMismatchError(GenserveError):
-    """A chunk's bytes are not those its CRC32C was computed from."""
+    """The bytes of a chunk do not match its CRC32C."""
 
     reason = "CHECKSUM_MISMATCH"
 
 
 class StagingFullError(GenserveError):
-    """There is no room to stage the push."""
+    """There is not enough memory to stage the push."""
 
     reason = "STAGING_FULL"
 
@@ -181,43 +182,43 @@ class QueueFullError(GenserveError):
 
 
 class MessageTooLargeError(GenserveError):
-    """A message is above the limit."""
+    """A message is larger than the limit."""
 
     reason = "MESSAGE_TOO_LARGE"
 
 
 class DrainingError(GenserveError):
-    """The daemon is shutting down."""
+    """The daemon is starting or shutting down."""
 
     reason = "DRAINING"
 
 
 class EngineDeadError(GenserveError):
-    """The engine has died; the daemon is about to exit."""
+    """The engine has died. The daemon is about to exit."""
 
     reason = "ENGINE_DEAD"
 
 
 class UnsupportedError(GenserveError):
-    """The daemon was started without what this call needs."""
+    """The daemon was started without a feature that this call needs."""
 
     reason = "UNSUPPORTED"
 
 
 class UnavailableError(GenserveError):
-    """No daemon answers, or the connection to it broke."""
+    """No daemon answers, or the connection broke. Only the client raises this."""
 
     reason = "UNAVAILABLE"
 
 
 class DeadlineError(GenserveError):
-    """Something did not happen within its time; nothing was changed."""
+    """The call did not finish within its timeout. After a push, `GetPush` tells its outcome."""
 
     reason = "DEADLINE_EXCEEDED"
 
 
 class UnauthenticatedError(GenserveError):
-    """No valid credentials."""
+    """The call has no valid credentials."""
 
     reason = "UNAUTHENTICATED"
 
@@ -229,10 +230,10 @@ class PermissionDeniedError(GenserveError):
 
 
 def all_errors() -> Iterator[type[GenserveError]]:
-    """Every class of error that has a reason of its own."""
+    """Yields every error class that has a reason of its own."""
     yield from GenserveError.__subclasses__()
 
 
 def error_for_reason(reason: str) -> type[GenserveError]:
-    """The class that stands for `reason`, or the base class for one this version does not know."""
+    """Returns the class for `reason`, or the base class if this version of genserve does not know the reason."""
     return next((error for error in all_errors() if error.reason == reason), GenserveError)

@@ -1,8 +1,8 @@
 """Signals while the engine starts and while the daemon runs.
 
-A terminal sends Ctrl-C to the whole process group. The engine's processes must not see it: they would be gone before
-the daemon has drained. They inherit the signal mask of the thread that starts them, so SIGINT is blocked there, and a
-second thread takes it meanwhile.
+A terminal sends Ctrl-C to the whole process group. The engine's processes must not get it, because they would end
+before the daemon has drained. They inherit the signal mask of the thread that starts them, so SIGINT is blocked there,
+and a second thread handles it meanwhile.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ _LOOK_INTERVAL_S = 0.2
 
 @contextmanager
 def children_ignore_interrupts() -> Iterator[None]:
-    """Processes started inside never receive SIGINT; one that arrives meanwhile ends the daemon at once."""
+    """Processes started in this context never receive SIGINT. A SIGINT meanwhile ends the daemon at once."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     done = threading.Event()
     watcher = threading.Thread(target=_exit_on_interrupt, args=(done,), name="genserve-interrupt", daemon=True)
@@ -34,10 +34,10 @@ def children_ignore_interrupts() -> Iterator[None]:
 
 def _exit_on_interrupt(done: threading.Event) -> None:
     while not done.is_set():
-        # sigtimedwait is the only wait for a blocked signal that can also end.
+        # sigtimedwait is the only wait for a blocked signal that can also time out.
         if signal.sigtimedwait({signal.SIGINT}, _LOOK_INTERVAL_S) is not None:
             print("genserve: interrupted while starting", file=sys.stderr, flush=True)
-            os._exit(EXIT_INTERRUPTED)  # the engine's processes watch for the end of this one
+            os._exit(EXIT_INTERRUPTED)  # the engine's processes end when this one ends
 
 
 @contextmanager

@@ -1,7 +1,52 @@
-"""Settings of all tests."""
+"""Settings of all tests: how many run at a time, and what is started before them and ended after."""
 
+import gc
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
 from hypothesis import settings
+
+from tests.support import daemon_process
+from tests.support.warm import process
 
 # No property is about time, and a machine that does something else meanwhile is no defect.
 settings.register_profile("genserve", deadline=None)
 settings.load_profile("genserve")
+
+NUM_AT_A_TIME = 2
+"""Processes of pytest: one waits while the other one computes. Tests have bounds on time, which hold with two."""
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """For `-n auto`, which scripts/test asks for: several for whole directories, and pytest itself for chosen files or
+    tests, and beside a GPU, which there may be one of."""
+    is_choice = config.option.keyword or not all(Path(each).is_dir() for each in config.args)
+    if is_choice or any(Path("/dev").glob("nvidia[0-9]*")):
+        return 0
+    return min(NUM_AT_A_TIME, len(os.sched_getaffinity(0)))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Gives the engines of each process of pytest a core of their own: vLLM would bind all to the first."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "")
+    if worker:
+        cores = sorted(os.sched_getaffinity(0))
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", str(cores[int(worker.removeprefix("gw")) % len(cores)]))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Begins to import what daemons do, while tests run that need none. Collections of garbage need not walk what was
+    imported here: torch alone makes one take a second."""
+    gc.collect()
+    gc.freeze()
+    if any(item.path.parent.name in ("engine", "faults") for item in session.items):
+        process.warm_up()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def daemons_that_have_ended() -> Iterator[None]:
+    """Those that were asked to end and not waited for."""
+    yield
+    daemon_process.wait_ended()

@@ -8,16 +8,14 @@ Exits with 1 unless the version switches inside the streams and the original wei
 
 import argparse
 import asyncio
-import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
 
+import genserve
 from genserve.client import AsyncClient, Generation, PushResult
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
@@ -37,30 +35,10 @@ async def main() -> int:
         parser.error("--target and --model go together")
     if options.target is not None:
         return await show(options.target, options.model)
-    async with own_daemon() as (target, model):
-        return await show(target, model)
-
-
-@asynccontextmanager
-async def own_daemon() -> AsyncIterator[tuple[str, Path]]:
-    """A daemon on the built-in model: where it serves, and the model's directory."""
-    step("Starting the daemon: genserve serve --port 0")
-    command = [sys.executable, "-m", "genserve", "serve", "--port", "0", "--max-model-len", "2048"]
-    process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, process_group=0)
-    try:
-        assert process.stdout is not None
-        async for raw in process.stdout:
-            line = raw.decode().strip()
-            say(line)
-            if line.startswith("genserve: serving "):
-                model, target = line.removeprefix("genserve: serving ").rsplit(" on ", 1)
-                yield target, Path(model)
-                return
-        raise SystemExit("the daemon did not start")
-    finally:
-        if process.returncode is None:
-            process.terminate()
-        await process.wait()
+    step("Starting the daemon: genserve.launch(max_model_len=2048)")
+    async with genserve.launch(max_model_len=2048) as server:
+        say(f"serving {server.model} on {server.address}")
+        return await show(server.address, Path(server.model))
 
 
 async def show(target: str, model: Path) -> int:

@@ -1,7 +1,7 @@
-"""The `genserve` command: `main` picks the subcommand, and turns errors into one line and an exit status.
+"""The `genserve` command: `main` runs the subcommand, and turns errors into one line and an exit status.
 
-0 = done, 1 = an error, 2 = wrong usage, 130 = interrupted, 141 = the reader of our output went away. What a subcommand
-needs is imported when it runs, so that `--help` answers at once.
+0 = done, 1 = an error, 2 = wrong usage, 130 = interrupted, 141 = the reader of stdout is gone. A subcommand imports
+its modules when it runs, so that `--help` answers at once.
 """
 
 import argparse
@@ -59,7 +59,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
-    if arguments[:1] == ["serve"]:  # all its flags are the engine's to parse; argparse has no way to say so
+    if arguments[:1] == ["serve"]:  # the engine parses all flags; argparse cannot express this
         return argparse.Namespace(run=serve.run, flags=arguments[1:])
     return make_parser().parse_args(arguments)
 

@@ -1,4 +1,4 @@
-"""`genserve bench`: how fast a running daemon is, seen from where the command runs. Leaves the weights as they are."""
+"""`genserve bench`: measures a running daemon from the machine where the command runs. Does not change the weights."""
 
 import argparse
 import asyncio
@@ -30,46 +30,55 @@ if TYPE_CHECKING:
 
 _ROUNDS: Final = 5
 _REQUESTS_PER_SLOT: Final = 4
-_LEASE_S: Final = 5.0  # a pause ends by itself this soon should the command be killed while it holds it
+_LEASE_S: Final = 5.0  # the pause expires this soon if the command is killed while it holds it
 _STAGING_TTL_S: Final = 10.0  # the same for staged bytes
 
 
 def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
     """Adds the command and its three measurements."""
     parser = subparsers.add_parser(
-        "bench", help="measure a running daemon", description="Measures a running daemon from here."
+        "bench", help="measure a running daemon", description="Measures a running daemon from this machine."
     )
     measurements = parser.add_subparsers(title="measurements", metavar="MEASUREMENT", dest="measurement", required=True)
 
     generate = measurements.add_parser(
         "generate",
         help="tokens per second and latency by concurrency",
-        description="Random prompts, greedy, every token streamed; each slot starts a request when its last one ends.",
+        description="Streams greedy answers to random prompts. A slot starts a request when its previous one ends.",
     )
     generate.add_argument("--concurrency", type=counts, default=[1, 16, 64], metavar="N,N", help="default: 1,16,64")
-    generate.add_argument("--max-tokens", type=count, default=64, metavar="N", help="of each answer (default: 64)")
-    generate.add_argument("--prompt-tokens", type=count, default=5, metavar="N", help="of each prompt (default: 5)")
     generate.add_argument(
-        "--requests", type=count, metavar="N", help=f"at each concurrency (default: {_REQUESTS_PER_SLOT} a slot)"
+        "--max-tokens", type=count, default=64, metavar="N", help="output tokens per request (default: 64)"
+    )
+    generate.add_argument(
+        "--prompt-tokens", type=count, default=5, metavar="N", help="tokens of each prompt (default: 5)"
+    )
+    generate.add_argument(
+        "--requests",
+        type=count,
+        metavar="N",
+        help=f"requests at each concurrency (default: {_REQUESTS_PER_SLOT} per slot)",
     )
 
     push = measurements.add_parser(
         "push",
-        help="how fast weights arrive",
-        description="Stages weights and discards them: what is served stays as it is.",
+        help="speed of receiving weights",
+        description="Stages weights and discards them. The served weights do not change.",
     )
     push.add_argument("path", metavar="WEIGHTS", help="a .safetensors file or a checkpoint directory")
-    push.add_argument("--streams", type=count, default=1, metavar="N", help="streams to send on at once (default: 1)")
+    push.add_argument("--streams", type=count, default=1, metavar="N", help="number of parallel streams (default: 1)")
 
     pause = measurements.add_parser(
         "pause",
-        help="how fast a pause takes hold and ends",
-        description="Pauses and resumes: generation stands still for moments.",
+        help="latency of pause and resume",
+        description="Pauses and resumes. Generation stops for moments.",
     )
     for each in (push, pause):
         each.add_argument("--rounds", type=count, default=_ROUNDS, metavar="N", help=f"default: {_ROUNDS}")
     for each in (generate, push, pause):
-        each.add_argument("--timeout", type=seconds, default=600.0, metavar="TIME", help="of a call (default: 600s)")
+        each.add_argument(
+            "--timeout", type=seconds, default=600.0, metavar="TIME", help="timeout of each call (default: 600s)"
+        )
         each.add_argument("--json", action="store_true", help="print one line of JSON")
         add_connection_options(each)
 
@@ -96,7 +105,7 @@ class StreamTimes:
 
 @dataclass(frozen=True, slots=True)
 class GenerationFigures:
-    """What the streams of one concurrency came to. `inter_token`: the wait between two messages of a stream."""
+    """The figures of all streams at one concurrency. `inter_token` is the time between two messages of a stream."""
 
     concurrency: int
     requests: int
@@ -108,7 +117,7 @@ class GenerationFigures:
 
     @classmethod
     def of(cls, concurrency: int, streams: Sequence[StreamTimes]) -> "GenerationFigures":
-        """Of streams that have each got at least one token."""
+        """Computes them from streams that each received at least one token."""
         first_s = [stream.arrived_at[0] - stream.sent_at for stream in streams]
         waits_s = [wait_s for stream in streams for wait_s in _differences(stream.arrived_at)]
         elapsed_s = max(stream.arrived_at[-1] for stream in streams) - min(stream.sent_at for stream in streams)
@@ -124,7 +133,7 @@ class GenerationFigures:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least `share` of the values do not exceed (nearest rank); 0 of none."""
+    """The smallest value that at least `share` of the values do not exceed (nearest rank). 0 if there are no values."""
     if not values:
         return 0.0
     rank = -int(-share * len(values) // 1)  # rounded up
@@ -157,7 +166,7 @@ async def _generate_all(args: argparse.Namespace) -> list[dict[str, Any]]:
     rows = []
     async with open_async_client(args) as client:
         vocab_size = (await client.server_info()).vocab_size
-        # Another seed each time: what the daemon remembers of the last run (its prefix cache) must not help.
+        # A new seed each time, so that the daemon's prefix cache has nothing from the last run.
         prompts = _prompts(random.Random(), vocab_size, args.prompt_tokens)
         await _stream(client, next(prompts), args)  # warms up
         for concurrency in args.concurrency:
@@ -259,7 +268,7 @@ def _pause(args: argparse.Namespace) -> list[dict[str, Any]]:
             try:
                 client.resume(lease.lease_id)
             except KeyboardInterrupt:
-                # The call was cancelled under way: whether it arrived is unknown.
+                # The call was cancelled, and may or may not have reached the daemon.
                 with contextlib.suppress(PauseLeaseLostError):
                     client.resume(lease.lease_id)
                 raise

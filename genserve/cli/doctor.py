@@ -1,4 +1,4 @@
-"""`genserve doctor`: whether this machine can serve and take pushes, and what it costs."""
+"""`genserve doctor`: checks whether this machine can serve a model and take pushes, and what a push costs."""
 
 import argparse
 import sys
@@ -10,9 +10,9 @@ from genserve.errors import InvalidFieldError
 _DEFAULT_TIMEOUT_S: Final = 120.0
 _MAX_TIMEOUT_S: Final = 24 * 3600.0
 _EPILOG: Final = """\
-what comes after `--` is passed on to every daemon, and is what the room for models is computed for:
+flags after `--` are passed to every daemon, and used to compute which models fit:
   genserve doctor -- --tensor-parallel-size 2 --gpu-memory-utilization 0.8
-exit status: 0 = nothing fails, 1 = something does, 2 = wrong usage"""
+exit status: 0 = no check fails, 1 = a check fails, 2 = wrong usage"""
 
 
 def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
@@ -20,22 +20,26 @@ def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
     parser = subparsers.add_parser(
         "doctor",
         help="check this machine and a daemon on it",
-        description="Checks this machine, with or without a GPU: memory, bandwidths, what processes share. Then serves "
-        "a tiny built-in model in every way, pushes to it under load, and holds what it says against cold starts.",
+        description="Checks this machine, with or without a GPU: memory, bandwidth, memory between processes. Then "
+        "serves a tiny built-in model in every way, pushes to it under load, and compares its output with cold starts.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "--model",
         metavar="PATH",
-        help="check this checkpoint directory instead; its second version is itself with a norm scaled",
+        help="check this checkpoint directory instead; its second version is a copy with one norm scaled",
     )
     parser.add_argument(
-        "--ways", metavar="WAY,WAY", help="values of --weight-update to try (default: all that the device has)"
+        "--ways", metavar="WAY,WAY", help="values of --weight-update to try (default: all that the device supports)"
     )
     parser.add_argument("--machine-only", action="store_true", help="start no daemon")
     parser.add_argument(
-        "--timeout-s", type=_limit, default=_DEFAULT_TIMEOUT_S, metavar="TIME", help="of each step (default: 120)"
+        "--timeout-s",
+        type=_limit,
+        default=_DEFAULT_TIMEOUT_S,
+        metavar="TIME",
+        help="time limit of each step (default: 120)",
     )
     parser.add_argument("--json", action="store_true", help="print everything as JSON, for a bug report")
     parser.add_argument("serve_flags", nargs="*", metavar="SERVE_FLAGS", help="flags of `genserve serve`, after --")
@@ -43,7 +47,7 @@ def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints sections as they are known, or JSON at the end; the exit status. Ctrl-C leaves no process behind."""
+    """Prints each section when it is known, or JSON at the end. Returns the exit status. Ctrl-C leaves no process."""
     try:
         return _run(args)
     except InvalidFieldError as error:  # an exit status of 1 would say that a check fails
@@ -88,5 +92,5 @@ def _say(line: str) -> None:
 def _limit(text: str) -> float:
     limit_s = seconds(text)
     if not 0.0 < limit_s <= _MAX_TIMEOUT_S:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a time above 0 and of at most 24h")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time above 0 s and up to 24h")
     return limit_s

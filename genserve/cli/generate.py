@@ -1,4 +1,4 @@
-"""`genserve generate`: one prompt in, text or JSON out as it comes."""
+"""`genserve generate`: streams the answer to one prompt as text or JSON."""
 
 import argparse
 import sys
@@ -15,22 +15,22 @@ if TYPE_CHECKING:
 _PASSED_ON: Final[tuple[tuple[str, Any, str], ...]] = (
     ("temperature", float, "0 = greedy"),
     ("top-p", float, "nucleus sampling"),
-    ("top-k", int, "most likely tokens considered; 0 = all"),
-    ("min-p", float, "least probability relative to the most likely token"),
+    ("top-k", int, "sample from this many most likely tokens; 0 = all"),
+    ("min-p", float, "minimum probability, relative to the most likely token"),
     ("presence-penalty", float, "in [-2, 2]"),
     ("frequency-penalty", float, "in [-2, 2]"),
     ("repetition-penalty", float, "1 = none"),
-    ("seed", int, "seed of this request's random numbers"),
+    ("seed", int, "random seed of this request"),
     ("n", int, "number of sequences"),
-    ("max-tokens", int, "most output tokens of a sequence"),
-    ("min-tokens", int, "fewest output tokens"),
+    ("max-tokens", int, "maximum number of output tokens of a sequence"),
+    ("min-tokens", int, "minimum number of output tokens of a sequence"),
     ("logprobs", int, "alternatives per token in --json; 0 = the sampled token only"),
     ("json-schema", str, "restrict the output to a JSON schema"),
     ("regex", str, "restrict the output to a regular expression"),
     ("grammar", str, "restrict the output to an EBNF grammar"),
     ("lora-name", str, "LoRA adapter"),
-    ("priority", int, "smaller runs first"),
-    ("min-weight-version", int, "refuse while the served version is smaller"),
+    ("priority", int, "requests with smaller values run first"),
+    ("min-weight-version", int, "refuse the request while an older version is served"),
     ("request-id", str, "name of the request"),
 )
 
@@ -43,7 +43,7 @@ def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
         description="Generates from a prompt and prints text or JSON as it comes.",
     )
     parser.add_argument("prompt", metavar="PROMPT", nargs="?", help="text; default: standard input")
-    parser.add_argument("--chat", action="store_true", help="the prompt is a user's message")
+    parser.add_argument("--chat", action="store_true", help="treat the prompt as a user message of a chat")
     parser.add_argument("--system", metavar="TEXT", help="system message; implies --chat")
     parser.add_argument("--json", action="store_true", help="print each message as one line of protobuf JSON")
     parser.add_argument("--stats", action="store_true", help="print tokens, speed and weight versions on stderr")
@@ -53,10 +53,20 @@ def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
     sampling.add_argument(
         "--stop", action="append", metavar="TEXT", help="string that ends a sequence; may be repeated"
     )
-    sampling.add_argument("--choice", action="append", metavar="TEXT", help="one of the answers allowed; repeat it")
+    sampling.add_argument(
+        "--choice", action="append", metavar="TEXT", help="an allowed answer; repeat the flag for each"
+    )
     sampling.add_argument("--json-object", action="store_true", default=None, help="restrict the output to JSON")
-    sampling.add_argument("--ignore-eos", action="store_true", default=None, help="go on after the end of the sequence")
-    sampling.add_argument("--time-budget", type=seconds, dest="time_budget_s", metavar="TIME", help="such as 2s")
+    sampling.add_argument(
+        "--ignore-eos", action="store_true", default=None, help="continue after the end-of-sequence token"
+    )
+    sampling.add_argument(
+        "--time-budget",
+        type=seconds,
+        dest="time_budget_s",
+        metavar="TIME",
+        help="end the request after this time, such as 2s",
+    )
     parser.add_argument("--timeout", type=seconds, default=600.0, metavar="TIME", help="deadline (default: 600s)")
     add_connection_options(parser)
 

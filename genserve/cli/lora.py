@@ -15,25 +15,27 @@ if TYPE_CHECKING:
 def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
     """Adds the command."""
     parser = subparsers.add_parser(
-        "lora", help="push, load, list or unload LoRA adapters", description="The LoRA adapters of a daemon."
+        "lora", help="push, load, list or unload LoRA adapters", description="Manages the LoRA adapters of a daemon."
     )
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     for action, described in {
         "list": "show the adapters that requests can use",
-        "push": "send an adapter that PEFT has saved on this host",
-        "load": "load an adapter that PEFT has saved on the daemon's host",
-        "unload": "take an adapter away; requests that run go on with it",
+        "push": "send an adapter that PEFT saved on this host",
+        "load": "load an adapter that PEFT saved on the daemon's host",
+        "unload": "remove an adapter; running requests keep it",
     }.items():
         one = actions.add_parser(action, help=described, description=f"{described[0].upper()}{described[1:]}.")
         if action != "list":
-            one.add_argument("name", metavar="NAME", help="what requests call it (--lora-name)")
+            one.add_argument("name", metavar="NAME", help="name that requests use (--lora-name)")
         if action in ("push", "load"):
-            one.add_argument("path", metavar="DIRECTORY", help="with adapter_config.json and adapter_model.safetensors")
+            one.add_argument(
+                "path", metavar="DIRECTORY", help="directory with adapter_config.json and adapter_model.safetensors"
+            )
         add_connection_options(one)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Does it, and prints the adapters that there are then."""
+    """Runs the action and prints the adapters that are loaded afterwards."""
     with open_client(args) as client:
         match args.action:
             case "push":
@@ -58,7 +60,7 @@ def _push(client: "Client", name: str, path: str) -> None:
 
 
 def lora_table(loras: "list[Lora]") -> str:
-    """A line for each."""
+    """One line per adapter."""
     rows = [("NAME", "RANK", "SIZE", "REQUESTS", "FROM")]
     for each in loras:
         size = f"{each.size_bytes / 1e6:.1f} MB"

@@ -1,4 +1,4 @@
-"""Options that several commands have: where the daemon is, how to pause, how long."""
+"""Options that several commands share: address of the daemon, pause mode, times."""
 
 import argparse
 import getpass
@@ -31,7 +31,7 @@ def add_connection_options(parser: argparse.ArgumentParser) -> None:
         help="address of the daemon (default: $GENSERVE_TARGET or %(default)s)",
     )
     where.add_argument("--uds", metavar="PATH", help="Unix domain socket of the daemon")
-    group.add_argument("--tls", action="store_true", help="TLS with the system's root certificates")
+    group.add_argument("--tls", action="store_true", help="use TLS with the system's root certificates")
     # Not as argparse's default, which --help could print.
     group.add_argument("--token", help="bearer token (default: $GENSERVE_TOKEN, which other users cannot see)")
 

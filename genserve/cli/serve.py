@@ -10,7 +10,7 @@ from typing import NoReturn
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Adds the command. Its flags are vLLM's too, so the daemon parses them: only there vLLM is imported."""
+    """Adds the command. The daemon parses its flags, because they include vLLM's and only the daemon imports vLLM."""
     parser = subparsers.add_parser("serve", help="run the daemon (takes vLLM's engine flags)", add_help=False)
     parser.add_argument("flags", nargs=argparse.REMAINDER)
     parser.set_defaults(run=run)
@@ -19,7 +19,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 def run(args: argparse.Namespace) -> int:
     """Runs the daemon until a signal or a failure; the exit status."""
     _check_own(args.flags)
-    # vLLM tells a lot while it starts; what matters comes from us. VLLM_LOGGING_LEVEL=INFO brings it back.
+    # vLLM logs a lot while it starts. The daemon prints what matters; VLLM_LOGGING_LEVEL=INFO shows the rest.
     if "VLLM_LOGGING_LEVEL" not in os.environ:
         os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
@@ -39,11 +39,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_own(flags: Sequence[str]) -> None:
-    """Refuses what cannot be among our own flags, and a model that is not there, before vLLM is imported to understand
-    the others: that takes seconds. Exits as argparse does."""
+    """Refuses invalid values of genserve's flags, and a model that does not exist, before vLLM is imported to parse the
+    others, which takes seconds. Exits as argparse does."""
     from genserve.config import ServeConfig, check_model
 
-    # As vLLM's parser has it: underscores are as good, and a file may have more flags.
+    # As in vLLM's parser: underscores are accepted, and a file may contain more flags.
     dashed = [re.sub("^--[^=]+", lambda flag: flag[0].replace("_", "-"), flag) for flag in flags]
     if any(flag.partition("=")[0] == "--config" for flag in dashed):
         return
@@ -61,5 +61,5 @@ def _check_own(flags: Sequence[str]) -> None:
 
 class _OwnFlags(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """In a line: the usage would name our flags alone."""
+        """Prints one line, because the usage would list genserve's flags only."""
         self.exit(2, f"{self.prog}: error: {message}\n")

@@ -1,4 +1,4 @@
-"""Standard input and output, so that neither their encoding nor their absence ends a command with a traceback."""
+"""Standard input and output: neither their encoding nor their absence ends a command with a traceback."""
 
 import io
 import os
@@ -9,8 +9,8 @@ from genserve.errors import InvalidFieldError
 
 
 def prepare_output() -> None:
-    """Opens /dev/null for a standard stream that was closed (`>&-`), lest a socket take its place; has what an encoding
-    cannot hold written as an escape."""
+    """Opens /dev/null for a standard stream that was closed (`>&-`), so that no socket gets its descriptor. Characters
+    that the encoding of stdout lacks are written as escapes."""
     for fd, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             _reopen_null(fd)
@@ -20,7 +20,7 @@ def prepare_output() -> None:
 
 
 def abandon_output(*streams: TextIO) -> None:
-    """After their reader has gone: Python flushes them once more at exit, and must find somebody there."""
+    """Points streams without a reader to /dev/null, because Python flushes them again at exit."""
     for stream in streams or (sys.stdout, sys.stderr):
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, stream.fileno())
@@ -28,7 +28,7 @@ def abandon_output(*streams: TextIO) -> None:
 
 
 def read_input() -> str:
-    """All of standard input. Raises InvalidFieldError when it is no text."""
+    """All of standard input. Raises InvalidFieldError if it is not text."""
     try:
         return sys.stdin.read()
     except UnicodeDecodeError as error:

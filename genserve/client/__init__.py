@@ -1,12 +1,13 @@
 """Client for a genserve daemon: `AsyncClient` for asyncio, `Client` for everything else.
 
-Importing this loads grpc and protobuf, and neither torch, numpy nor vllm.
+Importing this module loads grpc and protobuf, but not torch, numpy or vllm.
 """
 
 import os
 
-# Before grpc is imported, which reads it once. With its fork handlers gRPC 1.85 crashes one child in ten that is forked
-# while a call is under way and starts a thread, as the workers of a data loader do. Who needs them sets it to 1.
+# Set before grpc is imported, which reads it once. With its fork handlers gRPC 1.85 crashes one in ten children that
+# are
+# forked during a call and start a thread, as the workers of a data loader do. Set it to 1 if you need the handlers.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 from genserve.client.async_client import AsyncClient
@@ -42,10 +43,11 @@ from genserve.client.transport.connection import ConnectionSettings, Timeouts
 from genserve.client.transport.enums import KvPolicy, PauseMode, PushAction, SleepTag
 from genserve.client.transport.errors import ClientClosedError, ClientMisuseError
 from genserve.client.transport.response_stream import ResponseStream
-from genserve.client.weights.calls import ServedTensor, ServedWeights
 from genserve.client.weights.download import PulledWeights
 from genserve.client.weights.lora import Lora
+from genserve.client.weights.options import ApplyOptions, PushOptions, SendOptions
 from genserve.client.weights.push import Applied, Push, PushProgress, PushResult
+from genserve.client.weights.served import ServedTensor, ServedWeights
 from genserve.client.weights.vllm_transfer import FinishedUpdate, StartedUpdate
 from genserve.errors import UnavailableError
 from genserve.tensors.safetensors import CheckpointFileError
@@ -53,6 +55,7 @@ from genserve.tensors.safetensors import CheckpointFileError
 __all__ = [
     "AbortResult",
     "Applied",
+    "ApplyOptions",
     "AsyncClient",
     "BlockingStream",
     "CheckpointFileError",
@@ -85,10 +88,12 @@ __all__ = [
     "PulledWeights",
     "Push",
     "PushAction",
+    "PushOptions",
     "PushProgress",
     "PushResult",
     "ResponseStream",
     "ResumeResult",
+    "SendOptions",
     "SequenceDelta",
     "ServedTensor",
     "ServedWeights",

@@ -1,6 +1,6 @@
-"""The client for threads: the asynchronous one on an event loop of its own in a background thread.
+"""The client for threads: the asynchronous one on its own event loop in a background thread.
 
-Each method is declared by naming the asynchronous one; signature, types and documentation are its.
+Each method is declared by naming the asynchronous one, and has its signature, types and documentation.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
-# What a call may be late: gRPC ends it at its deadline, and only a loop that is blocked does not say so.
+# How late a call may end: gRPC ends it at its deadline, and only a blocked loop does not report this.
 _LATE_S: Final = 5.0
 _END: Final[Any] = object()
 
@@ -37,8 +37,8 @@ class _AsyncStream(Protocol[T_co]):
 
 
 class _Limit:
-    """How long a thread waits at most for a method: its `timeout_s`, by default `default` of the client's Timeouts, and
-    `slack` of them. None = as long as it takes, which the caller has asked for."""
+    """The longest time that a thread waits for a method: its `timeout_s`, by default `default` of the client's
+    Timeouts, plus `slack`. None = no limit, which the caller has requested."""
 
     def __init__(self, method: Callable[..., Any], default: Default, slack: Slack | None) -> None:
         self._signature = inspect.signature(method)
@@ -46,7 +46,7 @@ class _Limit:
         self._slack = slack
 
     def seconds(self, client: "Client", args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | None:
-        """For a call with these arguments. Raises TypeError where the method would."""
+        """The limit of a call with these arguments, in seconds. Raises TypeError where the method would."""
         arguments = self._signature.bind(client._client, *args, **kwargs)
         arguments.apply_defaults()
         timeouts = client._timeouts
@@ -79,7 +79,7 @@ def blocking(
 def blocking_stream(
     method: Callable[Concatenate[AsyncClient, P], _AsyncStream[T]], default: Default = "control_s"
 ) -> "Callable[Concatenate[Client, P], BlockingStream[T]]":
-    """A method that begins the asynchronous stream, and iterates over it."""
+    """A method that starts the asynchronous stream and iterates over it."""
     limit = _Limit(method, default, None)
 
     @wraps(method)
@@ -109,11 +109,11 @@ def blocking_context(
 
 
 class BlockingStream(Closing, Iterator[T]):
-    """The items of a call, which has begun when this exists.
+    """The items of a call that has begun.
 
     The call is cancelled, which ends its requests in the daemon, by `close()`, by leaving `with`, by an interrupt
-    (Ctrl-C) while an item is waited for, and when the stream is dropped unfinished. Iterating raises a `GenserveError`
-    if the call failed, ClientClosedError if the client is closed.
+    (Ctrl-C) during a wait for an item, and when the stream is dropped unfinished. Iterating raises a `GenserveError` if
+    the call failed, ClientClosedError if the client is closed.
     """
 
     def __init__(self, client: "Client", stream: _AsyncStream[T], limit_s: float | None) -> None:
@@ -134,12 +134,12 @@ class BlockingStream(Closing, Iterator[T]):
         return item
 
     def close(self) -> None:
-        """Cancels the call unless it is over; does not wait."""
+        """Cancels the call unless it is over. Does not wait."""
         self._client._thread.post(self._stream.cancel)
 
 
 class BlockingContext(AbstractContextManager[T, bool | None]):
-    """An asynchronous context manager on the client's loop, where it is ended also if this is dropped."""
+    """An asynchronous context manager on the client's loop. It is also ended when this object is dropped."""
 
     def __init__(self, client: "Client", manager: AbstractAsyncContextManager[T], limit_s: float | None) -> None:
         self._client = client
@@ -155,7 +155,7 @@ class BlockingContext(AbstractContextManager[T, bool | None]):
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> bool | None:
-        # KeyboardInterrupt is not for the code that runs on the loop: there it is a cancellation.
+        # KeyboardInterrupt is not for code on the loop: there it becomes a cancellation.
         inner = exc if exc is None or isinstance(exc, Exception) else asyncio.CancelledError()
         control_s = self._client._timeouts.control_s
         limit_s = None if control_s is None else control_s + _LATE_S
@@ -222,12 +222,12 @@ class Client(Closing):
     wait_ready = blocking(AsyncClient.wait_ready)
 
     def close(self) -> None:
-        """Closes the connection and ends the thread; calls under way raise ClientClosedError. May be repeated."""
+        """Closes the connection and ends the thread. Calls in progress raise ClientClosedError. May be repeated."""
         self._thread.close()
 
 
 async def _next(stream: _AsyncStream[T]) -> T:
-    """The next item; at the end `_END`, for a StopAsyncIteration cannot leave a future."""
+    """The next item, or `_END` at the end, because StopAsyncIteration cannot leave a future."""
     try:
         return await stream.__anext__()
     except StopAsyncIteration:

@@ -1,9 +1,9 @@
 """The conditions of the engine and of the daemon, and what follows from both. Pure.
 
-The two are separate because one must not hide the other: a daemon that drains still has to know that its engine is
-tainted. Clients are told one `Phase` for the pair, and what they are refused follows from that phase; with one
-exception: an engine that sleeps takes pushes and adapters once its weights are awake. What the daemon itself may do to
-the engine follows from the engine's condition alone.
+The two conditions are separate because one must not hide the other: a draining daemon still has to know that its engine
+is tainted. Clients see one `Phase` for the pair, and the phase decides what they are refused. There is one exception: a
+sleeping engine accepts pushes and adapters once its weights are awake. What the daemon itself may do to the engine
+depends only on the engine's condition.
 """
 
 import enum
@@ -15,8 +15,8 @@ from genserve.errors import DrainingError, EngineDeadError, EngineSleepingError,
 
 
 class EngineCondition(enum.Enum):
-    """What the engine is doing. RUNNING and PAUSED follow from the pause leases; ASLEEP and WEIGHTS_AWAKE, which is
-    asleep but for the weights, from what is asleep; the others are entered and left."""
+    """What the engine is doing. The pause leases decide between RUNNING and PAUSED. The parts that are asleep decide
+    between ASLEEP and WEIGHTS_AWAKE, which is asleep except for the weights. The others are entered and left."""
 
     RUNNING = "RUNNING"
     PAUSED = "PAUSED"
@@ -36,7 +36,7 @@ class DaemonCondition(enum.Enum):
 
 
 class Phase(enum.Enum):
-    """What clients are told; the values are the names of genserve.v1.Phase without their prefix."""
+    """What clients see. The values are the names of genserve.v1.Phase without their prefix."""
 
     STARTING = "STARTING"
     RUNNING = "RUNNING"
@@ -52,10 +52,10 @@ _SLEEPING = frozenset({EngineCondition.ASLEEP, EngineCondition.WEIGHTS_AWAKE})
 
 
 def condition_of(entered: EngineCondition | None, asleep: Set[SleepTag], *, is_paused: bool) -> EngineCondition:
-    """The condition of an engine that has entered one (None = none), of which this is asleep.
+    """The condition of an engine, from the condition that it entered (None = none) and the parts that are asleep.
 
-    Weights of no version and death are told before sleep, for no wake-up ends them. APPLYING is not: whoever may wait
-    while weights are exchanged may not wait for a wake-up.
+    DEAD and TAINTED take precedence over sleep, because no wake-up ends them. APPLYING does not, because callers wait
+    for the end of an exchange, but not for a wake-up.
     """
     if entered in (EngineCondition.DEAD, EngineCondition.TAINTED):
         return entered
@@ -67,7 +67,7 @@ def condition_of(entered: EngineCondition | None, asleep: Set[SleepTag], *, is_p
 
 
 def phase_of(engine: EngineCondition, daemon: DaemonCondition) -> Phase:
-    """The phase of a pair: DEAD before DRAINING before STARTING before what the engine is doing."""
+    """The phase of a pair: DEAD, else DRAINING, else STARTING, else what the engine is doing."""
     if engine is EngineCondition.DEAD:
         return Phase.DEAD
     if daemon is not DaemonCondition.SERVING:
@@ -76,8 +76,8 @@ def phase_of(engine: EngineCondition, daemon: DaemonCondition) -> Phase:
 
 
 def may_run(engine: EngineCondition) -> bool:
-    """Whether the engine may schedule requests once no pause lease is left. Nothing may be sampled from weights of no
-    version, and a sleeping engine has no memory."""
+    """Whether the engine may schedule requests once no pause lease is left. Nothing may be sampled from inconsistent
+    weights, and a sleeping engine has no memory."""
     return engine in (EngineCondition.RUNNING, EngineCondition.PAUSED)
 
 
@@ -96,36 +96,34 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What a phase allows. `serves`: health says SERVING; `admission`: why requests for tokens are refused, None = they
-    are admitted, perhaps to wait; `control`: the same for pauses, pushes and adapters, but see `weights_refusal`."""
+    """What a phase allows. `serves`: health says SERVING. `admission`: why generation requests are refused; None = they
+    are admitted, and may have to wait. `control`: the same for pauses, pushes and adapters; see `weights_refusal`."""
 
     serves: bool
-    admission: Refusal | None = None
+    generation: Refusal | None = None
     control: Refusal | None = None
 
 
 _STARTING = Refusal(DrainingError, "the engine is starting", retry_after_s=1.0)
 _DRAINING = Refusal(DrainingError, "the daemon is shutting down")
 _DEAD = Refusal(EngineDeadError, "the engine has died")
-_ASLEEP = Refusal(EngineSleepingError, "the engine sleeps; wake it up first (WakeUp, genserve wake-up)")
+_ASLEEP = Refusal(EngineSleepingError, "the engine is asleep; wake it up first (WakeUp, genserve wake-up)")
 _WEIGHTS_ASLEEP = Refusal(
     EngineSleepingError,
-    "the engine sleeps; wake up its weights first (WakeUp{tags: weights}, genserve wake-up --tag weights)",
+    "the engine is asleep; wake up its weights first (WakeUp{tags: weights}, genserve wake-up --tag weights)",
 )
-_TAINTED = Refusal(
-    EngineTaintedError, "the weights could not be proven consistent: push a full version or restart the daemon"
-)
+_TAINTED = Refusal(EngineTaintedError, "the weights may be inconsistent: push a complete version or restart the daemon")
 
 RULES: Mapping[Phase, Rules] = {
-    Phase.STARTING: Rules(False, admission=_STARTING, control=_STARTING),
+    Phase.STARTING: Rules(False, generation=_STARTING, control=_STARTING),
     Phase.RUNNING: Rules(True),
     Phase.PAUSED: Rules(True),
     Phase.APPLYING: Rules(True),
     # A full push heals a tainted engine, so control calls pass.
-    Phase.TAINTED: Rules(False, admission=_TAINTED),
-    Phase.SLEEPING: Rules(False, admission=_ASLEEP, control=_ASLEEP),
-    Phase.DRAINING: Rules(False, admission=_DRAINING, control=_DRAINING),
-    Phase.DEAD: Rules(False, admission=_DEAD, control=_DEAD),
+    Phase.TAINTED: Rules(False, generation=_TAINTED),
+    Phase.SLEEPING: Rules(False, generation=_ASLEEP, control=_ASLEEP),
+    Phase.DRAINING: Rules(False, generation=_DRAINING, control=_DRAINING),
+    Phase.DEAD: Rules(False, generation=_DEAD, control=_DEAD),
 }
 
 

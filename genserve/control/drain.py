@@ -1,9 +1,10 @@
-"""The end of a daemon: what runs may finish, within one deadline for all of it.
+"""The shutdown of a daemon: running work may finish, within one deadline for all of it.
 
-A tainted or sleeping engine is not run for that: its requests are ended instead.
+A tainted or sleeping engine is not resumed for this: its requests are aborted instead.
 """
 
 import asyncio
+import enum
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -14,15 +15,24 @@ from genserve.engine.protocol import Engine
 
 
 class Closes(Protocol):
-    """Changes of weights: pushes, or updates through vLLM's own transfer."""
+    """Accepts changes of weights: pushes, or updates through vLLM's own transfer."""
 
     async def close(self) -> None:
-        """Takes no more, and returns when the one that is under way has ended. May be cancelled."""
+        """Accepts no more, and returns when the one in progress has ended. May be cancelled."""
+
+
+class Step(enum.Enum):
+    """What a drain waits for, in this order; the values are for people."""
+
+    UPDATE = "a weight update"  # first, as it keeps the engine still
+    PAUSE = "a pause"  # before pushes: requests run while those end
+    PUSH = "a push"
+    REQUESTS = "requests"
 
 
 @dataclass(slots=True)
 class Drained:
-    """How a drain ended. `in_order`: no call to the engine hangs; `cut`: what was cut off, in words."""
+    """How a drain ended. `in_order`: no call to the engine hangs. `cut`: descriptions of what was cut off."""
 
     in_order: bool = True
     cut: list[str] = field(default_factory=list)
@@ -30,41 +40,41 @@ class Drained:
 
 @dataclass(slots=True)
 class Drain:
-    """Ends what runs: weight updates, then pauses, pushes and requests."""
+    """Ends running work: weight updates, then pauses, pushes and requests."""
 
     engine: Engine
     board: StateBoard
     pauses: PauseController
     updates: Closes
     pushes: Closes
-    _doing: str = ""
+    _step: Step = Step.UPDATE
 
     async def run(self, timeout_s: float) -> Drained:
-        """Refuses what comes, and returns when nothing runs any more, or after `timeout_s`. Raises EngineDeadError."""
+        """Refuses new calls, and returns when nothing runs any more, or after `timeout_s`. Raises EngineDeadError."""
         self.board.become(DaemonCondition.DRAINING)
         drained = Drained()
         ending = asyncio.create_task(self._end(drained), name="drain")
-        # Not asyncio.timeout: what hangs may not be cancelled in time either.
+        # Not asyncio.timeout: work that hangs may not end in time when it is cancelled.
         done, _ = await asyncio.wait({ending}, timeout=timeout_s)
         if done:
             ending.result()
             return drained
         ending.cancel()
-        drained.in_order = self._doing != "a weight update"
-        if self._doing != "requests":
-            drained.cut.append(f"gave up {self._doing} that did not end in time")
+        drained.in_order = self._step is not Step.UPDATE
+        if self._step is not Step.REQUESTS:
+            drained.cut.append(f"gave up {self._step.value} that did not end in time")
         await self._abort(drained, "that did not finish in time")
         return drained
 
     async def _end(self, drained: Drained) -> None:
-        self.pauses.give_up_pending()
-        self._doing = "a weight update"  # first, as it keeps the engine still
+        self.pauses.cancel_pending()
+        self._step = Step.UPDATE
         await self.updates.close()
-        self._doing = "a pause"  # before pushes: requests run while those end
+        self._step = Step.PAUSE
         await self.pauses.resume("", force=True)
-        self._doing = "a push"
+        self._step = Step.PUSH
         await self.pushes.close()
-        self._doing = "requests"
+        self._step = Step.REQUESTS
         if not may_run(self.board.engine_condition):
             await self._abort(drained, f"of an engine that is {self.board.engine_condition.value}")
         await self.engine.wait_idle()

@@ -1,6 +1,6 @@
-"""Who keeps the engine paused, and until when. Pure: the clocks are given, nothing waits here.
+"""Who keeps the engine paused, and until when. Pure: the caller passes the clocks, and nothing waits here.
 
-Expiry is decided on a monotonic clock, so that a jump of the wall clock neither ends a lease nor keeps one for ever;
+Expiry uses a monotonic clock, so that a jump of the wall clock neither ends a lease nor keeps it for ever.
 `expire_time_s` is wall time, for people.
 """
 
@@ -14,7 +14,7 @@ from genserve.engine.protocol import PauseMode
 from genserve.errors import InvalidFieldError, PauseLeaseLostError, QueueFullError
 
 MAX_TTL_S = 24 * 3600.0
-# Every lease rides in every answer of the control plane: all of them have to stay far below a client's limit of 4 MiB.
+# Every answer of the control plane contains all leases: together they must stay far below a client's limit of 4 MiB.
 MAX_LEASES = 256
 MAX_TEXT_CHARS = 256
 _NUM_REMEMBERED = 1024
@@ -39,15 +39,15 @@ class _Held:
 
 
 def check_ttl(ttl_s: float | None) -> None:
-    """Raises InvalidFieldError unless 0 < ttl_s <= 24 h; None (no expiry) is good."""
+    """Raises InvalidFieldError unless 0 < ttl_s <= 24 h or ttl_s is None (no expiry)."""
     # Written so that NaN is refused too.
     if ttl_s is not None and not 0 < ttl_s <= MAX_TTL_S:
         raise InvalidFieldError.of("ttl", f"must be above 0 s and at most {MAX_TTL_S:g} s, is {ttl_s:g} s")
 
 
 def check_text(text: str, field: str) -> None:
-    """Raises InvalidFieldError for an id or a name that others are shown, if it is longer than 256 characters or not
-    printable."""
+    """Raises InvalidFieldError for an id or a name that is longer than 256 characters or not printable. Others see
+    it."""
     if len(text) > MAX_TEXT_CHARS:
         raise InvalidFieldError.of(field, f"must have at most {MAX_TEXT_CHARS} characters, has {len(text)}")
     if not text.isprintable():
@@ -55,10 +55,10 @@ def check_text(text: str, field: str) -> None:
 
 
 class LeaseTable:
-    """The leases that are held, and how those before them ended.
+    """The leases that are held, and how earlier ones ended.
 
-    `clock` gives monotonic seconds, `wall_clock` Unix seconds, `mint` a new lease id. A lease whose time is up can no
-    longer be renewed, but stays in `active` until `expire` takes it out: whoever calls that resumes the engine.
+    `clock` gives monotonic seconds, `wall_clock` Unix seconds, `mint` a new lease id. An expired lease cannot be
+    renewed, but stays in `active` until `expire` removes it: the caller of `expire` resumes the engine.
     """
 
     def __init__(
@@ -71,10 +71,12 @@ class LeaseTable:
         self._mint = mint
         self._wall_clock = wall_clock
         self._held: dict[str, _Held] = {}
-        self._ended: OrderedDict[str, bool] = OrderedDict()  # lease_id -> whether it ended without its holder
+        self._ended: OrderedDict[str, bool] = (
+            OrderedDict()
+        )  # lease_id -> whether it ended without a release by its holder
 
     def grant(self, holder: str, mode: PauseMode, ttl_s: float | None, request_id: str = "") -> PauseLease:
-        """A new lease, or the live one that was granted for the same `request_id`. Raises InvalidFieldError and
+        """Returns a new lease, or the live one that was granted for the same `request_id`. Raises InvalidFieldError and
         QueueFullError."""
         repeated = self.granted_for(request_id)
         if repeated is not None:
@@ -88,17 +90,17 @@ class LeaseTable:
     def check_room(self) -> None:
         """Raises QueueFullError when no further lease can be granted."""
         if len(self._held) >= MAX_LEASES:
-            raise QueueFullError(f"{len(self._held)} pause leases are held, which is the limit", retry_after_s=1.0)
+            raise QueueFullError(f"the limit of {len(self._held)} pause leases is reached", retry_after_s=1.0)
 
     def granted_for(self, request_id: str) -> PauseLease | None:
-        """The live lease that was granted for a request."""
+        """The live lease that was granted for a request id, or None."""
         held = (h for h in self._held.values() if request_id and h.request_id == request_id and not self._is_due(h))
         return next((h.lease for h in held), None)
 
     def renew(self, lease_id: str, ttl_s: float | None) -> PauseLease:
-        """Lets a lease run `ttl_s` from now; None = its own time to live.
+        """Extends a lease to `ttl_s` from now; None = its own time to live.
 
-        Raises PauseLeaseLostError for one that is unknown or has ended, and InvalidFieldError for a bad `ttl_s`.
+        Raises PauseLeaseLostError if it is unknown or has ended, and InvalidFieldError for an invalid `ttl_s`.
         """
         check_ttl(ttl_s)
         held = self._held[self.require(lease_id).lease_id]
@@ -119,24 +121,24 @@ class LeaseTable:
         return held.lease
 
     def release(self, lease_id: str) -> bool:
-        """Gives a lease back; whether it had ended without its holder before, so that the engine may have run.
+        """Ends a lease. Returns whether it had already expired or was ended by force, so that the engine may have run.
 
-        Giving back twice answers the same again. Raises PauseLeaseLostError for an id that was never granted, or so
-        long ago that it is forgotten.
+        A second release of a lease returns the same. Raises PauseLeaseLostError for an id that was never granted, or
+        that ended so long ago that the table has forgotten it.
         """
         held = self._held.pop(lease_id, None)
         if held is not None:
             self._remember(lease_id, self._is_due(held))
         if lease_id not in self._ended:
-            raise PauseLeaseLostError(f"there was no pause lease {lease_id!r}", metadata={"lease_id": lease_id})
+            raise PauseLeaseLostError(f"no pause lease {lease_id!r} is known", metadata={"lease_id": lease_id})
         return self._ended[lease_id]
 
     def release_all(self) -> tuple[PauseLease, ...]:
-        """Ends every lease, whoever holds it; those that were held."""
+        """Ends every lease, whoever holds it, and returns them."""
         return self._end(list(self._held.values()))
 
     def expire(self) -> tuple[PauseLease, ...]:
-        """Ends the leases whose time is up; which those were."""
+        """Ends the expired leases and returns them."""
         return self._end([held for held in self._held.values() if self._is_due(held)])
 
     @property
@@ -146,7 +148,7 @@ class LeaseTable:
 
     @property
     def next_expiry_s(self) -> float | None:
-        """Seconds from now until the next lease ends by itself, 0 if one is due; None if none will."""
+        """Seconds from now until the next lease expires, 0 if one is due; None if none expires."""
         due = min((held.due_s for held in self._held.values() if held.due_s is not None), default=None)
         return None if due is None else max(0.0, due - self._clock())
 

@@ -1,8 +1,7 @@
 """Pauses the engine at the first lease and resumes it when none is left.
 
-Owns the transitions: they are serialised, so no two callers drive the engine at once. Who holds leases and when they
-end is `leases`; sleep, which takes turns with pauses, is `sleep`; the phase that forbids a transition is the state
-board's.
+Owns the transitions. They are serialised, so no two callers drive the engine at once. `leases` knows who holds leases
+and when they end; `sleep` takes turns with pauses; the state board has the phase that forbids a transition.
 """
 
 import asyncio
@@ -11,9 +10,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from genserve.control.admission import check_control
 from genserve.control.conditions import EngineCondition, may_run
 from genserve.control.leases import LeaseTable, PauseLease, check_text, check_ttl
+from genserve.control.phase_admission import check_control
 from genserve.control.state import StateBoard
 from genserve.control.turn import EngineTurn, uninterrupted
 from genserve.engine.protocol import Engine, KvPolicy, PauseCounts, PauseMode
@@ -29,7 +28,7 @@ _UNDO_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class PauseGrant:
-    """A lease, and the numbers of requests that the pause froze and ended."""
+    """A lease, and how many requests the pause froze (`kept`) and ended (`aborted`)."""
 
     lease: PauseLease
     kept: int
@@ -38,8 +37,8 @@ class PauseGrant:
 
 @dataclass(slots=True)
 class Hold:
-    """The engine standing still for a push. `pause_s` and `resume_s` are seconds that pausing and resuming took; after
-    the hold `paused_s` is the time generation stood still, None if it still does."""
+    """A pause for a push. `pause_s` and `resume_s` are the seconds that pausing and resuming took. After the hold,
+    `paused_s` is the time that generation was stopped, or None if it is still stopped."""
 
     kept: int
     aborted: int
@@ -56,7 +55,7 @@ class PauseController:
         self._leases = leases
         self._board = board
         self.turn = EngineTurn(engine, board)
-        """Whose turn it is, also for what is no pause."""
+        """Whose turn it is to drive the engine, also for calls other than pauses."""
         self._paused = False
         self._counts: dict[str, PauseCounts] = {}  # by lease id, for repeated requests
         self._pausing: asyncio.Task[PauseCounts] | None = None
@@ -73,15 +72,15 @@ class PauseController:
         request_id: str = "",
         timeout_s: float,
     ) -> PauseGrant:
-        """A lease, once the engine stands still; `ttl_s` None never ends by itself.
+        """Pauses the engine and returns a lease. With `ttl_s` None the lease never expires.
 
-        A repeat of a live lease's `request_id` answers that lease. Joining a pause that holds already: WAIT is as KEEP,
-        for requests that are frozen cannot finish; ABORT ends them; RECOMPUTE drops the cache. `kept` counts then the
-        sequences that are there.
+        A repeated `request_id` of a live lease returns that lease. If the engine is paused already, WAIT behaves as
+        KEEP, because frozen requests cannot finish; ABORT ends them; RECOMPUTE drops the cache. `kept` then counts the
+        frozen sequences.
 
-        When it fails, takes longer than `timeout_s` seconds or is cancelled, there is no lease and the engine is as it
-        was, at the latest when the next one gets a turn. Raises InvalidFieldError ("holder", "request_id", "ttl",
-        "timeout"), QueueFullError for too many leases, DeadlineError, DrainingError, EngineSleepingError and
+        If the call fails, takes longer than `timeout_s` seconds or is cancelled, there is no lease, and the engine is
+        as before, at the latest when the next caller gets a turn. Raises InvalidFieldError ("holder", "request_id",
+        "ttl", "timeout"), QueueFullError for too many leases, DeadlineError, DrainingError, EngineSleepingError and
         EngineDeadError.
         """
         check_ttl(ttl_s)
@@ -101,7 +100,7 @@ class PauseController:
             return PauseGrant(lease, counts.kept, counts.aborted)
 
     def renew(self, lease_id: str, ttl_s: float | None) -> PauseLease:
-        """Lets a lease run `ttl_s` seconds from now; None = its own time to live. Raises PauseLeaseLostError, and
+        """Extends a lease to `ttl_s` seconds from now; None = its own time to live. Raises PauseLeaseLostError and
         InvalidFieldError ("ttl")."""
         lease = self._leases.renew(lease_id, ttl_s)
         self._tell_change()
@@ -112,12 +111,12 @@ class PauseController:
         return self._leases.require(lease_id)
 
     async def resume(self, lease_id: str, *, force: bool = False) -> bool:
-        """Gives a lease back, with `force` every lease, and resumes the engine if none is left; whether the lease had
-        ended without its holder before.
+        """Ends a lease, or with `force` every lease, and resumes the engine if none is left. Returns whether the lease
+        had already ended without its holder.
 
-        Waits while a push commits: what it holds is no lease, and not even `force` runs an engine whose weights are
-        being exchanged. A tainted or sleeping engine is not resumed. Raises PauseLeaseLostError for a lease that never
-        was, InvalidFieldError for none, and EngineDeadError.
+        Waits while a push commits: a push holds no lease, and not even `force` resumes an engine whose weights are
+        being exchanged. A tainted or sleeping engine is not resumed. Raises PauseLeaseLostError for an unknown lease,
+        InvalidFieldError for a missing `lease_id`, and EngineDeadError.
         """
         if not lease_id and not force:
             raise InvalidFieldError.of("lease_id", "is required unless force is set")
@@ -136,16 +135,15 @@ class PauseController:
             await self._run_if_free()
             return lease_expired
 
-    def give_up_pending(self) -> None:
+    def cancel_pending(self) -> None:
         """A pause that has not taken hold raises DrainingError: call when the daemon drains."""
         if self._pausing is not None:
             self._pausing.cancel()
 
     @asynccontextmanager
     async def undisturbed(self, timeout_s: float) -> AsyncIterator[None]:
-        """Keeps pauses, resumes and commits away for a call that takes the engine long: a commit that waits behind it
-        would look like one that hangs. Raises as `pause`, but an engine that sleeps takes it once its weights are
-        awake."""
+        """Excludes pauses, resumes and commits during a long call to the engine: a commit that waited for it would look
+        as if it hangs. Raises as `pause`, but accepts a sleeping engine whose weights are awake."""
         async with self.turn.take(timeout_s, for_weights=True):
             yield
 
@@ -153,11 +151,11 @@ class PauseController:
     async def hold(
         self, mode: PauseMode, kv_policy: KvPolicy, *, timeout_s: float, lease_id: str = ""
     ) -> AsyncIterator[Hold]:
-        """Keeps the engine still for a push. Nobody else's pause, resume or expiry happens meanwhile: they wait.
+        """Pauses the engine for a push. Other pauses, resumes and expiries wait until the block ends.
 
-        With `lease_id` that lease has to be live (else PauseLeaseLostError), and the engine stays paused afterwards.
-        Give the board's phase back, or enter TAINTED, before leaving. Raises as `pause`, but an engine that sleeps is
-        held once its weights are awake, and sleeps on.
+        With `lease_id` this lease must be live (else PauseLeaseLostError), and the engine stays paused afterwards.
+        Reset the board's phase, or enter TAINTED, before leaving. Raises as `pause`, but accepts a sleeping engine
+        whose weights are awake, which stays asleep.
         """
         async with self.turn.take(timeout_s, for_weights=True) as deadline_s:
             if lease_id:
@@ -174,12 +172,12 @@ class PauseController:
                 ended_s = time.perf_counter()
                 hold.resume_s = ended_s - resume_s
                 if not self._paused:
-                    # Requests run on while WAIT waits for them; the other modes stop them as soon as they are called.
+                    # While WAIT waits, requests still run; the other modes stop them at once.
                     hold.paused_s = ended_s - (paused_at_s if mode is PauseMode.WAIT else began_s)
 
     async def run(self) -> None:
-        """Ends leases whose time is up. Never returns; raises when the engine could not be resumed, by this task or any
-        other call, as nobody would be served any more."""
+        """Ends expired leases. Never returns. Raises if the engine could not be resumed, by this task or any other
+        call, because the daemon could not serve any more."""
         while True:
             if self._failure is not None:
                 raise self._failure
@@ -194,7 +192,7 @@ class PauseController:
                         await self._run_if_free()
 
     async def stand_still(self, mode: PauseMode, kv_policy: KvPolicy, deadline_s: float) -> PauseCounts:
-        """Stops the engine for whoever has the turn; undone when it fails. Raises as `pause`."""
+        """Stops the engine for the caller that has the turn, and undoes it on failure. Raises as `pause`."""
         joins = self._paused
         try:
             if not joins or mode is PauseMode.ABORT:
@@ -212,7 +210,7 @@ class PauseController:
         return PauseCounts(kept=load.running + load.waiting, aborted=0)
 
     async def _pause_engine(self, mode: PauseMode, kv_policy: KvPolicy, timeout_s: float) -> PauseCounts:
-        """Raises DrainingError when a shutdown comes first."""
+        """Raises DrainingError if a shutdown begins first."""
         self._pausing = asyncio.create_task(self._engine.pause(mode, kv_policy, timeout_s), name="pause")
         try:
             await asyncio.wait({self._pausing})
@@ -224,9 +222,9 @@ class PauseController:
             self._pausing = None
 
     async def restore(self, *, paused: bool) -> None:
-        """Brings an engine of which nobody knows whether it runs to stand still or to run, for whoever has the turn.
-        Raises what makes the daemon end."""
-        # An engine says nothing about whether it stands still after a pause that failed.
+        """Pauses or resumes an engine in an unknown state, for the caller that has the turn. An error here ends the
+        daemon."""
+        # After a failed pause the engine does not say whether it is paused.
         try:
             if paused:
                 await self._engine.pause(PauseMode.KEEP, KvPolicy.REUSE, _UNDO_TIMEOUT_S)
@@ -239,11 +237,11 @@ class PauseController:
 
     @property
     def is_leased(self) -> bool:
-        """Whether the engine has to stand still when it is awake. It stays so for as long as one has the turn."""
+        """Whether the engine must be paused when it is awake. This does not change while a caller has the turn."""
         return bool(self._leases.active)
 
     def woke_up(self, *, paused: bool) -> None:
-        """The engine is awake, and runs or stands still. For whoever has the turn."""
+        """Records that the engine is awake, and whether it is paused. For the caller that has the turn."""
         self._paused = paused
 
     async def _run_if_free(self) -> None:
@@ -260,7 +258,7 @@ class PauseController:
         self._board.notify()
 
     def fail(self, error: Exception) -> None:
-        """The engine could not be brought to run, and nobody would be served any more: `run` raises this."""
+        """Makes `run` raise this error: the engine could not be resumed, so the daemon cannot serve any more."""
         self._failure = error
         self._changed.set()
 
@@ -273,5 +271,5 @@ def remaining_s(deadline_s: float) -> float:
     """Seconds until a time on the monotonic clock. Raises DeadlineError."""
     left_s = deadline_s - time.monotonic()
     if left_s <= 0:
-        raise DeadlineError("there was no time left to pause")
+        raise DeadlineError("no time was left to pause")
     return left_s

@@ -1,19 +1,19 @@
 """Puts the engine to sleep and wakes it up, part by part.
 
-Shares its turns with pauses and pushes. What of the engine is asleep, and which part may follow which, is `asleep`. A
-version is applied over weights that a sleep has dropped before the engine can run, unless a push has done so by then.
+It shares turns with pauses and pushes. `asleep` knows which parts are asleep, and in which order they may wake up. If a
+sleep dropped the weights, a version is applied before the engine can run, unless a push did this already.
 """
 
 import logging
 import time
-from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Protocol
 
-from genserve.control.admission import check_sound
 from genserve.control.asleep import Asleep, SleepDepth, tags_of
 from genserve.control.conditions import EngineCondition
 from genserve.control.pause import PauseController, remaining_s
+from genserve.control.phase_admission import check_sound
 from genserve.control.state import StateBoard
 from genserve.control.turn import check_timeout, uninterrupted
 from genserve.engine.protocol import MEMORY_TAGS, Engine, KvPolicy, PauseMode, SleepTag
@@ -27,19 +27,19 @@ log = logging.getLogger(__name__)
 
 
 class RestoresWeights(Protocol):
-    """Has the bytes of the served version, and applies those of pushes."""
+    """Restores the served version from its bytes, and applies pushes."""
 
     def between_pushes(self, timeout_s: float) -> AbstractAsyncContextManager[None]:
-        """A time in which no push is applied: it begins when the one that is has ended. Raises DeadlineError, naming
-        the push that took longer."""
+        """Waits for the push that is being applied, and then excludes others. Raises DeadlineError naming a push that
+        takes longer than `timeout_s`."""
 
     async def restore_dropped(self) -> None:
-        """Applies the served version over weights that are of none; call it between pushes, while nothing is scheduled.
-        Raises EngineTaintedError when it cannot."""
+        """Applies the served version over weights that were dropped or may be inconsistent. Call it between pushes,
+        while nothing is scheduled. Raises EngineTaintedError if it cannot."""
 
 
 class SleepController:
-    """Sleep and wake-up, among the pauses of `pauses`."""
+    """Sleep and wake-up. Shares its turns with the pauses of `pauses`."""
 
     def __init__(self, engine: Engine, pauses: PauseController, board: StateBoard, restores: RestoresWeights) -> None:
         self._engine = engine
@@ -48,10 +48,9 @@ class SleepController:
         self._restores = restores
 
     async def sleep(self, mode: PauseMode, depth: SleepDepth, timeout_s: float) -> None:
-        """Puts the engine, or more of it, to sleep, also under leases; does nothing when all of it sleeps, or as much
-        as was asked for. Weights fall asleep when the push that is being applied has ended: its version is served
-        afterwards. Raises as `PauseController.pause`, UnsupportedError and EngineTaintedError; what was awake is awake
-        again then."""
+        """Puts the engine, or more parts of it, to sleep, also under leases. Does nothing if these parts already sleep.
+        Weights fall asleep after the push that is being applied, whose version is served afterwards. Raises as
+        `PauseController.pause`, UnsupportedError and EngineTaintedError; parts that were awake are awake again then."""
         is_asleep = self._board.engine_condition in (EngineCondition.ASLEEP, EngineCondition.WEIGHTS_AWAKE)
         if is_asleep and not self._board.asleep.takes(depth):
             return
@@ -59,12 +58,12 @@ class SleepController:
         ends_s = time.monotonic() + timeout_s
         async with AsyncExitStack() as between:
             if SleepTag.WEIGHTS in depth.tags:
-                # Before the turn, which the push needs for its commit.
+                # Taken before the turn, because the push needs the turn for its commit.
                 await between.enter_async_context(self._restores.between_pushes(timeout_s))
             async with self._pauses.turn.take(remaining_s(ends_s), for_weights=True) as deadline_s:
                 check_sound(self._board.engine_condition)
                 before = self._board.asleep
-                if not before.takes(depth):  # another call has done it meanwhile
+                if not before.takes(depth):  # another call did it meanwhile
                     return
                 if not self._engine.info.can_sleep:
                     raise UnsupportedError("the daemon was started without --enable-sleep-mode")
@@ -75,48 +74,54 @@ class SleepController:
                 except EngineDeadError:
                     raise
                 except BaseException:
-                    # Pushes wait until it is undone, which may take longer than this call.
+                    # Pushes wait until the sleep is undone, which may take longer than this call.
                     await self._pauses.turn.undo(self._undo(before, after, between.pop_all()))
                     raise
                 self._board.tell_asleep(after)
 
     async def wake_up(self, tags: Sequence[str] = ()) -> None:
-        """Wakes up these parts (none = all). When none of its memory is asleep any more the engine runs, or stays
-        paused while a lease is left. Parts that are awake are left alone.
+        """Wakes up these parts (none = all), and ignores parts that are awake. When none of its memory is asleep the
+        engine runs, or stays paused while a lease is left.
 
-        Raises InvalidFieldError ("tags"), DeadlineError, EngineDeadError, and what `RestoresWeights.restore_dropped`
-        does; what could not be woken sleeps on then, and nothing is scheduled.
+        Raises InvalidFieldError ("tags"), DeadlineError, EngineDeadError, and the errors of
+        `RestoresWeights.restore_dropped`. Then parts that could not wake up stay asleep, and nothing is scheduled.
         """
         woken = tags_of(tags)
+        async with self._turn_to_wake_up(woken):
+            if self._board.engine_condition is EngineCondition.DEAD:
+                raise EngineDeadError("the engine has died")
+            if self._board.asleep.tags:
+                await uninterrupted(self._wake_up(self._board.asleep.after_wake_up(woken).tags))
+
+    @asynccontextmanager
+    async def _turn_to_wake_up(self, woken: frozenset[SleepTag]) -> AsyncIterator[None]:
+        """The turn; between pushes, if a version has to be applied when these parts are awake."""
         while True:
             async with AsyncExitStack() as stack:
-                is_between = self._restores_at(woken)
-                if is_between:
-                    # Before the turn, which a push needs for its commit; it may bring the weights that are missing.
+                if is_between := self._restores_at(woken):
+                    # Taken before the turn, because a push needs the turn for its commit; it may bring the missing
+                    # weights.
                     await stack.enter_async_context(self._restores.between_pushes(_WAKE_UP_TIMEOUT_S))
                 await stack.enter_async_context(self._pauses.turn.take())
-                if self._board.engine_condition is EngineCondition.DEAD:
-                    raise EngineDeadError("the engine has died")
-                if self._restores_at(woken) and not is_between:
-                    continue  # weights were dropped while this call waited for its turn
-                if self._board.asleep.tags:
-                    await uninterrupted(self._wake_up(self._board.asleep.after_wake_up(woken).tags))
-                return
+                if is_between or not self._restores_at(woken):
+                    yield
+                    return
+                # Weights were dropped while this call waited for its turn.
 
     def _restores_at(self, woken: frozenset[SleepTag]) -> bool:
-        """Whether the engine runs when these parts are awake, and a version has to be applied before."""
+        """Whether the engine would run after this wake-up, and a version must be applied before."""
         asleep = self._board.asleep
         return bool(asleep.tags) and not asleep.after_wake_up(woken).tags and self._needs_restoring
 
     @property
     def _needs_restoring(self) -> bool:
-        """Whether a version has to be applied before the engine may run."""
+        """Whether a version must be applied before the engine may run."""
         return self._board.asleep.weights_lost or self._board.engine_condition is EngineCondition.TAINTED
 
     async def _wake_up(self, left: frozenset[SleepTag]) -> None:
-        """Wakes up all but what is left asleep."""
+        """Wakes up all parts except `left`."""
         asleep = (self._board.asleep.tags - left) & MEMORY_TAGS
-        # Alone, if it is not the last part: vLLM runs when it has woken that.
+        # Separately, if it is not the last part: vLLM runs once it has woken the last one.
         if SleepTag.WEIGHTS in asleep and self._board.asleep.tags & MEMORY_TAGS != _WEIGHTS:
             await self._wake(_WEIGHTS)
             asleep -= _WEIGHTS
@@ -133,20 +138,20 @@ class SleepController:
         except EngineDeadError:
             raise
         except BaseException:
-            # It may run by now, or later, while everybody is told that it sleeps.
+            # The engine may run now or later, while its state says that it sleeps.
             await self._pauses.turn.undo(self._pauses.restore(paused=True))
             raise
         self._pauses.woke_up(paused=paused)
         self._board.tell_asleep(Asleep())
 
     async def _wake(self, tags: frozenset[SleepTag]) -> None:
-        """Wakes up a part while another one sleeps on."""
+        """Wakes up a part while another one stays asleep."""
         await self._engine.wake_up(tags, _WAKE_UP_TIMEOUT_S)
         asleep = self._board.asleep
         self._board.tell_asleep(Asleep(asleep.tags - tags, asleep.weights_lost))
 
     async def _undo(self, before: Asleep, after: Asleep, between: AsyncExitStack) -> None:
-        """Wakes up what a sleep that failed may have put to sleep; then it is not between pushes any more."""
+        """Wakes up what a failed sleep may have put to sleep, and then lets pushes continue."""
         async with between:
             await self._wake_again(before, after)
 
@@ -155,7 +160,7 @@ class SleepController:
         try:
             if drops:
                 await self._engine.wake_up(_WEIGHTS, _WAKE_UP_TIMEOUT_S)
-                await self._pauses.restore(paused=True)  # it runs if nothing of it had fallen asleep
+                await self._pauses.restore(paused=True)  # it runs if no part had fallen asleep
                 self._board.tell_asleep(Asleep(after.tags - _WEIGHTS, weights_lost=True))
                 if not await self._try_restore():
                     return
@@ -170,12 +175,13 @@ class SleepController:
             self._pauses.woke_up(paused=paused)
 
     async def _try_restore(self) -> bool:
-        """Whether the weights that a sleep may have dropped are there again; if not the engine sleeps on."""
+        """Restores weights that a sleep may have dropped. Returns whether it worked; if not, the engine stays
+        asleep."""
         try:
             await self._restores.restore_dropped()
         except EngineDeadError:
             raise
         except GenserveError as error:
-            log.error("a sleep failed when it may have dropped the weights, and the engine sleeps on: %s", error)
+            log.error("a sleep failed and may have dropped the weights; the engine stays asleep: %s", error)
             return False
         return True

@@ -1,22 +1,24 @@
-"""The engine's state as the outside sees it, and the news that it changed.
+"""The engine's state as clients see it, and notification of its changes.
 
-Owns the two conditions, of the engine and of the daemon, and what is asleep. What follows from them is `conditions`.
+Owns the conditions of the engine and of the daemon, and the parts that are asleep. `conditions` has the rules.
 """
 
-import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from genserve.control.asleep import Asleep
+from genserve.control.change import Change
 from genserve.control.conditions import RULES, DaemonCondition, EngineCondition, Phase, condition_of, phase_of
 from genserve.control.leases import PauseLease
 from genserve.engine.protocol import Engine
+from genserve.errors import EngineDeadError, EngineTaintedError
 
 
 @dataclass(frozen=True, slots=True)
 class EngineState:
-    """What the control plane tells of the engine with every answer. `asleep_tags`: what of it is asleep;
-    `weights_discarded`: by a sleep of level 2, and no version was applied since."""
+    """The state of the engine in every answer of the control plane. `asleep_tags`: the parts that are asleep.
+    `weights_discarded`: a sleep of level 2 dropped the weights, and no version was applied since."""
 
     instance_id: str
     weight_version: int
@@ -29,7 +31,7 @@ class EngineState:
 
 
 class StateBoard:
-    """Composes the state and wakes those who watch it."""
+    """Composes the state and notifies its watchers."""
 
     def __init__(
         self,
@@ -46,31 +48,31 @@ class StateBoard:
         self._asleep = Asleep()
         self._answers = True
         self._ended = False
-        self._changed = asyncio.Event()
+        self._changed = Change()
 
     @property
     def engine_condition(self) -> EngineCondition:
-        """What the engine is doing, whatever the daemon is."""
+        """What the engine is doing, independent of the daemon's condition."""
         return condition_of(self._entered, self._asleep.tags, is_paused=bool(self._active_leases()))
 
     @property
     def daemon_condition(self) -> DaemonCondition:
-        """How far the daemon is."""
+        """Whether the daemon starts, serves or drains."""
         return self._daemon
 
     @property
     def asleep(self) -> Asleep:
-        """What of the engine is asleep."""
+        """The parts of the engine that are asleep."""
         return self._asleep
 
     @property
     def phase(self) -> Phase:
-        """What clients are told."""
+        """The phase that clients see."""
         return phase_of(self.engine_condition, self._daemon)
 
     @property
     def is_serving(self) -> bool:
-        """Whether health says SERVING: requests are taken, though they may have to wait, and the engine answers."""
+        """Whether health says SERVING: requests are accepted, though they may have to wait, and the engine answers."""
         return self._answers and RULES[self.phase].serves
 
     def state(self) -> EngineState:
@@ -88,45 +90,62 @@ class StateBoard:
         )
 
     def enter(self, condition: EngineCondition | None) -> None:
-        """Sets what the engine is doing; None = what the sleep and the leases say. DEAD is for ever."""
+        """Sets what the engine is doing; None = as the sleep and the leases imply. DEAD is final."""
         if self._entered is not EngineCondition.DEAD:
             self._entered = condition
             self.notify()
 
+    @contextmanager
+    def applying(self, if_failed: EngineCondition | None) -> Iterator[None]:
+        """Says APPLYING during the block, and never after. An engine that is dead or tainted then says so by the error
+        that the block raises; `if_failed` is what any other error leaves."""
+        after = if_failed
+        self.enter(EngineCondition.APPLYING)
+        try:
+            yield
+            after = None
+        except EngineDeadError:
+            after = EngineCondition.DEAD
+            raise
+        except EngineTaintedError:
+            after = EngineCondition.TAINTED
+            raise
+        finally:
+            self.enter(after)
+
     def tell_asleep(self, asleep: Asleep) -> None:
-        """Sets what is asleep."""
+        """Sets the parts that are asleep."""
         self._asleep = asleep
         self.notify()
 
     def tell_applied(self) -> None:
-        """A version was applied to all of the weights: whatever a sleep has dropped is there again."""
+        """Records that a version was applied to all weights: none are missing after a sleep any more."""
         self.tell_asleep(replace(self._asleep, weights_lost=False))
 
     def become(self, condition: DaemonCondition) -> None:
-        """Sets how far the daemon is. DRAINING is for ever."""
+        """Sets the daemon's condition. DRAINING is final."""
         if self._daemon is not DaemonCondition.DRAINING:
             self._daemon = condition
             self.notify()
 
     def tell_answers(self, answers: bool) -> None:
-        """Whether the engine answers its heartbeat: health says NOT_SERVING while it does not."""
+        """Records whether the engine answers its heartbeat. Health says NOT_SERVING while it does not."""
         self._answers = answers
         self.notify()
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing will change any more: watchers tell the last state and end."""
+        """Whether nothing will change any more: watchers send the last state and end."""
         return self._ended or self.engine_condition is EngineCondition.DEAD
 
     def end(self) -> None:
-        """The daemon has drained."""
+        """Records that the daemon has drained."""
         self._ended = True
         self.notify()
 
     def notify(self) -> None:
         """Wakes everyone who waits for a change."""
-        self._changed.set()
-        self._changed = asyncio.Event()
+        self._changed.tell()
 
     async def wait_change(self) -> None:
         """Returns when something changed after the call."""

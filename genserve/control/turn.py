@@ -1,5 +1,5 @@
-"""Whose turn it is to drive the engine: one caller at a time, and the next when the engine has ended everything that
-the one before had asked for."""
+"""Whose turn it is to drive the engine: one caller at a time. The next caller waits until the engine has finished
+everything that the previous one asked for."""
 
 import asyncio
 import time
@@ -7,19 +7,19 @@ from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-from genserve.control.admission import check_control, check_weights
+from genserve.control.phase_admission import check_control, check_weights
 from genserve.control.state import StateBoard
 from genserve.engine.protocol import Engine
 from genserve.errors import DeadlineError, InvalidFieldError
 
-# How long a caller waits until what failed is undone. An engine may need longer, and nobody else gets a turn then.
+# How long a caller waits for its failed call to be undone. If the engine takes longer, other callers still wait.
 _UNDO_GRACE_S = 1.0
 
 T = TypeVar("T")
 
 
 async def uninterrupted(work: Coroutine[Any, Any, T]) -> T:
-    """Runs `work` to its end even if the caller is cancelled; the cancellation is raised then."""
+    """Runs `work` to its end even if the caller is cancelled, and then raises the cancellation."""
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
@@ -39,8 +39,8 @@ def check_timeout(timeout_s: float) -> None:
 
 
 class EngineTurn:
-    """The turn. A caller who gives up (its client has gone, its time is over) leaves the engine at work: the turn goes
-    on until that has ended, as a pause behind it would time out, and so would the undoing of that pause."""
+    """The turn. If a caller gives up (its client is gone, its time is over), the engine is still at work, and the turn
+    lasts until it has finished. Otherwise the next pause would time out, and undoing that pause would too."""
 
     def __init__(self, engine: Engine, board: StateBoard) -> None:
         self._engine = engine
@@ -51,9 +51,10 @@ class EngineTurn:
 
     @asynccontextmanager
     async def take(self, timeout_s: float | None = None, *, for_weights: bool = False) -> AsyncIterator[float]:
-        """Takes the turn; the deadline on the monotonic clock. With `timeout_s` for a call that changes something:
-        raises InvalidFieldError ("timeout"), DeadlineError, and what stands against it, as for a pause or `for_weights`
-        as for a push. None waits as long as it takes, and asks nobody."""
+        """Takes the turn and yields the deadline on the monotonic clock.
+
+        With `timeout_s`, raises InvalidFieldError ("timeout"), DeadlineError, and the refusal of the phase for a pause,
+        or with `for_weights` for a push. With None it waits without a limit and checks nothing."""
         if timeout_s is not None:
             check_timeout(timeout_s)
         deadline_s = time.monotonic() + timeout_s if timeout_s is not None else float("inf")
@@ -75,8 +76,8 @@ class EngineTurn:
                 self._ending = asyncio.create_task(self._end(), name="end of a turn")
 
     async def undo(self, work: Coroutine[Any, Any, None]) -> None:
-        """Undoes what failed in this turn: returns when that is done, or after a moment, and then it goes on within the
-        turn. Is not cancelled with its caller."""
+        """Undoes a failed call of this turn. Returns when this is done, or after a moment; then it continues within the
+        turn. It is not cancelled with its caller."""
         self._undoing = asyncio.create_task(work, name="undoing")
         await uninterrupted(_wait(self._undoing))
         if self._undoing.done():

@@ -1,4 +1,4 @@
-"""`genserve doctor`: checks of a machine, and of a daemon on it that is pushed to.
+"""`genserve doctor`: checks a machine, and a daemon on it that takes pushes.
 
-What is found is told apart from what it means: `…_verdicts` and `room` are pure, the others look and measure.
+Facts and their interpretation are separate: the modules of verdicts and `room` are pure, the others measure.
 """

@@ -1,4 +1,4 @@
-"""All of it, in order: the machine, daemons that are pushed to in every way, and what fits."""
+"""The whole checkup, in order: the machine, a daemon for each way to take new versions, and which models fit."""
 
 import signal
 import tempfile
@@ -32,7 +32,7 @@ _TINY_UTILIZATION: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class CheckupOptions:
-    """What is to be checked. `model` is None for the built-in one; `asked_ways` None for all of them."""
+    """What to check. `model` is None for the built-in model; `asked_ways` is None for all ways."""
 
     model: str | None
     asked_ways: str | None
@@ -44,9 +44,10 @@ class CheckupOptions:
 async def check_up(
     options: CheckupOptions, children: Children, say: Callable[[str], None], show: Callable[[Section], None]
 ) -> tuple[list[Section], dict[str, Any]]:
-    """`show` gets each section as it is known, `say` what takes time. Returns all of them and the facts.
+    """Calls `show` with each section when it is known, and `say` before steps that take time. Returns all sections and
+    the facts.
 
-    Raises InvalidFieldError for a model or ways that cannot be, before a daemon is started; OSError.
+    Raises InvalidFieldError for an invalid model or way, before a daemon is started; OSError.
     """
     ways.chosen(options.asked_ways, "cuda")
     own = None if options.model is None else own_model.checkpoints(options.model)
@@ -95,8 +96,8 @@ async def _try_ways(
     scratch: Path,
     say: Callable[[str], None],
 ) -> list[WayFound]:
-    """One daemon for each way. They start on one checkpoint and the other in turn, where both can be started on: each
-    gives the others the cold start to compare with. A last one gives what no other did."""
+    """One daemon for each way. They start on one checkpoint and the other in turn, if both can be started on: each is
+    the cold start that the others are compared with. A last daemon starts on the checkpoint that no other did."""
     names, found = list(subject.directories), []
     for number, way in enumerate(chosen):
         name = names[number % len(names)]
@@ -124,7 +125,8 @@ def _subject(
     flags = ["--max-model-len", str(tiny_model.MAX_MODEL_LEN), "--kv-cache-memory-bytes", str(_TINY_KV_BYTES)]
     flags += ["--max-num-seqs", "32"]
     if facts.devices:
-        # Little is enough, also where others hold most of the device: vLLM asks for that much to be free.
+        # Little memory is enough, also where other processes hold most of the device: vLLM requires that much to be
+        # free.
         share = min(device.free_bytes / device.total_bytes for device in facts.devices)
         flags += ["--gpu-memory-utilization", f"{min(_TINY_UTILIZATION, 0.9 * share):.3f}"]
     flags += options.flags.passed_on
@@ -137,12 +139,13 @@ def _memory(facts: MachineFacts) -> Memory:
 
 
 def _that_fit(chosen: Sequence[str], own: ModelSize | None, memory: Memory, options: CheckupOptions) -> list[str]:
-    """A machine that runs out of memory is no place to look at: a model of the user's own is served if it fits."""
+    """The ways in which the model fits. All are tried for the built-in model, because a machine without memory for it
+    is not checked."""
     return [way for way in chosen if own is None or fits(way, own, memory, options.flags)]
 
 
 def _no_files(error: OSError) -> Verdict:
-    """What is tried with daemons needs a few megabytes on a disk."""
+    """The trials with daemons need a few megabytes on a disk."""
     place = tempfile.tempdir or "no directory for temporary files"
     return fail(
         "temporary files", f"{place}: {error}", "Free a few megabytes there, or set TMPDIR to another directory."
@@ -151,10 +154,10 @@ def _no_files(error: OSError) -> Verdict:
 
 @contextmanager
 def _cancelled_by_signals() -> Iterator[None]:
-    """SIGTERM, and the end of the terminal, end this as Ctrl-C does: no process may be left behind."""
+    """Makes SIGTERM and the end of the terminal act as Ctrl-C: no process may be left behind."""
     loop, task = get_running_loop(), current_task()
     assert task is not None
-    # nohup has set SIGHUP to be ignored.
+    # Under nohup, SIGHUP stays ignored.
     handled = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
     for number in handled:
         loop.add_signal_handler(number, task.cancel)

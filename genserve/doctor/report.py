@@ -1,4 +1,4 @@
-"""The report: lines to read, or JSON to paste into a bug report."""
+"""The report: lines of text, or JSON for a bug report."""
 
 import json
 import textwrap
@@ -12,7 +12,7 @@ _NAME_WIDTH: Final = 26
 
 
 def section_lines(section: Section) -> list[str]:
-    """A heading, and each verdict with what to do below it."""
+    """A heading, and each verdict with its advice below it."""
     lines = [section.title]
     for verdict in section.verdicts:
         head = f"  {verdict.level.value:<4}  {verdict.check:<{_NAME_WIDTH}}  "
@@ -26,14 +26,14 @@ def section_lines(section: Section) -> list[str]:
 
 
 def summary_line(sections: Sequence[Section], elapsed_s: float) -> str:
-    """How many checks came to what."""
+    """The number of checks by level."""
     levels = [verdict.level for section in sections for verdict in section.verdicts]
     counts = ", ".join(f"{levels.count(level)} {level.value}" for level in Level if level is not Level.INFO)
     return f"{counts} in {elapsed_s:.0f} s"
 
 
 def to_json(sections: Sequence[Section], facts: Mapping[str, Any], elapsed_s: float) -> str:
-    """Every verdict with its figures, and what was found of the machine."""
+    """Every verdict with its figures, and the facts of the machine."""
     document = {
         "ok": exit_status(sections) == 0,
         "elapsed_s": round(elapsed_s, 1),

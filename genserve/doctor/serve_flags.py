@@ -1,4 +1,4 @@
-"""What the doctor itself has to know of the flags that it passes on to `genserve serve`."""
+"""What the doctor must know of the flags that it passes on to `genserve serve`."""
 
 import argparse
 import re
@@ -18,8 +18,8 @@ _OWN: Final = ("--model", "--port", "--host", "--uds", "--weight-update")
 
 @dataclass(frozen=True, slots=True)
 class ServeFlags:
-    """`passed_on` is all of them. `kv_cache_bytes`, `max_model_len` and `max_requests` (that the daemon takes at once)
-    are None when they are not given."""
+    """`passed_on` are all flags. `kv_cache_bytes`, `max_model_len` and `max_requests` (the limit of active requests)
+    are None if they are not given."""
 
     passed_on: tuple[str, ...] = ()
     tensor_parallel_size: int = 1
@@ -32,25 +32,27 @@ class ServeFlags:
 
     @property
     def num_ranks(self) -> int:
-        """Devices, or processes, that one model is spread over."""
+        """The number of devices, or processes, over which one model is spread."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
     def num_workers(self) -> int:
-        """Devices, or processes, of all models."""
+        """The number of devices, or processes, of all models."""
         return self.num_ranks * self.data_parallel_size
 
     @classmethod
     def parse(cls, given: Sequence[str]) -> "ServeFlags":
-        """Raises InvalidFieldError for what cannot be read, and for flags that the doctor sets itself."""
+        """Raises InvalidFieldError for an unreadable value, and for flags that the doctor sets itself."""
         if given and re.match("--?[a-zA-Z]", given[0]) is None:
             raise InvalidFieldError.of("SERVE_FLAGS", f"must begin with a flag of `genserve serve`, not {given[0]!a}")
-        # As vLLM's parser has it: underscores are as good.
+        # As in vLLM's parser, underscores are accepted.
         dashed = [re.sub("^--[^=]+", lambda flag: flag[0].replace("_", "-"), flag) for flag in given]
         if any(flag.partition("=")[0] == "--config" for flag in dashed):
-            raise InvalidFieldError.of("SERVE_FLAGS", "--config: give the flags themselves, the doctor reads no file")
-        # What begins as one of these and no other is taken for it, as by vLLM's parser. Where that one knows more flags
-        # that begin so, it refuses them: the daemon does not start, and says why.
+            raise InvalidFieldError.of(
+                "SERVE_FLAGS", "--config: pass the flags themselves, the doctor does not read files"
+            )
+        # A unique prefix of one of these is taken for it, as in vLLM's parser. If vLLM knows more flags with this
+        # prefix, it refuses the prefix: the daemon does not start, and says why.
         parser = _Parser(add_help=False)
         for flag in _OWN:
             parser.add_argument(flag, action=_Refused)
@@ -61,7 +63,7 @@ class ServeFlags:
         parser.add_argument("--kv-cache-memory-bytes", type=_size, default=None)
         parser.add_argument("--max-model-len", type=_size, default=None)
         parser.add_argument("--max-active-requests", type=_count_of_requests, default=None)
-        parser.add_argument("--max-n")  # is another flag whole, and would be this one cut short
+        parser.add_argument("--max-n")  # a complete flag by itself, which would be a prefix of the next one
         parser.add_argument("--max-num-queued-reqs", type=_count_of_requests, default=None)
         read = parser.parse_known_args(dashed)[0]
         return cls(
@@ -83,11 +85,11 @@ class _Parser(argparse.ArgumentParser):
 
 class _Refused(argparse.Action):
     def __call__(self, *_: object, **__: object) -> None:
-        raise InvalidFieldError.of("SERVE_FLAGS", f"{self.option_strings[0]} is the doctor's to set")
+        raise InvalidFieldError.of("SERVE_FLAGS", f"{self.option_strings[0]} is set by the doctor")
 
 
 def _count_of_requests(text: str) -> int | None:
-    """None for what the daemon refuses itself."""
+    """None for a value that the daemon itself refuses."""
     return int(text) if re.fullmatch("[0-9]{1,18}", text) else None
 
 
@@ -108,7 +110,7 @@ def _share(text: str) -> float:
 
 
 def _size(text: str) -> int | None:
-    """As vLLM reads it: 2g and 2G, 1.5m; None for auto."""
+    """Reads a number as vLLM does: 2g and 2G, 1.5m; None for auto."""
     if text in ("auto", "-1"):
         return None
     match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)([kKmMgGtT]?)", text)

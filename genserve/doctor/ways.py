@@ -1,11 +1,11 @@
-"""The ways to take new versions that are tried."""
+"""The ways to take new versions that the doctor tries."""
 
 from genserve.config import ways
 from genserve.errors import InvalidFieldError
 
 
 def chosen(asked: str | None, device_type: str) -> tuple[str, ...]:
-    """Those that are asked for, separated by commas, or all that differ on that device. Raises InvalidFieldError."""
+    """The requested ways, separated by commas, or all that the device has. Raises InvalidFieldError."""
     known = ways(device_type)
     if asked is None:
         return known

@@ -1,1 +1,2 @@
-"""What the daemon asks of an engine (`protocol`), in its own types (`generation`). `vllm` is the one that there is."""
+"""What the daemon needs of an engine (`protocol`), in domain types (`generation`). `vllm` is the only
+implementation."""

@@ -1,4 +1,4 @@
-"""Requests and what comes back for them: the types of generation that cross the Engine protocol. No behaviour."""
+"""Requests and their results: the types of generation that cross the Engine protocol. No behaviour."""
 
 import enum
 from collections.abc import Mapping, Sequence
@@ -57,9 +57,9 @@ AnyPrompt = TextPrompt | TokenPrompt | ChatPrompt
 
 
 def prompt_too_long(size: str, num_tokens: int, max_model_len: int) -> PromptTooLongError:
-    """The error for a prompt that leaves no room for output; `size` is what people read."""
+    """The error for a prompt that leaves no room for output. `size` describes the prompt for people."""
     return PromptTooLongError(
-        f"the prompt has {size}; with at least one token of output the context holds {max_model_len}",
+        f"the prompt has {size}; the context of {max_model_len} tokens also needs room for one token of output",
         metadata={"num_tokens": str(num_tokens), "max_model_len": str(max_model_len)},
     )
 
@@ -124,7 +124,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What updates carry. `stream_interval`: tokens per update and sequence, 0 = one final update."""
+    """What updates contain. `stream_interval`: tokens per update and sequence; 0 = one final update."""
 
     text: bool = True
     token_ids: bool = True
@@ -177,7 +177,7 @@ class WeightSpan(NamedTuple):
 
 @dataclass(slots=True)
 class Finish:
-    """How a sequence ended. `stop` is the stop token's id or the stop string, where there was one."""
+    """How a sequence ended. `stop` is the stop token's id or the stop string, if there was one."""
 
     reason: FinishReason
     stop: int | str | None
@@ -188,7 +188,7 @@ class Finish:
 
 @dataclass(slots=True)
 class SequenceDelta:
-    """What one of the n sequences gained since its last delta."""
+    """New output of one of the n sequences since its last delta."""
 
     index: int
     token_ids: Sequence[int]
@@ -200,7 +200,7 @@ class SequenceDelta:
 
 @dataclass(slots=True)
 class PromptInfo:
-    """What is known of the prompt; `logprobs` has num_tokens - 1 rows, as the first token has none."""
+    """What is known of the prompt. `logprobs` has num_tokens - 1 rows, because the first token has none."""
 
     num_tokens: int
     num_cached_tokens: int

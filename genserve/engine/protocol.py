@@ -1,7 +1,6 @@
-"""What the rest of the daemon knows of an engine: the protocol and the types that cross it.
+"""What the rest of the daemon knows of an engine: the protocol and the types that cross it. It has no behaviour.
 
-Owns no behaviour. `engine.vllm` implements it on AsyncLLM; a router over replicas can implement it as well, and the
-servicers serve both.
+`engine.vllm` implements it on AsyncLLM. A router over replicas can implement it as well, and the servicers serve both.
 """
 
 import enum
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from genserve.engine.generation import ChatPrompt, GenerationRequest, GenerationUpdate, TextPrompt
+from genserve.tensors.manifest import TensorSpec
 
 
 class PauseMode(enum.Enum):
@@ -32,22 +32,22 @@ class GenerationStream(Protocol):
 
     @property
     def request_id(self) -> str:
-        """Its id, minted when the request had none."""
+        """Its id, generated if the request had none."""
 
     @property
     def is_finished(self) -> bool:
-        """Whether the last update was taken, or the request has failed or was closed."""
+        """Whether the last update was taken, the request failed, or it was closed."""
 
     async def next(self) -> GenerationUpdate | None:
-        """The next update, or None after the last. Updates that were not fetched in time are merged, never lost.
-        Raises what ended the request."""
+        """The next update, or None after the last. Updates that were not fetched in time are merged, never lost. Raises
+        the error that ended the request."""
 
     def take(self) -> GenerationUpdate | None:
-        """`next` without waiting: None when there is nothing now."""
+        """`next` without waiting: None if there is no update now."""
 
     def call_when_ready(self, callback: Callable[[], None]) -> None:
-        """From now on `callback` is called, on the event loop, whenever something has come that can be taken; also at
-        once if there is something. For a reader of many streams, who never calls `next`."""
+        """From now on calls `callback`, on the event loop, whenever there is an update to take, and at once if there is
+        one. For a reader of many streams, which never calls `next`."""
 
     async def close(self) -> None:
         """Ends the request if it still runs; safe to call more than once."""
@@ -55,9 +55,9 @@ class GenerationStream(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ModelMemory:
-    """Bytes that the model reaches, of all ranks together, when it has been loaded: `exchanged` by a push, the KV
-    cache, `constant`, which no version changes, and `hidden`, which should be 0. Once each; memory that torch does not
-    know, such as weights that oneDNN has packed, is not in them."""
+    """Bytes that the loaded model reaches, of all ranks together: `exchanged` by a push, the KV cache, `constant`,
+    which no version changes, and `hidden`, which should be 0. Each byte counts once. Memory that torch does not know,
+    such as weights that oneDNN packed, is not included."""
 
     reachable_bytes: int = 0
     exchanged_bytes: int = 0
@@ -100,15 +100,15 @@ class EngineInfo:
 
     @property
     def max_request_bytes(self) -> int:
-        """Size above which no honest request of generation comes: 64 bytes for each token of the context, and at least
-        4 MiB."""
+        """Size above which no honest generation request exists: 64 bytes for each token of the context, and at least 4
+        MiB."""
         return max(4 << 20, 64 * self.max_model_len)
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What the engine has to do: sequences, share of the KV cache, output tokens per second, share of prompt tokens
-    found in the prefix cache."""
+    """The load of the engine: sequences, share of the KV cache, output tokens per second, share of prompt tokens found
+    in the prefix cache."""
 
     running: int
     waiting: int
@@ -118,8 +118,8 @@ class Load:
 
 
 class SleepTag(enum.Enum):
-    """A part of the engine that a sleep stops or gives back; the values are vLLM's tags, and the wire's. `SCHEDULING`
-    takes no memory: it is asleep whenever anything is."""
+    """A part of the engine that a sleep stops or releases. The values are vLLM's tags, and those on the wire.
+    `SCHEDULING` uses no memory: it is asleep whenever another part is."""
 
     SCHEDULING = "scheduling"
     WEIGHTS = "weights"
@@ -127,7 +127,7 @@ class SleepTag(enum.Enum):
 
 
 MEMORY_TAGS = frozenset({SleepTag.WEIGHTS, SleepTag.KV_CACHE})
-"""What takes memory."""
+"""The parts that use memory."""
 ALL_TAGS = frozenset(SleepTag)
 
 
@@ -141,23 +141,12 @@ class PauseCounts:
 
 @dataclass(frozen=True, slots=True)
 class ArenaRef:
-    """Where workers find a version's bytes: a file they can map, and its size in bytes. On other hosts they pull the
-    bytes of the push `push_id`, or the served ones where that is empty."""
+    """Where workers find the bytes of a version: a file that they can map, and its size in bytes. Workers on other
+    hosts pull the bytes of the push `push_id`, or the served bytes if it is empty."""
 
     path: str
     size_bytes: int
     push_id: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class StagedTensor:
-    """One tensor in an arena; `dtype` is safetensors' name, `offset` and `length` are bytes."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    offset: int
-    length: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,22 +159,23 @@ class WeightDigest:
 
 
 class WeightTransfer(Protocol):
-    """vLLM's own weight transfer: its engines receive tensors from a trainer over the live ones.
+    """vLLM's own weight transfer: its engines receive tensors from a trainer over the live ones. `info` is vLLM's JSON
+    text.
 
-    `info` is JSON text of what vLLM takes. All but `init` only while nothing is scheduled. Between `start` and `finish`
-    the live weights are no version: `abandon` ends that, and then one has to be prepared and committed over them. Every
-    method raises GenserveError for what vLLM raises on a rank, and DeadlineError when it took longer than `timeout_s`;
-    a rank that hangs is the end of the engine: EngineDeadError, a while after `timeout_s`.
+    All methods but `init` may be called only while nothing is scheduled. Between `start` and `finish` the live weights
+    are inconsistent: `abandon` ends this state, and then a version must be prepared and committed. Every method raises
+    GenserveError for an error of vLLM's on a rank, and DeadlineError if it takes longer than `timeout_s`. A rank that
+    hangs ends the engine: EngineDeadError.
     """
 
     async def init(self, info: str, timeout_s: float) -> None:
-        """Connects every rank with the trainer."""
+        """Connects every rank to the trainer."""
 
     async def start(self, timeout_s: float) -> None:
-        """Gets every rank ready to receive."""
+        """Prepares every rank to receive."""
 
     async def update(self, info: str, timeout_s: float) -> None:
-        """Has every rank receive tensors."""
+        """Makes every rank receive tensors."""
 
     async def finish(self, version: int, timeout_s: float) -> None:
         """Makes what was received live, and labels later tokens `version`."""
@@ -195,7 +185,7 @@ class WeightTransfer(Protocol):
 
 
 class LoraFiles(Protocol):
-    """A LoRA adapter in a directory, as PEFT saves one; `size_bytes` of its tensors, `source` is for people."""
+    """A LoRA adapter in a directory, in PEFT's format. `size_bytes` of its tensors; `source` is for people."""
 
     directory: str
     rank: int
@@ -203,7 +193,7 @@ class LoraFiles(Protocol):
     source: str
 
     def close(self) -> None:
-        """Takes the directory away."""
+        """Removes the directory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,26 +209,28 @@ class LoadedLora:
 
 
 class Loras(Protocol):
-    """The LoRA adapters of an engine. Those that were replaced or unloaded are held until their requests have ended."""
+    """The LoRA adapters of an engine. Replaced or unloaded ones are kept until their requests have ended."""
 
     async def load(self, name: str, files: LoraFiles, timeout_s: float) -> LoadedLora:
-        """Loads one on every rank, beside generation; requests that come later and name it use it. Closes `files` when
-        they are not needed any more. Raises StagingFullError when workers hold as many as they can, and
-        PushRolledBackError for what vLLM finds wrong: what was there before is there still. So it is after
-        DeadlineError."""
+        """Loads an adapter on every rank while generation runs; later requests that name it use it. Closes `files` when
+        they are not needed any more.
+
+        Raises StagingFullError if the workers hold as many adapters as they can, and PushRolledBackError with vLLM's
+        error. After these errors, and after DeadlineError, the previous adapter is still loaded.
+        """
 
     def unload(self, name: str) -> LoadedLora:
-        """Later requests cannot use it. Raises LoraNotFoundError."""
+        """Makes an adapter unavailable to later requests. Raises LoraNotFoundError."""
 
     def loaded(self) -> list[LoadedLora]:
-        """What later requests can use, in order of the names."""
+        """The adapters that later requests can use, in order of their names."""
 
 
 class Engine(Protocol):
-    """A generation engine with weights that can be exchanged.
+    """A generation engine whose weights can be exchanged.
 
-    Every method raises EngineDeadError when the engine dies meanwhile, and DeadlineError when `timeout_s` runs out. A
-    call that its caller gives up goes on in the engine; `settled` tells when it has ended.
+    Every method raises EngineDeadError if the engine dies meanwhile, and DeadlineError if `timeout_s` ends. If the
+    caller gives up a call, the engine continues it; `settled` tells when it has ended.
     """
 
     @property
@@ -254,16 +246,16 @@ class Engine(Protocol):
 
     @property
     def is_settled(self) -> bool:
-        """Whether every call has ended that the next one would have to wait for."""
+        """Whether all calls have ended for which the next one would have to wait."""
 
     async def settled(self) -> None:
-        """Returns when they have, or the engine is dead."""
+        """Returns when they have ended, or the engine is dead."""
 
     async def wait_idle(self) -> None:
         """Returns when no request is left."""
 
     async def submit(self, request: GenerationRequest) -> GenerationStream:
-        """Admits a request, or raises what is wrong with it."""
+        """Admits a request, or raises its error."""
 
     async def abort(self, request_ids: Sequence[str] | None) -> tuple[list[str], list[str]]:
         """Ends requests (None = all) with reason ABORTED; returns the ids that ran and those that did not."""
@@ -275,54 +267,56 @@ class Engine(Protocol):
         """Text of token ids."""
 
     def load(self) -> Load:
-        """What it has to do now."""
+        """The present load."""
 
     async def pause(self, mode: PauseMode, kv_policy: KvPolicy, timeout_s: float) -> PauseCounts:
-        """Stops scheduling. After an error it may stand still or run: whoever called puts it back."""
+        """Stops scheduling. After an error the engine may be stopped or running, and the caller restores it."""
 
     async def resume(self, timeout_s: float) -> None:
-        """Schedules again, within `timeout_s` from when the engine is settled: one that runs in lockstep with others
-        cannot leave a pause that was given up before that has taken hold."""
+        """Schedules again, within `timeout_s` from when the engine is settled: an engine that runs in lockstep with
+        others must first finish a pause that was given up."""
 
     async def sleep(self, level: int, tags: Set[SleepTag], timeout_s: float) -> None:
-        """Gives back what of the memory the tags name; call while paused. Weights are kept on the host at level 1, and
-        dropped at level 2. After an error they may be asleep or not: whoever called wakes them up."""
+        """Releases the memory of the tags. Call it while paused. Level 1 keeps the weights on the host, level 2 drops
+        them. After an error they may be asleep or awake, and the caller wakes them up."""
 
     async def wake_up(self, tags: Set[SleepTag], timeout_s: float, *, paused: bool = False) -> None:
-        """Takes back what the tags name. With SCHEDULING it is all that sleeps, and the engine schedules, or with
-        `paused` stands still without a step in between; without, some of the memory stays asleep, and it does not.
-        Weights that were dropped are of no version then."""
+        """Allocates the memory of the tags. If SCHEDULING is among them, everything else is awake, and the engine
+        schedules, or with `paused` stays paused without a step in between. Otherwise some memory stays asleep, and the
+        engine does not schedule. Dropped weights have no valid contents then."""
 
     async def reset_prefix_cache(self, reset_running_requests: bool, timeout_s: float) -> bool:
-        """Drops the prefix cache; whether it is dropped."""
+        """Drops the prefix cache. Returns whether it was dropped."""
 
     async def reset_caches(self, timeout_s: float) -> None:
-        """Drops all that the live weights have computed: keys and values, also of running requests and in connectors,
-        and embeddings of images. Call while paused; raises GenserveError for what could not be dropped."""
+        """Drops everything that was computed from the live weights: keys and values, also of running requests and in
+        connectors, and embeddings of images. Call it while paused. Raises GenserveError if something could not be
+        dropped."""
 
     async def prepare_weights(
-        self, nonce: str, arena: ArenaRef, tensors: Sequence[StagedTensor], timeout_s: float
+        self, nonce: str, arena: ArenaRef, tensors: Sequence[TensorSpec], timeout_s: float
     ) -> None:
-        """Builds the version `nonce` beside the live one on every rank, while generation goes on. When any rank fails
-        it raises PushRolledBackError and nothing is left of the attempt."""
+        """Builds the version `nonce` beside the live one on every rank, while generation runs. If a rank fails, raises
+        PushRolledBackError, and nothing is left of the attempt."""
 
     async def commit_weights(self, nonce: str, version: int, timeout_s: float) -> None:
-        """Exchanges live and prepared weights on every rank and labels later tokens `version`. Call while paused. When
-        any rank fails, all are exchanged back: PushRolledBackError, or EngineTaintedError if that cannot be proven. So
-        they are when it took longer than `timeout_s`: DeadlineError, unless weights are updated in place, where late is
-        done. When it hangs the engine is given up:
-        EngineDeadError, a while after `timeout_s`."""
+        """Exchanges live and prepared weights on every rank and labels later tokens `version`. Call it while paused.
+
+        If a rank fails, all ranks exchange back: PushRolledBackError, or EngineTaintedError if this cannot be proven.
+        They also exchange back if it takes longer than `timeout_s`: DeadlineError; but an update in place completes
+        late. If a rank hangs, the engine is given up a while after `timeout_s`: EngineDeadError.
+        """
 
     async def discard_weights(self, nonce: str, timeout_s: float) -> None:
-        """Frees what a prepared version, or the one that a commit replaced, still holds."""
+        """Frees the memory of a prepared version, or of the one that a commit replaced."""
 
     @property
     def transfer(self) -> WeightTransfer:
-        """vLLM's own weight transfer, where `info.weight_transfer` names a backend."""
+        """vLLM's own weight transfer, if `info.weight_transfer` names a backend."""
 
     @property
     def loras(self) -> Loras:
-        """Its LoRA adapters, where `info.max_loras` is not 0."""
+        """Its LoRA adapters, if `info.max_loras` is not 0."""
 
     async def weight_digests(self, timeout_s: float) -> list[WeightDigest]:
         """Digests of every live tensor on every rank."""

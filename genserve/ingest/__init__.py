@@ -1,6 +1,6 @@
-"""Processes that receive pushes with a Python lock of their own; all decisions stay in the daemon.
+"""Processes that receive pushes, each with its own global interpreter lock. All decisions stay in the daemon.
 
-A process takes PushWeights on a port of its own and opens a stream to the daemon for each one that it gets. Frames go
-through as they are, except for chunks: their bytes are put into shared memory, and a PushSegment goes on. So the daemon
-is spared what costs, and answers as if the client had come to it.
+A process receives PushWeights on its own port, and opens one stream to the daemon for each stream. It passes frames on
+unchanged, except for chunks: it writes their bytes to shared memory, and sends a PushSegment instead. So the daemon
+avoids the expensive part, and answers as if the client had connected to it.
 """

@@ -1,4 +1,4 @@
-"""The receiving processes as the daemon sees them: started, started again, ended."""
+"""Starts, restarts and ends the receiving processes for the daemon."""
 
 import asyncio
 import sys
@@ -19,10 +19,10 @@ _DEATHS_WITHIN_S = 60.0
 
 
 class IngestProcesses:
-    """`count` processes on ports of their own. `say` tells people."""
+    """`count` processes, each on its own port. `say` prints messages for people."""
 
     def __init__(self, count: int, settings: IngestSettings, say: Callable[[str], None]) -> None:
-        """The daemon's own address in `settings` is filled in: a socket in a directory for this user alone."""
+        """Adds the daemon's own address to `settings`: a socket in a directory that only this user can open."""
         self._directory = tempfile.TemporaryDirectory(prefix="genserve-ingest-")
         self.address = f"unix:{Path(self._directory.name) / 'daemon'}"
         self._settings = [replace(settings, daemon=self.address, port=0) for _ in range(count)]
@@ -31,21 +31,21 @@ class IngestProcesses:
 
     @property
     def ports(self) -> tuple[int, ...]:
-        """Where they listen."""
+        """The ports of the processes."""
         return tuple(each.port for each in self._settings)
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Which they are now."""
+        """The process ids."""
         return tuple(process.pid for process in self._processes)
 
     async def start(self) -> None:
-        """Starts all of them. Raises RuntimeError when one does not come up."""
+        """Starts all processes. Raises RuntimeError if one does not start."""
         self._processes = list(await asyncio.gather(*map(self._started, range(len(self._settings)))))
 
     async def run(self) -> None:
-        """Starts those again that die. Streams that they had are cut off, and resumed by their clients. Returns never;
-        raises RuntimeError when one cannot be started, or dies four times within a minute."""
+        """Restarts processes that die. Their streams are cut off, and their clients resume them. Never returns. Raises
+        RuntimeError if one cannot be started, or dies four times within a minute."""
         async with asyncio.TaskGroup() as group:
             for index in range(len(self._settings)):
                 group.create_task(self._keep(index))
@@ -86,7 +86,7 @@ class IngestProcesses:
         return process
 
     async def stop(self) -> None:
-        """Ends them: those that do not go are killed."""
+        """Ends the processes, and kills those that do not end."""
         for process in self._processes:
             _close_stdin(process)
         waiting = [asyncio.create_task(process.wait()) for process in self._processes]
@@ -100,6 +100,6 @@ class IngestProcesses:
 
 
 def _close_stdin(process: Process) -> None:
-    """What ends a process, and gives the daemon's end back when it has ended already."""
+    """Ends a process by closing its stdin, which also frees the daemon's end if it has ended already."""
     assert process.stdin is not None
     process.stdin.close()

@@ -51,7 +51,7 @@ class VLLMClient:
     ) -> None:
         url = urlsplit(base_url if base_url and "://" in base_url else f"http://{base_url or f'{host}:{server_port}'}")
         if url.hostname is None or url.port is None:
-            raise ValueError(f"base_url has to be http://HOST:PORT, is {base_url}")
+            raise ValueError(f"base_url must be http://HOST:PORT, is {base_url}")
         settings.setdefault("timeouts", _TIMEOUTS)
         if url.scheme == "https":
             settings.setdefault("tls", True)
@@ -69,7 +69,7 @@ class VLLMClient:
             raise
 
     def check_server(self, total_timeout: float = 0.0, retry_interval: float = 2.0) -> None:
-        """Returns once the daemon serves. Raises ConnectionError when it does not within `total_timeout` seconds, or
+        """Waits until the daemon serves. Raises ConnectionError if it does not within `total_timeout` seconds, or
         within `retry_interval` if that is more."""
         try:
             self._client.wait_ready(max(total_timeout, retry_interval))
@@ -109,9 +109,12 @@ class VLLMClient:
         *,
         images: Sequence[Any] | None = None,
     ) -> Completions:
-        """Completions of texts or token ids. `logprobs`: how many alternatives of a token are given beside itself, None
-        = nothing at all. `generation_kwargs` win over the others; what is no option of `Client.generate` has to be a
-        field of vLLM's SamplingParams. TRL wants a daemon started with `--logprobs-mode processed_logprobs`."""
+        """Completions of texts or token ids.
+
+        `logprobs`: how many alternatives are returned besides the token itself; None = no log-probabilities.
+        `generation_kwargs` override the other arguments. Those that are not options of `Client.generate` must be fields
+        of vLLM's SamplingParams. TRL needs a daemon started with `--logprobs-mode processed_logprobs`.
+        """
         _refuse_images(features)
         _refuse_images(images)
         given = {
@@ -146,12 +149,13 @@ class VLLMClient:
         chat_template: str | None = None,
         max_concurrent_requests: int = 64,
     ) -> Completions:
-        """Completions of chats, whose messages are a role and a text; the rest as in `generate`. `tools` are JSON
-        schemas, which the model's template renders. A `chat_template` of the request needs a daemon with
-        `--trust-request-chat-template`. All chats go over one stream: `max_concurrent_requests` has no
-        meaning here."""
+        """Completions of chats, whose messages have a role and a text; otherwise as `generate`.
+
+        `tools` are JSON schemas, which the model's template renders. A `chat_template` in the request needs a daemon
+        with `--trust-request-chat-template`. All chats go over one stream, so `max_concurrent_requests` has no effect.
+        """
         if any(callable(tool) for tool in tools or ()):
-            raise TypeError("tools have to be JSON schemas: transformers.utils.get_json_schema makes them of functions")
+            raise TypeError("tools must be JSON schemas: transformers.utils.get_json_schema makes them from functions")
         template_params = dict(chat_template_kwargs or {})
         if tools:
             template_params["tools"] = list(tools)
@@ -187,8 +191,10 @@ class VLLMClient:
         chunk_size: int = 0,
         max_concurrent_requests: int = 4,
     ) -> SequenceLogprobs:
-        """Scores token ids without adding to them. The `top_logprobs` of a token are padded with -inf and token 0. All
-        sequences go over one stream: `chunk_size` and `max_concurrent_requests` have no meaning here."""
+        """Scores token ids without generating. The `top_logprobs` of a token are padded with -inf and token 0.
+
+        All sequences go over one stream, so `chunk_size` and `max_concurrent_requests` have no effect.
+        """
         if temperature <= 0:
             raise ValueError(f"temperature must be positive, got {temperature}")
         generations = self._client.generate_many(
@@ -197,12 +203,13 @@ class VLLMClient:
         return sequence_logprobs(generations, sequences, prompt_lengths, top_logprobs)
 
     def init_communicator(self, device: Any = 0) -> None:
-        """Forgets what was copied and never applied: weights go over the connection that is there."""
+        """Forgets tensors that were copied and not applied. Weights use the connection that exists."""
         self._copies.forget()
 
     @contextmanager
     def weight_update(self) -> Iterator[None]:
-        """Applies what the block brings, and no more, at its end and at once; nothing if it is left by an exception."""
+        """Applies exactly the tensors of the block, in one push at its end; nothing if an exception leaves the
+        block."""
         self._copies.forget()
         self._in_update = True
         try:
@@ -215,14 +222,14 @@ class VLLMClient:
         self._apply()
 
     def update_named_param(self, name: str, weights: Any) -> None:
-        """Copies a whole tensor, under its name in the checkpoint; the class says when it is applied."""
+        """Copies a whole tensor under its name in the checkpoint. The class docstring says when it is applied."""
         self._copies.add(name, weights)
 
     def update_named_params(
         self, metadata: Sequence[tuple[str, str, Sequence[int]]], named_params: Iterable[tuple[str, Any]]
     ) -> None:
-        """Copies the tensors that `metadata` announces, as (name, dtype, shape), and applies them, unless in a
-        `weight_update` block, whose end does. Raises ValueError for others than those that are announced."""
+        """Copies the tensors that `metadata` announces, as (name, dtype, shape), and applies them; in a `weight_update`
+        block the end of the block applies them. Raises ValueError for tensors that were not announced."""
         with nullcontext() if self._in_update else self.weight_update():
             for (name, _, shape), (given_name, weights) in zip(metadata, named_params, strict=True):
                 if (name, tuple(shape)) != (given_name, tuple(weights.shape)):
@@ -230,7 +237,8 @@ class VLLMClient:
                 self._copies.add(name, weights)
 
     def update_model_params(self, model: Any) -> None:
-        """Applies all parameters of a torch module, without a copy of them; in a `weight_update` block its end does."""
+        """Applies all parameters of a torch module without copying them; in a `weight_update` block the end of the
+        block applies them."""
         tensors = {name: whole(name, parameter) for name, parameter in model.named_parameters()}
         if not self._in_update:
             self._copies.forget()
@@ -240,18 +248,18 @@ class VLLMClient:
             self._copies.add(name, tensor)
 
     def reset_prefix_cache(self) -> None:
-        """Applies what was copied, which resets the cache; drops the cache if there is nothing to apply."""
+        """Applies the copied tensors, which resets the cache; only drops the cache if there are none."""
         if self._copies.fresh and not self._in_update:
             self._apply()
         else:
             self._client.reset_cache()
 
     def close_communicator(self) -> None:
-        """Forgets what was copied and never applied, and gives the memory back. All other calls go on to work."""
+        """Forgets tensors that were copied and not applied, and frees their memory. All other calls still work."""
         self._copies = HostCopies()
 
     def close(self) -> None:
-        """Closes the connection; what was copied and never applied is not."""
+        """Closes the connection. Tensors that were copied and not applied are dropped."""
         self.close_communicator()
         self._client.close()
 
@@ -272,11 +280,11 @@ class VLLMClient:
 def _refuse_images(images: Sequence[Any] | None) -> None:
     """`images`: for each prompt its images or their features, None without any."""
     if any(images or ()):
-        raise UnsupportedError("the daemon takes text and token ids, no images")
+        raise UnsupportedError("the daemon accepts text and token ids, not images")
 
 
 def _options(given: Mapping[str, Any]) -> GenerateOptions:
-    """Under the names that they have here; what has none is vLLM's own."""
+    """The options under genserve's names; others are passed on to vLLM."""
     named = {_OPENAI_NAMES.get(name, name): value for name, value in given.items() if value is not None}
     options: dict[str, Any] = {name: named.pop(name) for name in GenerateOptions.__annotations__ if name in named}
     if named:

@@ -9,25 +9,25 @@ from genserve.client.generation.results import GeneratedSequence, Generation, Lo
 
 
 class Completions(TypedDict):
-    """What `generate` and `chat` answer; the n completions of a prompt come before those of the next one."""
+    """The answer of `generate` and `chat`. The n completions of a prompt come before those of the next one."""
 
     prompt_ids: list[list[int]]
-    """Of each prompt."""
+    """For each prompt."""
     completion_ids: list[list[int]]
-    """Of each completion."""
+    """For each completion."""
     logprobs: list[list[list[float | None]]] | None
-    """Of each completion and token, those of the token and its alternatives, the highest first."""
+    """For each completion and token: the log-probabilities of the token and its alternatives, highest first."""
     logprob_token_ids: list[list[list[int]]] | None
-    """The tokens that they are of."""
+    """The token ids for `logprobs`."""
 
 
 class SequenceLogprobs(TypedDict):
-    """What `get_sequence_logprobs` answers, for each sequence and each of its tokens after the prompt."""
+    """The answer of `get_sequence_logprobs`, for each sequence and each of its tokens after the prompt."""
 
     logprobs: list[list[list[float]]]
-    """Of the most likely tokens, the highest first."""
+    """Of the most likely tokens, highest first."""
     logprob_token_ids: list[list[list[int]]]
-    """The tokens that they are of."""
+    """The token ids for `logprobs`."""
     actual_logprobs: list[list[list[float]]]
     """Of the sequence's own token."""
     actual_token_ids: list[list[list[int]]]
@@ -35,7 +35,7 @@ class SequenceLogprobs(TypedDict):
 
 
 def completions(generations: Sequence[Generation], *, with_logprobs: bool) -> Completions:
-    """Of generations that have their prompts' token ids."""
+    """Converts generations that have their prompts' token ids."""
     sequences = [sequence for generation in generations for sequence in generation.sequences]
     rows = [_ranked(sequence) for sequence in sequences] if with_logprobs else None
     return {
@@ -49,7 +49,7 @@ def completions(generations: Sequence[Generation], *, with_logprobs: bool) -> Co
 def sequence_logprobs(
     generations: Iterable[Generation], sequences: Sequence[Sequence[int]], prompt_lengths: Sequence[int], width: int
 ) -> SequenceLogprobs:
-    """Of generations whose prompts are the sequences, and have `width` alternatives for each of their tokens."""
+    """Converts generations whose prompts are the sequences, with `width` alternatives for each of their tokens."""
     answer = SequenceLogprobs(logprobs=[], logprob_token_ids=[], actual_logprobs=[], actual_token_ids=[])
     for generation, sequence, prompt_length in zip(generations, sequences, prompt_lengths, strict=True):
         known = None if generation.prompt is None else generation.prompt.logprobs
@@ -62,7 +62,7 @@ def sequence_logprobs(
 
 
 def vllm_config(info: ServerInfo) -> dict[str, Any]:
-    """What a daemon reports of vLLM's `VllmConfig`, nested and named as there."""
+    """The part of vLLM's `VllmConfig` that a daemon reports, with vLLM's structure and names."""
     transfer = {"backend": info.weight_transfer} if info.weight_transfer else None
     return {
         "model_config": {
@@ -83,7 +83,7 @@ def vllm_config(info: ServerInfo) -> dict[str, Any]:
 
 
 def _ranked(sequence: GeneratedSequence) -> list[list[tuple[int, float | None]]]:
-    """For each token the (token id, log-probability) pairs of itself and its alternatives, the highest first."""
+    """For each token the (token id, log-probability) pairs of itself and its alternatives, highest first."""
     logprobs = Logprobs() if sequence.logprobs is None else sequence.logprobs
     rows: list[list[tuple[int, float | None]]] = []
     for position, (token_id, sampled) in enumerate(zip(sequence.token_ids, logprobs.sampled, strict=True)):
@@ -94,7 +94,7 @@ def _ranked(sequence: GeneratedSequence) -> list[list[tuple[int, float | None]]]
 
 
 def _score(known: Logprobs | None, position: int, width: int) -> tuple[float, list[tuple[int, float]]]:
-    """The log-probability of the token at `position`, and the `width` highest there; the first token has none."""
+    """The log-probability of the token at `position`, and the `width` highest ones there; the first token has none."""
     if known is None or position == 0:
         return -math.inf, [(0, -math.inf)] * width
     top = [(token_id, _number(value)) for token_id, value in known.alternatives(position - 1)]

@@ -1,6 +1,7 @@
-"""vLLM's `VLLMWeightSyncClient` over gRPC: what its trainer engines (NCCL, IPC, ...) drive an inference engine with.
+"""vLLM's `VLLMWeightSyncClient` over gRPC, with which vLLM's trainer engines (NCCL, IPC, ...) drive an inference
+engine.
 
-The protocol is structural, so nothing of vLLM is imported.
+The protocol is structural, so vLLM is not imported.
 """
 
 import base64
@@ -54,8 +55,8 @@ class GenserveWeightSyncClient(Closing):
         self.client.update_weights(plain, update_id=self._update_id, timeout_s=self._call_timeout_s)
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
-        """Serves what was received; None = one version above the served one. Raises InvalidFieldError for a version
-        that is no number."""
+        """Serves what was received; None = the served version plus 1. Raises InvalidFieldError if the version is not a
+        number."""
         if weight_version is not None and not weight_version.isdecimal():
             raise InvalidFieldError.of("weight_version", f"must be a number, is {weight_version!r}")
         version = None if weight_version is None else int(weight_version)
@@ -67,7 +68,7 @@ class GenserveWeightSyncClient(Closing):
 
 
 def _plain(update_info: dict[str, Any]) -> dict[str, Any]:
-    """What JSON has words for. As vLLM's own HTTP client has it: IPC handles are tuples of bytes and more."""
+    """Values that JSON can hold. IPC handles are tuples of bytes and more, encoded as in vLLM's own HTTP client."""
     if update_info.get("ipc_handles") is None:
         return update_info
     pickled = base64.b64encode(pickle.dumps(update_info["ipc_handles"])).decode()

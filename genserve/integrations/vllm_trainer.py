@@ -1,8 +1,8 @@
 """A backend named "genserve" for trainers that are written against vLLM's weight-transfer API.
 
-Importing this makes it known to `WeightTransferTrainerFactory`; importing `genserve.client` does not. It needs nothing
-of the daemon's workers: `send_weights` is a push, checked, staged, prepared beside the live weights and exchanged at
-once.
+Importing this module registers it with `WeightTransferTrainerFactory`; importing `genserve.client` does not. It needs
+nothing in the daemon's workers: `send_weights` is a push, which is checked, staged, prepared beside the live weights
+and exchanged.
 """
 
 import importlib
@@ -40,18 +40,20 @@ class GenserveTrainerEngine:
         self.source = source
         self.is_sender = init_info.is_sender
         self.last_push: PushResult | None = None
-        """What came of the last push, on rank 0."""
+        """The outcome of the last push, on rank 0."""
         self._streams = init_info.streams
 
     @classmethod
     def trainer_init(cls, init_info: GenserveTrainerInitInfo, *, client: Any, source: Any = None) -> Self:
-        """An engine that is ready to send. `source` is vLLM's `WeightSource` of all tensors, under the checkpoint's
-        names. Raises TypeError for another client than ours, ValueError without a source or for one of which each rank
-        holds a part, and UnavailableError when no daemon answers."""
+        """A sender. `source` is vLLM's `WeightSource` of all tensors, under the checkpoint's names.
+
+        Raises TypeError if the client is not a GenserveWeightSyncClient, ValueError without a source or if each rank
+        holds a part of the source, and UnavailableError if no daemon answers.
+        """
         if not isinstance(client, GenserveWeightSyncClient):
             raise TypeError(f"the client must be a GenserveWeightSyncClient, not {type(client).__name__}")
         if source is None:
-            raise ValueError("a WeightSource is needed")
+            raise ValueError("`source` must be a WeightSource")
         if source.held_names() is not None:
             raise ValueError("every rank's source must yield every tensor")
         if init_info.is_sender:
@@ -59,10 +61,12 @@ class GenserveTrainerEngine:
         return cls(client, source, init_info)
 
     def send_weights(self) -> None:
-        """Pushes the source's present tensors as the version above the served one. Raises as `Client.push_weights`
-        (ManifestMismatchError names tensors), and ValueError when the source yields other tensors than its metadata
-        says; the served version is untouched then."""
-        metadata = self.source.metadata()  # may gather too, so every rank asks
+        """Pushes the source's present tensors as the served version plus 1.
+
+        Raises as `Client.push_weights` (ManifestMismatchError names tensors), and ValueError if the source yields other
+        tensors than its metadata says; then the served version is unchanged.
+        """
+        metadata = self.source.metadata()  # may gather too, so every rank calls it
         if not self.is_sender:
             for _ in self.source:
                 pass
@@ -74,12 +78,12 @@ class GenserveTrainerEngine:
         )
 
     def shutdown(self) -> None:
-        """Nothing is held: the client is the caller's."""
+        """Does nothing: the client belongs to the caller."""
 
 
 def _copied(pairs: Iterable[tuple[str, Any]], metadata: Iterable[Any]) -> dict[str, Any]:
-    """Copies on the host of all tensors, as a source may use its buffers again. The pass is ended before anything is
-    raised: other ranks may wait for this one in its gathers."""
+    """Copies of all tensors on the host, because a source may reuse its buffers. The iteration completes before an
+    error is raised, because other ranks may wait for this one in a gather."""
     expected = {each.name: (each.dtype, tuple(each.shape)) for each in metadata}
     tensors = {name: tensor.detach().to("cpu", copy=True) for name, tensor in pairs}
     for name in expected.keys() | tensors.keys():

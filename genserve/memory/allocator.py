@@ -1,4 +1,4 @@
-"""How the C library's allocator treats memory that was freed."""
+"""The C library's allocator, and what it does with freed memory."""
 
 import ctypes
 
@@ -6,15 +6,15 @@ import ctypes
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _KEPT_BYTES = 128 << 20
-_LARGEST_KEPT_BYTES = 32 << 20  # the most that glibc takes
+_LARGEST_KEPT_BYTES = 32 << 20  # the limit of glibc
 
 
 def keep_freed_memory() -> bool:
-    """Lets the process keep up to 128 MiB of what it frees; false where the C library is not glibc.
+    """Lets the process keep up to 128 MiB of freed memory; False if the C library is not glibc.
 
-    A chunk of a push is a handful of blocks of its size on its way through gRPC. glibc gives such blocks back to the
-    kernel when they are freed, and each of their pages is cleared and mapped again for the next chunk: more than half
-    of what receiving costs. It holds for the whole process: a library should not call it.
+    A chunk of a push uses a handful of blocks of its size on its way through gRPC. By default glibc returns such blocks
+    to the kernel when they are freed, and their pages are cleared and mapped again for the next chunk: more than half
+    of the cost of receiving. The setting applies to the whole process, so a library should not call it.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

@@ -1,10 +1,10 @@
-"""Memory that bytes of a push land in once, and that workers map.
+"""Shared memory that receives the bytes of a push, and that workers map.
 
-It is an anonymous memory file (memfd): it has no name anywhere, so nothing is left behind in /dev/shm when a process is
-killed (the memory goes with the last process that holds it), and the small /dev/shm of a container does not limit it.
-Workers reach it as /proc/PID/fd/FD, which the kernel opens to processes of the same user on the same host alone.
+It is an anonymous memory file (memfd). It has no name, so nothing is left in /dev/shm when a process is killed (the
+memory is freed with the last process that holds it), and the small /dev/shm of a container does not limit it. Workers
+open it as /proc/PID/fd/FD, which the kernel allows only processes of the same user on the same host.
 
-Workers import this module: it needs nothing but the standard library unless an arena is allocated.
+Workers import this module: it needs only the standard library unless an arena is allocated.
 """
 
 import asyncio
@@ -12,12 +12,10 @@ import mmap
 import os
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 
 from genserve.errors import StagingFullError
+from genserve.memory.available import require_memory
 
-MARGIN_BYTES = 256 << 20
-"""Memory that is left to everybody else on the machine."""
 _UNMAPPED_AT_ONCE_BYTES = 16 << 20
 _COMPARED_AT_ONCE_BYTES = 256 << 10
 
@@ -33,14 +31,12 @@ class Arena:
 
     @classmethod
     def allocate(cls, size_bytes: int) -> "Arena":
-        """Reserves the memory, all of it now: it takes about a third of a second a GiB, so call it in a thread.
-
-        Raises StagingFullError when the machine or the container has too little.
-        """
+        """Reserves all of the memory now. This takes about a third of a second per GiB, so call it in a thread. Raises
+        StagingFullError if the machine or the container has too little."""
         try:
             fd = os.memfd_create("genserve-arena", os.MFD_CLOEXEC)
         except OSError as error:
-            raise StagingFullError(f"no memory can be had for the push: {error.strerror}") from error
+            raise StagingFullError(f"no memory is available for the push: {error.strerror}") from error
         try:
             os.fchmod(fd, 0o600)
             _reserve(fd, 0, size_bytes)
@@ -53,7 +49,7 @@ class Arena:
             raise
 
     def extend(self, size_bytes: int) -> None:
-        """Makes it larger; what is there stays. Takes as long as `allocate`. Raises StagingFullError."""
+        """Makes it larger and keeps its bytes. Takes as long as `allocate`. Raises StagingFullError."""
         self._check(0, 0)
         more_bytes = size_bytes - self._size_bytes
         if more_bytes > 0:
@@ -64,7 +60,7 @@ class Arena:
 
     @property
     def path(self) -> str:
-        """Where workers find it, for `map_arena`."""
+        """The path for `map_arena` in a worker."""
         return f"/proc/{os.getpid()}/fd/{self._fd}"
 
     @property
@@ -79,18 +75,19 @@ class Arena:
 
     @property
     def viewed(self) -> bool:
-        """Whether somebody still has a view of it."""
+        """Whether a view of it exists."""
         return self._mapped() is not None
 
     def target(self, offset: int, length: int) -> memoryview:
-        """The bytes at `offset`, to be written, also by threads: the view keeps the memory alive when the arena is
-        closed meanwhile. Raises ValueError outside of the arena, StagingFullError when it cannot be mapped."""
+        """The bytes at `offset` for writing, also by threads: the view keeps the memory alive if the arena is closed
+        meanwhile. Raises ValueError outside of the arena, StagingFullError if it cannot be mapped."""
         self._check(offset, length)
         if length == 0:
             return memoryview(bytearray())
         if self._writable is None:
-            # Kept, and with it the tables of its pages: to write to a page that is mapped takes a third of the time of
-            # pwrite, to write to one that is not takes as long.
+            # Kept with its page tables: a write to a mapped page takes a third of the time of pwrite, a write to an
+            # unmapped page
+            # takes as long as pwrite.
             try:
                 self._writable = mmap.mmap(self._fd, self._size_bytes)
             except OSError as error:
@@ -99,7 +96,7 @@ class Arena:
 
     def write(self, offset: int, data: bytes | memoryview) -> None:
         """Copies `data` to `offset`; releases the GIL meanwhile. Raises as `target`."""
-        # Only who writes needs numpy.
+        # Only writers need numpy.
         import numpy as np
 
         target = self.target(offset, len(data))
@@ -107,7 +104,7 @@ class Arena:
             np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(data, np.uint8))
 
     def equals(self, offset: int, data: bytes | memoryview) -> bool:
-        """Whether these bytes lie at `offset`. Raises ValueError outside of the arena."""
+        """Whether these bytes are at `offset`. Raises ValueError outside of the arena."""
         self._check(offset, len(data))
         rest = memoryview(data)
         while rest:
@@ -125,20 +122,19 @@ class Arena:
         mapped = self._mapped()
         if mapped is None:
             mapped = mmap.mmap(self._fd, self._size_bytes, prot=mmap.PROT_READ)
-            # It is given back with the last view of it: none can ever dangle, and nothing is mapped without need.
+            # Unmapped with its last view: no view can dangle, and nothing is mapped without need.
             self._mapped = weakref.ref(mapped)
         return memoryview(mapped)[offset : offset + length]
 
     def close(self) -> None:
-        """Gives the memory back, as soon as no worker maps it and no view is left. Safe to call more than once.
-
-        It takes about 0.2 s a GiB: call it in a thread.
-        """
+        """Frees the memory as soon as no worker maps it and no view is left. Safe to call more than once. It takes
+        about 0.2 s per GiB, so call it in a thread."""
         if self._fd == -1:
             return
         fd, self._fd = self._fd, -1
-        # To unmap takes a third of the time, with Python's lock held: piece by piece others get their turn. The kernel
-        # frees the pages with the last reference, which is the descriptor; that needs no lock.
+        # Unmapping takes a third of the time and holds Python's global lock: in pieces, other threads get their turn.
+        # The kernel
+        # frees the pages with the last reference, which is the descriptor; this does not need the lock.
         for mapped in filter(None, (self._mapped(), self._writable)):
             for start in range(0, self._size_bytes, _UNMAPPED_AT_ONCE_BYTES):
                 mapped.madvise(mmap.MADV_DONTNEED, start, min(_UNMAPPED_AT_ONCE_BYTES, self._size_bytes - start))
@@ -154,11 +150,11 @@ class Arena:
 
 
 def _unmapped() -> None:
-    """What a weak reference to no map gives."""
+    """The result of a weak reference without a map."""
 
 
 async def allocate_arena(size_bytes: int) -> Arena:
-    """`Arena.allocate` in a thread; when cancelled, what the thread still brings is given back at once."""
+    """`Arena.allocate` in a thread. If it is cancelled, the memory is freed when the thread ends."""
     allocating = asyncio.ensure_future(asyncio.to_thread(Arena.allocate, size_bytes))
     try:
         return await asyncio.shield(allocating)
@@ -168,13 +164,13 @@ async def allocate_arena(size_bytes: int) -> Arena:
 
 
 def _close_result(done: "asyncio.Future[Arena]") -> None:
-    """In a thread: to give a GiB back takes long enough for token streams to notice."""
+    """Closes in a thread: freeing a GiB would delay token streams."""
     if not done.cancelled() and done.exception() is None:
         asyncio.get_running_loop().run_in_executor(None, done.result().close)
 
 
 def _reserve(fd: int, offset: int, size_bytes: int) -> None:
-    """Takes the memory now: otherwise pages would be found when they are first written, and a lack of memory would be a
+    """Takes the memory now: otherwise pages would be allocated at their first write, and a lack of memory would be a
     SIGBUS. Raises StagingFullError."""
     require_memory(size_bytes)
     try:
@@ -185,48 +181,14 @@ def _reserve(fd: int, offset: int, size_bytes: int) -> None:
 
 
 def map_arena(path: str, size_bytes: int) -> mmap.mmap:
-    """An arena of another process, read-only. It stays valid after its owner has closed it or died.
+    """Maps an arena of another process, read-only. It stays valid after its owner has closed it or died.
 
-    Raises OSError when the owner is gone or belongs to another user, ValueError when the arena is smaller.
+    Raises OSError if the owner is gone or belongs to another user, ValueError if the arena is smaller.
     """
     if size_bytes == 0:
-        return mmap.mmap(-1, 1, prot=mmap.PROT_READ)  # nothing can be mapped from an empty file
+        return mmap.mmap(-1, 1, prot=mmap.PROT_READ)  # an empty file cannot be mapped
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return mmap.mmap(fd, size_bytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
     finally:
         os.close(fd)
-
-
-def require_memory(size_bytes: int, freed_bytes: int = 0) -> None:
-    """Raises StagingFullError when the machine has too little memory, also once `freed_bytes` are given back, and when
-    the kernel does not tell."""
-    try:
-        available_bytes = available_memory_bytes() + freed_bytes
-    except OSError as error:
-        raise StagingFullError(
-            f"{size_bytes} bytes are to be staged, and the memory cannot be asked for: {error}"
-        ) from error
-    if size_bytes > max(0, available_bytes - MARGIN_BYTES):
-        raise StagingFullError(
-            f"{size_bytes} bytes are to be staged, {available_bytes} bytes of memory are available",
-            metadata={"available_bytes": str(available_bytes)},
-        )
-
-
-def available_memory_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Memory that can be taken without swapping, in bytes: the machine's, or the control group's (v2) if less."""
-    fields = dict(line.split(":", 1) for line in (proc / "meminfo").read_text().splitlines() if ":" in line)
-    available_bytes = int(fields["MemAvailable"].split()[0]) * 1024
-    try:
-        unified = next(line[3:] for line in (proc / "self/cgroup").read_text().splitlines() if line.startswith("0::"))
-        group = cgroups / unified.strip().lstrip("/")
-        limit = (group / "memory.max").read_text().strip()
-        if limit != "max":
-            stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-            # Cached files are counted as used, and go when memory is needed.
-            used_bytes = int((group / "memory.current").read_text()) - int(stat["inactive_file"])
-            available_bytes = min(available_bytes, max(0, int(limit) - used_bytes))
-    except (OSError, StopIteration, KeyError, ValueError):
-        pass  # no control group of that version, or none that we may look at
-    return available_bytes

@@ -1,4 +1,4 @@
-"""The daemon's own processes, as told by /proc: files that they have open are not a trainer's to hand over."""
+"""The daemon's own processes, from /proc: a trainer must not pass files that they have open."""
 
 import os
 from collections.abc import Iterator
@@ -13,34 +13,36 @@ FileId: TypeAlias = tuple[int, int]
 
 
 def file_id(found: os.stat_result) -> FileId:
-    """Of what `os.stat` found."""
+    """The identity of a result of `os.stat`."""
     return found.st_dev, found.st_ino
 
 
 @dataclass(frozen=True, slots=True)
 class DaemonProcesses:
-    """The process `root_pid` and its descendants. A descendant whose parent has died is not one any more."""
+    """The process `root_pid` and its descendants. A descendant whose parent has died does not count any more."""
 
     root_pid: int = field(default_factory=os.getpid)
 
     def include(self, pid: int) -> bool:
-        """Whether a process is one of them, or a thread is of one: /proc/TID is as good as /proc/PID. Raises OSError
-        when there is none."""
+        """Whether a process, or the process of a thread, is one of them: /proc/TID works like /proc/PID. Raises OSError
+        if there is none."""
         while True:
             leader, pid = _leader_and_parent(pid)
             if leader == self.root_pid:
                 return True
-            if pid == 0:  # the first process, or one that was started from outside of this PID namespace
+            if pid == 0:  # the first process, or one that was started outside of this PID namespace
                 return False
 
     def descriptors_of(self, wanted: FileId) -> Iterator[tuple[int, int]]:
-        """Process and number of every descriptor that one of them has of this file. Takes milliseconds: call it in a
-        thread. One that has ended and was not waited for belongs to nobody but root, and has nothing open."""
+        """Process and number of each of their descriptors of this file. Takes milliseconds: call it in a thread.
+
+        A zombie belongs to root alone and has nothing open.
+        """
         for process in [psutil.Process(self.root_pid), *psutil.Process(self.root_pid).children(recursive=True)]:
             try:
                 numbers = os.listdir(f"/proc/{process.pid}/fd")
             except (FileNotFoundError, ProcessLookupError):
-                continue  # it has ended, and has nothing open
+                continue  # it has ended and has nothing open
             except PermissionError:
                 if process.status() == psutil.STATUS_ZOMBIE:
                     continue

@@ -1,17 +1,47 @@
-"""Which processes can reach each other's memory: those of one host, one PID namespace and one user."""
+"""Which processes can open each other's memory: those on one host, in one PID namespace and of one user."""
 
+import ipaddress
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
+from urllib.parse import unquote
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _START_TIME = 19  # in /proc/PID/stat, behind the command's name
+_SOCKET_SCHEMES: Final = ("unix:", "unix-abstract:")
+_HOST_SCHEMES: Final = ("dns:///", "dns:", "ipv4:", "ipv6:")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or an IP address, in brackets or not, is of this host alone."""
+    host = host.removeprefix("[").removesuffix("]")
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False  # a name that has to be resolved, whatever it begins with
+
+
+def is_local(address: str) -> bool:
+    """Whether an address is of this host alone, as gRPC writes it: the target of a client ("localhost:50051",
+    "dns:///localhost:50051", "unix:/run/genserve") or the other end of a connection ("ipv6:%5B::1%5D:50051")."""
+    if address.startswith(_SOCKET_SCHEMES):
+        return True
+    scheme = next((each for each in _HOST_SCHEMES if address.startswith(each)), "")
+    return is_loopback(unquote(address.removeprefix(scheme)).rpartition(":")[0])
+
+
+def can_share(target: str, daemon_host_id: str) -> bool:
+    """Whether the daemon at `target` can open this process's memory; `daemon_host_id` is what it says of itself. A
+    daemon behind a proxy on this host has another id: bytes are sent then."""
+    return daemon_host_id != "" and is_local(target) and daemon_host_id == host_id()
 
 
 def host_id() -> str:
-    """Equal for processes that can hand memory over to each other, as `GetServerInfoResponse.host_id` says: the
-    kernel's boot, the PID namespace, the user. "" where the kernel is not Linux."""
+    """Equal for processes that can share memory, as in `GetServerInfoResponse.host_id`: the kernel's boot, the PID
+    namespace, the user. "" if the kernel is not Linux."""
     try:
         return f"{_BOOT_ID.read_text().strip()}:{os.stat('/proc/self/ns/pid').st_ino}:{os.geteuid()}"
     except OSError:
@@ -20,7 +50,7 @@ def host_id() -> str:
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """A process, told apart from any other one that has the same PID elsewhere or later. `start_time`: clock ticks
+    """A process, distinguished from any other one that has the same PID elsewhere or later. `start_time`: clock ticks
     since the boot."""
 
     host_id: str
@@ -35,7 +65,7 @@ class ProcessIdentity:
 
     @property
     def is_here(self) -> bool:
-        """Whether it runs where this process can reach its memory, as /proc/PID/fd/FD."""
+        """Whether it runs where this process can open its memory, as /proc/PID/fd/FD."""
         if not self.host_id or self.host_id != host_id():
             return False
         try:

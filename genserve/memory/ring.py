@@ -1,4 +1,4 @@
-"""Memory that one process writes round and round and another on the same host reads: no byte goes over a socket."""
+"""Memory that a process writes round and round and the daemon, on the same host, copies: no byte goes over a socket."""
 
 import asyncio
 import fcntl
@@ -9,18 +9,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from genserve.memory.host import host_id
-
 # Below this a push is over before it has been asked whether memory can be handed over.
 MIN_BYTES: Final = 8 << 20
 PIECE_BYTES: Final = 4 << 20
 NUM_PIECES: Final = 4  # all of them stay in a processor's cache, so that the daemon reads what was written from there
-_NAME: Final = "genserve-push"  # the daemon opens no memory of another name
+NAME_PREFIX: Final = "genserve-push"
+"""How the names of all memory begin that the daemon opens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Bytes [start, start + length) of the memory at `path`; who reads them acknowledges by a byte to the pipe at
+    """Bytes [start, start + length) of the memory at `path`. The reader acknowledges them by a byte to the pipe at
     `ack_path`."""
 
     path: str
@@ -30,63 +29,63 @@ class Piece:
 
 
 class SharedRing:
-    """A little memory without a name that is written round and round, and a pipe on which the daemon tells that it has
-    copied a piece. For one stream at a time."""
+    """A little memory that only its descriptor leads to, and a pipe on which the daemon acknowledges each piece that it
+    has copied. For one stream at a time."""
 
     def __init__(self) -> None:
         """Raises OSError where the kernel refuses."""
-        fd = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        fd = os.memfd_create(NAME_PREFIX, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self._fds = [fd]
         self._close = weakref.finalize(self, _close_all, self._fds)  # also when a client is dropped and never closed
         os.fchmod(fd, 0o600)
         os.ftruncate(fd, NUM_PIECES * PIECE_BYTES)
-        # What cannot be shortened the daemon reads in place.
+        # The daemon maps memory that cannot be shortened.
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
         self._memory = memoryview(mmap.mmap(fd, NUM_PIECES * PIECE_BYTES))
-        self._taken, taken_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._fds += [self._taken, taken_end]
-        self._path, self._ack_path = (f"/proc/{os.getpid()}/fd/{each}" for each in (fd, taken_end))
-        self._num_put = self._num_taken = 0
+        self._acks, written_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._fds += [self._acks, written_end]
+        self.path, self.ack_path = (f"/proc/{os.getpid()}/fd/{each}" for each in (fd, written_end))
+        self._num_put = self._num_acknowledged = 0
 
     async def put(self, parts: Sequence[bytes | memoryview]) -> Piece:
         """Writes `parts`, PIECE_BYTES at most, to the oldest place once the daemon has copied what was there."""
-        while self._num_put - self._num_taken == NUM_PIECES:
-            await self._see_taken()
+        while self._num_put - self._num_acknowledged == NUM_PIECES:
+            await self._read_acks()
         start = position = self._num_put % NUM_PIECES * PIECE_BYTES
         for part in parts:
             self._memory[position : position + len(part)] = part
             position += len(part)
         self._num_put += 1
-        return Piece(self._path, start, position - start, self._ack_path)
+        return Piece(self.path, start, position - start, self.ack_path)
 
-    async def _see_taken(self) -> None:
+    async def _read_acks(self) -> None:
         try:
-            self._num_taken += len(os.read(self._taken, NUM_PIECES))
+            self._num_acknowledged += len(os.read(self._acks, NUM_PIECES))
         except BlockingIOError:
-            await _readable(self._taken)
+            await _readable(self._acks)
 
     def close(self) -> None:
-        """Gives the memory back. Safe to call more than once."""
+        """Frees the memory. Safe to call more than once."""
         self._memory.release()
         self._close()
 
 
 class SpareRings:
-    """Rings between two pushes."""
+    """Rings that are kept between pushes."""
 
     def __init__(self) -> None:
         self._spare: list[SharedRing] = []
 
     def take(self) -> SharedRing:
-        """One for the caller alone. Raises OSError where the kernel refuses."""
+        """A ring for the caller. Raises OSError if the kernel refuses."""
         return self._spare.pop() if self._spare else SharedRing()
 
     def give_back(self, ring: SharedRing) -> None:
-        """Only what no daemon reads any more: the push that it was taken for has been answered with success."""
+        """Returns a ring that no daemon reads any more: its push was answered with success."""
         self._spare.append(ring)
 
     def close(self) -> None:
-        """Gives the memory back."""
+        """Frees the memory."""
         while self._spare:
             self._spare.pop().close()
 
@@ -105,15 +104,3 @@ async def _readable(fd: int) -> None:
 def _close_all(fds: list[int]) -> None:
     while fds:
         os.close(fds.pop())
-
-
-def can_share(target: str, daemon_host_id: str) -> bool:
-    """Whether the daemon at `target`, whose host id was told, can open this process's memory. It is so exact as it is
-    cheap: a daemon behind a proxy on this host still says no, and then bytes are sent."""
-    return daemon_host_id != "" and is_local(target) and daemon_host_id == host_id()
-
-
-def is_local(target: str) -> bool:
-    """Whether a target of gRPC is an address of this host alone."""
-    host = target.removeprefix("dns:").removeprefix("///").rpartition(":")[0].strip("[]")
-    return target.startswith(("unix:", "unix-abstract:")) or host in ("localhost", "::1") or host.startswith("127.")

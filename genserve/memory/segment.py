@@ -1,8 +1,8 @@
-"""Shared memory of a trainer on the same host, from which its bytes are copied.
+"""Shared memory of a trainer on the same host, from which the daemon copies bytes.
 
-A peer names a path, so most of this is about which paths: nothing is read but memory that was made to be handed over,
-and is not open in the daemon because another peer has handed it over.
-It is mapped, which makes it twice as fast to read, if its size is sealed: a page that is gone would be a SIGBUS.
+A client names the path, so most of this module checks paths: the daemon reads only memory that was made for a push, and
+not memory that it has open for another client. Memory with a sealed size is mapped, which makes reading twice as fast;
+otherwise a page that is gone would be a SIGBUS.
 """
 
 import fcntl
@@ -13,15 +13,12 @@ import stat
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
-
-import numpy as np
 
 from genserve.errors import ChecksumMismatchError, InvalidFieldError
 from genserve.memory.daemon_processes import DaemonProcesses, file_id
+from genserve.memory.ring import NAME_PREFIX
 from genserve.tensors.checksum import crc32c_of
 
-NAME_PREFIX = "genserve-push"
 MAX_CHUNK_BYTES = 64 << 20
 _PATH = re.compile(rf"/dev/shm/{NAME_PREFIX}[^/]*|/proc/([1-9][0-9]{{0,9}})/fd/[0-9]{{1,9}}")
 _SIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
@@ -30,19 +27,19 @@ _CHECKED_AT_ONCE_BYTES = 256 << 10  # stays in a core's cache between reading an
 
 @dataclass(frozen=True, slots=True)
 class SegmentChunk:
-    """A piece of the byte space of a push, at `offset`, that lies at `segment_offset` of the memory at `path`."""
+    """A piece of the byte space of a push, at `offset`, which is at `segment_offset` of the memory at `path`."""
 
     path: str
     segment_offset: int
     offset: int
     length: int
     crc32c: int | None
-    taken_path: str = ""
-    """The end of a pipe that is told when the piece has been copied; "" = nobody wants to know."""
+    ack_path: str = ""
+    """The pipe on which the copy of the piece is acknowledged; "" = nobody wants to know. `taken_path` on the wire."""
 
 
 class Segment:
-    """Memory of another process, open for reading. Its methods may be called in any thread, but not during `close`."""
+    """Memory of another process, open for reading. Any thread may call its methods, but not during `close`."""
 
     def __init__(self, path: str, fd: int) -> None:
         self.path = path
@@ -52,21 +49,24 @@ class Segment:
 
     @classmethod
     def open(cls, path: str, daemon: DaemonProcesses | None) -> "Segment":
-        """Raises InvalidFieldError for "segment.path" when it is anything but memory of this user that was made for a
-        push, or is named as a process of the `daemon` has it open; None = that is fine, the peer is one of them."""
+        """Opens the memory.
+
+        Raises InvalidFieldError for "segment.path" unless it is memory of this user that was made for a push, and if a
+        process of the `daemon` has it open; `daemon` None allows the latter, for a client that is one of them.
+        """
         matched = _PATH.fullmatch(path)
         if matched is None or "\0" in path:
             raise _refused(f"must be /proc/PID/fd/FD, or /dev/shm/NAME where NAME begins with {NAME_PREFIX!r}")
         try:
             if daemon is not None and matched[1] is not None and daemon.include(int(matched[1])):
-                raise _refused("is of the daemon's own processes")
-            _check(_stat(path))  # before opening: a device might act on that
+                raise _refused("belongs to one of the daemon's own processes")
+            _check(_stat(path))  # checked before opening: a device might act on an open
             flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
             fd = os.open(path, flags if _is_descriptor(path) else flags | os.O_NOFOLLOW)
         except OSError as error:
             raise _refused(f"cannot be opened by the daemon: {error.strerror}") from error
         try:
-            _check(os.fstat(fd))  # what was opened may be another file than what was looked at
+            _check(os.fstat(fd))  # the opened file may be another one than the checked one
             name = os.readlink(f"/proc/self/fd/{fd}")
             if not name.startswith((f"/memfd:{NAME_PREFIX}", f"/dev/shm/{NAME_PREFIX}")):
                 raise _refused(f"is memory whose name does not begin with {NAME_PREFIX!r}")
@@ -76,15 +76,15 @@ class Segment:
             raise
 
     def is_at(self, path: str) -> bool:
-        """Whether this is still what the path names: a peer that closes a descriptor gets its number again for the
-        next one that it opens."""
+        """Whether the path still names this memory: a client that closes a descriptor gets its number again for the
+        next one."""
         try:
             return self.path == path and file_id(_stat(path)) == self._file_id
         except OSError:
-            return False  # to open it says why
+            return False  # opening it raises the reason
 
     def check(self, chunk: SegmentChunk) -> None:
-        """Raises InvalidFieldError when the memory has no such piece, or it is too long."""
+        """Raises InvalidFieldError if the memory has no such piece, or the piece is too long."""
         if chunk.length > MAX_CHUNK_BYTES:
             raise InvalidFieldError.of("segment.length", f"must be at most {MAX_CHUNK_BYTES}, is {chunk.length}")
         size_bytes = os.fstat(self._fd).st_size
@@ -96,8 +96,8 @@ class Segment:
             )
 
     def copy(self, chunk: SegmentChunk, target: memoryview) -> None:
-        """Copies a piece; releases the GIL. `target` is as long as the piece. Raises ChecksumMismatchError after it has
-        been copied, and InvalidFieldError when the memory was shortened meanwhile."""
+        """Copies a piece; releases the GIL. `target` has the length of the piece. Raises ChecksumMismatchError after
+        the copy, and InvalidFieldError if the memory was shortened meanwhile."""
         step = len(target) if chunk.crc32c is None else _CHECKED_AT_ONCE_BYTES
         computed = 0
         for start in range(0, len(target), max(step, 1)):
@@ -114,7 +114,7 @@ class Segment:
         return data
 
     def close(self) -> None:
-        """Lets go of the memory. Safe to call more than once."""
+        """Closes the memory. Safe to call more than once."""
         self._mapped = None
         if self._fd != -1:
             fd, self._fd = self._fd, -1
@@ -122,7 +122,11 @@ class Segment:
 
     def _read_into(self, piece: memoryview, position: int) -> None:
         if self._mapped is not None and piece:
-            np.copyto(np.frombuffer(piece, np.uint8), self._mapped[position : position + len(piece)])
+            # Only who reads needs numpy.
+            import numpy as np
+
+            there = self._mapped[position : position + len(piece)]
+            np.copyto(np.frombuffer(piece, np.uint8), np.frombuffer(there, np.uint8))
             return
         while piece:
             num_read = os.preadv(self._fd, [piece], position)
@@ -131,13 +135,13 @@ class Segment:
             piece, position = piece[num_read:], position + num_read
 
 
-def _map(fd: int) -> "np.ndarray[Any, np.dtype[np.uint8]] | None":
+def _map(fd: int) -> memoryview | None:
     """The memory, if it stays as long as it is; None = it has to be read."""
     try:
         if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SIZE_SEALS == _SIZE_SEALS:
-            return np.frombuffer(mmap.mmap(fd, 0, prot=mmap.PROT_READ), np.uint8)
+            return memoryview(mmap.mmap(fd, 0, prot=mmap.PROT_READ))
         return None
-    except (OSError, ValueError):  # of a file system without seals, or empty
+    except (OSError, ValueError):  # a file system without seals, or empty
         return None
 
 
@@ -165,9 +169,9 @@ def _stat(path: str) -> os.stat_result:
 
 def _check(found: os.stat_result) -> None:
     if not stat.S_ISREG(found.st_mode) or found.st_dev not in _devices():
-        raise _refused("is no shared memory")
+        raise _refused("is not shared memory")
     if found.st_uid != os.geteuid():
-        raise _refused("belongs to another user than the daemon's")
+        raise _refused("does not belong to the daemon's user")
 
 
 def _verify(chunk: SegmentChunk, computed: int) -> None:

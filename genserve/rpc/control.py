@@ -7,6 +7,7 @@ from genserve.control.pause import PauseController
 from genserve.control.sleep import SleepController
 from genserve.control.state import StateBoard
 from genserve.engine.protocol import Engine
+from genserve.rpc.answers import Answers
 from genserve.rpc.convert.control import (
     ServerFacts,
     load_timeout_s,
@@ -15,7 +16,6 @@ from genserve.rpc.convert.control import (
     sleep_arguments,
     to_load,
     to_lora,
-    to_pause_response,
     to_server_info,
     watch_interval_s,
 )
@@ -48,6 +48,7 @@ class ControlServicer(ControlServiceServicer):
         self._pauses = pauses
         self._sleeps = sleeps
         self._board = board
+        self._answer = Answers(board.state)
         self._facts = facts
         self._watchers = Watchers("the status")
 
@@ -64,34 +65,40 @@ class ControlServicer(ControlServiceServicer):
             request_id=asked.request_id,
             timeout_s=asked.timeout_s,
         )
-        return to_pause_response(grant, self._board.state())
+        return self._answer(
+            control_pb2.PauseResponse,
+            lease=to_lease(grant.lease),
+            requests_kept=grant.kept,
+            requests_aborted=grant.aborted,
+        )
 
     async def RenewPause(
         self, request: control_pb2.RenewPauseRequest, context: "ServicerContext[Any, Any]"
     ) -> control_pb2.RenewPauseResponse:
         """Extends a lease."""
         lease = self._pauses.renew(request.lease_id, renewed_ttl_s(request))
-        return control_pb2.RenewPauseResponse(lease=to_lease(lease), state=to_state(self._board.state()))
+        return self._answer(control_pb2.RenewPauseResponse, lease=to_lease(lease))
 
     async def Resume(
         self, request: control_pb2.ResumeRequest, context: "ServicerContext[Any, Any]"
     ) -> control_pb2.ResumeResponse:
-        """Gives a lease back."""
+        """Ends a lease."""
         lease_expired = await self._pauses.resume(request.lease_id, force=request.force)
-        return control_pb2.ResumeResponse(lease_expired=lease_expired, state=to_state(self._board.state()))
+        return self._answer(control_pb2.ResumeResponse, lease_expired=lease_expired)
 
     async def GetStatus(
         self, request: control_pb2.GetStatusRequest, context: "ServicerContext[Any, Any]"
     ) -> control_pb2.GetStatusResponse:
         """State and load."""
-        return control_pb2.GetStatusResponse(state=to_state(self._board.state()), load=to_load(self._engine.load()))
+        return self._answer(control_pb2.GetStatusResponse, load=to_load(self._engine.load()))
 
     async def WatchStatus(  # type: ignore[override]  # the stubs know generators only
         self,
         request: control_pb2.WatchStatusRequest,
         context: "ServicerContext[control_pb2.WatchStatusRequest, control_pb2.WatchStatusResponse]",
     ) -> None:
-        """State and load, now and whenever they differ from what was sent last; ends with the daemon or its engine."""
+        """State and load, at once and whenever they differ from the last message. Ends with the daemon or its
+        engine."""
         interval_s = watch_interval_s(request)
         with self._watchers.joined():
             await self._watch(interval_s, context)
@@ -107,7 +114,7 @@ class ControlServicer(ControlServiceServicer):
             status = (self._board.state(), self._engine.load())
             if status != sent:
                 await context.write(control_pb2.WatchStatusResponse(state=to_state(status[0]), load=to_load(status[1])))
-                sent = status  # what changed during the write is not announced again
+                sent = status  # changes during the write are not sent again
             elif is_last:
                 return
             else:
@@ -121,45 +128,45 @@ class ControlServicer(ControlServiceServicer):
         self, request: control_pb2.GetServerInfoRequest, context: "ServicerContext[Any, Any]"
     ) -> control_pb2.GetServerInfoResponse:
         """What is served."""
-        return to_server_info(self._engine.info, self._facts, self._board.state())
+        return self._answer(to_server_info, self._engine.info, self._facts)
 
     async def Sleep(
         self, request: control_pb2.SleepRequest, context: "ServicerContext[Any, Any]"
     ) -> control_pb2.SleepResponse:
-        """Gives the device's memory back."""
+        """Releases the device's memory."""
         mode, depth, timeout_s = sleep_arguments(request)
         await self._sleeps.sleep(mode, depth, timeout_s)
-        return control_pb2.SleepResponse(state=to_state(self._board.state()))
+        return self._answer(control_pb2.SleepResponse)
 
     async def WakeUp(
         self, request: control_pb2.WakeUpRequest, context: "ServicerContext[Any, Any]"
     ) -> control_pb2.WakeUpResponse:
         """Ends a sleep, or a part of it."""
         await self._sleeps.wake_up(request.tags)
-        return control_pb2.WakeUpResponse(state=to_state(self._board.state()))
+        return self._answer(control_pb2.WakeUpResponse)
 
     async def LoadLora(
         self, request: control_pb2.LoadLoraRequest, context: "ServicerContext[Any, Any]"
     ) -> control_pb2.LoadLoraResponse:
         """Loads an adapter from a directory."""
         lora = await self._loras.load_directory(request.lora_name, request.path, load_timeout_s(request))
-        return control_pb2.LoadLoraResponse(lora=to_lora(lora), state=to_state(self._board.state()))
+        return self._answer(control_pb2.LoadLoraResponse, lora=to_lora(lora))
 
     async def UnloadLora(
         self, request: control_pb2.UnloadLoraRequest, context: "ServicerContext[Any, Any]"
     ) -> control_pb2.UnloadLoraResponse:
-        """Takes an adapter away."""
+        """Removes an adapter."""
         lora = self._loras.unload(request.lora_name)
-        return control_pb2.UnloadLoraResponse(lora=to_lora(lora), state=to_state(self._board.state()))
+        return self._answer(control_pb2.UnloadLoraResponse, lora=to_lora(lora))
 
     async def ListLoras(
         self, request: control_pb2.ListLorasRequest, context: "ServicerContext[Any, Any]"
     ) -> control_pb2.ListLorasResponse:
         """The adapters."""
-        return control_pb2.ListLorasResponse(
+        return self._answer(
+            control_pb2.ListLorasResponse,
             loras=[to_lora(lora) for lora in self._engine.loras.loaded()],
             max_loras=self._engine.info.max_loras,
-            state=to_state(self._board.state()),
         )
 
     async def ResetCache(
@@ -167,4 +174,4 @@ class ControlServicer(ControlServiceServicer):
     ) -> control_pb2.ResetCacheResponse:
         """Drops the prefix cache."""
         reset = await self._engine.reset_prefix_cache(request.reset_running_requests, RESET_TIMEOUT_S)
-        return control_pb2.ResetCacheResponse(reset=reset, state=to_state(self._board.state()))
+        return self._answer(control_pb2.ResetCacheResponse, reset=reset)

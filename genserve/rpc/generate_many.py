@@ -1,4 +1,5 @@
-"""The requests of one GenerateMany call: begun as they come in, and read together, one message a step of the engine."""
+"""The requests of one GenerateMany call: begun as they arrive, and read together, one message per step of the
+engine."""
 
 import asyncio
 import uuid
@@ -7,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 
-from genserve.control.admission import check_admission
+from genserve.control.phase_admission import check_generation
 from genserve.control.state import StateBoard
 from genserve.engine.generation import GenerationRequest, GenerationUpdate
 from genserve.engine.protocol import Engine, GenerationStream
@@ -16,16 +17,16 @@ from genserve.rpc.convert.generation_request import MAX_ID_LENGTH, generation_re
 from genserve.rpc.convert.generation_response import fill_response
 from genserve.rpc.received import Received
 from genserve.rpc.status import known_error, to_message
-from genserve.tensors.chunk_frame import varint
+from genserve.tensors.varint import read_varint
 from genserve.v1 import generation_pb2
 
 METHOD = "GenerateMany"
 # Of the values that dominate a message (tokens, alternatives, characters), so that none comes near the 4 MiB that
 # clients take by default. What is left over goes with the next message, at once.
 _MAX_VALUES = 1 << 17
-# What an item costs beside its values, in time: a message of thousands of them would stop the loop while it is made.
+# The cost of an item besides its values, in time: building a message of thousands of items would block the loop.
 _VALUES_PER_ITEM = 128
-# Refusals in a message: each has 4 KiB at most. When as many wait to be written, no further requests are read.
+# Refusals per message: each has at most 4 KiB. If as many wait to be written, no further requests are read.
 _MAX_REFUSALS = 256
 
 _FIRST_FIELD = 0x0A  # the tag of `generate` in GenerateManyRequest, and of `request_id` in that
@@ -36,7 +37,7 @@ Write = Callable[[generation_pb2.GenerateManyResponse], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class _Action:
-    """What a message asks for: to begin `request`, or to end the one of `request_id`; or what is wrong with it."""
+    """The action of a message: begin `request`, or end the request with `request_id`; or its error."""
 
     request_id: str
     request: GenerationRequest | None = None
@@ -62,7 +63,8 @@ class GenerateMany:
         self._room = asyncio.Event()
 
     async def run(self, requests: Requests) -> None:
-        """Returns when the client has closed its side and every request has ended; ends what runs when cancelled."""
+        """Returns when the client has closed its side and every request has ended. Ends running requests if it is
+        cancelled."""
         reading = asyncio.create_task(self._read(requests))
         reading.add_done_callback(lambda _: self._wake.set())
         try:
@@ -70,21 +72,21 @@ class GenerateMany:
                 await self._wake.wait()
                 self._wake.clear()
                 if reading.done():
-                    reading.result()  # raises what is wrong with the client's side
+                    reading.result()  # raises the error of the client's side
                 while self._ready or self._refused:
                     response = self._next_response()
                     if response.items:
                         await self._write(response)
         finally:
             reading.cancel()
-            # Shielded, for a second cancellation would leave requests running.
+            # Shielded, because a second cancellation would leave requests running.
             await asyncio.shield(self._close(reading))
 
     async def _read(self, requests: Requests) -> None:
         async for received in requests:
             try:
                 action = await received.read(self._action)
-            except Exception as error:  # it is too large to be read, or no message
+            except Exception as error:  # too large to be read, or not a message
                 await self._refuse(_named_in(received.head), error)
                 continue
             if action.error is not None:
@@ -108,7 +110,7 @@ class GenerateMany:
 
     async def _begin(self, request: GenerationRequest) -> None:
         try:
-            check_admission(self._board.phase)
+            check_generation(self._board.phase)
             stream = await self._engine.submit(request)
         except Exception as error:
             await self._refuse(request.request_id, error)
@@ -156,19 +158,19 @@ class GenerateMany:
 
 
 def _named_in(head: bytes) -> str:
-    """The id of the request that a GenerateManyRequest begins with, for one that is not parsed; "" where the client did
-    not write it first."""
+    """The id of the request at the beginning of an unparsed GenerateManyRequest; "" if the client did not write it
+    first."""
     try:
-        if head[0] != _FIRST_FIELD or head[(start := varint(head, 1)[1])] != _FIRST_FIELD:
+        if head[0] != _FIRST_FIELD or head[(start := read_varint(head, 1)[1])] != _FIRST_FIELD:
             return ""
-        length, start = varint(head, start + 1)
+        length, start = read_varint(head, start + 1)
         return head[start : start + length].decode() if length <= MAX_ID_LENGTH else ""
     except (IndexError, ValueError):
         return ""
 
 
 def _num_values(update: GenerationUpdate) -> int:
-    """How many values an update has, roughly."""
+    """The approximate number of values in an update."""
     prompt = update.prompt
     num_values = 0 if prompt is None else len(prompt.token_ids or ())
     if prompt is not None and prompt.logprobs is not None:

@@ -5,12 +5,12 @@ import uuid
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
-from genserve.control.admission import check_admission
+from genserve.control.phase_admission import check_generation
 from genserve.control.state import StateBoard
 from genserve.engine.protocol import Engine
+from genserve.rpc.answers import Answers
 from genserve.rpc.convert.generation_request import detokenize_input, generation_request, tokenize_input
 from genserve.rpc.convert.generation_response import to_response
-from genserve.rpc.convert.values import to_state
 from genserve.rpc.generate_many import GenerateMany
 from genserve.rpc.received import Received
 from genserve.v1 import generation_pb2
@@ -20,14 +20,15 @@ if TYPE_CHECKING:
     from grpc.aio import ServicerContext
 
 
-# The stubs know messages and generators only. Coroutines that write, not async generators: gRPC does not close those
-# when the client cancels.
+# The stubs know messages and generators only. These are coroutines that write, not async generators, because gRPC does
+# not close generators when the client cancels.
 class GenerationServicer(GenerationServiceServicer):
     """Streams tokens out of the engine."""
 
     def __init__(self, engine: Engine, board: StateBoard) -> None:
         self._engine = engine
         self._board = board
+        self._answer = Answers(board.state)
 
     async def Generate(  # type: ignore[override]
         self,
@@ -35,16 +36,16 @@ class GenerationServicer(GenerationServiceServicer):
         context: "ServicerContext[Any, generation_pb2.GenerateResponse]",
     ) -> None:
         """Writes deltas until the request has finished; ends the request when the client goes away."""
-        check_admission(self._board.phase)
+        check_generation(self._board.phase)
         info, minted_id = self._engine.info, uuid.uuid4().hex
         stream = await self._engine.submit(await request.read(lambda m: generation_request(m, info, minted_id)))
         try:
-            # Admitted: from here on a client must not replay the call, and this is how it knows.
+            # Admitted: from here on a client must not replay the call, and these metadata tell it so.
             await context.send_initial_metadata(())
             while (update := await stream.next()) is not None:
                 await context.write(to_response(update, stream.request_id))
         finally:
-            # Shielded, for a second cancellation would leave the request running.
+            # Shielded, because a second cancellation would leave the request running.
             await asyncio.shield(stream.close())
 
     async def GenerateMany(  # type: ignore[override]
@@ -62,9 +63,7 @@ class GenerationServicer(GenerationServiceServicer):
         """Ends requests of any client."""
         request_ids = await request.read(lambda m: None if m.all else list(m.request_ids))
         aborted_ids, unknown_ids = await self._engine.abort(request_ids)
-        return generation_pb2.AbortResponse(
-            aborted_ids=aborted_ids, unknown_ids=unknown_ids, state=to_state(self._board.state())
-        )
+        return self._answer(generation_pb2.AbortResponse, aborted_ids=aborted_ids, unknown_ids=unknown_ids)
 
     async def Tokenize(  # type: ignore[override]
         self, request: Received[generation_pb2.TokenizeRequest], context: "ServicerContext[Any, Any]"

@@ -1,4 +1,4 @@
-"""grpc.health.v1, straight from the state board: there is no second copy of the state that could lag behind."""
+"""grpc.health.v1 from the state board: there is no second copy of the state that could be out of date."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -26,13 +26,13 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
     async def Check(
         self, request: health_pb2.HealthCheckRequest, context: "ServicerContext[Any, Any]"
     ) -> health_pb2.HealthCheckResponse:
-        """The status now; NOT_FOUND for a service that is not here, as the protocol has it."""
+        """The present status; NOT_FOUND for an unknown service, as the protocol requires."""
         if request.service not in self._service_names:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"there is no service {request.service!r}")
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"unknown service {request.service!r}")
         return health_pb2.HealthCheckResponse(status=self._status(request.service))
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: "ServicerContext[Any, Any]") -> None:
-        """The status now and whenever it changes; ends with the daemon or its engine."""
+        """The status, at once and whenever it changes. Ends with the daemon or its engine."""
         with self._watchers.joined():
             await self._watch(request, context)
 

@@ -1,4 +1,4 @@
-"""Turns what servicers raise into statuses, for every method, so that no servicer has to."""
+"""Turns errors of servicers into statuses, for every method."""
 
 import asyncio
 import inspect
@@ -23,11 +23,12 @@ _KINDS: dict[tuple[bool, bool], tuple[str, Callable[..., Any]]] = {
     (True, False): ("stream_unary", grpc.stream_unary_rpc_method_handler),
     (True, True): ("stream_stream", grpc.stream_stream_rpc_method_handler),
 }
-"""(requests stream, responses stream) -> attribute of a handler that holds the behavior, and how to make a handler."""
+"""(requests stream, responses stream) -> the attribute of a handler with its behavior, and the function that makes a
+handler."""
 
 
 class StatusInterceptor(grpc.aio.ServerInterceptor):
-    """Ends calls whose handler raised with the status of what it raised. Handlers that are coroutines only: those of
+    """Ends calls whose handler raised with the status of the error. Only for handlers that are coroutines: those of
     reflection are not, and raise nothing."""
 
     def __init__(self) -> None:
@@ -45,7 +46,7 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
             return guarded
         handler = await continuation(handler_call_details)
         if handler is None:
-            return None  # there is no such method: gRPC says so
+            return None  # gRPC reports an unknown method
         self._guarded[method] = guarded = _guarded_handler(handler, method)
         return guarded
 
@@ -75,8 +76,8 @@ def _guarded_behavior(behavior: Behavior, method: str) -> Behavior:
             outcome = "aborted"
             raise
         except grpc.aio.InternalError as error:
-            # A write to, or read from, a client that has gone.
-            raise asyncio.CancelledError("the client has gone") from error
+            # A write to, or read from, a client that is gone.
+            raise asyncio.CancelledError("the client is gone") from error
         except Exception as error:
             # An error in a local would make a cycle with its own traceback, and keep the request, which may be a large
             # frame of a push, until the garbage collector comes by.

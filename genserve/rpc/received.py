@@ -1,7 +1,7 @@
-"""Requests of GenerationService as they arrive: bytes until somebody wants them.
+"""Requests of GenerationService as they arrive: bytes until they are needed.
 
-gRPC parses on the event loop, where a large message would stop every stream. Small ones are parsed there, large ones in
-a thread together with what is made of them, and those that nobody honest sends not at all.
+gRPC parses on the event loop, where a large message would stop every stream. So small messages are parsed there, large
+ones in a thread together with their conversion, and messages that no honest client sends are not parsed.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ _HEAD_BYTES = 2048
 
 
 class Received(Generic[M]):
-    """One message. Of one above `limit_bytes` the size and the `head` are kept."""
+    """One message. Above `limit_bytes` only its size and `head` are kept."""
 
     def __init__(self, kind: type[M], data: bytes, limit_bytes: int) -> None:
         self._kind = kind
@@ -30,7 +30,8 @@ class Received(Generic[M]):
         self.head = data[:_HEAD_BYTES]
 
     async def read(self, convert: Callable[[M], T]) -> T:
-        """What `convert` makes of the message. Raises MessageTooLargeError, and DecodeError for what is no message."""
+        """The result of `convert` for the message. Raises MessageTooLargeError, and DecodeError for an invalid
+        message."""
         if self._size_bytes > self._limit_bytes:
             raise MessageTooLargeError(
                 f"the request has {self._size_bytes} bytes; none for this model needs more than {self._limit_bytes}"

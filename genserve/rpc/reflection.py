@@ -1,4 +1,4 @@
-"""Server reflection, so that grpcurl and its like need no proto files."""
+"""Server reflection, so that grpcurl and similar tools need no proto files."""
 
 from collections.abc import Iterable
 
@@ -10,8 +10,10 @@ V1_SERVICE_NAME = "grpc.reflection.v1.ServerReflection"
 
 
 def add_reflection(server: grpc.aio.Server, service_names: Iterable[str]) -> None:
-    """Tells of the services, and of itself, under both names that clients ask for. The messages of v1 are those of
-    v1alpha byte for byte; only the name differs, and the package has no stubs for it."""
+    """Registers reflection of these services, and of itself, under both names that clients use.
+
+    The messages of v1 are those of v1alpha byte for byte; only the name differs, and the package has no stubs for it.
+    """
     servicer = reflection.aio.ReflectionServicer([*service_names, reflection.SERVICE_NAME])
     method = grpc.stream_stream_rpc_method_handler(
         servicer.ServerReflectionInfo,

@@ -1,7 +1,7 @@
 """The gRPC server: every service under one address.
 
-What receiving processes pass on comes to a second server, which listens on their socket alone: gRPC registers a service
-for all addresses of a server.
+Receiving processes send to a second server, which listens only on their socket, because gRPC registers a service for
+all addresses of a server.
 """
 
 import asyncio
@@ -52,18 +52,18 @@ SERVICE_NAMES = tuple(
 FEATURES = ("generate_many", "push", "pull", "pause", "sleep", "structured_outputs")
 
 SERVER_OPTIONS = (
-    # A port that is taken is an error, not a second server behind the same address.
+    # A port in use is an error, not a second server at the same address.
     ("grpc.so_reuseport", 0),
     # A chunk of a push in one frame of HTTP/2 instead of 64: receiving is up to a third faster. It is about what is
     # received here; what readers of token streams leave unread is up to them.
     ("grpc.http2.max_frame_size", 4 << 20),
     # What one call may bring beside its messages; gRPC's own default, kept where a newer one would raise it.
     ("grpc.absolute_max_metadata_size", 16 << 10),
-    # Peers that vanished without a word are noticed, so that their requests do not run on.
+    # Peers that disappeared without a word are noticed, so that their requests do not continue.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
-    # Clients may ping as they like: gRPC would close connections that ping more often than every five minutes.
+    # Clients may ping as they like: by default gRPC closes connections with pings faster than every five minutes.
     ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
     ("grpc.http2.max_ping_strikes", 0),
 )
@@ -89,24 +89,24 @@ class ServerParts:
 
     @property
     def takes_segments(self) -> bool:
-        """Whether trainers on this host may hand over shared memory."""
+        """Whether trainers on this host may send shared memory."""
         return not self.config.no_shared_memory
 
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
-    """A server that takes calls. `address` is where, as clients name it: the TCP one if there is one."""
+    """A running server. `address` is the one for clients: the TCP address if there is one."""
 
     address: str
     servers: tuple[grpc.aio.Server, ...]
 
     async def stop(self, grace_s: float) -> None:
-        """Takes no more calls, and ends those that run after `grace_s` seconds."""
+        """Accepts no more calls, and ends the running ones after `grace_s` seconds."""
         await asyncio.gather(*(server.stop(grace_s) for server in self.servers))
 
 
 async def start_server(parts: ServerParts) -> RunningServer:
-    """Starts listening. Raises OSError naming the address that cannot be listened on."""
+    """Starts listening. Raises OSError naming an address that cannot be used."""
     weights = WeightServicer(
         parts.registry,
         parts.resident,
@@ -151,7 +151,7 @@ def _public_server(parts: ServerParts, weights: WeightServicer) -> grpc.aio.Serv
 
 
 def _relay_server(config: ServeConfig, weights: WeightServicer) -> grpc.aio.Server:
-    """A server for what receiving processes pass on, and nothing else."""
+    """A server only for what receiving processes pass on."""
     server = _server(config)
     relayed: grpc.RpcMethodHandler[Frame, bytes] = grpc.stream_stream_rpc_method_handler(
         weights.relayed_push, request_deserializer=frame_parser(weights.max_header_bytes)
@@ -173,8 +173,8 @@ def _features(info: EngineInfo) -> tuple[str, ...]:
 
 
 def _add_generation(server: grpc.aio.Server, servicer: GenerationServicer, max_request_bytes: int) -> None:
-    """The service, with requests that are parsed where it is known how large they are: the handler that is registered
-    last is taken."""
+    """Adds the service with requests that are parsed where their size is known: the handler that is registered last is
+    used."""
     add_GenerationServiceServicer_to_server(servicer, server)
     service = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"]
     kinds: dict[tuple[bool, bool], Callable[..., grpc.RpcMethodHandler[Any, Any]]] = {
@@ -194,7 +194,7 @@ def _add_generation(server: grpc.aio.Server, servicer: GenerationServicer, max_r
 
 
 def _add_weights(server: grpc.aio.Server, servicer: WeightServicer) -> None:
-    """The service, with frames that are no protobuf objects: the handler that is registered last is taken."""
+    """Adds the service with frames that are not protobuf objects: the handler that is registered last is used."""
     add_WeightServiceServicer_to_server(servicer, server)
     push = grpc.stream_unary_rpc_method_handler(
         servicer.PushWeights,
@@ -209,10 +209,8 @@ def _add_weights(server: grpc.aio.Server, servicer: WeightServicer) -> None:
 
 
 def bind(server: grpc.aio.Server, host: str, port: int, uds: str) -> str:
-    """Binds to a TCP port (0 = a free one, -1 = none) and, if `uds` names one, to a Unix socket.
-
-    Returns the address for clients: the TCP one if there is one. Raises OSError naming the address that cannot be had.
-    """
+    """Binds to a TCP port (0 = a free one, -1 = none) and, if `uds` names one, to a Unix socket. Returns the address
+    for clients: the TCP one if there is one. Raises OSError naming an address that cannot be used."""
     address = ""
     if uds:
         _refuse_socket_in_use(uds)
@@ -235,7 +233,7 @@ def _add_port(server: grpc.aio.Server, address: str) -> int:
 
 
 def _refuse_socket_in_use(path: str) -> None:
-    # gRPC removes a socket that is there, also that of a server which is alive.
+    # gRPC removes an existing socket, even that of a running server.
     if not Path(path).is_socket():
         return
     with socket.socket(socket.AF_UNIX) as probe:

@@ -46,7 +46,7 @@ CODES: dict[type[GenserveError], grpc.StatusCode] = {
     errors.UnauthenticatedError: grpc.StatusCode.UNAUTHENTICATED,
     errors.PermissionDeniedError: grpc.StatusCode.PERMISSION_DENIED,
 }
-"""What each error is on the wire."""
+"""The status code of each error."""
 
 # A status travels in HTTP/2 trailers, of which gRPC takes 8 KiB in all: once as text, where a byte may take three, and
 # once in base64 as the message below. The worst case: 3 * 600 + 4/3 * (600 + 800 + 2500 + framing) < 7.5 KiB.
@@ -59,7 +59,7 @@ _MAX_VIOLATION_BYTES = 300
 
 
 def code_of(error: GenserveError) -> grpc.StatusCode:
-    """Its code; a subclass of a listed class has that one's."""
+    """The code of an error; a subclass of a listed class has the same code."""
     return next(CODES[cls] for cls in type(error).__mro__ if cls in CODES)
 
 
@@ -69,10 +69,8 @@ def to_status(error: GenserveError) -> grpc.Status:
 
 
 def to_message(error: GenserveError) -> status_pb2.Status:
-    """The status as a message, with ErrorInfo and, where they help, BadRequest and RetryInfo.
-
-    What is too long is cut; the reason never is.
-    """
+    """The status as a message, with ErrorInfo and, where they help, BadRequest and RetryInfo. Long texts are cut; the
+    reason never is."""
     code: int = code_of(error).value[0]
     status = status_pb2.Status(code=code, message=_cut(error.message, _MAX_MESSAGE_BYTES))
     status.details.extend(map(_packed, _details(error)))
@@ -80,7 +78,7 @@ def to_message(error: GenserveError) -> status_pb2.Status:
 
 
 def known_error(error: Exception, method: str) -> GenserveError:
-    """The error as one that has a reason."""
+    """The error, or one with a reason if it has none."""
     if isinstance(error, GenserveError):
         return error
     if isinstance(error, message.DecodeError):
@@ -89,10 +87,10 @@ def known_error(error: Exception, method: str) -> GenserveError:
 
 
 def internal_error(error: Exception, method: str) -> GenserveError:
-    """What a client is told of an error that nobody foresaw: an id under which the log has the rest."""
+    """The error for a client after an unexpected exception: an id under which the log has the details."""
     error_id = secrets.token_hex(4)
     log.error("internal error %s in %s", error_id, method, exc_info=error)
-    return GenserveError(f"internal error; the daemon's log has it as {error_id}", metadata={"error_id": error_id})
+    return GenserveError(f"internal error {error_id}: see the daemon's log", metadata={"error_id": error_id})
 
 
 def _details(error: GenserveError) -> Iterator[message.Message]:
@@ -136,7 +134,7 @@ def _packed(detail: message.Message) -> any_pb2.Any:
 
 
 def _cut(text: str, max_bytes: int) -> str:
-    """At most `max_bytes` of UTF-8. Lone surrogates, which no wire takes, are replaced."""
+    """At most `max_bytes` of UTF-8. Lone surrogates, which cannot be encoded, are replaced."""
     encoded = text.encode(errors="replace")
     if len(encoded) <= max_bytes:
         return encoded.decode()

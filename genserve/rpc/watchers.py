@@ -1,4 +1,4 @@
-"""How many streams may watch one thing at a time."""
+"""Limits how many streams may watch one thing at a time."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,9 +18,9 @@ class Watchers:
 
     @contextmanager
     def joined(self) -> Iterator[None]:
-        """One more, while it lasts. Raises QueueFullError."""
+        """Counts one more stream for the length of the block. Raises QueueFullError."""
         if self._count >= self._limit:
-            raise QueueFullError(f"{self._count} streams watch {self._what}, which is the limit", retry_after_s=1.0)
+            raise QueueFullError(f"{self._count} streams watch {self._what}: the limit is reached", retry_after_s=1.0)
         self._count += 1
         try:
             yield

@@ -1,46 +1,43 @@
 """WeightService."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, aclosing, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import DecodeError
 
-from genserve.control.admission import check_whole
 from genserve.control.pause import PauseController
+from genserve.control.phase_admission import check_whole
 from genserve.control.state import StateBoard
 from genserve.engine.protocol import Engine, WeightDigest
 from genserve.errors import DeadlineError, GenserveError
 from genserve.ingest import protocol as wire
 from genserve.memory.daemon_processes import DaemonProcesses
-from genserve.rpc.convert.values import to_state
+from genserve.memory.host import is_local
+from genserve.rpc.answers import Answers
 from genserve.rpc.convert.vllm_transfer import (
     call_timeout_s,
     init_info,
-    to_finish_response,
-    to_start_response,
     update_info,
     update_options,
 )
 from genserve.rpc.convert.weights import (
     apply_options,
     push_header,
-    to_commit_response,
-    to_discard_response,
-    to_get_push_response,
+    to_applied,
+    to_digests,
     to_manifest,
-    to_push_response,
-    to_weights_response,
+    to_push,
 )
 from genserve.rpc.frames.pull import pull_frames
-from genserve.rpc.frames.push import Frame, Frames, is_local, read_chunks, read_header, until_expired
+from genserve.rpc.frames.push import Frames, read_chunks, read_header, until_expired
 from genserve.rpc.interceptor import status_of
 from genserve.v1 import weights_pb2
 from genserve.v1.weights_pb2_grpc import WeightServiceServicer
 from genserve.weights.checkpoint import CheckpointIndex
 from genserve.weights.push.push_bytes import readable
-from genserve.weights.push.segments import SegmentReader
+from genserve.weights.push.segments import OwnRing, SegmentReader
 from genserve.weights.registry import PushRegistry
 from genserve.weights.resident import ResidentStore, ResidentVersion
 from genserve.weights.vllm_transfer import TransferUpdates
@@ -54,7 +51,7 @@ _MIN_HEADER_BYTES = 256 << 10
 
 
 class WeightServicer(WeightServiceServicer):
-    """Takes weights into the push registry. Without a `checkpoint` GetWeights tells no manifest."""
+    """Receives weights for the push registry. Without a `checkpoint`, GetWeights returns no manifest."""
 
     def __init__(
         self,
@@ -75,41 +72,34 @@ class WeightServicer(WeightServiceServicer):
         self._engine = engine
         self._pauses = pauses
         self._board = board
+        self._answer = Answers(board.state)
         self._processes = processes
         self._takes_segments = takes_segments
         self._manifest = checkpoint.as_manifest() if checkpoint is not None else None
 
     @property
     def max_header_bytes(self) -> int | None:
-        """Size above which the header of a push cannot be right; None where the checkpoint is not known."""
+        """Size above which the header of a push is too large; None if the checkpoint is unknown."""
         if self._manifest is None:
             return None
         # Four times: an adapter has two tensors for each, with longer names; then there are names of tied tensors,
         # other layouts, an unknown tensor or two that deserve a proper answer.
         return _MIN_HEADER_BYTES + 4 * to_manifest(self._manifest).ByteSize()
 
-    async def PushWeights(
+    async def PushWeights(  # type: ignore[override]  # its frames are typed by `frame_parser`
         self, request_iterator: Frames, context: "ServicerContext[Any, Any]"
     ) -> weights_pb2.PushWeightsResponse:
-        """Stages the chunks of a stream and answers what came of the push."""
+        """Stages the chunks of a stream and answers with the outcome of the push."""
         return await self._push(aiter(request_iterator), self._segments(context))
 
     async def relayed_push(self, request_iterator: Frames, context: "ServicerContext[Any, bytes]") -> None:
-        """PushWeights as a receiving process passes it on: each frame is acknowledged when it is not needed any more,
-        and segments lie in the memory of that process alone. Its clients may be anywhere. Callers are trusted to be
-        such a process: register it where nobody else can call it."""
-
-        async def acknowledged() -> AsyncGenerator[Frame, None]:
-            async for frame in request_iterator:
-                yield frame
-                await segments.finish()
-                await context.write(wire.TAKEN)
-
+        """PushWeights as a receiving process passes it on: segments lie in the memory of that process alone. Its
+        clients may be anywhere. Callers are trusted to be such a process: register it where nobody else can call it."""
         metadata = dict(context.invocation_metadata() or ())
-        segments = SegmentReader(self._processes, str(metadata.get(wire.PATH_KEY, "")))
+        ring = OwnRing(str(metadata.get(wire.PATH_KEY, "")), str(metadata.get(wire.ACK_PATH_KEY, "")))
         try:
-            async with aclosing(acknowledged()) as frames:
-                answer = wire.OUTCOME + (await self._push(frames, segments)).SerializeToString()
+            outcome = await self._push(aiter(request_iterator), SegmentReader(self._processes, ring))
+            answer = wire.OUTCOME + outcome.SerializeToString()
         except (GenserveError, DecodeError) as error:
             status, _ = status_of(error, wire.METHOD)
             answer = wire.FAILED + dict(status.trailing_metadata)["grpc-status-details-bin"]
@@ -119,7 +109,7 @@ class WeightServicer(WeightServiceServicer):
         header = await read_header(frames)
         if header.HasField("manifest"):
             self._pushes.check_num_tensors(len(header.manifest.tensors), lora=header.HasField("lora"))
-        # A manifest of a large model takes long to convert: token streams shall not wait for it.
+        # A manifest of a large model takes long to convert: token streams must not wait for it.
         stream = await self._pushes.open(await asyncio.to_thread(push_header, header))
         try:
             async with until_expired(stream):
@@ -127,39 +117,47 @@ class WeightServicer(WeightServiceServicer):
             outcome = await stream.finish()
         finally:
             stream.detach()
-        return to_push_response(outcome, self._board.state())
+        return self._answer(
+            weights_pb2.PushWeightsResponse, push=to_push(outcome.push), applied=to_applied(outcome.applied)
+        )
 
     def _segments(self, context: "ServicerContext[Any, Any]") -> SegmentReader | None:
-        """Reads memory for peers on this host alone: others would have the daemon read what they may not."""
+        """Reads memory for clients on this host only: others could have the daemon read what they may not."""
         return SegmentReader(self._processes) if self._takes_segments and is_local(context.peer()) else None
 
     async def GetPush(
         self, request: weights_pb2.GetPushRequest, context: "ServicerContext[Any, Any]"
     ) -> weights_pb2.GetPushResponse:
         """How far a push has come."""
-        return to_get_push_response(self._pushes.report(request.push_id), self._board.state())
+        outcome = self._pushes.report(request.push_id)
+        return self._answer(
+            weights_pb2.GetPushResponse, push=to_push(outcome.push), applied=to_applied(outcome.applied)
+        )
 
     async def CommitPush(
         self, request: weights_pb2.CommitPushRequest, context: "ServicerContext[Any, Any]"
     ) -> weights_pb2.CommitPushResponse:
-        """Applies what is staged."""
+        """Applies a staged push."""
         outcome = await self._pushes.commit(
             request.push_id,
             apply_options(request.apply, "apply"),
             request.expected_version if request.HasField("expected_version") else None,
         )
-        return to_commit_response(outcome, self._board.state())
+        return self._answer(
+            weights_pb2.CommitPushResponse, push=to_push(outcome.push), applied=to_applied(outcome.applied)
+        )
 
     async def DiscardPush(
         self, request: weights_pb2.DiscardPushRequest, context: "ServicerContext[Any, Any]"
     ) -> weights_pb2.DiscardPushResponse:
         """Frees what is staged."""
-        return to_discard_response(self._pushes.discard(request.push_id, force=request.force), self._board.state())
+        outcome = self._pushes.discard(request.push_id, force=request.force)
+        return self._answer(weights_pb2.DiscardPushResponse, push=to_push(outcome.push))
 
     async def GetWeights(
         self, request: weights_pb2.GetWeightsRequest, context: "ServicerContext[Any, Any]"
     ) -> weights_pb2.GetWeightsResponse:
-        """What is served."""
+        """The served weights."""
         digests: Sequence[WeightDigest] = ()
         weight_version = self._engine.weight_version
         if request.include_digests:
@@ -167,12 +165,12 @@ class WeightServicer(WeightServiceServicer):
                 check_whole(self._board.asleep.weights_lost)
                 digests = await self._engine.weight_digests(DIGESTS_TIMEOUT_S)
                 weight_version = self._engine.weight_version
-        return to_weights_response(
-            weight_version,
-            self._manifest,
-            digests,
+        return self._answer(
+            weights_pb2.GetWeightsResponse,
+            weight_version=weight_version,
+            manifest=None if self._manifest is None else to_manifest(self._manifest),
+            digests=to_digests(digests),
             resident=self._resident.served is not None,
-            state=self._board.state(),
         )
 
     async def PullWeights(  # type: ignore[override]  # the stubs know generators only
@@ -180,7 +178,7 @@ class WeightServicer(WeightServiceServicer):
         request: weights_pb2.PullWeightsRequest,
         context: "ServicerContext[weights_pb2.PullWeightsRequest, bytes]",
     ) -> None:
-        """The bytes of the served version, or of a push. A peer that does not read lets go of them after a while."""
+        """The bytes of the served version, or of a push. A peer that does not read loses them after a while."""
         with self._readable(request.push_id) as version:
             async with aclosing(pull_frames(request, version)) as frames:
                 async for frame in frames:
@@ -188,7 +186,7 @@ class WeightServicer(WeightServiceServicer):
                         async with asyncio.timeout(PULL_WRITE_TIMEOUT_S):
                             await context.write(frame)
                     except TimeoutError:
-                        raise DeadlineError(f"nothing was read for {PULL_WRITE_TIMEOUT_S:g} s") from None
+                        raise DeadlineError(f"the client did not read for {PULL_WRITE_TIMEOUT_S:g} s") from None
 
     def _readable(self, push_id: str) -> AbstractContextManager[ResidentVersion]:
         return nullcontext(readable(self._pushes.find(push_id))) if push_id else self._resident.reading()
@@ -198,14 +196,19 @@ class WeightServicer(WeightServiceServicer):
     ) -> weights_pb2.InitWeightTransferResponse:
         """Sets up vLLM's own transfer engine."""
         backend = await self._transfers.init(init_info(request), call_timeout_s(request))
-        return weights_pb2.InitWeightTransferResponse(backend=backend, state=to_state(self._board.state()))
+        return self._answer(weights_pb2.InitWeightTransferResponse, backend=backend)
 
     async def StartWeightUpdate(
         self, request: weights_pb2.StartWeightUpdateRequest, context: "ServicerContext[Any, Any]"
     ) -> weights_pb2.StartWeightUpdateResponse:
         """Pauses for an update through it."""
         update = await self._transfers.start(update_options(request))
-        return to_start_response(update, self._board.state())
+        return self._answer(
+            weights_pb2.StartWeightUpdateResponse,
+            update_id=update.update_id,
+            requests_kept=update.hold.kept,
+            requests_aborted=update.hold.aborted,
+        )
 
     async def UpdateWeights(
         self, request: weights_pb2.UpdateWeightsRequest, context: "ServicerContext[Any, Any]"
@@ -214,7 +217,7 @@ class WeightServicer(WeightServiceServicer):
         # Names and shapes of a large model take long to parse: see `_push`.
         info = await asyncio.to_thread(update_info, request)
         await self._transfers.update(request.update_id, info, call_timeout_s(request))
-        return weights_pb2.UpdateWeightsResponse(state=to_state(self._board.state()))
+        return self._answer(weights_pb2.UpdateWeightsResponse)
 
     async def FinishWeightUpdate(
         self, request: weights_pb2.FinishWeightUpdateRequest, context: "ServicerContext[Any, Any]"
@@ -222,4 +225,4 @@ class WeightServicer(WeightServiceServicer):
         """Ends an update."""
         version = request.weight_version if request.HasField("weight_version") else None
         applied = await self._transfers.finish(request.update_id, version, call_timeout_s(request), force=request.force)
-        return to_finish_response(applied, self._board.state())
+        return self._answer(weights_pb2.FinishWeightUpdateResponse, applied=to_applied(applied))

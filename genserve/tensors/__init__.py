@@ -1,1 +1,2 @@
-"""Tensors as named bytes: what the daemon, its workers and the client agree on. Standard library only at import."""
+"""Tensors as named bytes: the format that the daemon, its workers and the client share. Imports only the standard
+library."""

@@ -1,8 +1,13 @@
-"""A chunk of weights, read straight from the bytes of its frame or written to them: protobuf objects would copy its
-data. Tests hold both directions to what protobuf's classes say."""
+"""A chunk of weights, read directly from the bytes of its frame or written to them: protobuf objects would copy its
+data.
+
+Tests compare both directions with protobuf's classes.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from genserve.tensors.varint import read_varint, to_varint
 
 # Tags: field number << 3 | wire type.
 _FRAME_CHUNK = 0x12
@@ -21,32 +26,32 @@ class Chunk:
 
 
 def chunk_start(frame: bytes) -> int | None:
-    """Where the PushChunk begins in a PushWeightsRequest or PullWeightsResponse that is one chunk to its last byte;
-    None for any other."""
+    """Where the PushChunk begins in a PushWeightsRequest or PullWeightsResponse that contains only a chunk; None for
+    any other."""
     if not frame or frame[0] != _FRAME_CHUNK:
         return None
     try:
-        length, position = varint(frame, 1)
+        length, position = read_varint(frame, 1)
     except (IndexError, ValueError):
         return None
     return position if position + length == len(frame) else None
 
 
 def parse_chunk(frame: bytes) -> Chunk | None:
-    """The chunk, its data a view into `frame`; None when protobuf's own parser shall decide: another frame, unknown
-    fields, or something that is no message."""
+    """The chunk, whose data is a view into `frame`. None if protobuf's own parser must decide: another frame, unknown
+    fields, or an invalid message."""
     position = chunk_start(frame)
     if position is None:
         return None
     offset, data_start, data_end, crc32c = 0, 0, 0, None
     size = len(frame)
     try:
-        while position < size:  # fields may come in any order, and again: the last one counts
+        while position < size:  # fields may come in any order and repeat: the last one counts
             tag = frame[position]
             if tag == _CHUNK_OFFSET:
-                offset, position = varint(frame, position + 1)
+                offset, position = read_varint(frame, position + 1)
             elif tag == _CHUNK_DATA:
-                length, data_start = varint(frame, position + 1)
+                length, data_start = read_varint(frame, position + 1)
                 data_end = position = data_start + length
             elif tag == _CHUNK_CRC32C:
                 crc32c = int.from_bytes(frame[position + 1 : position + 5], "little")
@@ -61,33 +66,11 @@ def parse_chunk(frame: bytes) -> Chunk | None:
 
 
 def chunk_frame(offset: int, pieces: Sequence[bytes | memoryview], crc32c: int | None) -> bytes:
-    """The frame of the bytes of `pieces`; they are copied once, where protobuf's classes would copy them three times.
+    """The frame of the bytes of `pieces`, which are copied once; protobuf's classes would copy them three times.
     `crc32c` None = without a checksum."""
     size_bytes = sum(map(len, pieces))
-    head = b"%c%b" % (_CHUNK_OFFSET, _to_varint(offset)) if offset > 0 else b""
-    head += b"%c%b" % (_CHUNK_DATA, _to_varint(size_bytes))
+    head = b"%c%b" % (_CHUNK_OFFSET, to_varint(offset)) if offset > 0 else b""
+    head += b"%c%b" % (_CHUNK_DATA, to_varint(size_bytes))
     tail = b"" if crc32c is None else b"%c%b" % (_CHUNK_CRC32C, crc32c.to_bytes(4, "little"))
-    length = _to_varint(len(head) + size_bytes + len(tail))
+    length = to_varint(len(head) + size_bytes + len(tail))
     return b"".join((b"%c%b" % (_FRAME_CHUNK, length), head, *pieces, tail))
-
-
-def _to_varint(number: int) -> bytes:
-    encoded = bytearray()
-    while number > 0x7F:
-        encoded.append(number & 0x7F | 0x80)
-        number >>= 7
-    encoded.append(number)
-    return bytes(encoded)
-
-
-def varint(frame: bytes, position: int) -> tuple[int, int]:
-    """The number at `position` and where it ends. Raises IndexError at the end of the frame, ValueError for one that
-    is longer than a number below 2^63 needs to be; protobuf cuts those to size."""
-    number = 0
-    for shift in range(0, 63, 7):
-        byte = frame[position]
-        position += 1
-        number |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return number, position
-    raise ValueError("a long number")

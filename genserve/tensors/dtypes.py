@@ -1,4 +1,4 @@
-"""The types of elements that tensors can have, by safetensors' names: the one table of them."""
+"""The element types of tensors, by safetensors' names: the only table of them."""
 
 from typing import Final
 
@@ -26,8 +26,8 @@ ITEM_BYTES: Final = {
 """Size of an element in bytes."""
 
 SUB_BYTE: Final = frozenset({"F4", "F6_E2M3", "F6_E3M2"})
-"""Types of safetensors whose elements are smaller than a byte: a shape does not tell their number of bytes, and torch
-counts pairs of them or has none."""
+"""Types of safetensors whose elements are smaller than a byte. A shape does not give their number of bytes, and torch
+counts pairs of them or does not have them."""
 
 FRAMEWORK_NAMES: Final = {
     "BOOL": "bool",
@@ -53,22 +53,22 @@ FRAMEWORK_NAMES: Final = {
 """Names in torch, numpy and ml_dtypes, which agree."""
 
 SAFETENSORS_NAMES: Final = {name: dtype for dtype, name in FRAMEWORK_NAMES.items()}
-"""The other way."""
+"""The reverse table."""
 
 
 class DtypeError(ValueError):
-    """A tensor has a type whose size is not known; the message names both."""
+    """A tensor has a type of unknown size. The message names both."""
 
 
 def item_bytes(tensor: str, dtype: str) -> int:
-    """Size in bytes of an element of the tensor of this name. Raises DtypeError."""
+    """Size in bytes of an element of this tensor. Raises DtypeError."""
     if dtype not in ITEM_BYTES:
         raise DtypeError(f"{tensor}: {objection(dtype)}")
     return ITEM_BYTES[dtype]
 
 
 def objection(dtype: str) -> str:
-    """What is wrong with a type that is not in the table."""
+    """Why a type is not in the table."""
     if dtype in SUB_BYTE:
         return f"dtype {dtype} is not supported: its elements are smaller than a byte"
     return f"dtype {dtype[:32]!r} is unknown; known are {', '.join(ITEM_BYTES)}"

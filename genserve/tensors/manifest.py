@@ -1,4 +1,4 @@
-"""What a push brings: names, types, shapes and places in one flat byte space. Pure."""
+"""What a push contains: names, types, shapes and places in one flat byte space. Pure."""
 
 import hashlib
 import math
@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
+from typing import Self
 
 from genserve.errors import FieldViolation, ManifestMismatchError
 from genserve.tensors.dtypes import ITEM_BYTES, objection
@@ -32,7 +33,7 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class PushIssue:
-    """Something that is wrong with a push; `tensor` is empty when it is about none in particular."""
+    """An error in a push. `tensor` is empty if the error is not about one tensor."""
 
     tensor: str
     description: str
@@ -40,12 +41,21 @@ class PushIssue:
 
 @dataclass(frozen=True)
 class Manifest:
-    """All tensors of a push. `total_bytes` is the size of the byte space; `partial`: the checkpoint has more tensors,
+    """All tensors of a push. `total_bytes` is the size of the byte space. `partial`: the checkpoint has more tensors,
     which keep their present values."""
 
     tensors: tuple[TensorSpec, ...]
     total_bytes: int
     partial: bool = False
+
+    @classmethod
+    def end_to_end(cls, tensors: Iterable[tuple[str, str, tuple[int, ...], int]]) -> Self:
+        """Tensors of these names, types, shapes and lengths in bytes, without gaps, in order of their names."""
+        specs, end = [], 0
+        for name, dtype, shape, length in sorted(tensors):
+            specs.append(TensorSpec(name, dtype, shape, end, length))
+            end += length
+        return cls(tuple(specs), end)
 
     @cached_property
     def digest(self) -> str:
@@ -58,40 +68,41 @@ class Manifest:
 
 
 def completed(pushed: Manifest, base: Manifest, tied: Collection[str]) -> Manifest:
-    """A partial manifest followed by the tensors of `base` that it lacks. Those in `tied` follow what they are tied to,
-    so an older value of one is left out. Raises ManifestMismatchError for a tensor of `base` of an unknown type."""
+    """A partial manifest followed by the tensors of `base` that it lacks. Tensors in `tied` follow the tensor that they
+    are tied to, so an older value is left out. Raises ManifestMismatchError for a tensor of `base` with an unknown
+    type."""
     names = {spec.name for spec in pushed.tensors}
     tensors, end = list(pushed.tensors), pushed.total_bytes
     for spec in base.tensors:
         if spec.name not in names and spec.name not in tied:
             if spec.dtype not in ITEM_BYTES:
                 raise ManifestMismatchError(
-                    f"{spec.name!r}, which the push leaves as it is, cannot be loaded again: {objection(spec.dtype)}",
+                    f"{spec.name!r}, which the push does not bring, cannot be loaded again: {objection(spec.dtype)}",
                     violations=[FieldViolation(f'header.manifest.tensors["{spec.name}"]', objection(spec.dtype))],
                 )
-            end += -end % ITEM_BYTES[spec.dtype]  # as loaders like their elements aligned
+            end += -end % ITEM_BYTES[spec.dtype]  # loaders prefer aligned elements
             tensors.append(replace(spec, offset=end))
             end += spec.length
     return Manifest(tuple(tensors), end)
 
 
 def too_many_tensors(num_tensors: int, limit: int = MAX_TENSORS) -> list[PushIssue]:
-    """One issue if a manifest has more tensors than can be right: asked before anything reads them."""
+    """One issue if a manifest has too many tensors. Checked before anything reads them."""
     if num_tensors <= limit:
         return []
-    return [PushIssue("", f"has {num_tensors} tensors; more than {limit} are not even read")]
+    return [PushIssue("", f"has {num_tensors} tensors; the limit is {limit}")]
 
 
 def structural_issues(manifest: Manifest) -> list[PushIssue]:
-    """What is wrong with a manifest by itself: see `bounded` for how many are told."""
+    """The errors of a manifest by itself; `bounded` limits their number."""
     if issues := too_many_tensors(len(manifest.tensors)):
         return issues
     return bounded(_structural_issues(manifest))
 
 
 def bounded(issues: Iterable[PushIssue]) -> list[PushIssue]:
-    """The first issues and, in one more, how many others there are. Stops looking at a thousand, so that a hostile
-    manifest costs no more than an honest one."""
+    """The first issues, and one more with the number of the others. It stops at a thousand, so that a hostile manifest
+    costs no more than an honest one."""
     source = iter(issues)
     named = list(islice(source, MAX_NAMED_ISSUES))
     num_more = sum(1 for _ in islice(source, _MAX_COUNTED_ISSUES - MAX_NAMED_ISSUES))
@@ -123,7 +134,7 @@ def _name_issue(name: str, seen: set[str]) -> str:
     if name in seen:
         return "occurs more than once"
     if len(name) > _MAX_NAME_LENGTH or not name.isprintable():
-        # The digest separates by tab and newline: a name that holds them could pass for another manifest.
+        # The digest separates fields by tab and newline: a name that contains them could imitate another manifest.
         return f"name must be printable and at most {_MAX_NAME_LENGTH} characters long"
     return ""
 
@@ -133,10 +144,10 @@ def _size_issue(spec: TensorSpec, total_bytes: int) -> str:
     if item_bytes is None:
         return objection(spec.dtype)
     if len(spec.shape) > _MAX_RANK:
-        return f"has {len(spec.shape)} dimensions, at most {_MAX_RANK} are possible"
+        return f"has {len(spec.shape)} dimensions, the limit is {_MAX_RANK}"
     if any(not 0 <= size < _MAX_BYTES for size in spec.shape):
         return f"shape {list(spec.shape)} is out of range"
-    # Python's integers do not overflow: a product beyond 2**64 stays what it is, and differs from any length.
+    # Python's integers do not overflow: a product beyond 2**64 is exact, and differs from any length.
     size_bytes = math.prod(spec.shape) * item_bytes
     if spec.length != size_bytes:
         return f"length is {spec.length}, {spec.dtype} of shape {list(spec.shape)} takes {size_bytes} bytes"

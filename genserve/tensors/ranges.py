@@ -1,11 +1,20 @@
-"""Which bytes are there: a set of [start, end) ranges. Pure."""
+"""Which bytes are there: sets of [start, end) ranges. Pure."""
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import TypeAlias
+
+Range: TypeAlias = tuple[int, int]
+"""Bytes [start, end)."""
 
 
 class ByteRanges:
-    """A set of bytes, kept as sorted ranges that neither overlap nor touch. Adding costs O(log n) to find the place and
-    a move of the list's tail to make it, for n ranges; chunks that arrive in order make one range."""
+    """A set of bytes, stored as sorted ranges that neither overlap nor touch.
+
+    For n ranges, adding costs O(log n) to find the place and a move of the list's tail. Chunks that arrive in order
+    form one range.
+    """
 
     def __init__(self) -> None:
         self._starts: list[int] = []
@@ -13,12 +22,12 @@ class ByteRanges:
         self._total = 0
 
     def add(self, start: int, end: int) -> int:
-        """Adds [start, end); how many of its bytes are new. Raises ValueError unless 0 <= start <= end."""
+        """Adds [start, end) and returns how many of its bytes are new. Raises ValueError unless 0 <= start <= end."""
         if not 0 <= start <= end:
-            raise ValueError(f"[{start}, {end}) is no range")
+            raise ValueError(f"[{start}, {end}) is not a range")
         if start == end:
             return 0
-        # Those that overlap or touch: their end is not before our start, their start not after our end.
+        # The ranges that overlap or touch: their end is not before this start, their start not after this end.
         first, last = bisect_left(self._ends, start), bisect_right(self._starts, end)
         merged_start, merged_end = start, end
         if first < last:
@@ -31,7 +40,7 @@ class ByteRanges:
         self._total += new
         return new
 
-    def gaps(self, start: int, end: int) -> list[tuple[int, int]]:
+    def gaps(self, start: int, end: int) -> list[Range]:
         """The parts of [start, end) that are not there, in order."""
         gaps = []
         position = start
@@ -45,16 +54,62 @@ class ByteRanges:
             gaps.append((position, end))
         return gaps
 
-    def missing(self, total: int) -> list[tuple[int, int]]:
+    def missing(self, total: int) -> list[Range]:
         """The parts of [0, total) that are not there, in order."""
         return self.gaps(0, total)
 
     @property
     def total(self) -> int:
-        """How many bytes are there."""
+        """The number of bytes in the set."""
         return self._total
 
     @property
     def num_ranges(self) -> int:
-        """Of how many ranges the set consists."""
+        """The number of ranges in the set."""
         return len(self._starts)
+
+
+def num_bytes(ranges: Iterable[Range]) -> int:
+    """How many bytes ranges without overlaps have together."""
+    return sum(end - start for start, end in ranges)
+
+
+def merged(ranges: Iterable[Range]) -> list[Range]:
+    """Ranges in order, those that touch as one, those without a byte left out."""
+    joined: list[Range] = []
+    for start, end in ranges:
+        if joined and joined[-1][1] == start:
+            joined[-1] = (joined[-1][0], end)
+        elif start < end:
+            joined.append((start, end))
+    return joined
+
+
+def common(one: Sequence[Range], other: Sequence[Range]) -> list[Range]:
+    """The bytes that are in both; each is in order and without overlaps."""
+    shared, i, j = [], 0, 0
+    while i < len(one) and j < len(other):
+        (a, b), (c, d) = one[i], other[j]
+        if max(a, c) < min(b, d):
+            shared.append((max(a, c), min(b, d)))
+        if b < d:
+            i += 1
+        else:
+            j += 1
+    return merged(shared)
+
+
+def split(ranges: Sequence[Range], num_parts: int) -> list[list[Range]]:
+    """The ranges in `num_parts` parts of about the same number of bytes, some empty if there are few."""
+    total_bytes = num_bytes(ranges)
+    cuts = [total_bytes * part // num_parts for part in range(num_parts + 1)]
+    parts: list[list[Range]] = []
+    for low, high in pairwise(cuts):
+        part, position = [], 0
+        for start, end in ranges:
+            first, last = max(start, start + low - position), min(end, start + high - position)
+            if first < last:
+                part.append((first, last))
+            position += end - start
+        parts.append(part)
+    return parts

@@ -8,27 +8,29 @@ number is checked against the file's size before anything is read by it.
 import json
 import math
 import mmap
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from genserve.tensors.dtypes import ITEM_BYTES, DtypeError, item_bytes
+from genserve.tensors.manifest import TensorSpec
 
 MAX_HEADER_BYTES: Final = 100_000_000
-"""The limit that the reference implementation has."""
+"""The limit of the reference implementation."""
 
 _LENGTH_BYTES: Final = 8
 _INDEX_SUFFIX: Final = ".safetensors.index.json"
 
 
 class CheckpointFileError(ValueError):
-    """A file is not what it claims to be; the message names it."""
+    """A file is not a valid checkpoint file. The message names it."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """One tensor of a file, or one that was pulled; `data` is a view of the mapping or the memory and keeps it."""
+    """One tensor of a file, or one that was pulled. `data` is a view of the mapping or the memory and keeps it
+    alive."""
 
     name: str
     dtype: str
@@ -37,9 +39,9 @@ class StoredTensor:
 
 
 def read_checkpoint(path: Path) -> list[StoredTensor]:
-    """The tensors of a .safetensors file, or of a directory with one, several, or an index of them.
+    """The tensors of a .safetensors file, or of a directory with one file, several files, or an index.
 
-    Raises CheckpointFileError, or OSError when a file cannot be opened.
+    Raises CheckpointFileError, or OSError if a file cannot be opened.
     """
     if path.is_dir():
         return _read_directory(path)
@@ -50,49 +52,69 @@ def read_safetensors(path: Path) -> list[StoredTensor]:
     """The tensors of one file, in order of their offsets."""
     with path.open("rb") as file:
         size_bytes = path.stat().st_size
-        if size_bytes < _LENGTH_BYTES:
-            raise CheckpointFileError(f"{path}: {size_bytes} bytes are too few for a safetensors file")
-        mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    contents = memoryview(mapping)
-    header_bytes = int.from_bytes(contents[:_LENGTH_BYTES], "little")
-    data_start = _LENGTH_BYTES + header_bytes
-    if header_bytes > MAX_HEADER_BYTES or data_start > size_bytes:
-        raise CheckpointFileError(f"{path}: a header of {header_bytes} bytes cannot be; not a safetensors file?")
-    data = contents[data_start:]
-    header = _parse_json(path, contents[_LENGTH_BYTES:data_start].tobytes())
-    header.pop("__metadata__", None)
+        # Nothing can be mapped from an empty file.
+        contents = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size_bytes else b"")
+    specs = read_header(path, size_bytes, lambda position, length: contents[position : position + length].tobytes())
+    for spec in specs:
+        try:
+            item_bytes(spec.name, spec.dtype)
+        except DtypeError as error:
+            raise CheckpointFileError(f"{path}: {error}") from error
+    return [StoredTensor(t.name, t.dtype, t.shape, contents[t.offset : t.offset + t.length]) for t in specs]
 
-    tensors = [_stored_tensor(path, name, entry, data) for name, entry in header.items()]
-    tensors.sort(key=lambda each: each[0])
-    expected = 0
-    for (begin, end), tensor in tensors:
-        if begin != expected:
-            raise CheckpointFileError(f"{path}: {tensor.name}: begins at {begin}, the one before it ends at {expected}")
-        expected = end
-    if expected != len(data):
-        raise CheckpointFileError(f"{path}: {len(data)} bytes of data, {expected} in the header")
-    return [tensor for _, tensor in tensors]
+
+def read_header(path: Path, size_bytes: int, read: Callable[[int, int], bytes]) -> list[TensorSpec]:
+    """The tensors of the file at `path`, in order of their places in it; `offset` counts from the start of the file.
+    `read` gives the bytes of a position and a length. Types are not checked, apart from the size of those that are
+    known. Raises CheckpointFileError, and whatever `read` does."""
+    header_bytes = int.from_bytes(read(0, _LENGTH_BYTES), "little") if size_bytes >= _LENGTH_BYTES else 0
+    data_start = _LENGTH_BYTES + header_bytes
+    # Bounded before it is read: another file would ask for any amount.
+    if not 2 <= header_bytes <= MAX_HEADER_BYTES or data_start > size_bytes:
+        raise CheckpointFileError(f"{path}: is no safetensors file, its header would be {header_bytes} bytes long")
+    header = _parse_json(path, read(_LENGTH_BYTES, header_bytes))
+    header.pop("__metadata__", None)
+    specs = [_tensor_spec(path, name, entry, data_start, size_bytes) for name, entry in header.items()]
+    specs.sort(key=lambda spec: (spec.offset, spec.length))
+    end = data_start
+    for spec in specs:
+        if spec.offset != end:
+            begin = spec.offset - data_start
+            raise CheckpointFileError(
+                f"{path}: {spec.name}: begins at {begin}, the one before it ends at {end - data_start}"
+            )
+        end += spec.length
+    if end != size_bytes:
+        raise CheckpointFileError(f"{path}: {size_bytes - data_start} bytes of data, {end - data_start} in the header")
+    return specs
 
 
 def write_safetensors(path: Path, tensors: Iterable[StoredTensor]) -> None:
     """Writes one file, whole or not at all. Raises OSError."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     # So that all are aligned; those without a known size need not be.
-    ordered, end = sorted(tensors, key=lambda each: (-ITEM_BYTES.get(each.dtype, 0), each.name)), 0
-    for each in ordered:
-        offsets = [end, end := end + len(each.data)]
-        header[each.name] = {"dtype": each.dtype, "shape": list(each.shape), "data_offsets": offsets}
-    encoded = json.dumps(header).encode()
-    encoded += b" " * (-len(encoded) % _LENGTH_BYTES)
+    ordered = sorted(tensors, key=lambda each: (-ITEM_BYTES.get(each.dtype, 0), each.name))
     unfinished = path.with_name(f".{path.name}.unfinished")
     try:
         with unfinished.open("wb") as file:
-            file.write(len(encoded).to_bytes(_LENGTH_BYTES, "little") + encoded)
+            file.write(encoded_header((each.name, each.dtype, each.shape, len(each.data)) for each in ordered))
             for each in ordered:
                 file.write(each.data)
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def encoded_header(tensors: Iterable[tuple[str, str, tuple[int, ...], int]]) -> bytes:
+    """What a file begins with whose data are tensors of these names, types, shapes and lengths in bytes, end to end.
+    The data behind it are aligned to 8 bytes."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, dtype, shape, length in tensors:
+        offsets = [end, end := end + length]
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": offsets}
+    encoded = json.dumps(header).encode()
+    encoded += b" " * (-len(encoded) % _LENGTH_BYTES)
+    return len(encoded).to_bytes(_LENGTH_BYTES, "little") + encoded
 
 
 def _read_directory(path: Path) -> list[StoredTensor]:
@@ -136,20 +158,19 @@ def _parse_json(path: Path, text: bytes) -> dict[str, Any]:
     return document
 
 
-def _stored_tensor(path: Path, name: str, entry: Any, data: memoryview) -> tuple[tuple[int, int], StoredTensor]:
+def _tensor_spec(path: Path, name: str, entry: Any, data_start: int, size_bytes: int) -> TensorSpec:
     match entry:
         case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [begin, end]}:
             pass
         case _:
             raise CheckpointFileError(f"{path}: {name}: needs dtype, shape and two data_offsets")
-    try:
-        size_bytes = math.prod(shape) * item_bytes(name, dtype)
-    except DtypeError as error:
-        raise CheckpointFileError(f"{path}: {error}") from error
     if not all(type(number) is int and number >= 0 for number in (*shape, begin, end)):
         raise CheckpointFileError(f"{path}: {name}: shape and data_offsets must be whole numbers")
-    if not begin <= end <= len(data):
-        raise CheckpointFileError(f"{path}: {name}: bytes {begin} to {end} lie outside the {len(data)} of the file")
-    if end - begin != size_bytes:
+    data_bytes = size_bytes - data_start
+    if not begin <= end <= data_bytes:
+        raise CheckpointFileError(
+            f"{path}: {name}: bytes {begin} to {end} lie outside the {data_bytes} of the file, which may be truncated"
+        )
+    if dtype in ITEM_BYTES and end - begin != math.prod(shape) * ITEM_BYTES[dtype]:
         raise CheckpointFileError(f"{path}: {name}: {end - begin} bytes cannot hold {dtype} {shape}")
-    return (begin, end), StoredTensor(name, dtype, tuple(shape), data[begin:end])
+    return TensorSpec(name, dtype, tuple(shape), data_start + begin, end - begin)

@@ -116,7 +116,7 @@ class ControlServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Resume(self, request, context):
-        """Gives a lease back.
+        """Ends a lease.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -151,8 +151,8 @@ class ControlServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Sleep(self, request, context):
-        """Gives the device's memory back until WakeUp. Nothing is generated or paused meanwhile, and nothing pushed before the
-        weights are awake again.
+        """Releases the device's memory until WakeUp. Nothing is generated or paused meanwhile, and nothing can be pushed
+        before the weights are awake again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -173,7 +173,7 @@ class ControlServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def UnloadLora(self, request, context):
-        """Takes a LoRA adapter away. Requests that use it go on with it until they end.
+        """Removes a LoRA adapter. Requests that use it keep it until they end.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -68,24 +68,25 @@ class GenerationServiceServicer:
 
     def Generate(self, request, context):
         """Generates from one prompt and streams strict deltas. Initial metadata is sent once the request is admitted, so a
-        call that was refused can be retried and one that has begun is never replayed. Cancelling the call ends the request.
+        call that was refused can be retried and one that has begun is never replayed. Cancelling the call ends the
+        request.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GenerateMany(self, request_iterator, context):
-        """Generates from many prompts over one stream. Each response carries what the sequences of many requests gained in one
-        step of the engine, which costs a fraction of a message for each. An error ends the request it is about and never
-        the stream. Requests may be added while others run; when the client has closed its side, the stream ends with the
-        last of them. Cancelling the call ends all of them.
+        """Generates from many prompts over one stream. Each response carries the new output of many requests from one step
+        of the engine, which costs a fraction of one message per request. An error ends its request and never the
+        stream. Requests may be added while others run. After the client has closed its side, the stream ends with the last
+        request. Cancelling the call ends all of them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Abort(self, request, context):
-        """Ends requests of any client; their streams finish with reason ABORTED and keep what was produced.
+        """Ends requests of any client. Their streams finish with reason ABORTED and keep the tokens so far.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -37,9 +37,9 @@ class _PhaseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Phase.ValueType
     PHASE_APPLYING: _Phase.ValueType  # 4
     """A weight push is being committed, or an update through vLLM's transfer engine is open; nothing is scheduled."""
     PHASE_TAINTED: _Phase.ValueType  # 5
-    """The weights could not be proven consistent after a failed commit. Nothing is served until a full push succeeds."""
+    """The weights may be inconsistent after a failed commit. Nothing is served until a complete push succeeds."""
     PHASE_SLEEPING: _Phase.ValueType  # 6
-    """The engine has given its memory back; WakeUp brings it back."""
+    """The engine has released its memory; WakeUp allocates it again."""
     PHASE_DRAINING: _Phase.ValueType  # 7
     """The daemon is shutting down: running requests finish, new ones are refused."""
     PHASE_DEAD: _Phase.ValueType  # 8
@@ -59,9 +59,9 @@ PHASE_PAUSED: Phase.ValueType  # 3
 PHASE_APPLYING: Phase.ValueType  # 4
 """A weight push is being committed, or an update through vLLM's transfer engine is open; nothing is scheduled."""
 PHASE_TAINTED: Phase.ValueType  # 5
-"""The weights could not be proven consistent after a failed commit. Nothing is served until a full push succeeds."""
+"""The weights may be inconsistent after a failed commit. Nothing is served until a complete push succeeds."""
 PHASE_SLEEPING: Phase.ValueType  # 6
-"""The engine has given its memory back; WakeUp brings it back."""
+"""The engine has released its memory; WakeUp allocates it again."""
 PHASE_DRAINING: Phase.ValueType  # 7
 """The daemon is shutting down: running requests finish, new ones are refused."""
 PHASE_DEAD: Phase.ValueType  # 8
@@ -77,7 +77,7 @@ class _PauseModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PauseMode.V
     PAUSE_MODE_UNSPECIFIED: _PauseMode.ValueType  # 0
     """Same as KEEP."""
     PAUSE_MODE_KEEP: _PauseMode.ValueType  # 1
-    """Freeze requests where they are; they go on after the resume."""
+    """Freeze requests where they are; they continue after the resume."""
     PAUSE_MODE_WAIT: _PauseMode.ValueType  # 2
     """Let running requests finish first; new ones wait for the resume."""
     PAUSE_MODE_ABORT: _PauseMode.ValueType  # 3
@@ -89,7 +89,7 @@ class PauseMode(_PauseMode, metaclass=_PauseModeEnumTypeWrapper):
 PAUSE_MODE_UNSPECIFIED: PauseMode.ValueType  # 0
 """Same as KEEP."""
 PAUSE_MODE_KEEP: PauseMode.ValueType  # 1
-"""Freeze requests where they are; they go on after the resume."""
+"""Freeze requests where they are; they continue after the resume."""
 PAUSE_MODE_WAIT: PauseMode.ValueType  # 2
 """Let running requests finish first; new ones wait for the resume."""
 PAUSE_MODE_ABORT: PauseMode.ValueType  # 3
@@ -105,7 +105,7 @@ class _KvPolicyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_KvPolicy.Val
     KV_POLICY_UNSPECIFIED: _KvPolicy.ValueType  # 0
     """REUSE for Pause (the weights stay as they are), RECOMPUTE for a push (they do not)."""
     KV_POLICY_REUSE: _KvPolicy.ValueType  # 1
-    """Keep it. After a push, kept requests go on over keys and values of the old weights."""
+    """Keep it. After a push, kept requests continue with keys and values of the old weights."""
     KV_POLICY_RECOMPUTE: _KvPolicy.ValueType  # 2
     """Drop it. Kept requests are prefilled again under the weights then served; no prefix of old weights is reused."""
 
@@ -115,7 +115,7 @@ class KvPolicy(_KvPolicy, metaclass=_KvPolicyEnumTypeWrapper):
 KV_POLICY_UNSPECIFIED: KvPolicy.ValueType  # 0
 """REUSE for Pause (the weights stay as they are), RECOMPUTE for a push (they do not)."""
 KV_POLICY_REUSE: KvPolicy.ValueType  # 1
-"""Keep it. After a push, kept requests go on over keys and values of the old weights."""
+"""Keep it. After a push, kept requests continue with keys and values of the old weights."""
 KV_POLICY_RECOMPUTE: KvPolicy.ValueType  # 2
 """Drop it. Kept requests are prefilled again under the weights then served; no prefix of old weights is reused."""
 Global___KvPolicy: _TypeAlias = KvPolicy  # noqa: Y015

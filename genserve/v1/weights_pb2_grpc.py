@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class WeightServiceStub:
-    """Takes new weights while generation runs, and applies them at once or not at all.
+    """Receives new weights while generation runs, and applies all of them or none.
     """
 
     def __init__(self, channel):
@@ -88,11 +88,12 @@ class WeightServiceStub:
 
 
 class WeightServiceServicer:
-    """Takes new weights while generation runs, and applies them at once or not at all.
+    """Receives new weights while generation runs, and applies all of them or none.
     """
 
     def PushWeights(self, request_iterator, context):
-        """Streams one version of the weights: a header, chunks in any order, an end. Nothing changes before the end frame.
+        """Streams one version of the weights: a header, chunks in any order, an end frame. Nothing changes before the end
+        frame.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -106,14 +107,14 @@ class WeightServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CommitPush(self, request, context):
-        """Applies a push whose bytes are all staged. A repeat for an applied push answers what the first one answered.
+        """Applies a push whose bytes are all staged. A repeat for an applied push gets the first answer again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DiscardPush(self, request, context):
-        """Frees what a push has staged. One that is being applied is not discarded, one that is being sent only by `force`.
+        """Frees the bytes of a push. A push that is being applied is not discarded, one that is being sent only by `force`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -142,15 +143,15 @@ class WeightServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def StartWeightUpdate(self, request, context):
-        """Begins an update through that engine: generation stands still until it is finished. One that nobody goes on with
-        is undone after its time to live. Meanwhile pushes are refused with APPLY_IN_PROGRESS.
+        """Begins an update through that engine: generation stops until it is finished. An update that nobody continues is
+        undone after its time to live. Meanwhile pushes are refused with APPLY_IN_PROGRESS.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UpdateWeights(self, request, context):
-        """Has every worker receive tensors over the live ones. One that fails ends the update, which is undone.
+        """Makes every worker receive tensors over the live ones. A failure ends the update, which is undone.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -158,7 +159,7 @@ class WeightServiceServicer:
 
     def FinishWeightUpdate(self, request, context):
         """Ends an update: tokens from here on carry its version. The daemon has no bytes of this version, see
-        `GetWeightsResponse.resident`. A repeat answers what the first one answered.
+        `GetWeightsResponse.resident`. A repeat gets the first answer again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -226,7 +227,7 @@ def add_WeightServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class WeightService:
-    """Takes new weights while generation runs, and applies them at once or not at all.
+    """Receives new weights while generation runs, and applies all of them or none.
     """
 
     @staticmethod

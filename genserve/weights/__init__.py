@@ -1,1 +1,1 @@
-"""New weights: received, checked, applied on every rank, and kept to be pulled."""
+"""New weights: receive, check and apply them on every rank, and keep them for pulls."""

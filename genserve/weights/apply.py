@@ -1,8 +1,8 @@
-"""The transaction that turns staged bytes into the weights that are served: all of them, or none.
+"""The transaction that turns staged bytes into the served weights: all of them, or none.
 
-Generation runs while the new version is prepared beside the live one, and stands still for the exchange alone. What a
-commit replaced is the way back. Should that fail as well, the resident bytes of the previous version are applied anew;
-only if even that fails the engine is tainted, and stands still until a push or a restart heals it.
+Generation runs while the new version is prepared beside the live one, and stops only for the exchange. A failed commit
+is exchanged back. If this fails too, the resident bytes of the previous version are applied again. Only if this fails
+as well is the engine tainted, and stopped until a push or a restart.
 """
 
 import asyncio
@@ -12,17 +12,17 @@ import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from genserve.control.admission import check_weights
 from genserve.control.conditions import EngineCondition
 from genserve.control.pause import PauseController
+from genserve.control.phase_admission import check_weights
 from genserve.control.state import StateBoard
 from genserve.control.turn import uninterrupted
-from genserve.engine.protocol import ArenaRef, Engine, StagedTensor
+from genserve.engine.protocol import ArenaRef, Engine
 from genserve.errors import DeadlineError, EngineDeadError, EngineTaintedError, GenserveError, PushRolledBackError
 from genserve.memory.arena import Arena
 from genserve.tensors.manifest import Manifest
 from genserve.weights.push.live_push import LivePush
-from genserve.weights.push.types import Applied, StepTiming
+from genserve.weights.push.types import Applied
 from genserve.weights.resident import ArenaBytes, ResidentStore, ResidentVersion
 
 _DISCARD_TIMEOUT_S = 30.0
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 class WeightUpdater:
-    """Applies one push at a time; `PushRegistry` sees to that."""
+    """Applies one push at a time; `PushRegistry` ensures this."""
 
     def __init__(self, engine: Engine, pauses: PauseController, board: StateBoard, resident: ResidentStore) -> None:
         self._engine = engine
@@ -46,26 +46,24 @@ class WeightUpdater:
     async def between_pushes(self, timeout_s: float) -> AsyncIterator[None]:
         """Waits until the push that is being applied has ended, and has the next one wait. Raises DeadlineError, naming
         the push."""
-        async with self._its_turn(
-            timeout_s,
-            lambda: (
-                (
-                    f"push {self._applied_id!r} was still being applied after {timeout_s:g} s: allow more time, or "
-                    "call again when GetPush says that it has ended"
-                )
-                if self._applied_id
-                else f"another sleep or wake-up was still under way after {timeout_s:g} s"
-            ),
-        ):
+        async with self._its_turn(timeout_s, lambda: self._still_under_way(timeout_s)):
             yield
 
+    def _still_under_way(self, timeout_s: float) -> str:
+        if not self._applied_id:
+            return f"another sleep or wake-up was still under way after {timeout_s:g} s"
+        return (
+            f"push {self._applied_id!r} was still being applied after {timeout_s:g} s: allow more time, or call again "
+            "when GetPush says that it has ended"
+        )
+
     async def restore_dropped(self) -> None:
-        """Applies the served version over weights that are of none: for whoever is between pushes, while nothing is
-        scheduled. Raises EngineTaintedError."""
+        """Applies the served version over weights that were dropped or may be inconsistent. Call it between pushes,
+        while nothing is scheduled. Raises EngineTaintedError."""
         await self.restore(
             EngineTaintedError(
-                "the weights are of no version, since a sleep of level 2 dropped them or a commit failed; the engine "
-                "sleeps on, with its weights awake: push a complete version, then wake up the rest"
+                "the weights are missing or inconsistent after a sleep of level 2 or a failed commit; the engine "
+                "stays asleep with its weights awake: push a complete version, then wake up the rest"
             )
         )
 
@@ -105,7 +103,7 @@ class WeightUpdater:
         previous_version = self._engine.weight_version
         nonce = uuid.uuid4().hex
         if options.pause_lease_id:
-            self._pauses.require(options.pause_lease_id)  # told now, not after a long preparation
+            self._pauses.require(options.pause_lease_id)  # reported now, not after a long preparation
         try:
             began_s = time.perf_counter()
             await self._prepare(nonce, push.weights, push.arena, _remaining_s(deadline_s, "prepare"), push.push_id)
@@ -118,7 +116,7 @@ class WeightUpdater:
             ) as hold:
                 commit_s = await self._commit(push, nonce, deadline_s)
         except BaseException as error:
-            # What hangs does not answer a discard either, but does it when it goes on; the trainer is told on time.
+            # A worker that hangs answers a discard only when it continues; the trainer gets its answer on time.
             await self._discard(nonce, 1.0 if isinstance(error, DeadlineError) else _DISCARD_TIMEOUT_S)
             if not isinstance(error, Exception):
                 raise
@@ -126,12 +124,12 @@ class WeightUpdater:
                 raise GenserveError(f"the new version is live, but the engine could not be resumed: {error}") from error
             if isinstance(error, GenserveError):
                 raise
-            raise PushRolledBackError(f"the weights could not be applied, nothing changed: {error!r}") from error
+            raise PushRolledBackError(f"the weights could not be applied; nothing changed: {error!r}") from error
         finally:
             if push.is_served:
                 version = push.header.weight_version
                 self._resident.replace(ResidentVersion(version, push.weights, ArenaBytes(push.arena)))
-        # The pause is over: freeing memory is nothing that requests should wait for.
+        # The pause is over: requests must not wait while memory is freed.
         await self._discard(nonce)
         steps = {
             "receive": push.staging.receive_s,
@@ -141,50 +139,32 @@ class WeightUpdater:
             "commit": commit_s,
             "resume": hold.resume_s,
         }
-        return Applied(
-            previous_version=previous_version,
-            active_version=push.header.weight_version,
-            timings=tuple(StepTiming(step, duration_s) for step, duration_s in steps.items()),
-            paused_s=hold.paused_s,
-            requests_kept=hold.kept,
-            requests_aborted=hold.aborted,
-        )
+        return Applied.in_hold(previous_version, push.header.weight_version, steps, hold)
 
     async def _prepare(self, nonce: str, weights: Manifest, arena: Arena, timeout_s: float, push_id: str = "") -> None:
         """Without a `push_id` the bytes are those of the resident version."""
-        tensors = [StagedTensor(t.name, t.dtype, t.shape, t.offset, t.length) for t in weights.tensors]
         where = ArenaRef(arena.path, weights.total_bytes, push_id)
-        await self._engine.prepare_weights(nonce, where, tensors, timeout_s)
+        await self._engine.prepare_weights(nonce, where, weights.tensors, timeout_s)
 
     async def _commit(self, push: LivePush, nonce: str, deadline_s: float) -> float:
-        """Exchanges the weights; seconds it took. The board says APPLYING meanwhile, and never after."""
+        """Exchanges the weights; seconds it took."""
         version = push.header.weight_version
         timeout_s = _remaining_s(deadline_s, "commit")
         # A push that heals a tainted engine leaves it tainted when it fails.
-        after = EngineCondition.TAINTED if self._board.engine_condition is EngineCondition.TAINTED else None
+        if_failed = EngineCondition.TAINTED if self._board.engine_condition is EngineCondition.TAINTED else None
         push.lifecycle.applying()
-        self._board.enter(EngineCondition.APPLYING)
         began_s = time.perf_counter()
-        try:
+        with self._board.applying(if_failed):
             healed = await uninterrupted(self._commit_or_heal(nonce, version, timeout_s))
-            after = None
-            if healed is not None:
-                raise PushRolledBackError(
-                    f"the commit failed, version {self._engine.weight_version} was applied anew: {healed}"
-                )
-            push.serve()
-        except EngineDeadError:
-            after = EngineCondition.DEAD
-            raise
-        except EngineTaintedError:
-            after = EngineCondition.TAINTED
-            raise
-        finally:
-            self._board.enter(after)
+        if healed is not None:
+            raise PushRolledBackError(
+                f"the commit failed, version {self._engine.weight_version} was applied anew: {healed}"
+            )
+        push.serve()
         return time.perf_counter() - began_s
 
     async def _commit_or_heal(self, nonce: str, version: int, timeout_s: float) -> EngineTaintedError | None:
-        """What the previous version had to be applied anew for; None when `version` is served."""
+        """Commits. Returns the reason if the previous version had to be applied again, None if `version` is served."""
         try:
             await self._engine.commit_weights(nonce, version, timeout_s)
             self._board.tell_applied()
@@ -194,14 +174,14 @@ class WeightUpdater:
         except EngineTaintedError as error:
             cause = error
         except Exception as error:
-            # The engine promises to tell what it left behind. An error that it does not know tells nothing.
+            # The engine promises to report the state that it left. An unknown error says nothing about it.
             cause = EngineTaintedError(f"the commit failed in an unknown way: {error!r}")
-        log.error("%s; version %d is applied anew", cause, self._engine.weight_version)
+        log.error("%s; applying version %d again", cause, self._engine.weight_version)
         await self.restore(cause)
         return cause
 
     async def restore(self, cause: EngineTaintedError) -> None:
-        """Applies the resident version over weights that are unknown because of `cause`; only while nothing is
+        """Applies the resident version over weights that are unknown because of `cause`. Only while nothing is
         scheduled. Raises EngineTaintedError if it cannot."""
         nonce = uuid.uuid4().hex
         try:
@@ -223,9 +203,9 @@ class WeightUpdater:
         try:
             await uninterrupted(self._engine.discard_weights(nonce, timeout_s))
         except EngineDeadError:
-            pass  # its memory went with it
+            pass  # its memory is freed with the engine
         except Exception:
-            log.exception("weights that are no longer needed could not be freed")
+            log.exception("weights that are not needed any more could not be freed")
 
 
 def _remaining_s(deadline_s: float, step: str) -> float:

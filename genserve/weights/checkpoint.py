@@ -1,30 +1,30 @@
-"""The checkpoint's own index: what a push has to bring, read from the headers of its safetensors files.
+"""The checkpoint's own index: the tensors that a push must bring, read from the headers of its safetensors files.
 
-No tensor is read. The live module is not the source, for it fuses, shards and repacks what the checkpoint names.
+No tensor is read. The live module is not the source, because it fuses, shards and repacks the checkpoint's tensors.
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from genserve.tensors.manifest import Manifest, PushIssue, TensorSpec, bounded, too_many_tensors
+from genserve.tensors.safetensors import CheckpointFileError, read_header
 from genserve.weights.checkpoint_files import CheckpointError, CheckpointFile, CheckpointFiles, read_json
 
-_MAX_HEADER_BYTES = 256 << 20
 _CASTABLE = frozenset({"F16", "BF16", "F32", "F64"})
 _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "tok_embeddings.weight")
 _HEAD = "lm_head.weight"
-# A trainer with a wrapper, a fused layout or buffers too many is told which; a hostile manifest costs little yet.
+# Enough for the mistakes of a trainer (a wrapper, a fused layout, too many buffers), while a hostile manifest costs
+# little.
 _MAX_TIMES_TENSORS = 4
 _MAX_MORE_TENSORS = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointTensor:
-    """One tensor of the checkpoint: safetensors' name of its type, its shape, its size in bytes, and where its
-    first byte lies."""
+    """One tensor of the checkpoint: safetensors' name of its type, its shape, its size in bytes, and the place of its
+    first byte."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -35,8 +35,8 @@ class CheckpointTensor:
 
 @dataclass(frozen=True)
 class CheckpointIndex:
-    """Names, types and shapes of a checkpoint. `tied` names tensors that may be pushed or left out as they are the same
-    as another: {"lm_head.weight": "model.embed_tokens.weight"}."""
+    """Names, types and shapes of a checkpoint. `tied` names tensors that equal another one, and may be pushed or left
+    out: {"lm_head.weight": "model.embed_tokens.weight"}."""
 
     tensors: Mapping[str, CheckpointTensor]
     tied: Mapping[str, str] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class CheckpointIndex:
 
     @classmethod
     def read_file(cls, file: CheckpointFile) -> "CheckpointIndex":
-        """Reads the header of one safetensors file, by itself. Raises CheckpointError."""
+        """Reads the header of one safetensors file. Raises CheckpointError."""
         return cls(dict(_read_header(file)))
 
     @property
@@ -66,31 +66,26 @@ class CheckpointIndex:
 
     @property
     def max_tensors(self) -> int:
-        """The most tensors of a manifest that is read: far more than a good one has, so that it can be said which ones
-        of a mistaken one are wrong."""
+        """The largest number of tensors for which a manifest is read: far more than a valid one has, so that the error
+        for an invalid one can name the wrong tensors."""
         return _MAX_TIMES_TENSORS * len(self.tensors) + _MAX_MORE_TENSORS
 
     def as_manifest(self) -> Manifest:
         """The tensors end to end in order of their names: what GetWeights tells."""
-        specs = []
-        offset = 0
-        for name, tensor in sorted(self.tensors.items()):
-            specs.append(TensorSpec(name, tensor.dtype, tensor.shape, offset, tensor.length))
-            offset += tensor.length
-        return Manifest(tuple(specs), offset)
+        return Manifest.end_to_end((name, t.dtype, t.shape, t.length) for name, t in self.tensors.items())
 
 
 def checkpoint_issues(manifest: Manifest, checkpoint: CheckpointIndex) -> list[PushIssue]:
-    """What keeps a manifest from fitting a checkpoint: tensors that do not belong there, then those that are missing;
-    see `bounded` for how many of either are told.
+    """The differences between a manifest and a checkpoint: unknown tensors, then missing ones. `bounded` limits their
+    number.
 
-    The floating-point types of 16 bits and more may differ, as values are cast on load. FP8 values may not: they are
-    scaled by other tensors of the checkpoint, and a cast would change what they mean.
+    Floating-point types of 16 bits and more may differ, because values are cast on load. FP8 values may not: other
+    tensors of the checkpoint scale them, and a cast would change their meaning.
     """
     too_many = too_many_tensors(len(manifest.tensors), checkpoint.max_tensors)
     if not too_many:
         return bounded(_foreign_issues(manifest.tensors, checkpoint)) + bounded(_missing_issues(manifest, checkpoint))
-    # Among this many some are unknown or occur twice; the first ones are enough to show it.
+    # Among this many tensors some are unknown or occur twice; the first ones show it.
     return too_many + bounded(_foreign_issues(manifest.tensors[: checkpoint.max_tensors + 1], checkpoint))
 
 
@@ -100,9 +95,9 @@ def _missing_issues(manifest: Manifest, checkpoint: CheckpointIndex) -> Iterator
         for name in sorted(checkpoint.tensors.keys() - names - checkpoint.tied.keys()):
             yield PushIssue(name, "is missing")
     for name in sorted(names & checkpoint.tied.keys()):
-        # vLLM would skip it, and the push would change nothing without a word.
+        # vLLM would skip it, and the push would silently change nothing.
         if checkpoint.tied[name] not in names:
-            yield PushIssue(name, f"is tied to {checkpoint.tied[name]!r}, which has to be pushed instead or as well")
+            yield PushIssue(name, f"is tied to {checkpoint.tied[name]!r}, push that tensor instead, or both")
 
 
 def _foreign_issues(specs: tuple[TensorSpec, ...], checkpoint: CheckpointIndex) -> Iterator[PushIssue]:
@@ -117,30 +112,12 @@ def _foreign_issues(specs: tuple[TensorSpec, ...], checkpoint: CheckpointIndex) 
 
 
 def _read_header(file: CheckpointFile) -> Iterator[tuple[str, CheckpointTensor]]:
-    path, begin = file.path, 8  # of the data
-    length = int.from_bytes(file.read(0, 8), "little") if file.size_bytes >= 8 else 0
-    # Bounded before it is read: a file that is no safetensors file would ask for any amount.
-    if not 2 <= length <= min(_MAX_HEADER_BYTES, file.size_bytes - 8):
-        raise CheckpointError(f"{path}: is no safetensors file, its header would be {length} bytes long")
     try:
-        header = json.loads(file.read(8, length))
-    except CheckpointError:
-        raise
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: {error}") from error
-    begin += length
-    try:
-        for name, entry in header.items():
-            if name != "__metadata__":
-                start, end = map(int, entry["data_offsets"])
-                if not 0 <= start <= end <= file.size_bytes - begin:
-                    raise CheckpointError(f"{path}: {name!r} lies outside of the file, which may be truncated")
-                shape = tuple(map(int, entry["shape"]))
-                yield name, CheckpointTensor(str(entry["dtype"]), shape, end - start, path, begin + start)
-    except CheckpointError:
-        raise
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{path}: the header is malformed ({error!r})") from error
+        specs = read_header(file.path, file.size_bytes, file.read)
+    except CheckpointFileError as error:
+        raise CheckpointError(str(error)) from error
+    for spec in specs:
+        yield spec.name, CheckpointTensor(spec.dtype, spec.shape, spec.length, file.path, spec.offset)
 
 
 def _read_config(directory: Path | None) -> Mapping[str, Any]:
@@ -157,7 +134,7 @@ def _tied(tensors: Mapping[str, CheckpointTensor], config: Mapping[str, Any]) ->
     if said is None and isinstance(text_config, dict):
         said = text_config.get("tie_word_embeddings")
     heads = {name for name in tensors if name.endswith(_HEAD)}
-    # config.json leaves out what is the default of its architecture; a checkpoint without a head must be tied then.
+    # config.json omits defaults of the architecture; a checkpoint without a head must be tied then.
     tied = bool(said) if said is not None else not heads
     if not tied:
         return {}

@@ -1,7 +1,8 @@
-"""The files of a checkpoint, held open as they were found: what is read from one is what it held then, or an error.
+"""The open files of a checkpoint: a read returns what the file contained when it was opened, or an error.
 
-Whoever saves over a checkpoint writes new files and renames them, and those that are held stay as they were; or writes
-in place, which shows in size and time of modification. No file is mapped: a page of one that was shortened is a SIGBUS.
+Saving over a checkpoint either writes new files and renames them, which does not change the open ones, or writes in
+place, which changes size or modification time. Files are not mapped, because a page of a shortened file would be a
+SIGBUS.
 """
 
 import json
@@ -20,24 +21,25 @@ class CheckpointError(ValueError):
 
 
 class FileChangedError(CheckpointError):
-    """A file was written to since it was opened; the message names it."""
+    """A file was written to since it was opened. The message names it."""
 
 
 class CheckpointFile:
-    """A file, open for reading as long as this object lives. Its methods may be called in any thread.
+    """A file that is open for reading as long as this object lives. Any thread may call its methods.
 
-    A write is noticed unless it happens within the file system's resolution of time (a few milliseconds) after the
-    writes before the file was opened, or somebody sets the time back.
+    A write is detected unless it happens within the file system's time resolution (a few milliseconds) of the writes
+    before the file was opened, or somebody sets the time back.
     """
 
     def __init__(self, path: Path) -> None:
-        """Raises CheckpointError."""
+        """Opens the file. Raises CheckpointError."""
         self.path = path
         try:
             self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
             raise CheckpointError(f"{path}: {error.strerror}") from error
-        # With the object and not before: a thread that still reads holds it, and the descriptor's number stays taken.
+        # Closed with the object, not earlier: a reading thread holds the object, so the descriptor's number stays
+        # taken.
         weakref.finalize(self, os.close, self._fd).atexit = False
         found = os.fstat(self._fd)
         if not stat.S_ISREG(found.st_mode):
@@ -46,13 +48,13 @@ class CheckpointFile:
         self._found = _stamp(found)
 
     def check(self) -> None:
-        """Raises FileChangedError."""
+        """Raises FileChangedError if the file was written to."""
         if _stamp(os.fstat(self._fd)) != self._found:
             raise FileChangedError(f"{self.path}: has changed since it was opened")
 
     @property
     def is_in_place(self) -> bool:
-        """Whether its path still leads to it, unchanged."""
+        """Whether its path still leads to this file, unchanged."""
         try:
             return _stamp(os.stat(self.path)) == self._found
         except OSError:
@@ -60,7 +62,7 @@ class CheckpointFile:
 
     def read_into(self, position: int, target: memoryview) -> None:
         """Fills `target` with the bytes from `position` on; releases the GIL. Raises FileChangedError, and
-        CheckpointError for what cannot be read."""
+        CheckpointError if it cannot be read."""
         rest = target
         while rest:
             try:
@@ -70,7 +72,7 @@ class CheckpointFile:
             if num_read == 0:
                 break
             rest, position = rest[num_read:], position + num_read
-        self.check()  # afterwards: what was read before a change is as good as if there had been none
+        self.check()  # checked afterwards: bytes that were read before a change are valid
         if rest:
             raise CheckpointError(f"{self.path}: ends {len(rest)} bytes too early")
 
@@ -85,18 +87,18 @@ class CheckpointFiles:
     """The safetensors files of one checkpoint, by their paths."""
 
     def __init__(self, paths: Iterable[Path], directory: Path | None = None) -> None:
-        """Raises CheckpointError."""
+        """Opens the files. Raises CheckpointError."""
         self.directory = directory
         self._files = {path: CheckpointFile(path) for path in paths}
 
     @classmethod
     def open(cls, directory: Path) -> "CheckpointFiles":
-        """Those that the index in `directory` names, or that lie there. Raises CheckpointError."""
+        """Opens the files that the index in `directory` names, or that are in it. Raises CheckpointError."""
         return cls(_paths(directory), directory)
 
     @property
     def by_path(self) -> Mapping[Path, CheckpointFile]:
-        """All of them."""
+        """All files."""
         return self._files
 
     def check(self) -> None:
@@ -105,8 +107,8 @@ class CheckpointFiles:
             file.check()
 
     def check_in_place(self) -> None:
-        """Raises CheckpointError unless whoever has opened them by their paths, at any time from when they were opened
-        here until now, has read the same bytes."""
+        """Raises CheckpointError unless everybody who opened the files by their paths since they were opened here has
+        read the same bytes."""
         for file in self._files.values():
             if not file.is_in_place:
                 raise FileChangedError(f"{file.path}: has changed or was replaced since it was opened")
@@ -121,7 +123,7 @@ def read_json(path: Path) -> Mapping[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: {error}") from error
     if not isinstance(content, dict):
-        raise CheckpointError(f"{path}: is no JSON object")
+        raise CheckpointError(f"{path}: is not a JSON object")
     return content
 
 
@@ -138,10 +140,10 @@ def _paths(directory: Path) -> list[Path]:
     single = directory / "model.safetensors"
     files = [single] if single.is_file() else sorted(directory.glob("*.safetensors"))
     if not files:
-        raise CheckpointError(f"{directory}: there is no safetensors file")
+        raise CheckpointError(f"{directory}: no safetensors file found")
     return files
 
 
 def _stamp(found: os.stat_result) -> _Stamp:
-    # Not the time of the last change of the inode: to unlink or rename a file sets it, and its bytes stay.
+    # Not the change time of the inode: unlinking or renaming a file changes it, but not the bytes.
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns

@@ -1,25 +1,25 @@
-"""What happens once every byte of a push is there: it is checked, then staged or applied, and its outcome is told."""
+"""What happens when every byte of a push has arrived: it is checked, then staged or applied, and its outcome is
+reported."""
 
 import asyncio
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from genserve.control.admission import check_weights
+from genserve.control.phase_admission import check_weights
 from genserve.control.state import StateBoard
 from genserve.engine.protocol import Engine
-from genserve.errors import GenserveError
-from genserve.weights.admission import check_version, refuse_issues
 from genserve.weights.apply import WeightUpdater
 from genserve.weights.lora.loader import LoraLoader
 from genserve.weights.push.live_push import LivePush
 from genserve.weights.push.outcomes import Outcomes
 from genserve.weights.push.types import Applied, PushAction, PushOutcome
+from genserve.weights.push_admission import check_version, refuse_issues
 from genserve.weights.resident import ResidentStore
 
 
 class Completion:
-    """Carries pushes out, one at a time, each in a task of its own: clients come and go meanwhile. `tied` names tensors
-    that are the same as another."""
+    """Carries out pushes, one at a time, each in its own task, because clients come and go meanwhile. `tied` names
+    tensors that equal another one."""
 
     def __init__(
         self,
@@ -41,64 +41,60 @@ class Completion:
         self._applying: LivePush | None = None
 
     def start(self, push: LivePush, ended: Callable[[LivePush], None]) -> None:
-        """Begins; `ended` is called when the daemon is done with the push, whatever came of it."""
+        """Starts; `ended` is called when the daemon is done with the push, whatever the outcome."""
         push.complete()
         push.task = asyncio.create_task(self._carry_out(push, ended), name=f"push {push.push_id}")
 
     async def _carry_out(self, push: LivePush, ended: Callable[[LivePush], None]) -> None:
-        round = push.round
         try:
-            refuse_issues(await asyncio.to_thread(push.staging.tied_issues, self._tied))
-            push.stage()
-            if push.header.action is PushAction.STAGE:
-                round.answer(PushOutcome(push.report()))
-                return
-            try:
-                self._check_turn(push)
-            except GenserveError as error:  # nothing was tried: it stays staged
-                round.answer(error)
-                return
-            push.lifecycle.preparing()
-            self._applying = push
-            with round.told_on_time(push.header.apply.timeout_s):
-                applied = await self._apply(push)
-            self._conclude(push, applied)
+            await self._stage(push)
+            self._settle(push, None if push.header.action is PushAction.STAGE else await self._apply(push))
         except Exception as error:
-            if push.is_served:  # and the engine could not be resumed
-                self._conclude(push, None, error)
-            else:
-                push.fail(error)
+            self._settle(push, error=error)
         finally:
             if push.lifecycle.is_busy:  # this task was cancelled
-                push.lifecycle.failed()
-                push.checked.set()
-                round.result.cancel()
-            if self._applying is push:
-                self._applying = None
+                push.break_off()
             push.progress()
             ended(push)
-            # An error's traceback holds this frame, and this frame the error: memory of a push would wait for the
+            # An error's traceback holds this frame, and this frame the error: the memory of a push would wait for the
             # garbage collector.
-            del push, round, ended
+            del push, ended
+
+    async def _stage(self, push: LivePush) -> None:
+        """Compares tied tensors. Raises ManifestMismatchError for those that differ."""
+        refuse_issues(await asyncio.to_thread(push.staging.tied_issues, self._tied))
+        push.stage()
+
+    async def _apply(self, push: LivePush) -> Applied:
+        """Makes what is staged live. Raises as `WeightUpdater.apply`."""
+        self._check_turn(push)
+        push.lifecycle.preparing()
+        self._applying = push
+        try:
+            with push.attempt.told_on_time(push.header.apply.timeout_s):
+                if push.header.lora is not None:
+                    return await self._loras.apply(push, push.header.lora)
+                if push.staging.manifest.partial:
+                    await push.staging.complete(self._resident.require(), self._tied)
+                return await self._updater.apply(push)
+        finally:
+            self._applying = None
 
     def _check_turn(self, push: LivePush) -> None:
-        """What the header was checked for may have changed while the bytes came."""
+        """Repeats checks of the header, because their results may have changed while the bytes arrived."""
         if self._applying is not None:
             raise self._applying.in_progress()
         check_weights(self._board.engine_condition, self._board.daemon_condition)
         check_version(push.header, self._engine.weight_version)
 
-    async def _apply(self, push: LivePush) -> Applied:
-        if push.header.lora is not None:
-            return await self._loras.apply(push)
-        if push.staging.manifest.partial:
-            await push.staging.complete(self._resident.require(), self._tied)
-        return await self._updater.apply(push)
-
-    def _conclude(self, push: LivePush, applied: Applied | None, error: Exception | None = None) -> None:
-        """The version is served, and its bytes belong to the resident store."""
-        push.lifecycle.applied()
-        outcome = PushOutcome(push.report(), applied)
-        record = self._outcomes.add_applied(push, outcome, self._resident.served if push.is_served else None)
-        push.compare_served = partial(self._outcomes.compare, record)
-        push.round.answer(outcome if error is None else error)
+    def _settle(self, push: LivePush, applied: Applied | None = None, error: Exception | None = None) -> None:
+        """Tells what came of it, to the streams and to those who ask later. A version that is live is applied, also
+        when the engine could not be resumed; a push of which nothing was tried stays staged."""
+        if applied is not None or push.is_served:
+            push.lifecycle.applied()
+            served = self._resident.served if push.is_served else None
+            record = self._outcomes.add_applied(push, PushOutcome(push.report(), applied), served)
+            push.compare_served = partial(self._outcomes.compare, record)
+        elif error is not None and push.lifecycle.is_busy:
+            push.fail(error)
+        push.attempt.answer(PushOutcome(push.report(), applied) if error is None else error)

@@ -1,7 +1,7 @@
-"""The pushes that are here: who may open one, who carries it out, and when its bytes are freed.
+"""Who may open a push, and who may have it applied or discarded.
 
-Owns the rules between pushes and the time to live. Whether a header is good is `admission`, one push is `live_push`,
-what came of those that are gone is `outcomes`, and applying is `update`.
+Owns the rules between pushes. Whether a header is good is `admission`, one push is `live_push`, those that are here and
+their time to live are `live_pushes`, what came of those that are gone is `outcomes`, and applying is `completion`.
 """
 
 import asyncio
@@ -11,14 +11,26 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
-from genserve.control.admission import check_weights
+from genserve.control.phase_admission import check_weights
 from genserve.control.state import StateBoard
 from genserve.control.turn import uninterrupted
 from genserve.engine.protocol import Engine
-from genserve.errors import ApplyInProgressError, DrainingError, GenserveError, PushConflictError, PushNotFoundError
+from genserve.errors import ApplyInProgressError, DrainingError, PushConflictError
 from genserve.memory.arena import allocate_arena
 from genserve.tensors.manifest import Manifest, PushIssue, completed
-from genserve.weights.admission import (
+from genserve.weights.apply import WeightUpdater
+from genserve.weights.checkpoint import CheckpointIndex
+from genserve.weights.completion import Completion
+from genserve.weights.lora.loader import LoraLoader
+from genserve.weights.push.attempt import Attempt
+from genserve.weights.push.lifecycle import Stage
+from genserve.weights.push.live_push import LivePush
+from genserve.weights.push.live_pushes import LivePushes, not_found
+from genserve.weights.push.outcomes import AppliedPush, Outcomes
+from genserve.weights.push.staging import Staging
+from genserve.weights.push.stream import AnsweredStream, LiveStream, PushStream
+from genserve.weights.push.types import ApplyOptions, PushAction, PushHeader, PushOutcome, PushReport
+from genserve.weights.push_admission import (
     check_apply,
     check_header,
     check_num_tensors,
@@ -26,29 +38,18 @@ from genserve.weights.admission import (
     examine,
     refuse_issues,
 )
-from genserve.weights.apply import WeightUpdater
-from genserve.weights.checkpoint import CheckpointIndex
-from genserve.weights.completion import Completion
-from genserve.weights.lora.loader import LoraLoader
-from genserve.weights.push.attempt import Round
-from genserve.weights.push.lifecycle import Stage
-from genserve.weights.push.live_push import LivePush
-from genserve.weights.push.outcomes import AppliedPush, Outcomes
-from genserve.weights.push.staging import Staging
-from genserve.weights.push.stream import AnsweredStream, LiveStream, PushStream
-from genserve.weights.push.types import ApplyOptions, PushAction, PushHeader, PushOutcome, PushReport
 from genserve.weights.quota import plan_room
 from genserve.weights.resident import ResidentStore
 
-# How long a new attempt waits for the streams of another one, whose client may have gone a moment ago.
+# How long a new attempt waits for the streams of another one, whose client may just have gone.
 _LEAVE_TIMEOUT_S = 2.0
-# How long a stream that brings the digest alone waits for the one that brings the manifest, as they race.
+# How long a stream with only the digest waits for the one with the manifest, because they race.
 _FIRST_STREAM_TIMEOUT_S = 30.0
 
 
 class PushRegistry:
-    """Every push of the daemon. Without a `checkpoint` manifests are checked by themselves alone; `max_staging_bytes`
-    bounds all pushes and what is resident together; `clock` gives monotonic seconds."""
+    """Every push of the daemon. Without a `checkpoint` manifests are only checked by themselves. `max_staging_bytes`
+    bounds all pushes and the resident bytes together. `clock` gives monotonic seconds."""
 
     def __init__(
         self,
@@ -68,27 +69,26 @@ class PushRegistry:
         self._resident = resident
         self._max_staging_bytes = max_staging_bytes
         self._clock = clock
-        self._pushes: dict[str, LivePush] = {}
+        self._pushes = LivePushes(clock)
         self._tied: Mapping[str, str] = checkpoint.tied if checkpoint is not None else {}
         self._outcomes = Outcomes(resident, clock)
         self._completion = Completion(engine, board, updater, loras, resident, self._outcomes, self._tied)
         self._opening = asyncio.Lock()
         self._reserved_for = ""
-        self._changed = asyncio.Event()
         self._closed = False
 
     def check_num_tensors(self, num_tensors: int, *, lora: bool = False) -> None:
-        """Raises ManifestMismatchError for more tensors than can be right. Ask before converting a manifest: that alone
-        would take seconds for a hostile one."""
+        """Raises ManifestMismatchError for too many tensors. Call it before converting a manifest, which would take
+        seconds for a hostile one."""
         check_num_tensors(num_tensors, self._checkpoint, lora=lora)
 
     async def open(self, header: PushHeader) -> PushStream:
-        """Opens a push, or joins the one that its id names: after a break, or as one of several streams.
+        """Opens a push, or joins the one with this id: after a break, or as one of several streams.
 
-        Nothing is allocated, and nothing else given up, unless everything is right. Raises InvalidFieldError,
-        PushConflictError, DrainingError, EngineDeadError, EngineSleepingError, VersionNotNewerError,
-        WeightVersionMismatchError, ManifestMismatchError, ApplyInProgressError (its metadata has the `push_id` that is
-        under way), StagingFullError, and PushNotFoundError for a digest without a push.
+        Nothing is allocated or freed unless everything is valid. Raises InvalidFieldError, PushConflictError,
+        DrainingError, EngineDeadError, EngineSleepingError, VersionNotNewerError, WeightVersionMismatchError,
+        ManifestMismatchError, ApplyInProgressError (its metadata has the `push_id` in progress), StagingFullError, and
+        PushNotFoundError for a digest without a push.
         """
         check_header(header)
         if header.lora is not None:
@@ -97,26 +97,25 @@ class PushRegistry:
             self.check_num_tensors(len(header.manifest.tensors), lora=header.lora is not None)
         else:
             await self._wait_for_first_stream(header)
-        # In a thread: an honest manifest of 100,000 tensors would hold up every token stream.
+        # In a thread: an honest manifest of 100,000 tensors would delay every token stream.
         digest, issues = await asyncio.to_thread(
             examine, header.manifest, header.manifest_digest, self._checkpoint, lora=header.lora is not None
         )
         header = replace(header, push_id=header.push_id or uuid.uuid4().hex)
         leave_s = (loop := asyncio.get_running_loop()).time() + _LEAVE_TIMEOUT_S
         while True:
-            # One at a time: the second of two equal headers has to find the push of the first.
+            # One at a time: the second of two equal headers must find the push of the first.
             async with self._opening:
                 waits = self._waits_for(header, can_leave=loop.time() < leave_s)
                 if not waits:
                     return await self._open_whole(header, digest, issues)
-                changed = self._changed
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(None if waits == "check" else leave_s):
-                    await changed.wait()
+                    await self._pushes.wait_change()
 
     def _waits_for(self, header: PushHeader, *, can_leave: bool) -> str:
-        """What has to be over before a header can be answered: the "check" of the bytes that are here, or another
-        "attempt" whose streams may be about to leave, as their client has just gone. "" = nothing."""
+        """What must end before a header can be answered: the "check" of the bytes, or another "attempt" whose streams
+        may just be ending because their client is gone. "" = nothing."""
         push = self._pushes.get(header.push_id)
         if push is None or header.action is PushAction.VALIDATE:
             return ""
@@ -125,7 +124,7 @@ class PushRegistry:
         return "attempt" if can_leave and push.meets_other(header) else ""
 
     async def _open_whole(self, header: PushHeader, digest: str, issues: list[PushIssue]) -> PushStream:
-        """To its end, also when the client has gone: what is being allocated counts, and nobody allocates beside it."""
+        """Opens to its end even if the client is gone: nobody else may allocate meanwhile."""
         opened: list[PushStream] = []
 
         async def open_one() -> None:
@@ -157,34 +156,34 @@ class PushRegistry:
         check_version(header, self._engine.weight_version)
         refuse_issues(issues)
         if header.manifest is None:
-            raise _not_found(header.push_id)
+            raise not_found(header.push_id)
         size_bytes = header.manifest.total_bytes
         if header.manifest.partial:
             size_bytes = completed(header.manifest, self._resident.require().manifest, self._tied).total_bytes
         if header.action is PushAction.VALIDATE:
             return AnsweredStream(PushOutcome(PushReport.valid(header, digest)))
         push = await self._begin(header, header.manifest, digest, size_bytes)
-        return self._stream(push, push.round)
+        return self._stream(push, push.attempt)
 
     async def _begin(self, header: PushHeader, manifest: Manifest, digest: str, size_bytes: int) -> LivePush:
         self.check_free()
         present = self._pushes.values()
         room = plan_room(size_bytes, present, self._max_staging_bytes, self._resident, partial=manifest.partial)
-        await asyncio.gather(*(self._drop(push, push.truncation()) for push in room.leftovers))
+        await asyncio.gather(*(self._pushes.drop(push, push.truncation()) for push in room.leftovers))
         room.clear(self._resident)
-        # An adapter leaves the room that awaits the next version alone.
+        # An adapter does not use the arena that waits for the next version.
         allocate = allocate_arena if header.lora is not None else self._resident.room
         arena = await allocate(manifest.total_bytes)
         if self._closed:
             await asyncio.to_thread(arena.close)
             raise DrainingError("the daemon is shutting down")
         staging = Staging(header.push_id, manifest, arena)
-        push = self._pushes[header.push_id] = LivePush(header, digest, staging, size_bytes, self._clock)
-        self._tell_change()
+        push = LivePush(header, digest, staging, size_bytes, self._clock)
+        self._pushes.add(push)
         return push
 
     def _repeat(self, applied: AppliedPush, attempt: str) -> PushStream:
-        """A stream of a push that is applied already: its bytes are compared, for as long as they are served."""
+        """A stream of a push that is already applied: its bytes are compared, as long as they are served."""
 
         def compare(offset: int, data: bytes | memoryview, crc32c: int | None) -> None:
             applied.check(offset, data, crc32c)
@@ -200,40 +199,39 @@ class PushRegistry:
             self._refuse(push, error)
             raise
 
-    def _stream(self, push: LivePush, round: Round) -> PushStream:
-        return LiveStream(push, round, self._advance, self._refuse)
+    def _stream(self, push: LivePush, attempt: Attempt) -> PushStream:
+        return LiveStream(push, attempt, self._advance, self._refuse)
 
     async def _wait_for_first_stream(self, header: PushHeader) -> None:
         try:
             async with asyncio.timeout(min(_FIRST_STREAM_TIMEOUT_S, header.staging_ttl_s)):
                 while header.push_id not in self._pushes and not self._outcomes.answers(header):
-                    await self._changed.wait()
+                    await self._pushes.wait_change()
         except TimeoutError:
-            raise _not_found(header.push_id) from None
+            raise not_found(header.push_id) from None
 
     def _refuse(self, push: LivePush, error: PushConflictError) -> None:
-        """Two attempts at a push, or two of its streams, contradict each other: it is over for all of them."""
+        """Ends a push for all streams, because two of its attempts or streams conflict."""
         self._outcomes.add_refused(push, error)
-        self._drop(push, error)
+        self._pushes.drop(push, error)
 
     def _advance(self, push: LivePush) -> None:
         """A stream of the push has ended or was cut off: carries the push out, or tells that bytes are missing."""
-        if push.lifecycle.stage is Stage.RECEIVING and not push.round.result.done() and not self._closed:
-            if push.round.has_ended and push.staging.is_complete:
+        if push.lifecycle.stage is Stage.RECEIVING and not push.attempt.result.done() and not self._closed:
+            if push.attempt.has_ended and push.staging.is_complete:
                 self._completion.start(push, self._ended)
-            elif push.round.is_over:
+            elif push.attempt.is_over:
                 push.truncate()
-        self._tell_change()
+        self._pushes.tell_change()
 
     def _ended(self, push: LivePush) -> None:
-        """The daemon is done with a push: it is applied, or waits for a commit, a retry or its end."""
+        """The daemon is done with a push: it is applied, or waits for a commit, a retry or its expiry."""
         if push.lifecycle.stage is Stage.APPLIED:
-            del self._pushes[push.push_id]
-            self._free(push)
-        self._tell_change()
+            self._pushes.forget(push)
+        self._pushes.tell_change()
 
     async def reserve(self, update_id: str) -> None:
-        """Keeps pushes away until `release`; staged ones stay so. Raises ApplyInProgressError, and as `open`."""
+        """Excludes pushes until `release`; staged ones stay staged. Raises ApplyInProgressError, and as `open`."""
         async with self._opening:
             check_weights(self._board.engine_condition, self._board.daemon_condition)
             self.check_free()
@@ -243,20 +241,20 @@ class PushRegistry:
             self._reserved_for = update_id
 
     def release(self) -> None:
-        """Lets pushes in again."""
+        """Allows pushes again."""
         self._reserved_for = ""
 
     def check_free(self) -> None:
-        """Raises ApplyInProgressError while an update keeps pushes away."""
+        """Raises ApplyInProgressError while an update excludes pushes."""
         if self._reserved_for:
             raise ApplyInProgressError(
-                f"weight update {self._reserved_for!r} is under way",
+                f"weight update {self._reserved_for!r} is in progress",
                 metadata={"update_id": self._reserved_for},
                 retry_after_s=1.0,
             )
 
     def report(self, push_id: str) -> PushOutcome:
-        """How far a push has come. Raises PushNotFoundError for one that was never opened or has timed out."""
+        """The progress of a push. Raises PushNotFoundError if it was never opened or has expired."""
         applied, refused = self._outcomes.applied(push_id), self._outcomes.refused(push_id)
         if applied is not None:
             return applied.outcome
@@ -265,7 +263,7 @@ class PushRegistry:
         return PushOutcome(self.find(push_id).report())
 
     async def commit(self, push_id: str, apply: ApplyOptions, expected_version: int | None = None) -> PushOutcome:
-        """Applies a push whose bytes are all there; `expected_version` None = as its header says. Raises
+        """Applies a push whose bytes have all arrived. `expected_version` None = as its header says. Raises
         PushNotFoundError, PushTruncatedError, ApplyInProgressError while it is being sent, and as `open` and
         `PushStream.finish`."""
         check_apply(apply, "apply")
@@ -275,76 +273,42 @@ class PushRegistry:
             return applied.outcome
         if push_id not in self._pushes and (refused := self._outcomes.refused(push_id)) is not None:
             raise refused.error.again()
-        push = self.find(push_id)
+        push = self._pushes.find(push_id)
         check_weights(self._board.engine_condition, self._board.daemon_condition)
         if push.lifecycle.is_busy:
-            return await asyncio.shield(push.round.result)
+            return await asyncio.shield(push.attempt.result)
         if not push.lifecycle.can_commit:
-            raise push.in_progress() if push.round.is_live else push.truncation()
+            raise push.in_progress() if push.attempt.is_live else push.truncation()
         self.check_free()
         header = replace(push.header, action=PushAction.APPLY, apply=apply, num_streams=1)
         if expected_version is not None:
             header = replace(header, expected_version=expected_version)
-        round = push.begin_commit(header)
+        attempt = push.begin_commit(header)
         self._completion.start(push, self._ended)
-        return await asyncio.shield(round.result)
+        return await asyncio.shield(attempt.result)
 
     def discard(self, push_id: str, *, force: bool = False) -> PushOutcome:
-        """Frees what a push has staged; with `force` also while it is being sent. Raises PushNotFoundError, and
-        ApplyInProgressError while somebody is at it."""
+        """Frees the bytes of a push; with `force` even while it is being sent. Raises PushNotFoundError, and
+        ApplyInProgressError while it is in progress."""
         refused = self._outcomes.forget_refused(push_id)
         if refused is not None and push_id not in self._pushes:
             return refused
-        push = self.find(push_id)
+        push = self._pushes.find(push_id)
         if push.lifecycle.is_busy or (push.is_held and not force):
             raise push.in_progress()
         outcome = PushOutcome(push.report())
-        self._drop(push, push.not_found())
+        self._pushes.drop(push, push.not_found())
         return outcome
 
     async def run(self) -> None:
         """Frees staged bytes whose time to live is over. Never returns."""
-        while True:
-            changed = self._changed
-            idle = [push for push in self._pushes.values() if not push.lifecycle.is_busy]
-            due_s = min((push.idle_until_s for push in idle), default=None)
-            try:
-                async with asyncio.timeout(None if due_s is None else max(0.0, due_s - self._clock())):
-                    await changed.wait()
-            except TimeoutError:
-                for push in idle:
-                    if not push.gone.is_set() and not push.lifecycle.is_busy and self._clock() >= push.idle_until_s:
-                        self._drop(push, push.truncation())
+        await self._pushes.run()
 
     async def close(self) -> None:
         """Refuses further pushes, waits for one that is being applied, and frees the bytes of all others."""
         self._closed = True
-        while busy := [p.task for p in self._pushes.values() if p.lifecycle.is_busy and p.task is not None]:
-            await asyncio.wait(busy)
-        for push in list(self._pushes.values()):
-            self._drop(push, DrainingError("the daemon is shutting down"))
+        await self._pushes.close()
 
     def find(self, push_id: str) -> LivePush:
         """A push whose bytes are here. Raises PushNotFoundError."""
-        if (push := self._pushes.get(push_id)) is None:
-            raise _not_found(push_id)
-        return push
-
-    def _drop(self, push: LivePush, error: GenserveError) -> "asyncio.Future[None]":
-        """Its bytes are freed; done when they are."""
-        self._pushes.pop(push.push_id, None)
-        push.drop(error)
-        self._tell_change()
-        return self._free(push)
-
-    def _free(self, push: LivePush) -> "asyncio.Future[None]":
-        """In a thread, as it takes long enough for token streams to notice."""
-        return asyncio.get_running_loop().run_in_executor(None, push.close)
-
-    def _tell_change(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
-
-
-def _not_found(push_id: str) -> PushNotFoundError:
-    return PushNotFoundError(f"there is no push {push_id!r}; it may have timed out", metadata={"push_id": push_id})
+        return self._pushes.find(push_id)

@@ -1,9 +1,9 @@
 """The bytes of the served version, kept after it was applied.
 
-Partial pushes are completed from them, PullWeights sends them to peers, and a commit that could not be undone is healed
-with them. Before the first push they are the checkpoint's files, for as long as those stay what the daemon found;
-afterwards the arena that the push came in: that one and the one that arrives next make two, which take turns. To have
-the kernel clear the pages of another one takes 0.3 s per GB.
+They complete partial pushes, PullWeights sends them to peers, and the daemon restores a version from them if a commit
+could not be undone. Before the first push they are the checkpoint's files, as long as these do not change. Afterwards
+they are the arena of the push. This arena and the one of the next push alternate, because the kernel needs 0.3 s per GB
+to clear the pages of another one.
 """
 
 import asyncio
@@ -20,27 +20,27 @@ from genserve.tensors.manifest import Manifest, TensorSpec
 from genserve.weights.checkpoint import CheckpointIndex
 from genserve.weights.checkpoint_files import CheckpointError, CheckpointFiles
 
-_GAVE_WAY = "had to give way to a push"
-_CHANGED = "are not known any more, as the checkpoint's files have changed since the daemon started"
+_GAVE_WAY = "were freed for a larger push"
+_CHANGED = "are unknown, because the checkpoint's files have changed since the daemon started"
 
 
 class ByteSource(Protocol):
-    """Where the bytes of a manifest's byte space lie. `held_bytes`: memory that is taken for them alone. What reads
-    raises ValueError once it is closed, and NotResidentError when the bytes are not those of the version any more."""
+    """The source of the bytes of a manifest's byte space. `held_bytes`: memory that is used only for them. Readers
+    raise ValueError once it is closed, and NotResidentError if the bytes are not those of the version any more."""
 
     held_bytes: int
 
     def check(self) -> None:
-        """Raises NotResidentError as reading would."""
+        """Raises NotResidentError as a read would."""
 
     def view(self, start: int, end: int) -> memoryview:
-        """The bytes [start, end), not copied if they lie in memory."""
+        """The bytes [start, end), without a copy if they are in memory."""
 
     def read_into(self, start: int, target: memoryview) -> None:
         """Copies the bytes from `start` on, until `target` is full."""
 
     def close(self) -> None:
-        """Gives the memory back. Safe to call more than once."""
+        """Frees the memory. Safe to call more than once."""
 
 
 class ArenaBytes:
@@ -51,7 +51,7 @@ class ArenaBytes:
         self.held_bytes = arena.size_bytes
 
     def check(self) -> None:
-        """Nobody else writes there."""
+        """Does nothing: nobody else writes there."""
 
     def view(self, start: int, end: int) -> memoryview:
         """The bytes [start, end), not copied."""
@@ -63,7 +63,7 @@ class ArenaBytes:
             np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(self.view(start, start + len(target)), np.uint8))
 
     def close(self) -> None:
-        """Gives the memory back."""
+        """Frees the memory."""
         self.arena.close()
 
 
@@ -71,14 +71,14 @@ class CheckpointBytes:
     """The files of a checkpoint, in the byte space of `CheckpointIndex.as_manifest`."""
 
     def __init__(self, checkpoint: CheckpointIndex, files: CheckpointFiles) -> None:
-        self.held_bytes = 0  # the kernel keeps pages of files, and takes them back as it likes
+        self.held_bytes = 0  # the kernel caches pages of files, and drops them as it needs
         specs = checkpoint.as_manifest().tensors
         self._tensors = [checkpoint.tensors[spec.name] for spec in specs]
         self._offsets = [spec.offset for spec in specs]
         self._files: CheckpointFiles | None = files
 
     def check(self) -> None:
-        """Looks at every file."""
+        """Checks every file."""
         try:
             self._open_files().check()
         except CheckpointError as error:
@@ -111,7 +111,7 @@ class CheckpointBytes:
         return self._files
 
     def close(self) -> None:
-        """Lets go of the files; each is closed when nobody reads it any more."""
+        """Closes the files, each when nobody reads it any more."""
         self._files = None
 
 
@@ -120,7 +120,7 @@ def _changed(error: CheckpointError) -> NotResidentError:
 
 
 class ResidentVersion:
-    """A version whose bytes are here. `manifest` places all of its tensors."""
+    """A version with bytes in the daemon. `manifest` places all of its tensors."""
 
     def __init__(self, weight_version: int, manifest: Manifest, source: ByteSource) -> None:
         self.weight_version = weight_version
@@ -130,13 +130,13 @@ class ResidentVersion:
         self._gone = False
 
     def view(self, start: int, end: int) -> memoryview:
-        """The bytes [start, end), not copied if they lie in memory. Raises WeightVersionMismatchError if their room was
-        needed meanwhile, and NotResidentError."""
+        """The bytes [start, end), without a copy if they are in memory. Raises WeightVersionMismatchError if their
+        memory was needed meanwhile, and NotResidentError."""
         with self._while_here():
             return self.source.view(start, end)
 
     def copy_into(self, arena: Arena, tensors: Iterable[TensorSpec]) -> None:
-        """Copies tensors, found by name, to their places in `arena`: call it in a thread. Raises as `view`."""
+        """Copies tensors, found by name, to their places in `arena`. Call it in a thread. Raises as `view`."""
         places = {spec.name: spec for spec in self.manifest.tensors}
         for spec in tensors:
             target = arena.target(spec.offset, spec.length)
@@ -151,14 +151,14 @@ class ResidentVersion:
             yield
         except ValueError as closed:
             raise WeightVersionMismatchError(
-                f"version {self.weight_version} was replaced, and its memory is needed: pull the present version",
+                f"version {self.weight_version} was replaced, and its memory is in use: pull the served version",
                 metadata={"weight_version": str(self.weight_version)},
             ) from closed
 
     @asynccontextmanager
     async def as_arena(self) -> AsyncIterator[Arena]:
-        """The bytes as an arena that workers can map: the one they lie in, or a copy for as long as the block lasts.
-        Raises StagingFullError."""
+        """The bytes as an arena that workers can map: their own arena, or a copy for the length of the block. Raises
+        StagingFullError."""
         if isinstance(self.source, ArenaBytes):
             yield self.source.arena
             return
@@ -170,17 +170,17 @@ class ResidentVersion:
             arena.close()
 
     def free(self) -> None:
-        """Gives the memory back, whoever still reads: in a thread, as it takes long enough for streams to notice."""
+        """Frees the memory even if somebody reads it. Call it in a thread, because it would delay streams."""
         self._gone = True
         asyncio.get_running_loop().run_in_executor(None, self.source.close)
 
 
 class ResidentStore:
-    """The served version, and replaced ones for as long as somebody reads them. Use it on the event loop's thread."""
+    """The served version, and replaced ones as long as somebody reads them. Use it on the event loop's thread."""
 
     def __init__(self, first: ResidentVersion | None, *, enabled: bool, absence: str = "are not on this host") -> None:
-        """`first`: the checkpoint, if its files are here; otherwise errors say "the bytes ... {absence}". Unless
-        `enabled` nothing is ever kept."""
+        """`first`: the checkpoint, if its files are available; otherwise errors say "the bytes ... {absence}". With
+        `enabled` False nothing is kept."""
         self._enabled = enabled
         self._served = first if enabled else None
         self._absence = absence if enabled else "are not kept (--no-resident-weights)"
@@ -188,8 +188,8 @@ class ResidentStore:
         self._spare_arena: Arena | None = None
 
     async def room(self, size_bytes: int) -> Arena:
-        """An arena for a push, which belongs to the caller: that of the version before the served one if it is as
-        large. It still has the bytes of that version. Raises StagingFullError."""
+        """An arena for a push, owned by the caller: that of the previous version if it has the same size, with its
+        old bytes. Raises StagingFullError."""
         spare, self._spare_arena = self._spare_arena, None
         if spare is not None:
             if spare.size_bytes == size_bytes:
@@ -199,7 +199,7 @@ class ResidentStore:
 
     @property
     def served(self) -> ResidentVersion | None:
-        """The served version, if its bytes are here."""
+        """The served version, if its bytes are available."""
         if self._served is not None:
             try:
                 self._served.source.check()
@@ -209,18 +209,18 @@ class ResidentStore:
 
     @property
     def held_bytes(self) -> int:
-        """Memory that is taken."""
+        """Memory in use."""
         kept = self._replaced if self._served is None else [self._served, *self._replaced]
         return sum(version.source.held_bytes for version in kept)
 
     @property
     def served_bytes(self) -> int:
-        """Memory that the served version takes."""
+        """Memory of the served version."""
         return 0 if self._served is None else self._served.source.held_bytes
 
     @property
     def spare_bytes(self) -> int:
-        """Memory of the arena that awaits the next push."""
+        """Memory of the arena that waits for the next push."""
         return 0 if self._spare_arena is None else self._spare_arena.size_bytes
 
     def require(self) -> ResidentVersion:
@@ -237,28 +237,29 @@ class ResidentStore:
             version.free()
 
     def forget(self, absence: str) -> None:
-        """Something else is served from now on, whose bytes are not here; errors say "the bytes ... {absence}"."""
+        """Records that other weights are served, whose bytes are not available; errors say "the bytes ...
+        {absence}"."""
         self._retire(None)
         if self._enabled:
             self._absence = absence
 
-    def give_up_replaced(self) -> None:
+    def release_replaced(self) -> None:
         """Frees versions that are read but no longer served."""
         for version in self._replaced:
             version.free()
         self._replaced.clear()
 
-    def give_up(self) -> None:
+    def release_memory(self) -> None:
         """Frees everything."""
         self.forget(_GAVE_WAY)
-        self.give_up_replaced()
+        self.release_replaced()
         spare, self._spare_arena = self._spare_arena, None
         if spare is not None:
             asyncio.get_running_loop().run_in_executor(None, spare.close)
 
     @contextmanager
     def reading(self) -> Iterator[ResidentVersion]:
-        """The served version, kept until the end of the block unless its room is needed. Raises NotResidentError."""
+        """The served version, kept until the end of the block unless its memory is needed. Raises NotResidentError."""
         version = self.require()
         version.num_readers += 1
         try:
@@ -279,9 +280,9 @@ class ResidentStore:
             before.free()
 
     def _spare(self, version: ResidentVersion) -> bool:
-        """Whether the arena of a version nobody reads could be kept for the next push."""
+        """Whether the arena of a version that nobody reads could be kept for the next push."""
         source = version.source
-        # Who still had a view of it would see the next version's bytes.
+        # A remaining view of it would see the bytes of the next version.
         if self._spare_arena is not None or not isinstance(source, ArenaBytes) or source.arena.viewed:
             return False
         self._spare_arena = source.arena

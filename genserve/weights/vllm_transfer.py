@@ -1,8 +1,8 @@
-"""Updates through vLLM's own transfer engines, made as safe as those allow.
+"""Updates through vLLM's own transfer engines, made as safe as these allow.
 
-Unlike a push, such an update writes over the live weights: generation stands still from its start to its end, and one
-that fails, or that nobody goes on with, is undone with the resident bytes of the version before. Once it is finished
-the daemon has no bytes of what it serves. Owns the one update that is open, and its time to live.
+Unlike a push, such an update writes over the live weights: generation is stopped from its start to its end. An update
+that fails, or that nobody continues, is undone with the resident bytes of the previous version. After it is finished,
+the daemon has no bytes of what it serves. Owns the one open update and its time to live.
 """
 
 import asyncio
@@ -14,13 +14,14 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from genserve.control.admission import check_sound, check_weights
+from genserve.control.change import Change
 from genserve.control.conditions import EngineCondition
 from genserve.control.leases import check_text, check_ttl
 from genserve.control.pause import Hold, PauseController
+from genserve.control.phase_admission import check_sound, check_weights
 from genserve.control.state import StateBoard
 from genserve.control.turn import uninterrupted
-from genserve.engine.protocol import Engine, KvPolicy, PauseMode
+from genserve.engine.protocol import Engine
 from genserve.errors import (
     DeadlineError,
     EngineDeadError,
@@ -31,36 +32,35 @@ from genserve.errors import (
     UnsupportedError,
     UpdateNotFoundError,
 )
-from genserve.weights.admission import check_version
 from genserve.weights.apply import WeightUpdater
-from genserve.weights.push.types import Applied, PushHeader, StepTiming
+from genserve.weights.push.types import Applied, HoldOptions, PushHeader
+from genserve.weights.push_admission import check_version
 from genserve.weights.registry import PushRegistry
 from genserve.weights.resident import ResidentStore
 
+DEFAULT_START_TIMEOUT_S = 60.0
+DEFAULT_TTL_S = 60.0
 _ABANDON_TIMEOUT_S = 30.0
-_ABSENCE = "are not here, as they came through vLLM's own weight transfer"
+_ABSENCE = "are not here, because they came through vLLM's own weight transfer"
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class UpdateOptions:
+class UpdateOptions(HoldOptions):
     """How to begin. An empty `update_id` is minted; `ttl_s`: seconds that the next call may take to come; `timeout_s`:
-    seconds to pause and begin; under `pause_lease_id` the engine stays paused afterwards."""
+    seconds to pause and begin."""
 
     update_id: str = ""
-    pause_mode: PauseMode = PauseMode.KEEP
-    kv_policy: KvPolicy = KvPolicy.RECOMPUTE
-    pause_lease_id: str = ""
-    ttl_s: float = 60.0
-    timeout_s: float = 60.0
+    ttl_s: float = DEFAULT_TTL_S
+    timeout_s: float = DEFAULT_START_TIMEOUT_S
 
 
 @dataclass(slots=True)
 class OpenUpdate:
     """An update that has begun. `due_s`: when its time to live ends, on the clock; `receive_s`: seconds that its
     tensors took so far; `is_untouched`: nothing can have been received yet; `leaving` lets generation go on, and pushes
-    in."""
+    in: leave it with the error that ended the update."""
 
     update_id: str
     ttl_s: float
@@ -72,10 +72,11 @@ class OpenUpdate:
 
 
 class TransferUpdates:
-    """vLLM's four calls. One is carried out at a time, and carried through when its caller has gone: a worker that
-    receives cannot be interrupted. `clock` gives monotonic seconds.
+    """vLLM's four calls.
 
-    All raise UnsupportedError without --weight-transfer-config, EngineDeadError, and DeadlineError.
+    One call is carried out at a time, and to its end even if its caller is gone, because a worker that receives cannot
+    be interrupted. `clock` gives monotonic seconds. All raise UnsupportedError without --weight-transfer-config,
+    EngineDeadError, and DeadlineError.
     """
 
     def __init__(
@@ -98,13 +99,13 @@ class TransferUpdates:
         self._calls = asyncio.Lock()
         self._open: OpenUpdate | None = None
         self._finished: tuple[str, Applied] | None = None
-        self._changed = asyncio.Event()
+        self._changed = Change()
 
     async def init(self, info: str, timeout_s: float) -> str:
-        """Has every rank connect with the trainer; the backend's name. Raises PushRolledBackError for what vLLM says is
-        wrong, and ApplyInProgressError while a push or an update is under way."""
+        """Makes every rank connect to the trainer, and returns the backend's name. Raises PushRolledBackError with
+        vLLM's message, and ApplyInProgressError while a push or an update is in progress."""
         backend = self._require_backend()
-        self._pushes.check_free()  # told at once, and not when the call that is carried out has ended
+        self._pushes.check_free()  # reported at once, not when the running call has ended
 
         async def init() -> None:
             await self._pushes.reserve("init")
@@ -123,9 +124,12 @@ class TransferUpdates:
         return backend
 
     async def start(self, options: UpdateOptions) -> OpenUpdate:
-        """Pauses and begins; a repeat for the update that is open answers that one. Raises as `PauseController.hold`,
-        ApplyInProgressError while a push or another update is under way, and EngineTaintedError: what vLLM transfers is
-        not verified, so it does not heal. InvalidFieldError ("update_id", "ttl")."""
+        """Pauses and begins. A repeat for the open update returns that one.
+
+        Raises as `PauseController.hold`; ApplyInProgressError while a push or another update is in progress;
+        EngineTaintedError, because what vLLM transfers is not verified and so cannot make the engine consistent;
+        InvalidFieldError ("update_id", "ttl").
+        """
         self._require_backend()
         check_text(options.update_id, "update_id")
         check_ttl(options.ttl_s)
@@ -140,8 +144,8 @@ class TransferUpdates:
             return await uninterrupted(self._start(options))
 
     def _check_whole(self) -> None:
-        """Raises EngineTaintedError, saying what to do, while the weights are those that a sleep has dropped: vLLM does
-        not tell whether an update brings all of them."""
+        """Raises EngineTaintedError, with instructions, while a sleep has dropped the weights: vLLM does not tell
+        whether an update brings all of them."""
         if not self._board.asleep.weights_lost:
             return
         way = "wake up the rest, which restores the served version, or push a complete one (PushWeights)"
@@ -166,21 +170,24 @@ class TransferUpdates:
                     lease_id=options.pause_lease_id,
                 )
             )
-            # Whoever had the engine meanwhile may have left weights of no version.
+            # Another caller may have left inconsistent weights meanwhile.
             check_sound(self._board.engine_condition)
             self._check_whole()
             remaining_s = deadline_s - time.monotonic()
             if remaining_s <= 0:
                 raise DeadlineError("no time was left to begin; nothing changed")
+            stack.enter_context(self._board.applying(if_failed=EngineCondition.TAINTED))
+            stack.callback(self._forget_open)
             update = self._open = OpenUpdate(update_id, options.ttl_s, 0.0, hold, stack.pop_all())
-        self._board.enter(EngineCondition.APPLYING)
         await self._carry_out(update, self._engine.transfer.start(remaining_s))
         return update
 
     async def update(self, update_id: str, info: str, timeout_s: float) -> None:
-        """Has every rank receive tensors; "" is the update that is open. Raises UpdateNotFoundError. On any other error
-        the update is over: PushRolledBackError, DeadlineError when it was undone, EngineTaintedError when it could not
-        be."""
+        """Makes every rank receive tensors; "" is the open update.
+
+        Raises UpdateNotFoundError. Any other error ends the update: PushRolledBackError or DeadlineError if it was
+        undone, EngineTaintedError if it could not be.
+        """
         self._require_backend()
         async with self._calls:
             update = self._require(update_id)
@@ -189,9 +196,11 @@ class TransferUpdates:
             update.receive_s += await uninterrupted(self._carry_out(update, step))
 
     async def finish(self, update_id: str, version: int | None, timeout_s: float, *, force: bool = False) -> Applied:
-        """Makes what was received the version that is served; None = one above the one before. A repeat answers the
-        same. Raises as `update`, PushRolledBackError also when nothing was received; InvalidFieldError and
-        VersionNotNewerError leave the update open."""
+        """Serves what was received as `version`; None = the previous one plus 1. A repeat returns the same.
+
+        Raises as `update`, and PushRolledBackError if nothing was received. InvalidFieldError and VersionNotNewerError
+        leave the update open.
+        """
         self._require_backend()
         async with self._calls:
             if self._open is None and self._finished is not None and self._finished[0] == update_id:
@@ -199,7 +208,7 @@ class TransferUpdates:
             update, previous_version = self._require(update_id), self._engine.weight_version
             version = previous_version + 1 if version is None else version
             if not 1 <= version < 1 << 32:
-                raise InvalidFieldError.of("weight_version", f"must lie in [1, 2^32), is {version}")
+                raise InvalidFieldError.of("weight_version", f"must be in [1, 2^32), is {version}")
             check_version(PushHeader("", version, force=force), previous_version)
             return await uninterrupted(self._finish(update, version, previous_version, timeout_s))
 
@@ -212,36 +221,28 @@ class TransferUpdates:
             )
         commit_s = await self._carry_out(update, self._engine.transfer.finish(version, timeout_s))
         self._resident.forget(_ABSENCE)
-        await self._leave(update, None)
+        await update.leaving.aclose()
         hold = update.hold
         steps = {"pause": hold.pause_s, "receive": update.receive_s, "commit": commit_s, "resume": hold.resume_s}
-        applied = Applied(
-            previous_version=previous_version,
-            active_version=version,
-            timings=tuple(StepTiming(step, duration_s) for step, duration_s in steps.items()),
-            paused_s=hold.paused_s,
-            requests_kept=hold.kept,
-            requests_aborted=hold.aborted,
-        )
+        applied = Applied.in_hold(previous_version, version, steps, hold)
         self._finished = (update.update_id, applied)
         return applied
 
     async def run(self) -> None:
-        """Undoes an update whose time to live is over. Never returns."""
+        """Undoes an update whose time to live has ended. Never returns."""
         while True:
-            changed, update = self._changed, self._open
+            update = self._open
             try:
                 async with asyncio.timeout(None if update is None else max(0.0, update.due_s - self._clock())):
-                    await changed.wait()
+                    await self._changed.wait()
             except TimeoutError:
                 async with self._calls:
                     if update is self._open and update is not None and self._clock() >= update.due_s:
-                        cause = f"nobody went on with update {update.update_id!r} for {update.ttl_s:g} s"
+                        cause = f"nobody continued update {update.update_id!r} for {update.ttl_s:g} s"
                         await uninterrupted(self._undo_and_log(update, cause))
 
     async def close(self) -> None:
-        """Undoes the update that is open, if any, when its call that is under way has ended. May be cancelled before
-        that."""
+        """Undoes the open update, if any, after its running call has ended. May be cancelled before."""
         async with self._calls:
             if self._open is not None:
                 await self._undo_and_log(self._open, "the daemon is shutting down")
@@ -257,42 +258,37 @@ class TransferUpdates:
             return self._open
         check_weights(self._board.engine_condition, self._board.daemon_condition)
         raise UpdateNotFoundError(
-            f"no update {update_id!r} is open; it may have timed out, and was undone then",
+            f"no update {update_id!r} is open; it may have expired, and was undone then",
             metadata={"update_id": update_id},
         )
 
     async def _carry_out(self, update: OpenUpdate, step: Coroutine[Any, Any, None]) -> float:
-        """One call to the engine; the seconds that it took. When it fails the update is over."""
+        """Carries out one call to the engine, and returns its seconds. A failure ends the update."""
         began_s = time.perf_counter()
         try:
             await step
         except EngineDeadError:
-            await self._leave(update, EngineCondition.DEAD)
-            raise
+            async with update.leaving:
+                raise
         except Exception as error:
             await self._undo(update, str(error))
-            told = f"the update was undone, version {self._engine.weight_version} is served: {error}"
+            told = f"the update was undone; version {self._engine.weight_version} is served: {error}"
             raise (DeadlineError if isinstance(error, DeadlineError) else PushRolledBackError)(told) from error
         self._touch(update)
         return time.perf_counter() - began_s
 
     async def _undo(self, update: OpenUpdate, cause: str) -> None:
         """Serves the version before again. Raises EngineTaintedError if that cannot be."""
-        after: EngineCondition | None = EngineCondition.TAINTED
-        try:
-            await self._engine.transfer.abandon(_ABANDON_TIMEOUT_S)
-            if not update.is_untouched:
-                await self._updater.restore(EngineTaintedError(f"a weight update failed ({cause})"))
-            after = None
-        except EngineDeadError:
-            after = EngineCondition.DEAD
-            raise
-        except EngineTaintedError:
-            raise
-        except Exception as error:
-            raise EngineTaintedError(f"a weight update failed ({cause}) and could not be undone ({error})") from error
-        finally:
-            await self._leave(update, after)
+        async with update.leaving:
+            try:
+                await self._engine.transfer.abandon(_ABANDON_TIMEOUT_S)
+                if not update.is_untouched:
+                    await self._updater.restore(EngineTaintedError(f"a weight update failed ({cause})"))
+            except (EngineDeadError, EngineTaintedError):
+                raise
+            except Exception as error:
+                told = f"a weight update failed ({cause}) and could not be undone ({error})"
+                raise EngineTaintedError(told) from error
 
     async def _undo_and_log(self, update: OpenUpdate, cause: str) -> None:
         try:
@@ -302,12 +298,9 @@ class TransferUpdates:
         else:
             log.warning("%s: it was undone, version %d is served", cause, self._engine.weight_version)
 
-    async def _leave(self, update: OpenUpdate, after: EngineCondition | None) -> None:
+    def _forget_open(self) -> None:
         self._open = None
-        self._board.enter(after)
-        await update.leaving.aclose()
 
     def _touch(self, update: OpenUpdate) -> None:
         update.due_s = self._clock() + update.ttl_s
-        self._changed.set()
-        self._changed = asyncio.Event()
+        self._changed.tell()

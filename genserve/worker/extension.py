@@ -1,4 +1,4 @@
-"""What genserve adds to vLLM's worker class; the methods are called by `collective_rpc`, by name."""
+"""The methods that genserve adds to vLLM's worker class. `collective_rpc` calls them by name."""
 
 import atexit
 import gc
@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from vllm.lora.request import LoRARequest
 
-from genserve.worker.contract import (
-    DAEMON_PID_VARIABLE,
+from genserve.worker.contract.calls import (
     Ack,
     AddLora,
     Attach,
@@ -23,12 +22,12 @@ from genserve.worker.contract import (
     Step,
     Transfer,
 )
-from genserve.worker.lifetime import end_with_process
-from genserve.worker.model.digests import weight_digests
+from genserve.worker.contract.lifetime import end_with_process
+from genserve.worker.contract.vllm_settings import DAEMON_PID_VARIABLE
 from genserve.worker.versions import Versions, acknowledged
 from genserve.worker.vllm_transfer import transfer
 
-# bf16 attention on the CPU uses AMX tiles, and dies with SIGILL in a process that has not asked the kernel for them.
+# bf16 attention on the CPU uses AMX tiles, and dies with SIGILL in a process that did not request them from the kernel.
 if torch.cpu._is_amx_tile_supported():
     torch.cpu._init_amx()
 
@@ -114,20 +113,14 @@ class WeightExchangeExtension:
 
     def genserve_digests(self, wire: dict[str, Any]) -> dict[str, Any]:
         """Nothing -> Digests."""
-        found: dict[str, str] = {}
-        versions, model = self._genserve, self.model_runner.get_model()  # type: ignore[attr-defined]
-
-        def digest() -> None:
-            found.update(weight_digests(model, versions.constants))
-            found.update(versions.draft_digests())
-
-        ack = acknowledged(versions.rank, "", digest)
+        versions, found = self._genserve, dict[str, str]()
+        ack = acknowledged(versions.rank, "", lambda: found.update(versions.digests()))
         return Digests(ack.rank, found, ack.error).to_wire()
 
 
-# The interpreter collects garbage twice as it ends. With torch in it that takes more than a second, and a shutdown
+# The interpreter collects garbage twice when it ends. With torch this takes more than a second, and a shutdown
 # waits for one process after the other.
 atexit.register(gc.freeze)
-# Not only from the attachment on: a daemon may be ended while its engine starts.
+# Even before Attach: a daemon may be ended while its engine starts.
 if DAEMON_PID_VARIABLE in os.environ and multiprocessing.parent_process() is not None:
     end_with_process(int(os.environ[DAEMON_PID_VARIABLE]))

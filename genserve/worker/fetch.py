@@ -1,7 +1,7 @@
-"""Bytes of a version, copied from the daemon to the memory of another host: one worker of the host fetches them, and
-all of its workers map them.
+"""Bytes of a version, fetched from the daemon to another machine: one worker of the machine fetches them, and all of
+its workers map them.
 
-What crosses is PullWeights, as any client may call it: chunks with checksums, and after a break what is missing.
+It uses PullWeights as any client may: chunks with checksums, and after a break the missing bytes.
 """
 
 import threading
@@ -14,7 +14,7 @@ from genserve.memory.arena import Arena
 from genserve.tensors.checksum import crc32c_of
 from genserve.tensors.chunk_frame import Chunk, parse_chunk
 from genserve.v1 import weights_pb2
-from genserve.worker.contract import Fetch, Progress
+from genserve.worker.contract.calls import Fetch, Progress
 
 _CHUNK_BYTES = 4 << 20
 _FIRST_DELAY_S = 0.1
@@ -22,7 +22,7 @@ _MAX_DELAY_S = 2.0
 _CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", -1),  # the first frame has a manifest
     ("grpc.enable_http_proxy", 0),
-    # A daemon that has gone without a word is noticed before the deadline.
+    # A daemon that vanishes without closing the connection is noticed before the deadline.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.lookahead_bytes", _CHUNK_BYTES),
@@ -32,10 +32,10 @@ _PULL = "/genserve.v1.WeightService/PullWeights"
 
 
 class FetchError(Exception):
-    """The bytes could not be fetched; the message says why."""
+    """The bytes could not be fetched. The message says why."""
 
 
-class HostCopy:
+class FetchedBytes:
     """The bytes of one version. Made by the worker that fetches them, which also frees them."""
 
     def __init__(self, rank: str, request: Fetch) -> None:
@@ -43,20 +43,20 @@ class HostCopy:
         self._rank = rank
         self._request = request
         self._deadline_s = time.monotonic() + request.timeout_s
-        self._received_bytes = 0  # chunks come in order
-        self._lock = threading.Lock()  # of what follows, which `run` and `close` both change
+        self._received_bytes = 0  # chunks arrive in order
+        self._lock = threading.Lock()  # for the attributes below, which both `run` and `close` change
         self._closed = False
         self._call: grpc.Call | None = None
-        self._arena: Arena | None = None  # once it is filled
+        self._arena: Arena | None = None  # set once it is filled
         self._progress = Progress(rank, request.nonce, done=False)
 
     @property
     def progress(self) -> Progress:
-        """How far it is."""
+        """The progress."""
         return self._progress
 
     def run(self) -> None:
-        """Fetches everything: call it in a thread. What goes wrong is told by `progress`."""
+        """Fetches everything. Call it in a thread. `progress` reports errors."""
         arena, failure = None, ""
         try:
             arena = Arena.allocate(self._request.size_bytes)
@@ -72,7 +72,7 @@ class HostCopy:
             arena.close()
 
     def close(self) -> None:
-        """Stops fetching, and gives the memory back as soon as no worker maps it. Safe to call more than once."""
+        """Stops fetching, and frees the memory as soon as no worker maps it. Safe to call more than once."""
         with self._lock:
             self._closed = True
             call, arena, self._arena = self._call, self._arena, None
@@ -92,12 +92,12 @@ class HostCopy:
                     return
                 delay_s = _FIRST_DELAY_S if self._received_bytes > before else min(2 * delay_s, _MAX_DELAY_S)
                 if time.monotonic() + delay_s > self._deadline_s:
-                    raise FetchError(f"the stream from {self._request.address} broke, and the time is over: {broken}")
+                    raise FetchError(f"the stream from {self._request.address} broke, and no time is left: {broken}")
                 time.sleep(delay_s)
 
     def _receive(self, pull: Pull, arena: Arena) -> str:
-        """Takes the bytes that are missing, until the stream ends or breaks; returns why it did. Raises FetchError for
-        a damaged chunk, and for any status but UNAVAILABLE."""
+        """Receives missing bytes until the stream ends or breaks, and returns why it did. Raises FetchError for a
+        damaged chunk, and for any status but UNAVAILABLE."""
         request = weights_pb2.PullWeightsRequest(push_id=self._request.push_id, chunk_bytes=_CHUNK_BYTES)
         request.ranges.add(start=self._received_bytes, end=arena.size_bytes)
         with self._lock:
@@ -107,7 +107,7 @@ class HostCopy:
         try:
             for frame in call:
                 chunk = parse_chunk(frame)
-                if chunk is not None:  # neither the header nor the end
+                if chunk is not None:  # neither the header nor the end frame
                     self._take(chunk, arena)
         except grpc.RpcError as error:
             if error.code() is not grpc.StatusCode.UNAVAILABLE:
@@ -119,7 +119,7 @@ class HostCopy:
 
     def _take(self, chunk: Chunk, arena: Arena) -> None:
         if chunk.offset != self._received_bytes or chunk.offset + len(chunk.data) > arena.size_bytes:
-            raise FetchError(f"bytes at {chunk.offset} came, where those at {self._received_bytes} belong")
+            raise FetchError(f"bytes at {chunk.offset} arrived, expected those at {self._received_bytes}")
         if chunk.crc32c is not None and crc32c_of(chunk.data) != chunk.crc32c:
             raise FetchError(f"the chunk of {len(chunk.data)} bytes at {chunk.offset} was damaged")
         arena.write(chunk.offset, chunk.data)

@@ -16,16 +16,16 @@ import torch
 
 from genserve.memory.host import ProcessIdentity, host_id
 from genserve.worker.arena_tensors import ArenaTensors
-from genserve.worker.contract import Ack, Attach, Attached, Fetch, Prepare, Progress
-from genserve.worker.lifetime import end_with_address, end_with_process
-from genserve.worker.model.reachable import reachable_bytes
+from genserve.worker.contract.calls import Ack, Attach, Attached, Fetch, Prepare, Progress
+from genserve.worker.contract.lifetime import end_with_address, end_with_process
+from genserve.worker.model.digests import weight_digests
+from genserve.worker.model.memory import model_memory
 from genserve.worker.model.slept import SleptWeights
-from genserve.worker.update.choice import Chosen, choose
-from genserve.worker.update.draft import WithDraft
+from genserve.worker.update.choice import make_update
 from genserve.worker.update.shadow import PrepareCancelledError
 
 if TYPE_CHECKING:
-    from genserve.worker.fetch import HostCopy
+    from genserve.worker.fetch import FetchedBytes
 
 log = logging.getLogger(__name__)
 
@@ -35,30 +35,23 @@ _PREDECESSOR_TIMEOUT_S = 5.0
 
 
 class Versions:
-    """How a worker takes new versions, and the one that is prepared or was replaced: what it keeps between calls."""
+    """How a worker takes new versions, and the version that is prepared or was replaced. This is the state between
+    calls."""
 
     def __init__(self, worker: Any, rank: str, attach: Attach) -> None:
         self.rank = rank
+        self._worker = worker
         self._attach = attach
-        daemon = ProcessIdentity(**attach.daemon)
-        # A worker that cannot map the daemon's memory says where it is, and gets the bytes on its own host.
-        self._other_host = "" if daemon.is_here else host_id()
-        if not daemon.is_here and not (self._other_host and daemon.host_id):
-            raise RuntimeError("it cannot be told whether this is the daemon's host: /proc has no boot id")
-        if not self._other_host:
-            end_with_process(daemon.pid)
-        elif attach.daemon_address:
-            end_with_address(attach.daemon_address)
-        # The user's own worker class does not choose in time: it is done with what vLLM has left.
-        self._chosen: Chosen = getattr(worker, "genserve_chosen", None) or choose(worker)
-        self._update, self._device = self._chosen.update, self._chosen.device
+        self._other_machine = _end_with_daemon(attach)
+        self._update, chosen = make_update(worker)
+        self._placement, self._device = chosen.placement, chosen.device
         # Before anything is served: a weight that no push would reach shall not be found by those who are answered.
-        self.constants = self._audited()
-        self._reachable_bytes = reachable_bytes(worker.model_runner.get_model(), self.constants)
+        self._constants = self._update.audit().paths
+        self._model_memory = model_memory(worker.model_runner.get_model(), self._constants)
         self._slept = SleptWeights(worker)
         # vLLM binds a worker to some of the CPUs that its parent may use.
-        self._cpus = sorted(os.sched_getaffinity(os.getppid())) if self._other_host else attach.cpus
-        self._host_copy: HostCopy | None = None
+        self._cpus = sorted(os.sched_getaffinity(os.getppid())) if self._other_machine else attach.cpus
+        self._fetched: FetchedBytes | None = None
         self._nonce = ""
         self._prepared = False
         self._outcome = Progress(rank, "", done=True)  # of the last preparation
@@ -66,42 +59,33 @@ class Versions:
         self._cancelled = threading.Event()
         self._settling = threading.Lock()  # a preparation either ends before a discard, or sees it
         self._threads: list[threading.Thread] = []
-        # Every operation of the live model gives Python's lock away: it shall not wait 5 ms for a background thread to
-        # give it back.
+        # Every operation of the live model releases Python's global lock: it must not wait 5 ms for a background thread
+        # to
+        # release it again.
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
-
-    def _audited(self) -> frozenset[str]:
-        """What the live model has of constants. What drafts is left as it is, if its first steps have made it something
-        that cannot be exchanged: that costs speed, and no correct token."""
-        update = self._update
-        if isinstance(update, WithDraft) and (failure := update.draft_failure()) is not None:
-            log.warning("pushes leave the model that drafts (--speculative-config) as it is: %s", failure)
-            self._update = update.without_draft()
-        return self._update.audit().paths
 
     def attached(self) -> Attached:
         """How this worker takes new versions."""
-        placement = self._chosen.placement
         return Attached(
-            self.rank,
-            "",
-            placement.way,
-            placement.reason,
-            self._update.can_roll_back,
-            self._device.reserved_bytes,
-            self._device.pinned_bytes,
-            self._other_host,
-            self._reachable_bytes,
+            rank=self.rank,
+            error="",
+            weight_update=self._placement.way,
+            reason=self._placement.reason,
+            can_roll_back=self._update.can_roll_back,
+            reserved_device_bytes=self._device.reserved_bytes,
+            pinned_host_bytes=self._device.pinned_bytes,
+            other_machine=self._other_machine,
+            model_memory=self._model_memory,
         )
 
     def fetch(self, request: Fetch) -> None:
-        """Starts to fetch a version's bytes to this host, if that is this worker's to do."""
+        """Starts to fetch a version's bytes to this machine, if that is this worker's to do."""
         if self.rank not in request.ranks:
             return
-        from genserve.worker.fetch import HostCopy  # gRPC, which workers beside the daemon need not load
+        from genserve.worker.fetch import FetchedBytes  # gRPC, which workers beside the daemon need not load
 
-        before, copy = self._host_copy, HostCopy(self.rank, request)
-        self._host_copy = copy
+        before, copy = self._fetched, FetchedBytes(self.rank, request)
+        self._fetched = copy
 
         freeing = [thread for thread in self._threads if thread.is_alive()]
 
@@ -110,7 +94,7 @@ class Versions:
                 _step_back(self._cpus)
             if before is not None:
                 before.close()
-            for thread in freeing:  # a host may have room for one copy only
+            for thread in freeing:  # a machine may have room for the bytes of one version only
                 thread.join(_PREDECESSOR_TIMEOUT_S)
             copy.run()
 
@@ -118,11 +102,11 @@ class Versions:
 
     def fetched(self, nonce: str) -> Progress:
         """How far that is."""
-        copy = self._host_copy
+        copy = self._fetched
         return copy.progress if copy is not None and copy.nonce == nonce else Progress(self.rank, nonce, done=True)
 
     def prepared(self, nonce: str) -> Progress:
-        """How far the preparation is."""
+        """The progress of preparing."""
         return self._outcome if self._outcome.nonce == nonce else Progress(self.rank, nonce, done=False)
 
     def prepare(self, request: Prepare) -> None:
@@ -145,8 +129,8 @@ class Versions:
     def discard(self, nonce: str) -> None:
         """Frees the version that is not live, in the background: requests are running again. A preparation that is
         still under way stops at its next tensor, and frees what it has."""
-        if self._host_copy is not None and self._host_copy.nonce == nonce:
-            self._drop_host_copy()
+        if self._fetched is not None and self._fetched.nonce == nonce:
+            self._drop_fetched()
         if self._nonce != nonce:
             return
         with self._settling:
@@ -155,22 +139,23 @@ class Versions:
         if was_prepared:
             self._start(lambda _: self._release())
 
-    def draft_digests(self) -> dict[str, str]:
-        """SHA-256 (hex) of the weights that draft, by name, if pushes have them."""
-        return self._update.digests() if isinstance(self._update, WithDraft) else {}
+    def digests(self) -> dict[str, str]:
+        """SHA-256 (hex) of every live weight that pushes exchange, by name. Raises RuntimeError for one that cannot be
+        read."""
+        return weight_digests(self._worker.model_runner.get_model(), self._constants) | self._update.draft_digests()
 
     def before_sleep(self, level: int) -> None:
-        """Keeps what a sleep would drop, and gives up what pushes have of the device: whoever puts an engine to sleep
-        wants that memory too."""
+        """Keeps what a sleep would drop, and frees the device memory reserved for pushes: whoever puts an engine to
+        sleep needs that memory too."""
         self._wait_for(self._threads)
-        self._drop_host_copy()
+        self._drop_fetched()
         self._slept.before_sleep(level)
         self._prepared = False
         self._release()
         self._update.give_up()
 
     def after_wake_up(self) -> None:
-        """Puts back what was kept, and takes the device's memory again, if it is there: a trainer may still have it."""
+        """Restores what was kept, and reserves device memory again, if it is available: a trainer may still use it."""
         self._slept.after_wake_up()
         try:
             self._update.take_back()
@@ -178,7 +163,7 @@ class Versions:
             log.warning("no memory for pushes is kept after the sleep, the next one looks for it: %s", error)
 
     def _start(self, work: Callable[[list[threading.Thread]], None]) -> None:
-        """Does something in the background; it gets the threads that have not ended when it begins."""
+        """Does work in the background. The work gets the threads that are still running when it begins."""
         before = [thread for thread in self._threads if thread.is_alive()]
 
         def run() -> None:
@@ -196,8 +181,8 @@ class Versions:
             if thread.is_alive():
                 raise RuntimeError("an earlier push is still being prepared or freed here")
 
-    def _drop_host_copy(self) -> None:
-        copy, self._host_copy = self._host_copy, None
+    def _drop_fetched(self) -> None:
+        copy, self._fetched = self._fetched, None
         if copy is not None:
             self._start(lambda _: copy.close())
 
@@ -210,7 +195,7 @@ class Versions:
     def _prepare_and_report(self, request: Prepare, cancelled: threading.Event, before: list[threading.Thread]) -> None:
         ack = acknowledged(self.rank, request.nonce, lambda: self._prepare(request, cancelled, before))
         self._outcome = Progress(self.rank, request.nonce, True, ack.error)
-        if self._other_host:
+        if self._other_machine:
             return  # the daemon's socket is not here: it asks
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as report:
             report.sendto(json.dumps(ack.to_wire()).encode(), self._attach.report_socket)
@@ -218,12 +203,12 @@ class Versions:
     def _prepare(self, request: Prepare, cancelled: threading.Event, before: list[threading.Thread]) -> None:
         self._wait_for(before)
         self._release()
-        path = request.fetched_paths[self._other_host] if self._other_host else request.arena_path
+        path = request.fetched_paths[self._other_machine] if self._other_machine else request.arena_path
         self._tensors = ArenaTensors(request, path)
         try:
             with self._device.work():
                 self._update.prepare(self._tensors, cancelled)
-            with self._settling:  # all that the device had to do for it is done
+            with self._settling:  # all work of the device for it is done
                 if cancelled.is_set() or self._nonce != request.nonce:
                     raise PrepareCancelledError
                 self._prepared = True
@@ -232,12 +217,12 @@ class Versions:
             raise
 
 
-# glibc keeps what threads have freed, as it seems for good: more than a second model after a few pushes.
+# glibc keeps memory that threads have freed, apparently for ever: more than a second model after a few pushes.
 _malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 
 def acknowledged(rank: str, nonce: str, action: Callable[[], None]) -> Ack:
-    """Runs an action; whatever goes wrong becomes part of the answer, with the place it came from."""
+    """Runs an action. An error becomes part of the answer, with its location."""
     try:
         action()
     except Exception as error:
@@ -247,7 +232,22 @@ def acknowledged(rank: str, nonce: str, action: Callable[[], None]) -> Ack:
     return Ack(rank, nonce, "")
 
 
+def _end_with_daemon(attach: Attach) -> str:
+    """Makes this process end with the daemon. "" if it can map the daemon's memory, else the machine that it runs on:
+    it gets the bytes of pushes there. Raises RuntimeError where that cannot be told."""
+    daemon = ProcessIdentity(**attach.daemon)
+    if daemon.is_here:
+        end_with_process(daemon.pid)
+        return ""
+    machine = host_id()
+    if not machine or not daemon.host_id:
+        raise RuntimeError("it cannot be told whether this is the daemon's machine: /proc has no boot id")
+    if attach.daemon_address:
+        end_with_address(attach.daemon_address)
+    return machine
+
+
 def _step_back(cpus: Sequence[int]) -> None:
-    """Lets the live model's thread go first: this thread may use every one of these CPUs, at a low priority."""
+    """Gives precedence to the live model's thread: this thread may use all of these CPUs, at a low priority."""
     os.sched_setaffinity(0, cpus)
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _BACKGROUND_NICENESS)

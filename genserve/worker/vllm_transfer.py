@@ -10,11 +10,11 @@ from typing import Any
 
 from vllm.model_executor.model_loader.reload import layerwise
 
-from genserve.worker.contract import Transfer
+from genserve.worker.contract.calls import Transfer
 
 
 def transfer(worker: Any, request: Transfer) -> None:
-    """Does what is asked for; raises what vLLM raises."""
+    """Carries out the request. Raises vLLM's errors."""
     match request.call:
         case "init":
             worker.init_weight_transfer_engine(json.loads(request.info))

@@ -28,7 +28,7 @@ def main(argv: Sequence[str]) -> int:
         text = str(module.__doc__).splitlines()[0]
         options.add(subparsers.add_parser(name, help=text, description=module.__doc__), module.PEERS, sizes)
     options.add(subparsers.add_parser("all", help="all of them, with their defaults"), (), "")
-    table = subparsers.add_parser("table", help="write README.md's tables and the plots out of the results")
+    table = subparsers.add_parser("table", help="write the tables, README.md's figures and the plots from the results")
     table.add_argument("--out", type=options.Path, default=options.DEFAULT_OUT, metavar="DIR")
     args = parser.parse_args(argv)
     try:
@@ -37,7 +37,8 @@ def main(argv: Sequence[str]) -> int:
         print(f"bench: {error}", file=sys.stderr)
         return 1
     if args.measurement == "table":
-        for name in report.update_readme(args.out):
+        report.update_readme(args.out)
+        for name in report.update_page(args.out):
             plots.draw(report.Result.load(args.out, name), args.out)
         return 0
     return _measure_all(parser, argv, args)

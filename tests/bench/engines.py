@@ -6,7 +6,7 @@ Whatever differs in a comparison is then what serves the engine.
 from pathlib import Path
 
 from genserve.demo_model import demo_model_path
-from tests import models
+from tests.support import models
 
 ENVIRONMENT = {
     "TORCHDYNAMO_DISABLE": "1",

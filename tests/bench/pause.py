@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from tests import models
 from tests.bench import engines, machine, trainer
 from tests.bench.generate import say
 from tests.bench.live_streams import live_streams
@@ -23,7 +22,8 @@ from tests.bench.peers.genserve_daemon import start_daemon
 from tests.bench.peers.memcpy import Memcpy
 from tests.bench.processes import Program
 from tests.bench.report import Result, medians
-from tests.daemon_process import DaemonProcess
+from tests.support import models
+from tests.support.daemon_process import DaemonProcess
 
 PEERS = ("memcpy", "genserve", "genserve_inplace", "tmpfs", "collective_rpc")
 SIZES = "16,64,smollm2,1000"

@@ -45,7 +45,7 @@ class PeerProcess:
                 stderr=file,
                 env={**os.environ, **env},
                 text=True,
-                # A group and not a session: see tests/daemon_process.py.
+                # A group and not a session: see tests/support/daemon_process.py.
                 process_group=0,
             )
 

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from genserve.client import AsyncClient
-from tests import models
 from tests.bench import engines, machine
 from tests.bench.generate import say
 from tests.bench.options import Options
@@ -25,6 +24,7 @@ from tests.bench.peers.naive_stub import NaiveStub
 from tests.bench.peers.raw_tcp import RawTcp
 from tests.bench.processes import PeerError
 from tests.bench.report import Result, medians
+from tests.support import models
 
 PEERS = (
     "memcpy",

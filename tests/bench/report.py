@@ -1,6 +1,7 @@
-"""Results as JSON files, and their tables in Markdown, which README.md takes from the files."""
+"""Results as JSON files, their tables in docs/benchmarks/README.md, and the four figures that README.md quotes."""
 
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 from tests.bench.machine import describe
 
 README = Path(__file__).parents[2] / "README.md"
+PAGE = README.parent / "docs" / "benchmarks" / "README.md"
 BEGIN, END = "<!-- bench -->", "<!-- /bench -->"
 
 
@@ -86,8 +88,10 @@ def push_table(result: Result) -> str:
 
 
 def pause_table(result: Result) -> str:
-    """Milliseconds for which generation stood still by size, and in parentheses how many memcpy that is."""
-    return _by_size(result, "paused, ms (in memcpy)", lambda figures: f"{1000 * figures['paused_s']:,.1f}")
+    """Milliseconds without generation by size, in parentheses how many memcpy that is; then the phases of one size."""
+    table = _by_size(result, "paused, ms (in memcpy)", lambda figures: f"{1000 * figures['paused_s']:,.1f}")
+    phases = phases_table(result)
+    return f"{table}\n\n{phases}" if phases else table
 
 
 def _by_size(result: Result, what: str, cell: Callable[[Mapping[str, float]], str]) -> str:
@@ -100,6 +104,59 @@ def _by_size(result: Result, what: str, cell: Callable[[Mapping[str, float]], st
         rows.append([f"`{peer}`", *cells])
     sizes = (f"{result.notes['bytes'][size] / 1e6:,.0f} MB" for size in result.medians)
     return markdown([f"{what}, model of", *sizes], rows)
+
+
+def phases_table(result: Result, size: str = "smollm2") -> str:
+    """Milliseconds of each phase of an update of one model, and how many pauses of genserve its pause takes."""
+    phases = ["receive_s", "save_s", "prepare_s", "pause_s", "commit_s", "resume_s", "paused_s"]
+    by_peer = result.medians.get(size, {})
+    rows = []
+    for peer in result.settings["peers"]:
+        figures = by_peer.get(peer, {})
+        if peer == "memcpy" or "total_s" not in figures:
+            continue
+        cells = [f"{1000 * figures[phase]:,.1f}" if phase in figures else "" for phase in phases]
+        ratio = figures["paused_s"] / by_peer["genserve"]["paused_s"]
+        rows.append([f"`{peer}`", *cells, f"{ratio:.0f}", f"{1000 * figures['total_s']:,.0f}"])
+    header = [f"ms, {size}", *(phase.removesuffix("_s") for phase in phases), "paused / genserve's", "total"]
+    return markdown(header, rows) if rows else ""
+
+
+def figures_table(generate: Result, push: Result, pause: Result, interference: Result) -> str:
+    """The four figures that README.md quotes, each with what it compares with."""
+    tokens = {peer: f"{each['tokens_per_s']:,.0f}" for peer, each in generate.medians["64"].items()}
+    share = {peer: f"{each['tokens_per_s']:.2f}" for peer, each in generate.ratios["64"].items()}
+    rates = {peer: f"{each['gb_per_s']:.2f}" for peer, each in push.medians["1000"].items()}
+    paused = {peer: f"{1000 * each['paused_s']:,.0f} ms" for peer, each in pause.medians["smollm2"].items()}
+    waits = {
+        phase: " and ".join(f"{each[f'inter_token_{name}_ms']:.1f}" for name in ("p50", "p99"))
+        for phase, each in interference.ratios["smollm2"].items()
+    }
+    rows = [
+        [
+            f"pause for a push, {pause.notes['bytes']['smollm2'] / 1e6:,.0f} MB",
+            f"**{paused['genserve']}**",
+            f"{paused['tmpfs']}: save to shared memory, vLLM reloads; "
+            f"{paused['collective_rpc']}: tensors through vLLM's `collective_rpc`",
+        ],
+        [
+            f"generation, {generate.settings['model']} model, 64 streams",
+            f"**{tokens['genserve_many']} tok/s** (`GenerateMany`), {tokens['genserve_generate']} (`Generate`)",
+            f"{share['genserve_many']} and {share['genserve_generate']} of `AsyncLLM` in process; "
+            f"vLLM's gRPC server {share['vllm_grpc']}, its HTTP server {share['vllm_http']}",
+        ],
+        [
+            f"receiving a push, {push.notes['bytes']['1000'] / 1e6:,.0f} MB",
+            f"**{rates['genserve']} GB/s** (gRPC), {rates['genserve_shared_memory']} (shared memory)",
+            f"{rates['raw_tcp']} GB/s: a plain TCP socket; {rates['naive_stub']}: generated gRPC stubs",
+        ],
+        [
+            "inter-token latency (p50 and p99) during a push, relative to no push",
+            f"**{waits['preparing']}** (preparing), {waits['receiving']} (receiving)",
+            f"{waits['cpu_hog']}: a process that only computes; {waits['cpu_hog_2']}: two of them",
+        ],
+    ]
+    return markdown(["", "genserve", "compared with"], rows)
 
 
 def interference_table(result: Result) -> str:
@@ -127,30 +184,45 @@ def memory_table(result: Result) -> str:
 
 TABLES: dict[str, tuple[str, Callable[[Result], str]]] = {
     "generate": ("Generation", generate_table),
-    "push": ("Weights in", push_table),
+    "push": ("Pushes", push_table),
     "pause": ("Pause", pause_table),
-    "interference": ("Streams meanwhile", interference_table),
+    "interference": ("Inter-token latency during a push", interference_table),
     "memory": ("Memory", memory_table),
 }
+FIGURES = ("generate", "push", "pause", "interference")
+"""The results that README.md quotes, as `figures_table` takes them."""
 
 
-def update_readme(directory: Path, readme: Path = README) -> list[str]:
-    """Writes the tables of all results that are there between the marks; the names of those."""
-    text = readme.read_text()
-    if text.count(BEGIN) != 1 or text.count(END) != 1:
-        raise ValueError(f"{readme} must have {BEGIN} and {END} once")
+def update_page(directory: Path, page: Path = PAGE) -> list[str]:
+    """Writes the tables of all results in the directory between the marks of the page; returns the results' names."""
     names = [name for name in TABLES if (directory / f"{name}.json").exists()]
+    relative = os.path.relpath(directory.resolve(), page.parent.resolve())
+    where = "" if relative == "." else relative + "/"
     parts = []
     for name in names:
         result = Result.load(directory, name)
         title, table = TABLES[name]
         repeated = result.settings["rounds"]
         measured = f"{repeated} pushes" if name == "memory" else f"medians of {repeated}"
-        relative = directory.resolve().relative_to(readme.parent.resolve())
         parts.append(
-            f"**{title}** ([JSON]({relative}/{name}.json), [curves]({relative}/{name}.png)): {measured} "
-            f"on {describe(result.machine)}.\n\n{table(result)}\n"
+            f"## {title}\n\n[JSON]({where}{name}.json), [curves]({where}{name}.png): {measured} on "
+            f"{describe(result.machine)}.\n\n{table(result)}\n"
         )
-    before, rest = text.split(BEGIN)
-    readme.write_text(before + BEGIN + "\n" + "\n".join(parts) + END + rest.split(END)[1])
+    _replace(page, "\n".join(parts))
     return names
+
+
+def update_readme(directory: Path, readme: Path = README) -> None:
+    """Writes the four figures between the marks of README.md.
+
+    Raises FileNotFoundError when the directory lacks one of the four results.
+    """
+    _replace(readme, figures_table(*(Result.load(directory, name) for name in FIGURES)) + "\n")
+
+
+def _replace(page: Path, text: str) -> None:
+    before = page.read_text()
+    if before.count(BEGIN) != 1 or before.count(END) != 1:
+        raise ValueError(f"{page} must have {BEGIN} and {END} once")
+    head, rest = before.split(BEGIN)
+    page.write_text(head + BEGIN + "\n" + text + END + rest.split(END)[1])

@@ -13,7 +13,7 @@ from tests.bench import generate, push, report
 from tests.bench.__main__ import main
 from tests.bench.live_streams import LiveStreams
 from tests.bench.processes import PeerError, PeerProcess, Program
-from tests.bench.report import Result, medians, update_readme
+from tests.bench.report import Result, medians, update_page
 from tests.bench.traces import Figures, Trace, Work, closed_loop
 
 
@@ -110,25 +110,29 @@ def test_medians_are_of_each_figure() -> None:
     assert medians([{"a": 1, "b": 9}, {"a": 2, "b": 8}, {"a": 3, "b": 1}]) == {"a": 2, "b": 8}
 
 
-def test_the_readme_gets_its_tables_from_the_files(tmp_path: Path) -> None:
-    """Twice is the same as once, and what is around stays."""
-    readme = tmp_path / "README.md"
-    readme.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
+def test_the_page_gets_its_tables_from_the_files(tmp_path: Path) -> None:
+    """Writing twice gives the same page, and the text outside the marks stays."""
+    page = tmp_path / "README.md"
+    page.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
     result().save(tmp_path / "docs")
-    assert update_readme(tmp_path / "docs", readme) == ["push"]
-    first = readme.read_text()
+    assert update_page(tmp_path / "docs", page) == ["push"]
+    first = page.read_text()
     assert "| `raw_tcp` | 2.00 (1.00) |" in first
+    assert "[JSON](docs/push.json)" in first
     assert "old" not in first
     assert first.startswith("before\n")
     assert first.endswith("after\n")
-    update_readme(tmp_path / "docs", readme)
-    assert readme.read_text() == first
+    update_page(tmp_path / "docs", page)
+    assert page.read_text() == first
 
 
-def test_the_readme_has_a_place_for_them() -> None:
-    """Once."""
-    text = report.README.read_text()
-    assert (text.count(report.BEGIN), text.count(report.END)) == (1, 1)
+def test_a_page_without_marks_is_refused(tmp_path: Path) -> None:
+    """It is named, and stays as it is."""
+    page = tmp_path / "README.md"
+    page.write_text("no marks\n")
+    with pytest.raises(ValueError, match=r"README\.md must have"):
+        update_page(tmp_path, page)
+    assert page.read_text() == "no marks\n"
 
 
 @pytest.mark.parametrize("arguments", [[], ["fly"], ["push", "--rounds", "0"], ["generate", "--model", "huge"]])

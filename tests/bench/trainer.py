@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from genserve.client import AsyncClient, PushResult
-from tests import models
 from tests.bench.processes import Program, obey
+from tests.support import models
 
 
 async def start(name: str, address: str, directory: Path) -> Program:

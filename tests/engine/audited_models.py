@@ -146,7 +146,7 @@ def audits(live: Any, config: Any) -> dict[str, Any]:
     from genserve.worker.update.beside import BesideUpdate
     from genserve.worker.update.device import Device
     from genserve.worker.update.inplace import InPlaceUpdate
-    from tests.unit.worker.kept_device import KeptDevice
+    from tests.support.kept_device import KeptDevice
 
     answers: dict[str, Any] = {}
     host = torch.device("cpu")

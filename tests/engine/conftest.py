@@ -1,24 +1,17 @@
 """Real engines, started once a session: an engine costs about 20 s."""
 
-import json
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from genserve.client import AsyncClient
-from tests import models
-from tests.daemon_process import SMALL_ENGINE, DaemonProcess
 from tests.engine.transfer_subject import FLAGS, TransferSubject
-from tests.trainer_programs import tiny_model
-
-PROMPTS = [[5, 6, 7, 8], [100, 200, 300], list(range(10, 60))]
-
-Reference = dict[str, Any]
+from tests.support import models
+from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess
+from tests.support.plain_vllm import Reference, plain_vllm
+from tests.support.trainer_programs import tiny_model
 
 
 @pytest.fixture(scope="session")
@@ -27,17 +20,6 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     directory = tmp_path_factory.mktemp("checkpoints")
     a = models.tiny_qwen3(directory / "a", seed=0)
     return {"a": a, "b": models.perturbed(a, directory / "b", seed=1, scale=0.5)}
-
-
-def plain_vllm(checkpoint: Path, tensor_parallel_size: int = 1) -> Reference:
-    """What plain vLLM says about a checkpoint, in an engine of its own."""
-    program = [sys.executable, "-m", "tests.engine.reference", str(checkpoint), json.dumps(PROMPTS)]
-    program.append(str(tensor_parallel_size))
-    done = subprocess.run(program, capture_output=True, text=True, timeout=240, check=False)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("REFERENCE ")]
-    assert lines, done.stderr[-4000:]
-    result: Reference = json.loads(lines[0].removeprefix("REFERENCE "))
-    return result
 
 
 @pytest.fixture(scope="session")
@@ -59,7 +41,7 @@ def daemon(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactor
     try:
         yield process.wait_serving()
     finally:
-        process.stop()
+        process.end()
 
 
 @pytest.fixture(scope="session")
@@ -88,7 +70,7 @@ async def transfer_subject(tmp_path_factory: pytest.TempPathFactory) -> AsyncIte
         async with AsyncClient(process.wait_serving().address) as connected:
             yield TransferSubject(process, connected, {"a": a, "b": b}, directory)
     finally:
-        process.stop()
+        process.end()
 
 
 @pytest.fixture
@@ -121,7 +103,7 @@ def learner_daemon(learner: Path, tmp_path_factory: pytest.TempPathFactory) -> I
     try:
         yield process.wait_serving()
     finally:
-        process.stop()
+        process.end()
 
 
 @pytest.fixture

@@ -1,22 +1,22 @@
 """The audit of what vLLM builds: nothing of it is refused, and a daemon whose model hides a weight does not start."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.daemon_process import SMALL_ENGINE
 from tests.engine.audited_models import CONFIGS
+from tests.support.daemon_process import SMALL_ENGINE
+from tests.support.warm import process
 
 
 @pytest.fixture(scope="module")
 def audits(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What an audit says of a model of each kind."""
     program = [sys.executable, "-m", "tests.engine.audited_models", str(tmp_path_factory.mktemp("audited"))]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=280, check=False)
+    done = process.run(program, timeout=280)
     lines = [line for line in done.stdout.splitlines() if line.startswith("AUDITS ")]
     assert lines, done.stderr[-4000:]
     found: dict[str, Any] = json.loads(lines[0].removeprefix("AUDITS "))
@@ -52,7 +52,7 @@ def test_a_daemon_whose_model_hides_a_weight_does_not_start(checkpoints: dict[st
     """Its last line names the tensor."""
     flags = ["--model", str(checkpoints["a"]), "--worker-extension-cls", "tests.engine.hiding_worker.HidingExtension"]
     command = [sys.executable, "-m", "genserve", "serve", "--port", "0", *SMALL_ENGINE, *flags]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    done = process.run(command, timeout=280)
     assert done.returncode == 1, done.stderr[-3000:]
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("genserve: worker "), done.stderr[-3000:]

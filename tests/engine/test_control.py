@@ -7,7 +7,7 @@ import pytest
 
 from genserve.client import AsyncClient
 from genserve.errors import DeadlineError, PauseLeaseLostError, WeightVersionMismatchError
-from tests.engine.conftest import PROMPTS
+from tests.support.plain_vllm import PROMPTS
 
 LONG = {"temperature": 0.0, "max_tokens": 1900, "ignore_eos": True}
 

@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 
 from genserve.doctor.trial import tiny_model
+from tests.support.warm import process
 
 COMMAND = [sys.executable, "-m", "genserve", "doctor"]
 CHECKS = {
@@ -21,7 +22,7 @@ CHECKS = {
 
 def doctor(*arguments: str) -> tuple[int, dict[str, Any]]:
     """Exit status and report."""
-    done = subprocess.run([*COMMAND, "--json", *arguments], capture_output=True, text=True, timeout=250, check=False)
+    done = process.run([*COMMAND, "--json", *arguments], timeout=250)
     assert done.stdout, done.stderr
     return done.returncode, json.loads(done.stdout)
 

@@ -8,12 +8,11 @@ import pytest
 
 from genserve.client import AsyncClient
 from genserve.errors import ManifestMismatchError
-from genserve.worker.update.draft import PREFIX
-from tests import models
-from tests.daemon_process import SMALL_ENGINE, DaemonProcess
-from tests.engine.test_model_kinds import state_of
-from tests.engine.test_push import next_version
-from tests.gpu.matrix import kind_named
+from genserve.worker.model.draft import PREFIX
+from tests.engine.outputs import next_version, state_of
+from tests.support import models
+from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess
+from tests.support.matrix import kind_named
 
 KIND = kind_named("drafts")
 Digests = dict[str, str]
@@ -43,10 +42,10 @@ async def pair(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[
         for checkpoint in (a, b):
             flags = ["--model", str(checkpoint), *SMALL_ENGINE, *KIND.flags]
             daemons.append(DaemonProcess(flags, directory / f"stderr_{checkpoint.name}"))
-            stack.callback(daemons[-1].stop)
+            stack.callback(daemons[-1].end)
         served, started_on_b = [await stack.enter_async_context(_client(each)) for each in daemons]
         cold = await state_of(started_on_b)
-        daemons[1].stop()
+        daemons[1].end()
         yield Drafting(daemons[0], served, a, b), cold
 
 

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from genserve.client import AsyncClient
-from tests.trainer_programs import fidelity, tiny_model
+from tests.support.trainer_programs import fidelity, tiny_model
 
 LETTERS = list(tiny_model.LETTERS[:8])
 TEXTS = fidelity.PROMPTS[:8]

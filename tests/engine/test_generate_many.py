@@ -8,10 +8,10 @@ import pytest
 
 from genserve.client import AsyncClient, Generation
 from genserve.errors import PromptTooLongError, QueueFullError
-from tests.daemon_process import SMALL_ENGINE, DaemonProcess
-from tests.engine.conftest import PROMPTS
-from tests.engine.reference import MAX_TOKENS
-from tests.engine.test_generation import wait_idle
+from tests.engine.outputs import wait_idle
+from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess
+from tests.support.plain_vllm import PROMPTS
+from tests.support.reference import MAX_TOKENS
 
 GREEDY = {"temperature": 0.0, "max_tokens": MAX_TOKENS, "ignore_eos": True}
 NUM_REQUESTS = 48
@@ -120,4 +120,4 @@ async def test_more_prompts_than_the_daemon_takes_are_all_generated(
             ):
                 assert [len(generation.token_ids) for generation in generations] == [2] * 200
     finally:
-        await asyncio.to_thread(process.stop)
+        process.end()

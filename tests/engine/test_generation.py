@@ -1,28 +1,16 @@
 """Generation through gRPC against real vLLM."""
 
-import asyncio
 import json
 import re
-import time
 from collections.abc import Callable
 
 import pytest
 
 from genserve.client import AsyncClient
 from genserve.errors import InvalidFieldError, LoraNotFoundError, PromptTooLongError, RequestIdInUseError
-from tests.engine.conftest import PROMPTS, Reference
-from tests.engine.reference import MAX_TOKENS, NUM_LOGPROBS
-
-GREEDY = {"temperature": 0.0, "max_tokens": MAX_TOKENS, "ignore_eos": True}
-
-
-async def wait_idle(client: AsyncClient, timeout_s: float = 1.0) -> float:
-    """Seconds until the daemon has nothing to do; fails after `timeout_s`."""
-    started = time.monotonic()
-    async with asyncio.timeout(timeout_s):
-        while (await client.status()).load.running:
-            await asyncio.sleep(0.01)
-    return time.monotonic() - started
+from tests.engine.outputs import GREEDY, wait_idle
+from tests.support.plain_vllm import PROMPTS, Reference
+from tests.support.reference import MAX_TOKENS, NUM_LOGPROBS
 
 
 async def test_greedy_tokens_text_and_logprobs_equal_those_of_vllm_in_process(

@@ -2,7 +2,6 @@
 
 import copy
 import csv
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,8 +13,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from genserve.client import AsyncClient
-from tests.daemon_process import DaemonProcess
-from tests.trainer_programs import DIRECTORY, fidelity, tiny_model, train
+from tests.support.daemon_process import DaemonProcess
+from tests.support.trainer_programs import DIRECTORY, fidelity, tiny_model, train
+from tests.support.warm import process
 
 PROMPTS = {letter: letter for letter in tiny_model.LETTERS}
 STEPS = 40
@@ -100,7 +100,7 @@ def test_the_program_writes_a_line_a_step(learner_daemon: DaemonProcess, learner
     """As a user runs it, beside a daemon that runs already."""
     command = [sys.executable, str(DIRECTORY / "train.py"), "--address", learner_daemon.address]
     command += ["--model", str(learner), "--mode", "async", "--steps", "2", "--out", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = process.run(command, timeout=120)
     assert done.returncode == 0, done.stderr
     with (tmp_path / "async.csv").open() as file:
         lines = list(csv.DictReader(file))

@@ -14,10 +14,10 @@ from genserve.client import AsyncClient
 from genserve.errors import GenserveError, InvalidFieldError, QueueFullError
 from genserve.v1 import generation_pb2
 from genserve.v1.generation_pb2_grpc import GenerationServiceStub
-from tests import models
-from tests.daemon_process import SMALL_ENGINE, DaemonProcess
 from tests.engine.hostile_requests import Requests
-from tests.engine.test_generation import wait_idle
+from tests.engine.outputs import wait_idle
+from tests.support import models
+from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess
 
 SECOND_EOS = 42
 MAX_QUEUED = 300
@@ -40,7 +40,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
     try:
         yield process.wait_serving()
     finally:
-        process.stop()
+        process.end()
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests import models
-from tests.engine.conftest import Reference
 from tests.engine.trap import Faults, run_steps
+from tests.support import models
+from tests.support.plain_vllm import Reference
 
 V_PROJ = "model.layers.1.self_attn.v_proj.weight"
 WRONG_VERSIONS: dict[str, tuple[Faults, str]] = {
@@ -17,7 +17,7 @@ WRONG_VERSIONS: dict[str, tuple[Faults, str]] = {
     "a tensor of the last layer is misshapen": ({"misshapen": V_PROJ}, "failed with error"),
     "post-processing fails": ({"processing": 1}, "ordered to fail in post-processing"),
     "a tensor that is a part of a parameter is missing": ({"lacks": V_PROJ}, "layers.1.self_attn.qkv_proj.weight"),
-    "a tensor that is a whole parameter is missing": ({"lacks": "model.norm.weight"}, "value to all of model.norm"),
+    "a tensor that is a whole parameter is missing": ({"lacks": "model.norm.weight"}, "complete value to model.norm"),
 }
 FAILING_COMMITS: dict[str, tuple[Faults, str]] = {
     "loading the first layer": ({"loading": 5}, "ordered to fail in loading"),

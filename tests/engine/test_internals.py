@@ -32,7 +32,7 @@ from genserve.engine.protocol import MEMORY_TAGS
 from genserve.engine.vllm.requests.weight_spans import INITIAL_LABEL
 from genserve.engine.vllm.start import config as vllm_config
 from genserve.integrations.vllm_sync import GenserveWeightSyncClient
-from genserve.worker.contract import WeightWorker
+from genserve.worker.contract.calls import WeightWorker
 from genserve.worker.extension import WeightExchangeExtension
 from genserve.worker.update.reserving import ReservingWorker
 

@@ -7,8 +7,8 @@ import pytest
 
 from genserve.client import AsyncClient
 from genserve.errors import GenserveError
-from tests.daemon_process import SMALL_ENGINE, DaemonProcess
-from tests.engine.test_push import next_version
+from tests.engine.outputs import next_version
+from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess
 
 
 async def test_a_push_has_a_connector_drop_what_it_holds(checkpoints: dict[str, Path], tmp_path: Path) -> None:
@@ -35,10 +35,10 @@ async def test_a_push_has_a_connector_drop_what_it_holds(checkpoints: dict[str, 
                 await client.push_weights(checkpoints["a"], version=2, pause_lease_id=lease.lease_id)
                 assert resets.read_text().split() == ["reset"] * 2
                 keep.touch()
-                with pytest.raises(GenserveError, match="connector could not be dropped"):
+                with pytest.raises(GenserveError, match="connector could not drop its keys and values"):
                     await client.push_weights(checkpoints["b"], version=3, pause_lease_id=lease.lease_id)
                 assert (await client.status()).state.weight_version == 2
                 keep.unlink()
             await client.push_weights(checkpoints["b"], version=await next_version(client))
     finally:
-        process.stop()
+        process.end()

@@ -15,7 +15,7 @@ import pytest
 
 from genserve.client import AsyncClient, Client, UnavailableError
 from genserve.errors import DrainingError, EngineDeadError, GenserveError
-from tests.daemon_process import SMALL_ENGINE, DaemonProcess
+from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess
 
 
 @pytest.fixture

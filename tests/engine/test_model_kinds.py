@@ -2,15 +2,14 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from genserve.client import AsyncClient
-from tests import models
-from tests.daemon_process import SMALL_ENGINE, DaemonProcess
-from tests.engine.conftest import Reference, plain_vllm
-from tests.engine.test_push import greedy_outputs, next_version, outputs_of
+from tests.engine.outputs import next_version, outputs_of, state_of
+from tests.support import models
+from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess
+from tests.support.plain_vllm import Reference, plain_vllm
 
 
 def experts(directory: Path) -> tuple[Path, Path]:
@@ -25,12 +24,6 @@ def quantised(directory: Path) -> tuple[Path, Path]:
     a = models.tiny_qwen3(directory / "a_full")
     b = models.perturbed(a, directory / "b_full", seed=1, scale=0.5)
     return models.quantised(a, directory / "a", 0.02), models.quantised(b, directory / "b", 0.005)
-
-
-async def state_of(client: AsyncClient) -> tuple[list[list[int]], dict[str, Any]]:
-    """Greedy outputs, and the digest of every live weight."""
-    served = await client.get_weights(include_digests=True)
-    return await greedy_outputs(client), {f"{rank} {name}": value for (rank, name), value in served.digests.items()}
 
 
 @pytest.mark.parametrize("kind", [experts, quantised])
@@ -50,7 +43,7 @@ async def test_a_push_equals_a_cold_start(kind: Callable[[Path], tuple[Path, Pat
                 await client.push_weights(checkpoint, version=await next_version(client))
                 assert await state_of(client) == (expected or (outputs_of(cold), cold["digests"]))
     finally:
-        process.stop()
+        process.end()
 
 
 async def test_a_tied_head_may_be_pushed_too(

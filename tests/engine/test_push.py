@@ -21,27 +21,11 @@ from genserve.errors import (
     WeightVersionMismatchError,
 )
 from genserve.v1 import weights_pb2, weights_pb2_grpc
-from tests import models
-from tests.daemon_process import DaemonProcess
-from tests.engine.conftest import PROMPTS, Reference
-from tests.engine.test_generation import GREEDY
-
-Tensors = dict[str, torch.Tensor]
-
-
-async def next_version(client: AsyncClient) -> int:
-    """One above the served version."""
-    return (await client.get_weights()).weight_version + 1
-
-
-async def greedy_outputs(client: AsyncClient) -> list[list[int]]:
-    """Greedy tokens of the reference prompts, one prompt at a time."""
-    return [(await client.generate(prompt, **GREEDY)).token_ids for prompt in PROMPTS]
-
-
-def outputs_of(reference: Reference) -> list[list[int]]:
-    """The same of plain vLLM."""
-    return [output["token_ids"] for output in reference["outputs"]]
+from tests.engine.outputs import greedy_outputs, next_version, outputs_of
+from tests.support import models
+from tests.support.daemon_process import DaemonProcess
+from tests.support.plain_vllm import PROMPTS, Reference
+from tests.support.raw_push import RawPush, replaced
 
 
 async def test_a_pushed_checkpoint_equals_a_cold_start_on_it(
@@ -156,12 +140,6 @@ async def test_a_push_under_a_lease_leaves_the_engine_paused(
     assert (await client.status()).state.phase.lower() == "running"
 
 
-def replaced(tensors: Tensors, **changes: torch.Tensor | None) -> Tensors:
-    """`tensors` with some replaced, or left out (None); dots are written __ in the names."""
-    renamed = {name.replace("__", "."): tensor for name, tensor in changes.items()}
-    return {name: t for name, t in {**tensors, **renamed}.items() if t is not None}
-
-
 @pytest.mark.parametrize(
     ("change", "name"),
     [
@@ -195,50 +173,6 @@ async def test_a_version_must_be_newer_and_the_expected_one_must_be_served(
     with pytest.raises(WeightVersionMismatchError):
         await client.push_weights(checkpoints["b"], version=served + 1, expected_version=served + 7)
     assert (await client.get_weights()).weight_version == served
-
-
-class RawPush:
-    """A push written frame by frame, to do what no good client does."""
-
-    def __init__(self, address: str, checkpoint: Path, version: int, push_id: str) -> None:
-        self._address = address
-        self.data = b""
-        self.header = weights_pb2.PushHeader(push_id=push_id, weight_version=version)
-        self.header.staging_ttl.FromSeconds(20)
-        for name, tensor in sorted(models.load_tensors(checkpoint).items()):
-            raw = tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
-            self.header.manifest.tensors.add(
-                name=name, dtype="BF16", shape=tensor.shape, offset=len(self.data), length=len(raw)
-            )
-            self.data += raw
-        self.header.manifest.total_bytes = len(self.data)
-
-    def frames(self, *chunks: tuple[int, int], **chunk: Any) -> list[weights_pb2.PushWeightsRequest]:
-        """The header and chunks [start, end) of the bytes."""
-        made = [weights_pb2.PushWeightsRequest(header=self.header)]
-        for start, end in chunks:
-            piece = weights_pb2.PushChunk(offset=start, data=self.data[start:end], **chunk)
-            made.append(weights_pb2.PushWeightsRequest(chunk=piece))
-        return made
-
-    async def send(self, frames: list[weights_pb2.PushWeightsRequest], *, end: bool = True) -> Any:
-        """Streams the frames; raises the class that a client would."""
-
-        async def requests() -> AsyncIterator[weights_pb2.PushWeightsRequest]:
-            for frame in frames:
-                yield frame
-            # A write after the server has refused would hide its answer (grpc.aio reports the write's failure instead).
-            await asyncio.sleep(0.1)
-            if end:
-                yield weights_pb2.PushWeightsRequest(end=weights_pb2.PushEnd())
-
-        from genserve.client.transport.errors import error_of
-
-        async with grpc.aio.insecure_channel(self._address) as channel:
-            try:
-                return await weights_pb2_grpc.WeightServiceStub(channel).PushWeights(requests(), timeout=30)
-            except grpc.aio.AioRpcError as error:
-                raise error_of(error, self._address) from error
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The README's examples, run as they stand against a real daemon; only the address is another."""
+"""The examples of README.md, docs/quickstart.md and docs/weights.md, run against a real daemon at another address."""
 
 import re
 import subprocess
@@ -9,25 +9,14 @@ import pytest
 import torch
 
 from genserve.client import AsyncClient
-from tests import models
-from tests.daemon_process import DaemonProcess
+from tests.engine.examples import WRITTEN_ADDRESS, block
+from tests.support import models
+from tests.support.daemon_process import DaemonProcess
 
 README = Path(__file__).parents[2] / "README.md"
-WRITTEN_ADDRESS = "127.0.0.1:50051"
-
-
-def block(language: str, containing: str, page: Path = README) -> str:
-    """The one code block of a language that contains a word."""
-    blocks = re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)
-    found = [text for text in blocks if containing in text]
-    assert len(found) == 1
-    return found[0]
-
-
-RECIPES = block("sh", "grpcurl").strip().splitlines()
-
-
-GUIDE = Path(__file__).parents[2] / "docs" / "weights.md"
+QUICKSTART = README.parent / "docs" / "quickstart.md"
+GUIDE = README.parent / "docs" / "weights.md"
+RECIPES = block("sh", "grpcurl", QUICKSTART).replace("\\\n ", "").strip().splitlines()
 
 
 @pytest.mark.parametrize("word", ["commit_push", "partial=True", "threading", "pull_weights"])
@@ -63,7 +52,7 @@ async def test_an_example_of_the_guide_runs(
 def model_is(checkpoint: Path) -> str:
     """A program's beginning in which `model` has the weights of a checkpoint."""
     return (
-        "from pathlib import Path\nfrom tests import models\n"
+        "from pathlib import Path\nfrom tests.support import models\n"
         f"class model:\n    state_dict = staticmethod(lambda: models.load_tensors(Path({str(checkpoint)!r})))\n"
     )
 
@@ -73,7 +62,9 @@ async def test_the_ten_lines_of_a_trainer_run(
 ) -> None:
     """`model` is anything with a state_dict."""
     before = (await client.get_weights()).weight_version
-    program = model_is(checkpoints["b"]) + block("python", "push_weights").replace(WRITTEN_ADDRESS, daemon.address)
+    program = model_is(checkpoints["b"]) + block("python", "push_weights", README).replace(
+        WRITTEN_ADDRESS, daemon.address
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("paused for") == 2

@@ -1,7 +1,6 @@
 """Sleep on real vLLM, with workers that forget what GPUs do: what colocated trainers do every step."""
 
 import asyncio
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -11,10 +10,11 @@ import pytest
 
 from genserve.client import AsyncClient
 from genserve.errors import EngineSleepingError, EngineTaintedError, InvalidFieldError
-from tests.daemon_process import SMALL_ENGINE, DaemonProcess
-from tests.engine.forgetful_worker import FORGETFUL_EXTENSION, SLEEPS_VARIABLE
-from tests.engine.test_lora import CONFIG, adapter, saved
-from tests.engine.test_readme import block
+from tests.engine.examples import block
+from tests.support.adapters import CONFIG, adapter, saved
+from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess
+from tests.support.forgetful_worker import FORGETFUL_EXTENSION, SLEEPS_VARIABLE
+from tests.support.warm import process as warm
 
 LIFECYCLE = Path(__file__).parents[2] / "docs" / "lifecycle.md"
 PROMPT = [5, 6, 7, 8, 9, 10]
@@ -38,7 +38,7 @@ def forgetful(checkpoints: dict[str, Path], sleeps: Path) -> Iterator[DaemonProc
     try:
         yield process.wait_serving()
     finally:
-        process.stop()
+        process.end()
 
 
 @pytest.fixture
@@ -156,20 +156,13 @@ async def test_the_recipe_of_a_trainer_that_shares_the_gpu_runs(
     version = (await client.status()).state.weight_version
     await client.sleep(level=2)
     program = (
-        "from pathlib import Path\nfrom genserve.client import Client\nfrom tests import models\n"
+        "from pathlib import Path\nfrom genserve.client import Client\nfrom tests.support import models\n"
         "class trainer:\n    step = offload = staticmethod(lambda *_: None)\n"
         f"    weights = staticmethod(lambda: models.load_tensors(Path({str(checkpoints['b'])!r})))\n"
         f"num_steps, prompts, client = 2, ['x'], Client({forgetful.address!r})\n"
     )
     recipe = block("python", "client.sleep", LIFECYCLE)
-    done = await asyncio.to_thread(
-        subprocess.run,
-        [sys.executable, "-c", program + recipe],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = await asyncio.to_thread(warm.run, [sys.executable, "-c", program + recipe], timeout=60)
     assert done.returncode == 0, done.stderr
     state = (await client.status()).state
     assert (state.phase, state.weight_version) == ("running", version + 2)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemon_process import SMALL_ENGINE
-from tests.engine.test_tensor_parallel import BOTH_CORES
+from tests.support.daemon_process import BOTH_CORES, SMALL_ENGINE
+from tests.support.warm.process import WarmPopen
 
 
 def truncated(checkpoint: Path) -> None:
@@ -44,14 +44,14 @@ STARTS: dict[str, tuple[Callable[[Path], None], list[str], str]] = {
 def started(
     checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, "subprocess.Popen[str]"]]:
-    """A daemon for each. Most of their time goes into imports, so all start at once."""
+    """A daemon for each. All start at once."""
     processes = {}
     try:
         for name, (breaks, flags, _) in STARTS.items():
             checkpoint = Path(shutil.copytree(checkpoints["a"], tmp_path_factory.mktemp("broken") / "checkpoint"))
             breaks(checkpoint)
             command = [sys.executable, "-m", "genserve", "serve", "--port", "0", "--model", str(checkpoint)]
-            processes[name] = subprocess.Popen(
+            processes[name] = WarmPopen(
                 [*command, *SMALL_ENGINE, *flags],
                 env={**os.environ, **BOTH_CORES},
                 stdout=subprocess.DEVNULL,

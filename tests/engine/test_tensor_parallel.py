@@ -7,13 +7,11 @@ import pytest
 
 from genserve.client import AsyncClient
 from genserve.errors import PushRolledBackError
-from tests.daemon_process import SMALL_ENGINE, DaemonProcess
-from tests.engine.conftest import Reference
-from tests.engine.forgetful_worker import FORGETFUL_EXTENSION, SLEEPS_VARIABLE
-from tests.engine.test_lora import CONFIG, PROMPT, adapter, merged
-from tests.engine.test_push import greedy_outputs, outputs_of
-
-BOTH_CORES = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
+from tests.engine.outputs import greedy_outputs, outputs_of
+from tests.support.adapters import CONFIG, PROMPT, adapter, merged
+from tests.support.daemon_process import BOTH_CORES, SMALL_ENGINE, DaemonProcess
+from tests.support.forgetful_worker import FORGETFUL_EXTENSION, SLEEPS_VARIABLE
+from tests.support.plain_vllm import Reference
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +26,7 @@ async def sharded(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPat
         async with AsyncClient(process.address) as client:
             yield client
     finally:
-        process.stop()
+        process.end()
 
 
 async def test_a_pushed_checkpoint_equals_a_cold_start_on_two_ranks(

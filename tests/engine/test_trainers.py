@@ -15,10 +15,11 @@ import torch
 from genserve.client import AsyncClient
 from genserve.errors import InvalidFieldError
 from genserve.integrations.trl import VLLMClient
-from tests import models
-from tests.daemon_process import DaemonProcess
-from tests.engine.conftest import PROMPTS
-from tests.engine.test_readme import WRITTEN_ADDRESS, block
+from tests.engine.examples import WRITTEN_ADDRESS, block
+from tests.support import models
+from tests.support.daemon_process import DaemonProcess
+from tests.support.plain_vllm import PROMPTS
+from tests.support.warm import process as warm
 
 ROOT = Path(__file__).parents[2]
 GUIDE = ROOT / "docs" / "trainers.md"
@@ -63,8 +64,7 @@ async def test_the_example_with_the_calls_of_trl_runs(
     """One push, whose tensors are the module's parameters."""
     before = (await client.get_weights()).weight_version
     example = program("update_named_param", daemon.address, checkpoints["b"])
-    command = [sys.executable, "-c", example]
-    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=120, check=False)
+    done = await asyncio.to_thread(warm.run, [sys.executable, "-c", example], timeout=120)
     assert done.returncode == 0, done.stderr[-4000:]
     assert (await client.get_weights()).weight_version == before + 1
     assert await served(client, checkpoints["b"])
@@ -131,7 +131,7 @@ async def test_chats_are_rendered_by_the_models_template(client: AsyncClient, tr
     answer = await asyncio.to_thread(trl.chat, chats, max_tokens=2, n=2, tools=[{"type": "function"}])
     assert answer["prompt_ids"] == [await client.tokenize(chat) for chat in chats]
     assert len(answer["completion_ids"]) == 4
-    with pytest.raises(InvalidFieldError, match="only with --trust-request-chat-template"):
+    with pytest.raises(InvalidFieldError, match="start the daemon with --trust-request-chat-template"):
         await asyncio.to_thread(trl.chat, chats, max_tokens=2, chat_template="{{ messages[0].content }}!")
 
 

@@ -9,9 +9,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from genserve.client import AsyncClient
-from tests.daemon_process import DaemonProcess
-from tests.engine.test_readme import WRITTEN_ADDRESS, block
-from tests.trainer_programs import fidelity
+from tests.engine.examples import WRITTEN_ADDRESS, block
+from tests.support.daemon_process import DaemonProcess
+from tests.support.trainer_programs import fidelity
 
 GUIDE = Path(__file__).parents[2] / "docs" / "training.md"
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemon_process import SMALL_ENGINE, DaemonProcess
-from tests.engine.test_readme import WRITTEN_ADDRESS, block
+from tests.engine.examples import WRITTEN_ADDRESS, block
+from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess
 from tests.trl import environment
 
 GUIDE = environment.ROOT / "docs" / "trainers.md"
@@ -59,7 +59,7 @@ def scored_daemon(learner: Path, tmp_path: Path) -> Iterator[DaemonProcess]:
     try:
         yield process.wait_serving()
     finally:
-        process.stop()
+        process.end()
 
 
 async def test_the_client_has_every_method_and_parameter_of_the_released_one() -> None:

@@ -14,13 +14,12 @@ import pytest
 
 from genserve.client import AsyncClient
 from genserve.errors import DeadlineError
-from tests import models
-from tests.daemon_process import SMALL_ENGINE, DaemonProcess
-from tests.engine.conftest import Reference
-from tests.engine.test_push import greedy_outputs, outputs_of
-from tests.two_hosts import ADDRESSES, Host, NoNamespacesError, two_hosts
+from tests.engine.outputs import greedy_outputs, outputs_of
+from tests.support import models
+from tests.support.daemon_process import BOTH_CORES, SMALL_ENGINE, DaemonProcess
+from tests.support.plain_vllm import Reference
+from tests.support.two_hosts import ADDRESSES, Host, NoNamespacesError, two_hosts
 
-BOTH_CORES = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
 START_TIMEOUT_S = 420.0  # two starts at once, on two cores
 END_TIMEOUT_S = 60.0
 pytestmark = pytest.mark.timeout(900)

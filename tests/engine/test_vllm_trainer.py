@@ -1,7 +1,6 @@
 """Trainers that are written against vLLM's weight-transfer API, unchanged but for an import."""
 
 import asyncio
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,12 +9,13 @@ import pytest
 import torch
 
 from genserve.client import AsyncClient
-from tests import models
-from tests.daemon_process import DaemonProcess
-from tests.engine.conftest import PROMPTS, Reference
-from tests.engine.test_push import greedy_outputs, next_version, outputs_of
-from tests.engine.test_readme import WRITTEN_ADDRESS, block
+from tests.engine.examples import WRITTEN_ADDRESS, block
+from tests.engine.outputs import greedy_outputs, next_version, outputs_of
 from tests.engine.transfer_subject import BACKEND, Digests, TransferSubject
+from tests.support import models
+from tests.support.daemon_process import DaemonProcess
+from tests.support.plain_vllm import PROMPTS, Reference
+from tests.support.warm import process
 
 ROOT = Path(__file__).parents[2]
 TRAINER = (ROOT / "clients" / "python" / "vllm_trainer.py").read_text()
@@ -26,9 +26,7 @@ IMPORT = "from genserve.integrations.vllm_trainer import GenserveTrainerInitInfo
 async def run(program: str, *flags: str) -> str:
     """Runs a trainer in a process of its own; what it printed."""
     command = [sys.executable, "-c", program, *flags]
-    done = await asyncio.to_thread(
-        subprocess.run, command, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT
-    )
+    done = await asyncio.to_thread(process.run, command, timeout=120, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout
 
@@ -118,7 +116,7 @@ async def test_an_example_of_the_guide_runs(subject: TransferSubject, untied_b: 
     version = await subject.next_version()
     given = f"""
 from pathlib import Path
-from tests import models
+from tests.support import models
 from tests.engine.file_transfer import GenserveTrainerInitInfo as OwnInitInfo
 
 class model:

@@ -17,9 +17,9 @@ from genserve.errors import (
     UpdateNotFoundError,
     VersionNotNewerError,
 )
-from tests import models
-from tests.engine.conftest import PROMPTS
 from tests.engine.transfer_subject import STRANGER, TransferSubject
+from tests.support import models
+from tests.support.plain_vllm import PROMPTS
 
 V_PROJ = "model.layers.1.self_attn.v_proj.weight"
 ABSENT = "came through vLLM's own weight transfer"
@@ -119,7 +119,7 @@ async def test_an_update_whose_trainer_dies_is_undone(subject: TransferSubject) 
     (span,) = (await waiting).sequences[0].weight_spans
     assert (span.version, span.end) == (version, 4)
     assert await subject.digests() == before
-    with pytest.raises(UpdateNotFoundError, match="timed out"):
+    with pytest.raises(UpdateNotFoundError, match="expired"):
         await client.update_weights({}, update_id=started.update_id)
     assert await subject.push("b") != before
 

@@ -11,12 +11,12 @@ import pytest
 
 from genserve.client import AsyncClient
 from genserve.errors import PushRolledBackError
-from tests import models
-from tests.daemon_process import SMALL_ENGINE, DaemonProcess
-from tests.engine.conftest import PROMPTS, Reference
-from tests.engine.test_push import greedy_outputs, next_version, outputs_of
+from tests.engine.outputs import greedy_outputs, next_version, outputs_of
 from tests.engine.trap import run_steps
-from tests.faults.faulty_worker import FAULTS_VARIABLE, FAULTY_EXTENSION, Fault, fired, order
+from tests.support import models
+from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess
+from tests.support.faulty_worker import FAULTS_VARIABLE, FAULTY_EXTENSION, Fault, fired, order
+from tests.support.plain_vllm import PROMPTS, Reference
 
 V_PROJ = "model.layers.1.self_attn.v_proj.weight"
 QKV = "model.layers.1.self_attn.qkv_proj.cpu_linear"
@@ -104,7 +104,7 @@ def faulty_daemon(
     try:
         yield process.wait_serving()
     finally:
-        process.stop()
+        process.end()
 
 
 @pytest.fixture(scope="module")

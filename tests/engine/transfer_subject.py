@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import save_file
 
 from genserve.client import AsyncClient
-from tests import models
-from tests.daemon_process import DaemonProcess
+from tests.support import models
+from tests.support.daemon_process import DaemonProcess
 
 BACKEND = "file"
 FLAGS = (

@@ -9,7 +9,6 @@ next one follows. Of genserve, only the digests and the in-place update take par
 import asyncio
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +19,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from tests.engine.reference import MAX_TOKENS
+from tests.support.reference import MAX_TOKENS
+from tests.support.warm import process
 
 Tensors = Iterator[tuple[str, torch.Tensor]]
 Faults = dict[str, Any]
@@ -32,7 +32,7 @@ place, and the next one fails."""
 def run_steps(checkpoint: Path, steps: list[list[Any]]) -> list[Any]:
     """The answers to the steps, from an engine of its own."""
     program = [sys.executable, "-m", "tests.engine.trap", str(checkpoint), json.dumps(steps, default=str)]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=240, check=False)
+    done = process.run(program, timeout=240)
     lines = [line for line in done.stdout.splitlines() if line.startswith("ANSWERS ")]
     assert lines, done.stderr[-4000:]
     answers: list[Any] = json.loads(lines[0].removeprefix("ANSWERS "))

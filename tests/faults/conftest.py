@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import models
-from tests.faults.subject import Kept, Subject
+from tests.support import models
+from tests.support.subject import Kept, Subject
 
 
 @pytest.fixture(scope="session")

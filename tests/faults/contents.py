@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
-from tests import models
 from tests.faults.history import START_CONTENT
+from tests.support import models
 
 PART = frozenset(
     {

@@ -2,13 +2,13 @@
 
 import os
 
-from tests.engine.forgetful_worker import ForgetfulExtension
-from tests.faults.faulty_worker import FAULTS_VARIABLE
+from tests.support.faulty_worker import FAULTS_VARIABLE
+from tests.support.forgetful_worker import ForgetfulExtension
 
 FORGETFUL_EXTENSION = "tests.faults.forgetful_worker.ForgetfulFaultyExtension"
 
 if FAULTS_VARIABLE in os.environ:  # tests import this module too, where no worker is
-    from tests.faults.faulty_worker import FaultyExtension
+    from tests.support.faulty_worker import FaultyExtension
 
     class ForgetfulFaultyExtension(ForgetfulExtension, FaultyExtension):
         """Both."""

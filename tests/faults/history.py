@@ -19,7 +19,7 @@ START_CONTENT = "start"
 
 class Outcome(enum.Enum):
     """What a client knows of an operation. UNKNOWN: the answer got lost, and it may take effect at any time after its
-    invocation, even long after the client has gone."""
+    invocation, even long after the client is gone."""
 
     OK = "ok"
     REFUSED = "refused"

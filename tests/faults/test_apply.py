@@ -6,9 +6,9 @@ import pytest
 
 from genserve.client import Generation
 from genserve.errors import DeadlineError, PushRolledBackError
-from tests import models
-from tests.faults.faulty_worker import Fault, num_entries
-from tests.faults.subject import Subject
+from tests.support import models
+from tests.support.faulty_worker import Fault, num_entries
+from tests.support.subject import Subject
 
 LAST = 10_000
 """Stands for the last part of a step."""

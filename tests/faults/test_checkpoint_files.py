@@ -12,9 +12,9 @@ import torch
 
 from genserve.client import AsyncClient
 from genserve.errors import NotResidentError
-from tests import models
-from tests.daemon_process import DaemonProcess
-from tests.faults.subject import daemon_process
+from tests.support import models
+from tests.support.daemon_process import DaemonProcess
+from tests.support.subject import daemon_process
 
 FILE = "model.safetensors"
 

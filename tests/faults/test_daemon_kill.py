@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from genserve.errors import UnavailableError
-from tests.faults.faulty_worker import Fault
-from tests.faults.footprint import Remains, tree
-from tests.faults.oracle import Likeness
-from tests.faults.subject import Subject, daemon_process, started
+from tests.support.faulty_worker import Fault
+from tests.support.footprint import Remains, tree
+from tests.support.oracle import Likeness
+from tests.support.subject import Subject, daemon_process, started
 
 STEPS = [
     ("b", Fault("load", "hang", after=5)),

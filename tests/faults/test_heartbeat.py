@@ -15,9 +15,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from genserve.engine.vllm.start.stale_shm import sweep
 from genserve.errors import EngineDeadError, UnavailableError
-from tests.faults.faulty_worker import Fault
-from tests.faults.footprint import Remains
-from tests.faults.subject import BOTH_CORES, Subject, started
+from tests.support.daemon_process import BOTH_CORES
+from tests.support.faulty_worker import Fault
+from tests.support.footprint import Remains
+from tests.support.subject import Subject, started
 
 FLIP_S = 5.0
 """What --heartbeat-timeout-s says by default."""
@@ -77,8 +78,8 @@ async def is_given_up(daemon: Subject, silence: Callable[[], object], *, flags_t
     # What ranks share lies in /dev/shm until the next daemon starts: what was stopped could only be killed.
     await asyncio.to_thread(sweep, min_age_s=0.0)
     assert await remains.left() == []
-    assert "the engine is given up" in daemon.process.stderr
-    assert "Traceback" not in daemon.process.stderr.split("is given up", 1)[1]
+    assert "giving up the engine" in daemon.process.stderr
+    assert "Traceback" not in daemon.process.stderr.split("giving up the engine", 1)[1]
 
 
 async def test_a_stopped_engine_core_is_given_up(checkpoints: dict[str, Path], tmp_path: Path) -> None:
@@ -107,7 +108,7 @@ async def test_an_engine_that_reads_no_calls_is_given_up(checkpoints: dict[str, 
             os.kill(daemon.pid, signal.SIGUSR1)
 
         await is_given_up(daemon, deafen)
-        assert "reads no calls" in daemon.process.stderr
+        assert "does not read calls" in daemon.process.stderr
 
 
 async def test_what_takes_long_is_no_silence(checkpoints: dict[str, Path], tmp_path: Path) -> None:

@@ -17,15 +17,15 @@ import pytest
 
 from genserve.client import AsyncClient
 from genserve.errors import ApplyInProgressError, VersionNotNewerError
-from tests.daemon_process import SMALL_ENGINE, DaemonProcess
-from tests.faults import faulty_worker
 from tests.faults.contents import Contents
-from tests.faults.faulty_worker import FAULTS_VARIABLE, FAULTY_EXTENSION
 from tests.faults.history import START_CONTENT, History, Outcome, excerpt
 from tests.faults.history_model import Violation, label_violations, violations
 from tests.faults.recorder import Recorder
 from tests.faults.scores import scored, separation
 from tests.faults.traffic import Traffic
+from tests.support import faulty_worker
+from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess
+from tests.support.faulty_worker import FAULTS_VARIABLE, FAULTY_EXTENSION
 
 DURATION_S = float(os.environ.get("GENSERVE_HISTORY_S", "25"))
 SEED = os.environ.get("GENSERVE_HISTORY_SEED", "1")

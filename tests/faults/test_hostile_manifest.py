@@ -8,8 +8,8 @@ import pytest
 
 from genserve.client.transport.errors import error_of
 from genserve.errors import GenserveError, InvalidFieldError, ManifestMismatchError, MessageTooLargeError
-from tests.faults.footprint import reset_peak, resident_bytes
-from tests.faults.subject import Subject
+from tests.support.footprint import reset_peak, resident_bytes
+from tests.support.subject import Subject
 
 MAX_GROWTH_BYTES = 64 << 20
 REFUSED_WITHIN_S = 10.0

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.faults.subject import started
+from tests.support.subject import started
 
 
 async def test_a_killed_receiver_takes_no_byte_along(

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from genserve.errors import DeadlineError, PushRolledBackError
-from tests.faults.faulty_worker import Fault
-from tests.faults.subject import Kept, Subject
+from tests.support.faulty_worker import Fault
+from tests.support.subject import Kept, Subject
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ async def test_a_commit_that_fails_is_healed_from_the_resident_bytes(inplace: Su
     """In the same pause; before the first push they are the checkpoint's files, afterwards an arena."""
     version = await inplace.oracle.served_version()
     error = await inplace.fails(PushRolledBackError, Fault("commit", after=after))
-    assert f"version {version} was applied anew" in error.message
+    assert f"version {version} was applied again" in error.message
     await inplace.oracle.holds((version, "a"))
 
 

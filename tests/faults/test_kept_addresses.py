@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from genserve.errors import PushRolledBackError
-from tests.faults.faulty_worker import KEEP_ADDRESSES_VARIABLE, Fault
-from tests.faults.subject import Kept, Subject
+from tests.support.faulty_worker import KEEP_ADDRESSES_VARIABLE, Fault
+from tests.support.subject import Kept, Subject
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from genserve.client import AsyncClient
-from tests.faults.faulty_worker import Fault
-from tests.faults.footprint import RESIDENT_ALLOWANCE_BYTES, Footprint
-from tests.faults.oracle import Oracle, OracleError
-from tests.faults.subject import Subject
+from tests.support.faulty_worker import Fault
+from tests.support.footprint import RESIDENT_ALLOWANCE_BYTES, Footprint
+from tests.support.oracle import Oracle, OracleError
+from tests.support.subject import Subject
 
 
 @pytest.fixture

@@ -10,11 +10,12 @@ import pytest
 
 from genserve.engine.vllm.start.stale_shm import sweep
 from genserve.errors import EngineDeadError, GenserveError, PushRolledBackError
-from tests.engine.conftest import PROMPTS
-from tests.engine.reference import MAX_TOKENS
-from tests.faults.faulty_worker import Fault
-from tests.faults.footprint import Remains
-from tests.faults.subject import BOTH_CORES, Kept, Subject
+from tests.support.daemon_process import BOTH_CORES
+from tests.support.faulty_worker import Fault
+from tests.support.footprint import Remains
+from tests.support.plain_vllm import PROMPTS
+from tests.support.reference import MAX_TOKENS
+from tests.support.subject import Kept, Subject
 
 NUM_CALLS = 100
 

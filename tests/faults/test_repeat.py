@@ -13,8 +13,8 @@ from genserve.errors import (
     WeightVersionMismatchError,
 )
 from genserve.v1 import weights_pb2, weights_pb2_grpc
-from tests.faults.faulty_worker import Fault
-from tests.faults.subject import Subject
+from tests.support.faulty_worker import Fault
+from tests.support.subject import Subject
 
 
 async def test_a_push_beside_another_that_is_sending_is_refused_at_once(subject: Subject) -> None:

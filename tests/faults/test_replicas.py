@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from genserve.errors import DeadlineError, EngineSleepingError, PushRolledBackError
-from tests.engine.forgetful_worker import SLEEPS_VARIABLE
-from tests.faults.faulty_worker import Fault
 from tests.faults.forgetful_worker import FORGETFUL_EXTENSION
-from tests.faults.subject import BOTH_CORES, Kept, Subject
+from tests.support.daemon_process import BOTH_CORES
+from tests.support.faulty_worker import Fault
+from tests.support.forgetful_worker import SLEEPS_VARIABLE
+from tests.support.subject import Kept, Subject
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from genserve.errors import StagingFullError
-from tests.faults.subject import Subject
+from tests.support.subject import Subject
 
 
 async def test_a_push_over_the_quota_is_refused_until_there_is_room(subject: Subject) -> None:

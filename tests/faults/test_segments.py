@@ -10,8 +10,8 @@ import pytest
 
 from genserve.errors import InvalidFieldError
 from genserve.v1 import weights_pb2, weights_pb2_grpc
-from tests.engine.test_push import RawPush
-from tests.faults.subject import Subject
+from tests.support.raw_push import RawPush
+from tests.support.subject import Subject
 
 Frame = weights_pb2.PushWeightsRequest
 PIECE_BYTES = 50_000

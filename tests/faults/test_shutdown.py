@@ -11,8 +11,8 @@ import pytest
 
 from genserve.client import AsyncClient, Generation
 from genserve.errors import DrainingError, EngineTaintedError, GenserveError, UnavailableError
-from tests.faults.faulty_worker import Fault
-from tests.faults.subject import Subject, started
+from tests.support.faulty_worker import Fault
+from tests.support.subject import Subject, started
 
 DRAIN_TIMEOUT_S = 4.0
 STOP_S = 12.0

@@ -3,8 +3,8 @@
 import pytest
 
 from genserve.errors import EngineSleepingError
-from tests.faults.faulty_worker import Fault
-from tests.faults.subject import Subject
+from tests.support.faulty_worker import Fault
+from tests.support.subject import Subject
 
 
 @pytest.mark.parametrize("staged", [False, True])

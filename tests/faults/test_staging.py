@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from genserve.errors import ManifestMismatchError, PushNotFoundError, PushRolledBackError
-from tests import models
-from tests.faults.faulty_worker import Fault
-from tests.faults.subject import Subject
+from tests.support import models
+from tests.support.faulty_worker import Fault
+from tests.support.subject import Subject
 
 Tensors = dict[str, torch.Tensor]
 

@@ -3,7 +3,7 @@
 import asyncio
 
 from genserve.client import Delta, GeneratedSequence, Generation, WeightSpan
-from tests.faults.subject import Subject
+from tests.support.subject import Subject
 
 NUM_STREAMS = 64
 NUM_TOKENS = 400

@@ -15,9 +15,9 @@ from genserve.errors import (
     PushRolledBackError,
     UnavailableError,
 )
-from tests.faults.faulty_worker import Fault
-from tests.faults.footprint import Remains
-from tests.faults.subject import Kept, Subject
+from tests.support.faulty_worker import Fault
+from tests.support.footprint import Remains
+from tests.support.subject import Kept, Subject
 
 
 @pytest.fixture(scope="module")

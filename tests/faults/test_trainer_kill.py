@@ -11,8 +11,8 @@ import pytest
 
 from genserve.client import AsyncClient, Generation
 from genserve.errors import PushNotFoundError
-from tests.faults.faulty_worker import Fault
-from tests.faults.subject import Subject
+from tests.support.faulty_worker import Fault
+from tests.support.subject import Subject
 
 
 @asynccontextmanager

@@ -20,9 +20,9 @@ from genserve.errors import (
     PushTruncatedError,
 )
 from genserve.v1 import weights_pb2, weights_pb2_grpc
-from tests import models
-from tests.engine.test_push import RawPush, replaced
-from tests.faults.subject import Subject
+from tests.support import models
+from tests.support.raw_push import RawPush, replaced
+from tests.support.subject import Subject
 
 Frame = weights_pb2.PushWeightsRequest
 

@@ -12,10 +12,10 @@ from types import TracebackType
 from typing import Self
 
 from genserve.client import AsyncClient, KvPolicy, PauseMode
-from tests.faults import faulty_worker
-from tests.faults.faulty_worker import Fault
 from tests.faults.recorder import Recorder
 from tests.faults.trainers import Trainer, VersionBook
+from tests.support import faulty_worker
+from tests.support.faulty_worker import Fault
 
 _NUM_GENERATORS = 6
 _NUM_TRAINERS = 2

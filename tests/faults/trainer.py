@@ -10,7 +10,7 @@ import sys
 
 import grpc.aio
 
-from genserve.client.weights.frames import END_FRAME, chunk_frame, header_frame
+from genserve.client.weights.frames import END_FRAME, chunk_frame, header_frame, manifest_message
 from genserve.client.weights.layout import ByteSpace
 from genserve.client.weights.sources import tensor_sources
 from genserve.v1 import weights_pb2
@@ -21,7 +21,7 @@ CHUNK_BYTES = 16 << 10
 async def push(address: str, checkpoint: str, version: int, push_id: str, percent: int, ttl_s: int) -> None:
     """Sends, tells and waits."""
     space = ByteSpace(tensor_sources(checkpoint))
-    manifest = space.manifest(partial=False)
+    manifest = manifest_message(space.manifest(partial=False))
     header = weights_pb2.PushHeader(push_id=push_id, weight_version=version, manifest=manifest, attempt=push_id)
     header.staging_ttl.FromSeconds(ttl_s)
     end = space.total_bytes * percent // 100

@@ -11,10 +11,10 @@ import torch
 
 from genserve.client import AsyncClient
 from genserve.errors import PushRolledBackError
-from tests.engine.test_lora import CONFIG, VOCABULARY, adapter, merged, scores
-from tests.faults.faulty_worker import Fault
-from tests.faults.subject import started
-from tests.gpu.matrix import MODES, WAYS, checkpoints_of, kind_named, two
+from tests.support.adapters import CONFIG, VOCABULARY, adapter, merged, scores
+from tests.support.faulty_worker import Fault
+from tests.support.matrix import MODES, WAYS, checkpoints_of, kind_named, two
+from tests.support.subject import started
 
 SLEEPS = ("--enable-sleep-mode",)
 _LEFT_BYTES = 32 << 20

@@ -12,10 +12,10 @@ import psutil
 import pytest
 import torch
 
-from tests import models
-from tests.daemon_process import SMALL_ENGINE
-from tests.faults.subject import started
-from tests.gpu.matrix import MODES, WAYS, Kind, checkpoints_of, refused, served, two
+from tests.support import models
+from tests.support.daemon_process import SMALL_ENGINE
+from tests.support.matrix import MODES, WAYS, Kind, checkpoints_of, refused, served, two
+from tests.support.subject import started
 
 PINNED_BYTES = 256 << 20
 

@@ -1,11 +1,9 @@
 """A real gRPC server on a free port, with the real controllers, on an engine that does as it is told."""
 
 import asyncio
-import subprocess
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import TYPE_CHECKING
 
 import grpc.aio
@@ -39,7 +37,8 @@ from genserve.weights.lora.loader import LoraLoader
 from genserve.weights.registry import PushRegistry
 from genserve.weights.resident import ResidentStore
 from genserve.weights.vllm_transfer import TransferUpdates
-from tests.scripted_engine import ScriptedEngine
+from tests.support.idle_process import idle_process
+from tests.support.scripted_engine import ScriptedEngine
 
 if TYPE_CHECKING:
     from genserve.v1.control_pb2_grpc import ControlServiceAsyncStub
@@ -183,12 +182,6 @@ class Daemon:
             stream = self.engine.streams[index]
             await stream.waiting.wait()
         return stream
-
-
-@cache
-def idle_process() -> "subprocess.Popen[bytes]":
-    """A process that does nothing, and ends with this one, which holds the other end of its input."""
-    return subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
 
 
 @asynccontextmanager

@@ -13,7 +13,7 @@ from genserve.client import AsyncClient
 from genserve.errors import PushConflictError
 from genserve.v1 import weights_pb2
 from tests.rpc.conftest import Daemon, reason_of
-from tests.rpc.test_weights import DATA, END, Frame, header, push, refused
+from tests.rpc.frames import DATA, END, Frame, header, push, refused
 
 OTHER = hashlib.sha256(b"other").digest()
 APPLIED = weights_pb2.PUSH_STATE_APPLIED
@@ -310,7 +310,7 @@ async def test_the_clients_of_two_attempts_are_told(daemon: Daemon) -> None:
 
 async def test_a_client_does_not_take_another_attempt_s_outcome_for_its_own(daemon: Daemon) -> None:
     """Its stream broke before a byte was compared, and GetPush says that the push was applied: with other bytes."""
-    from genserve.client.weights.push import Upload
+    from genserve.client.weights.upload import Upload
     from genserve.errors import UnavailableError
 
     numpy = pytest.importorskip("numpy")

@@ -1,7 +1,6 @@
 """The Python client and its commands against the real server: pushes by several callers, staged ones, and pulls."""
 
 import asyncio
-import hashlib
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -24,10 +23,8 @@ from genserve.errors import (
     UnavailableError,
     WeightVersionMismatchError,
 )
-from genserve.tensors.safetensors import StoredTensor
 from tests.rpc.conftest import Daemon
-
-Weights = dict[str, StoredTensor]
+from tests.rpc.served import weights
 
 
 @pytest.fixture
@@ -35,12 +32,6 @@ async def client(daemon: Daemon) -> AsyncIterator[AsyncClient]:
     """A client of the server."""
     async with AsyncClient(daemon.address) as connected:
         yield connected
-
-
-def weights(version: int) -> Weights:
-    """Those of the server's checkpoint, in other bytes for each version."""
-    data = memoryview(hashlib.sha256(str(version).encode()).digest())
-    return {"a": StoredTensor("a", "F32", (4,), data[:16]), "b": StoredTensor("b", "BF16", (8,), data[16:])}
 
 
 def live(version: int) -> dict[str, bytes]:

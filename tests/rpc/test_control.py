@@ -20,9 +20,9 @@ from genserve.rpc.convert.control import ServerFacts
 from genserve.rpc.watchers import Watchers
 from genserve.v1 import control_pb2, types_pb2, weights_pb2
 from genserve.weights.lora.loader import LoraLoader
-from tests.phases import enter_phase
 from tests.rpc.conftest import MAX_MESSAGE_BYTES, MAX_STAGING_BYTES, Daemon, busier, field_of, reason_of
-from tests.scripted_engine import Gate
+from tests.support.phases import enter_phase
+from tests.support.scripted_engine import Gate
 
 
 async def test_a_pause_is_a_lease_until_it_is_given_back(daemon: Daemon) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import google_crc32c
 import grpc
 import grpc.aio
+import numpy
 import psutil
 import pytest
 
@@ -21,12 +22,14 @@ from genserve.ingest import protocol as wire
 from genserve.ingest.relay import IngestSettings
 from genserve.ingest.supervisor import IngestProcesses
 from genserve.memory.daemon_processes import DaemonProcesses
+from genserve.memory.ring import NAME_PREFIX, NUM_PIECES, PIECE_BYTES
 from genserve.v1 import weights_pb2
 from genserve.v1.control_pb2 import GetServerInfoRequest
 from genserve.v1.weights_pb2_grpc import WeightServiceStub
+from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor
 from tests.rpc.conftest import MAX_MESSAGE_BYTES, Daemon, field_of, reason_of, serving
-from tests.rpc.test_segments import WEIGHTS, has_bytes, memory, segment
-from tests.rpc.test_weights import DATA, END, Frame, chunk, header
+from tests.rpc.frames import DATA, END, Frame, chunk, header
+from tests.rpc.segments import WEIGHTS, has_bytes, memory, segment
 
 if TYPE_CHECKING:
     from genserve.v1.weights_pb2_grpc import WeightServiceAsyncStub
@@ -51,7 +54,7 @@ class Relayed:
 async def processes() -> AsyncIterator[IngestProcesses]:
     """One process; it takes a second to start."""
     said: list[str] = []
-    processes = IngestProcesses(1, IngestSettings("127.0.0.1", 0, "", MAX_MESSAGE_BYTES, ()), said.append)
+    processes = IngestProcesses(1, IngestSettings("127.0.0.1", 0, "", 4 * PIECE_BYTES, ()), said.append)
     await processes.start()
     try:
         yield processes
@@ -104,8 +107,10 @@ async def test_its_clients_hand_no_memory_over(relayed: Relayed) -> None:
     assert (error.code(), field_of(error)) == (grpc.StatusCode.INVALID_ARGUMENT, "segment")
 
 
-async def test_its_clients_name_no_pipe_of_the_process(processes: IngestProcesses) -> None:
-    """They may guess where its memory is, which is what their own chunks were; a pipe beside it is not theirs."""
+@pytest.mark.parametrize("names_one", [True, False])
+async def test_its_clients_name_no_pipe_of_the_process(processes: IngestProcesses, names_one: bool) -> None:
+    """They may guess where its memory is, which is what their own chunks were; a pipe beside it is not theirs, and
+    pieces of that memory are acknowledged on its own pipe or not taken at all."""
     (pid,) = processes.pids
     async with (
         serving(ServeConfig(port=0), processes, processes=DaemonProcesses()) as daemon,
@@ -117,9 +122,9 @@ async def test_its_clients_name_no_pipe_of_the_process(processes: IngestProcesse
             yield chunk(0, 20)
             numbers = sorted(map(int, os.listdir(f"/proc/{pid}/fd")), reverse=True)  # the lowest of equal ones
             found = {os.readlink(f"/proc/{pid}/fd/{each}"): each for each in numbers}
-            ring = next(found[name] for name in found if name.startswith("/memfd:genserve-push"))
+            ring = next(found[name] for name in found if name.startswith(f"/memfd:{NAME_PREFIX}"))
             pipe = next(found[name] for name in found if name.startswith("pipe:"))
-            yield segment(f"/proc/{pid}/fd/{ring}", 0, 20, taken_path=f"/proc/{pid}/fd/{pipe}")
+            yield segment(f"/proc/{pid}/fd/{ring}", 0, 20, taken_path=f"/proc/{pid}/fd/{pipe}" if names_one else "")
 
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await WeightServiceStub(channel).PushWeights(frames(), timeout=10)
@@ -155,7 +160,7 @@ def test_nobody_else_reaches_the_socket(processes: IngestProcesses) -> None:
 
 
 async def test_more_bytes_than_the_ring_go_round(relayed: Relayed) -> None:
-    """The memory of the process is written again and again; the daemon takes each piece before that."""
+    """The memory of the process is written again and again; the daemon copies each piece before that."""
     data = bytes(900_000)
     crc32c = google_crc32c.value(data)
 
@@ -168,6 +173,29 @@ async def test_more_bytes_than_the_ring_go_round(relayed: Relayed) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await relayed.stub.PushWeights(frames(), timeout=10)
     assert reason_of(caught.value) == "CHUNK_OUT_OF_RANGE"
+
+
+async def test_a_chunk_may_be_larger_than_a_piece_of_the_ring(processes: IngestProcesses) -> None:
+    """It is cut: every byte arrives in its place, also after the ring has been written once."""
+    chunk_bytes, num_chunks = 2 * PIECE_BYTES + 5, NUM_PIECES
+    size_bytes = chunk_bytes * num_chunks
+    weights = numpy.random.default_rng(0).integers(0, 256, size_bytes, "uint8")
+    checkpoint = CheckpointIndex({"w": CheckpointTensor("U8", (size_bytes,), size_bytes)})
+    async with (
+        serving(ServeConfig(port=0), processes, checkpoint, 2 * size_bytes) as daemon,
+        grpc.aio.insecure_channel(f"127.0.0.1:{processes.ports[0]}") as channel,
+    ):
+
+        async def frames() -> AsyncIterator[Frame]:
+            yield await header(daemon)
+            for start in range(0, size_bytes, chunk_bytes):
+                data = weights[start : start + chunk_bytes].tobytes()
+                yield Frame(chunk=weights_pb2.PushChunk(offset=start, data=data, crc32c=google_crc32c.value(data)))
+            yield END
+
+        response = await WeightServiceStub(channel).PushWeights(frames(), timeout=30)
+        assert response.applied.active_version == 1
+        assert daemon.engine.live == {"w": weights.tobytes()}
 
 
 async def test_the_client_uses_it_where_it_can_be_reached(relayed: Relayed, monkeypatch: pytest.MonkeyPatch) -> None:

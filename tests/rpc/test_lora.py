@@ -7,19 +7,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-import torch
 from safetensors.torch import save_file
 
 from genserve.cli import main
 from genserve.client import AsyncClient, Lora
 from genserve.errors import InvalidFieldError, LoraNotFoundError, UnsupportedError
+from tests.rpc.adapter import CONFIG, TENSORS
 from tests.rpc.conftest import Daemon
-
-CONFIG = {"r": 2, "lora_alpha": 4, "target_modules": {"q"}}
-TENSORS = {
-    "base_model.model.q.lora_A.weight": torch.ones(2, 4),
-    "base_model.model.q.lora_B.weight": torch.ones(6, 2),
-}
 
 
 @pytest.fixture
@@ -73,7 +67,7 @@ async def test_what_cannot_be_sent(daemon: Daemon, client: AsyncClient, saved: P
     with pytest.raises(TypeError, match="config"):
         await client.push_lora("x", TENSORS)
     (saved / "adapter_config.json").write_text("[]")
-    with pytest.raises(ValueError, match="is no JSON object"):
+    with pytest.raises(ValueError, match="is not a JSON object"):
         await client.push_lora("x", saved)
     with pytest.raises(InvalidFieldError) as caught:
         await client.load_lora("x", saved)

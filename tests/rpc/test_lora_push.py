@@ -7,12 +7,13 @@ from typing import Any
 import grpc
 import pytest
 
-from genserve.client.weights.layout import ByteSpace, manifest_digest
+from genserve.client.weights.frames import manifest_message
+from genserve.client.weights.layout import ByteSpace
 from genserve.client.weights.sources import tensor_sources
 from genserve.v1 import control_pb2, weights_pb2
+from tests.rpc.adapter import CONFIG, TENSORS
 from tests.rpc.conftest import Daemon, field_of, reason_of
-from tests.rpc.test_lora import CONFIG, TENSORS
-from tests.rpc.test_weights import END, Frame, push, refused
+from tests.rpc.frames import END, Frame, push, refused
 
 CONFIG_TEXT = json.dumps(CONFIG | {"target_modules": ["q"]})
 
@@ -24,9 +25,9 @@ async def frames(*, config: str = CONFIG_TEXT, is_first: bool = True, **fields: 
     adapter = weights_pb2.LoraAdapter(lora_name="policy", config=config)
     opened = weights_pb2.PushHeader(**{"push_id": "p1", "lora": adapter, **fields})
     if is_first:
-        opened.manifest.CopyFrom(manifest)
+        opened.manifest.CopyFrom(manifest_message(manifest))
     else:
-        opened.manifest_digest = manifest_digest(manifest)
+        opened.manifest_digest = manifest.digest
     chunks = [
         Frame(chunk=weights_pb2.PushChunk(offset=offset, data=b"".join(parts)))
         async for offset, parts in space.chunks(space.ranges, 40)
@@ -111,6 +112,9 @@ async def test_a_stream_that_is_late_for_an_adapter_is_told(daemon: Daemon) -> N
             yield END
 
         late = asyncio.ensure_future(daemon.weights.PushWeights(requests(), timeout=10))
+        async with asyncio.timeout(5):  # its header waits for the push, beside the task that drops what is idle
+            while len(daemon.registry._pushes._changed._waiters) < 2:
+                await asyncio.sleep(0.005)
         pushing = asyncio.ensure_future(push(daemon, [first, *chunks, END]))
         await pushing
         go_on.set()

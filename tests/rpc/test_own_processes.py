@@ -13,8 +13,8 @@ import pytest
 from genserve.config import ServeConfig
 from genserve.memory.daemon_processes import DaemonProcesses
 from tests.rpc.conftest import Daemon, field_of, serving
-from tests.rpc.test_segments import memory, pipe, segment
-from tests.rpc.test_weights import END, header, push, refused
+from tests.rpc.frames import END, header, push, refused
+from tests.rpc.segments import memory, pipe, segment
 
 
 @pytest.fixture

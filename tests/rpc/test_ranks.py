@@ -14,6 +14,7 @@ import torch
 from genserve.config import ServeConfig
 from tests.rpc.conftest import Daemon, serving
 from tests.rpc.rank import NUM_RANKS, Model, stepped, weights
+from tests.support.warm import process
 
 Answers = list[list[dict[str, Any]]]
 
@@ -29,19 +30,10 @@ async def run(scenario: str, daemon: Daemon, store: Path, statuses: tuple[int, .
     """What each rank was answered."""
 
     async def rank(number: int) -> list[dict[str, Any]]:
-        process = await asyncio.create_subprocess_exec(
-            *[sys.executable, "-m", "tests.rpc.rank", scenario, daemon.address, str(store / "store"), str(number)],
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        try:
-            output, errors = await asyncio.wait_for(process.communicate(), 120)
-        except TimeoutError:
-            process.kill()
-            raise
-        assert process.returncode == statuses[number], errors.decode()
-        return [json.loads(line) for line in output.splitlines() if line.startswith(b"{")]
+        program = [sys.executable, "-m", "tests.rpc.rank", scenario, daemon.address, str(store / "store"), str(number)]
+        done = await asyncio.to_thread(process.run, program, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        assert done.returncode == statuses[number], done.stderr
+        return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
     return list(await asyncio.gather(*(rank(number) for number in range(NUM_RANKS))))
 

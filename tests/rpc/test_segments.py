@@ -3,43 +3,17 @@
 import asyncio
 import os
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import google_crc32c
 import grpc.aio
-import numpy
 import pytest
-import torch
 
-from genserve.errors import PushNotFoundError
-from genserve.rpc.frames.push import is_local
 from genserve.v1 import weights_pb2
 from tests.rpc.conftest import Daemon, field_of, reason_of
-from tests.rpc.test_weights import DATA, END, Frame, chunk, header, push, refused
-
-WEIGHTS = {
-    "a": numpy.frombuffer(DATA[:16], "float32").copy(),
-    "b": torch.frombuffer(bytearray(DATA[16:]), dtype=torch.bfloat16),
-}
-
-
-@contextmanager
-def memory(data: bytes = DATA, name: str = "genserve-push-test") -> Iterator[tuple[str, int]]:
-    """A memfd with these bytes: its path and descriptor."""
-    fd = os.memfd_create(name)
-    try:
-        os.write(fd, data)
-        yield f"/proc/{os.getpid()}/fd/{fd}", fd
-    finally:
-        os.close(fd)
-
-
-def segment(path: str, start: int = 0, end: int = 32, **fields: Any) -> Frame:
-    """Bytes [start, end) of the byte space, which lie at the same place of the memory."""
-    place = {"segment_offset": start, "offset": start, "length": end - start, **fields}
-    return Frame(segment=weights_pb2.PushSegment(path=path, **place))
+from tests.rpc.frames import DATA, END, Frame, chunk, header, push, refused
+from tests.rpc.segments import has_bytes, memory, pipe, segment
 
 
 async def test_memory_of_a_peer_on_this_host_is_copied(daemon: Daemon) -> None:
@@ -147,25 +121,6 @@ async def test_memory_that_is_too_short_is_refused(daemon: Daemon, fields: dict[
     with memory() as (path, _):
         error = await refused(daemon, [await header(daemon), segment(path, **fields), END])
     assert field_of(error) == "segment.length"
-
-
-def has_bytes(daemon: Daemon, num_bytes: int) -> bool:
-    """Whether the push is there and has so many."""
-    try:
-        return daemon.registry.report("p1").push.received_bytes >= num_bytes
-    except PushNotFoundError:
-        return False
-
-
-@contextmanager
-def pipe() -> Iterator[tuple[str, int]]:
-    """The path of its writing end, and the descriptor of the other."""
-    reading, writing = os.pipe()
-    try:
-        yield f"/proc/{os.getpid()}/fd/{writing}", reading
-    finally:
-        os.close(reading)
-        os.close(writing)
 
 
 async def test_a_trainer_is_told_what_has_been_copied(daemon: Daemon) -> None:
@@ -314,24 +269,6 @@ async def test_a_piece_behind_the_end_is_out_of_range(daemon: Daemon) -> None:
     with memory() as (path, _):
         error = await refused(daemon, [await header(daemon), segment(path, offset=1), END])
         assert reason_of(error) == "CHUNK_OUT_OF_RANGE"
-
-
-@pytest.mark.parametrize(
-    ("peer", "local"),
-    [
-        ("ipv4:127.0.0.1:5", True),
-        ("ipv6:%5B::1%5D:5", True),
-        ("unix:", True),
-        ("ipv4:10.0.0.1:5", False),
-        ("ipv4:192.127.0.1:5", False),
-        ("ipv6:%5Bfe80::1%5D:5", False),
-        ("ipv6:%5B::10%5D:5", False),
-        ("", False),
-    ],
-)
-def test_who_is_on_this_host(peer: str, local: bool) -> None:
-    """By the address of the connection's other end."""
-    assert is_local(peer) is local
 
 
 async def test_peers_elsewhere_hand_nothing_over(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:

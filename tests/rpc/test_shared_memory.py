@@ -9,8 +9,8 @@ from genserve.client import AsyncClient
 from genserve.config import ServeConfig
 from genserve.errors import InvalidFieldError, UnsupportedError
 from tests.rpc.conftest import Daemon, field_of, serving
-from tests.rpc.test_segments import WEIGHTS, memory, segment
-from tests.rpc.test_weights import DATA, END, header, refused
+from tests.rpc.frames import DATA, END, header, refused
+from tests.rpc.segments import WEIGHTS, memory, segment
 
 
 def num_segments() -> int:
@@ -47,7 +47,7 @@ async def test_the_client_sends_bytes_where_memory_cannot_be_had(
 ) -> None:
     """The daemon says that it could, and then cannot: bytes, unless memory was asked for."""
     monkeypatch.setattr("genserve.client.weights.calls.MIN_BYTES", 0)
-    monkeypatch.setattr("genserve.memory.ring._NAME", "of another name")
+    monkeypatch.setattr("genserve.memory.ring.NAME_PREFIX", "of another name")
     async with AsyncClient(daemon.address) as client:
         with pytest.raises(InvalidFieldError, match=r"segment\.path"):
             await client.push_weights(WEIGHTS, version=1, shared_memory=True)

@@ -11,7 +11,7 @@ from genserve.tensors.chunk_frame import Chunk
 from genserve.v1 import control_pb2, types_pb2, weights_pb2
 from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor
 from tests.rpc.conftest import Daemon, field_of, reason_of, serving
-from tests.rpc.test_weights import DATA, END, Frame, chunk, header, push, refused
+from tests.rpc.frames import DATA, END, Frame, chunk, header, push, refused
 
 
 async def stage(daemon: Daemon) -> None:
@@ -115,7 +115,7 @@ async def test_a_header_that_is_too_large_is_not_parsed(daemon: Daemon) -> None:
     parse = push_frames.frame_parser(1000)
     for data in (hostile, small_chunk + hostile, b"\x78\x01" + hostile, large_chunk + hostile, b"\x12" * 2000):
         assert isinstance(parse(data), push_frames.OversizedFrame)
-    assert parse(honest) == Frame.FromString(honest)
+    assert parse(honest) == Frame.FromString(honest).header
     assert parse(large_chunk) == Chunk(0, bytes(5000), None)
 
 

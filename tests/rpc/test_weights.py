@@ -1,51 +1,18 @@
 """PushWeights, as a client on the wire sees it."""
 
 import asyncio
-import hashlib
-from collections.abc import AsyncIterator, Iterable
-from typing import Any
+from collections.abc import AsyncIterator
 
-import google_crc32c
 import grpc
 import pytest
 from google.rpc import error_details_pb2
 
+from genserve.config import ServeConfig
 from genserve.control.conditions import Phase
 from genserve.v1 import weights_pb2
-from tests.phases import enter_phase
-from tests.rpc.conftest import CHECKPOINT, Daemon, detail_of, field_of, reason_of
-
-DATA = hashlib.sha256(b"1").digest()
-Frame = weights_pb2.PushWeightsRequest
-END = Frame(end=weights_pb2.PushEnd())
-
-
-async def header(daemon: Daemon, **fields: Any) -> Frame:
-    """A header with the manifest that GetWeights tells."""
-    manifest = (await daemon.weights.GetWeights(weights_pb2.GetWeightsRequest())).manifest
-    return Frame(
-        header=weights_pb2.PushHeader(**{"push_id": "p1", "weight_version": 1, "manifest": manifest, **fields})
-    )
-
-
-def chunk(start: int, end: int, **fields: Any) -> Frame:
-    """Bytes [start, end) of DATA."""
-    data = DATA[start:end]
-    return Frame(
-        chunk=weights_pb2.PushChunk(**{"offset": start, "data": data, "crc32c": google_crc32c.value(data), **fields})
-    )
-
-
-async def push(daemon: Daemon, frames: Iterable[Frame]) -> weights_pb2.PushWeightsResponse:
-    """All frames over one stream."""
-    return await daemon.weights.PushWeights(iter(frames), timeout=5)
-
-
-async def refused(daemon: Daemon, frames: Iterable[Frame]) -> grpc.aio.AioRpcError:
-    """The error with which a push ends."""
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await push(daemon, frames)
-    return caught.value
+from tests.rpc.conftest import CHECKPOINT, Daemon, detail_of, field_of, reason_of, serving
+from tests.rpc.frames import DATA, END, Frame, chunk, header, push, refused
+from tests.support.phases import enter_phase
 
 
 async def test_a_push_is_applied_and_its_outcome_can_be_asked_for(daemon: Daemon) -> None:
@@ -207,3 +174,10 @@ async def test_digests_are_read_on_request_only(daemon: Daemon) -> None:
     assert [tensor.name for tensor in plain.manifest.tensors] == sorted(CHECKPOINT.tensors)
     full = await daemon.weights.GetWeights(weights_pb2.GetWeightsRequest(include_digests=True))
     assert [digest.name for digest in full.digests] == ["w"]
+
+
+async def test_weights_without_a_checkpoint_have_no_manifest() -> None:
+    """Rather than an empty one, which would say that nothing has to be pushed."""
+    async with serving(ServeConfig(port=0), checkpoint=None) as daemon:
+        told = await daemon.weights.GetWeights(weights_pb2.GetWeightsRequest())
+        assert not told.HasField("manifest")

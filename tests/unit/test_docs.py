@@ -1,17 +1,18 @@
-"""README, CONTRIBUTING and docs say what the code and the measurements say."""
+"""README, CONTRIBUTING and docs agree with the code and the measurements."""
 
-import json
+import os
 import re
 import shutil
 import tomllib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from genserve.errors import GenserveError, all_errors
-from genserve.rpc.status import code_of
-from tests.bench.report import update_readme
+from genserve.rpc.status import CODES
+from tests.bench.report import BEGIN, END, FIGURES, Result, update_page, update_readme
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("clients/**/*.md")]
@@ -30,52 +31,65 @@ def rows(text: str) -> Iterator[list[str]]:
         yield [cell.strip() for cell in line.strip("|").split("|")]
 
 
-def test_the_readme_has_every_error_under_its_status_code() -> None:
-    """Each reason once, in the row of the code that the status table gives it."""
-    listed = {
-        reason: code
-        for code, reasons in rows(section(ROOT / "README.md", "Errors"))
-        for reason in re.findall(r"\b[A-Z]+(?:_[A-Z]+)*\b", re.sub(r"\(.*?\)", "", reasons))
-    }
-    assert listed == {error.reason: code_of(error("")).name for error in (GenserveError, *all_errors())}
+def test_the_page_of_errors_has_every_error() -> None:
+    """Its reason, class and status code, and its meaning in the words of the class."""
+    listed = [tuple(row) for row in rows(section(ROOT / "docs" / "errors.md", "Reasons"))]
+    assert listed == [
+        (error.reason, f"`{error.__name__}`", code.name, " ".join((error.__doc__ or "").partition("\n\n")[0].split()))
+        for error, code in CODES.items()
+    ]
 
 
-def test_the_readme_s_tables_are_those_of_the_measurements(tmp_path: Path) -> None:
-    """As `scripts/bench table` writes them."""
-    for name in ("README.md", "docs/benchmarks"):
-        source, target = ROOT / name, tmp_path / name
-        target.parent.mkdir(exist_ok=True)
-        shutil.copytree(source, target) if source.is_dir() else shutil.copy(source, target)
+@pytest.mark.parametrize("name", ["README.md", "docs/benchmarks/README.md"])
+def test_the_figures_are_those_of_the_measurements(tmp_path: Path, name: str) -> None:
+    """README.md quotes four of them, the benchmarks page has all: as `scripts/bench table` writes them."""
+    shutil.copytree(BENCHMARKS, tmp_path / "docs" / "benchmarks")
+    shutil.copy(ROOT / "README.md", tmp_path)
+    update_page(tmp_path / "docs" / "benchmarks", tmp_path / "docs" / "benchmarks" / "README.md")
     update_readme(tmp_path / "docs" / "benchmarks", tmp_path / "README.md")
-    assert (tmp_path / "README.md").read_text() == (ROOT / "README.md").read_text()
+    assert (tmp_path / name).read_text() == (ROOT / name).read_text()
 
 
-def test_the_readme_describes_every_peer_of_its_tables() -> None:
+@pytest.mark.parametrize("name", FIGURES)
+def test_the_figures_of_the_readme_change_with_the_measurements(tmp_path: Path, name: str) -> None:
+    """Each of the results it is made from reaches it."""
+    shutil.copytree(BENCHMARKS, tmp_path / "results")
+    shutil.copy(ROOT / "README.md", tmp_path)
+    measured = Result.load(BENCHMARKS, name)
+    replace(measured, medians=doubled(measured.medians), ratios=doubled(measured.ratios)).save(tmp_path / "results")
+    update_readme(tmp_path / "results", tmp_path / "README.md")
+    before, after = ((each / "README.md").read_text().splitlines() for each in (ROOT, tmp_path))
+    assert sum(old != new for old, new in zip(before, after, strict=True)) == 1
+
+
+def doubled(figures: Any) -> Any:
+    """The same tree with all numbers doubled."""
+    return {key: doubled(each) for key, each in figures.items()} if isinstance(figures, dict) else 2 * figures
+
+
+def test_the_benchmarks_page_describes_every_peer_of_its_tables() -> None:
     """By its name, or by the part of it that the text says several share."""
-    text, tables = section(ROOT / "README.md", "Benchmarks").split("<!-- bench -->")
-    described = set(re.findall(r"`([a-z0-9_…]+)`", text))
-    for peer in set(re.findall(r"^\| `([a-z0-9_]+)` \|", tables, re.MULTILINE)):
+    page = BENCHMARKS / "README.md"
+    described = set(re.findall(r"`([a-z0-9_…]+)`", section(page, "Names in the tables")))
+    for peer in set(re.findall(r"^\| `([a-z0-9_]+)` \|", page.read_text().split(BEGIN)[1], re.MULTILINE)):
         assert peer in described or any(re.fullmatch(each.replace("…", ".+"), peer) for each in described), peer
 
 
-def test_the_figures_of_the_weights_page_are_those_of_the_measurements() -> None:
-    """The whole table of pauses, and the latencies below it."""
-    text = section(ROOT / "docs" / "weights.md", "Compared")
-    pauses, latencies = text.split("| meanwhile |")
-    measured = json.loads((BENCHMARKS / "pause.json").read_text())["medians"]["smollm2"]
-    peers = {"genserve, `--weight-update=inplace`": "genserve_inplace"}
-    columns = ["receive_s", "save_s", "prepare_s", "pause_s", "commit_s", "resume_s", "paused_s", None, "total_s"]
-    for way, *cells in rows(pauses):
-        figures = measured[peers.get(way, way)]
-        for name, cell in zip(columns, (cell.strip("*") for cell in cells), strict=True):
-            if name is None:
-                assert float(cell) == pytest.approx(figures["paused_s"] / measured["genserve"]["paused_s"], abs=0.51)
-            elif cell:
-                assert float(cell) == pytest.approx(1000 * figures[name], abs=0.51)
-    relative = json.loads((BENCHMARKS / "interference.json").read_text())["ratios"]["smollm2"]
-    for what, p50, p99 in rows("| meanwhile |" + latencies):
-        figures = relative[re.findall(r"`(\w+)`", what)[0]]
-        assert (p50, p99) == (f"{figures['inter_token_p50_ms']:.1f}", f"{figures['inter_token_p99_ms']:.1f}")
+def test_the_index_lists_every_page() -> None:
+    """docs/README.md leads to each page of docs/ and clients/."""
+    index = (ROOT / "docs" / "README.md").read_text()
+    for page in PAGES:
+        if page.parent != ROOT and page != ROOT / "docs" / "README.md":
+            relative = os.path.relpath(page, ROOT / "docs")
+            assert f"]({relative})" in index, relative
+
+
+def test_lines_of_the_pages_are_short() -> None:
+    """At most 120 columns, apart from tables, which cannot be wrapped, and what `scripts/bench table` writes."""
+    for page in PAGES:
+        text = re.sub(f"{BEGIN}.*?{END}", "", page.read_text(), flags=re.DOTALL)
+        for line in text.splitlines():
+            assert len(line) <= 120 or line.startswith("|"), f"{page.relative_to(ROOT)}: {line}"
 
 
 def test_the_tree_of_contributing_is_the_tree() -> None:

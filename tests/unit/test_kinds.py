@@ -2,24 +2,24 @@
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from genserve.worker.update.placement import WAYS as EVERY_WAY
-from genserve.worker.update.placement import Facts, place
-from tests.gpu.conftest import what_to_send
-from tests.gpu.matrix import KINDS, WAYS, Kind, refused, served
-from tests.gpu.on_cpu import CHECKED
+from genserve.worker.contract.placement import WAYS as EVERY_WAY
+from genserve.worker.contract.placement import WorkerFacts, place
+from tests.support.gpu_issue import what_to_send
+from tests.support.matrix import KINDS, WAYS, Kind, refused, served
+from tests.support.on_cpu import CHECKED
+from tests.support.warm import process
 
 
 @pytest.fixture(scope="module")
 def findings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What is wrong with each kind."""
-    program = [sys.executable, "-m", "tests.gpu.on_cpu", str(tmp_path_factory.mktemp("kinds"))]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=280, check=False)
+    program = [sys.executable, "-m", "tests.support.on_cpu", str(tmp_path_factory.mktemp("kinds"))]
+    done = process.run(program, timeout=280)
     lines = [line for line in done.stdout.splitlines() if line.startswith("KINDS ")]
     assert lines, done.stderr[-4000:]
     found: dict[str, str] = json.loads(lines[0].removeprefix("KINDS "))
@@ -45,7 +45,7 @@ def test_refusals_say_what_the_matrix_expects(kind: Kind, way: str) -> None:
     if "would leave" in kind.refused[way]:
         pytest.skip("the audit of a model on a GPU says it")
     online = kind.name.endswith("-online")
-    facts = Facts(1 << 20, 1 << 10, 1 << 36, 1 << 36, quantization="fp8", is_online=online)
+    facts = WorkerFacts(1 << 20, 1 << 10, 1 << 36, 1 << 36, quantization="fp8", is_online=online)
     with pytest.raises(ValueError, match=re.escape(kind.refused[way])):
         place(way, facts)
 

@@ -24,7 +24,7 @@ def nothing_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--enable-elastic-ep"], "[elastic-experts]"),
         (["--enable-eplb", "--model", "Qwen/Qwen3-8B"], "[expert-load-balancing]"),
         (["--offload-backend", "prefetch"], "[weights-prefetched-from-host]"),
-        (["--weight-update", "host"], "--weight-update host is for a GPU"),
+        (["--weight-update", "host"], "--weight-update host needs a GPU"),
     ],
 )
 def test_a_refused_flag_is_told_before_a_model_is_looked_for(

@@ -33,11 +33,16 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(checkout: Path, **environment: str) -> "subprocess.CompletedProcess[str]":
-    """scripts/test with two arguments, from elsewhere."""
+CHOSEN = ("-x", "tests/gpu")
+# By file, so that what a module starts is started once; in the order in which they are found.
+AT_A_TIME = "-n auto --dist loadfile --no-loadscope-reorder"
+
+
+def run(checkout: Path, *arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    """scripts/test, from elsewhere."""
     inherited = {name: value for name, value in os.environ.items() if name not in ("GENSERVE_PYTHON", "HF_HUB_OFFLINE")}
     return subprocess.run(
-        [checkout / "scripts" / "test", "-x", "tests/gpu"],
+        [checkout / "scripts" / "test", *arguments],
         env={**inherited, **environment},
         cwd="/",
         capture_output=True,
@@ -50,27 +55,39 @@ def run(checkout: Path, **environment: str) -> "subprocess.CompletedProcess[str]
 def test_the_checkouts_own_environment_runs_them_unless_another_is_named(checkout: Path) -> None:
     """It is set up first."""
     python = checkout / ".venv" / "bin" / "python"
-    assert run(checkout).stdout == f"setup\n{python} -m pytest -x tests/gpu offline=1 python={python}\n"
+    assert (
+        run(checkout, *CHOSEN).stdout
+        == f"setup\n{python} -m pytest {AT_A_TIME} -x tests/gpu offline=1 python={python}\n"
+    )
 
 
 @pytest.mark.parametrize("is_relative", [False, True])
 def test_an_environment_that_is_named_runs_them_and_nothing_is_set_up(checkout: Path, is_relative: bool) -> None:
     """Such as one with vLLM's build for GPUs, which scripts/setup does not install."""
     python = checkout / "gpu env" / "bin" / "python"
-    done = run(checkout, GENSERVE_PYTHON="gpu env/bin/python" if is_relative else str(python))
-    assert done.stdout == f"{python} -m pytest -x tests/gpu offline=1 python={python}\n"
+    done = run(checkout, *CHOSEN, GENSERVE_PYTHON="gpu env/bin/python" if is_relative else str(python))
+    assert done.stdout == f"{python} -m pytest {AT_A_TIME} -x tests/gpu offline=1 python={python}\n"
 
 
 @pytest.mark.parametrize(
     ("environment", "says"),
     [
         ({"GENSERVE_PYTHON": "/nope/python"}, "GENSERVE_PYTHON=/nope/python is not a program"),
-        ({"GENSERVE_PYTHON": "gpu env/bin/python", "LACKS": "1"}, "lacks vllm or pytest: gpu env/bin/python -m pip"),
+        (
+            {"GENSERVE_PYTHON": "gpu env/bin/python", "LACKS": "1"},
+            "lacks vllm, pytest or pytest-xdist: gpu env/bin/python -m pip",
+        ),
     ],
 )
 def test_an_environment_that_cannot_run_them_is_told(checkout: Path, environment: dict[str, str], says: str) -> None:
     """In one line, which names the variable."""
-    done = run(checkout, **environment)
+    done = run(checkout, *CHOSEN, **environment)
     assert (done.returncode, done.stdout) == (1, "")
     assert says in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_quick_tests_are_those_without_an_engine(checkout: Path) -> None:
+    """Options may follow."""
+    assert f"{AT_A_TIME} tests/unit tests/rpc -x offline" in run(checkout, "--quick", "-x").stdout
+    assert f"{AT_A_TIME} -x --quick offline" in run(checkout, "-x", "--quick").stdout, "it is the first argument"

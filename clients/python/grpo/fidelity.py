@@ -17,9 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from local_daemon import local_daemon
 from torch import Tensor
-from train import collate, logprobs_of, push
+from train import collate, logprobs_of, own_daemon, push
 from transformers import AutoModelForCausalLM
 
 from genserve.client import AsyncClient, PromptLike
@@ -95,8 +94,9 @@ def disturb(model: Any, seed: int) -> None:
 async def table(model_name: str | None, dtype: str, num_pushes: int) -> bool:
     """Prints the lines of a daemon of one type; whether all of them are within the tolerance."""
     all_within = True
-    async with local_daemon(model_name, dtype) as (address, served), AsyncClient(address) as client:
-        model = AutoModelForCausalLM.from_pretrained(served, dtype=torch.float32)
+    async with own_daemon(model_name, dtype) as server:
+        client = server.client
+        model = AutoModelForCausalLM.from_pretrained(server.model, dtype=torch.float32)
         for version in range(1, num_pushes + 1):
             disturb(model, seed=version)
             await push(client, model, version)

@@ -22,14 +22,15 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import torch
-from local_daemon import local_daemon
 from plot import draw
 from tiny_model import LETTERS, make_tiny_model
 from torch import Tensor
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import genserve
 from genserve.client import AsyncClient, Generation, PromptLike, PushResult
+from genserve.launcher import Launch
 
 MIN_WORDS = 8
 """A shorter answer is rewarded as if wrong words came up to here; else one right word would be as good as many."""
@@ -216,6 +217,12 @@ def chat(letter: str) -> PromptLike:
     return [{"role": "user", "content": f"Write a sentence in which every word begins with the letter {letter}."}]
 
 
+def own_daemon(model: str | None, dtype: str) -> Launch:
+    """A small one, for those who have none running. `model`: a checkpoint's directory or its name on the hub; None is
+    the built-in one. `dtype`: float32 or bfloat16."""
+    return genserve.launch(model, dtype=dtype, max_model_len=512, kv_cache_memory_bytes=512 << 20)
+
+
 async def main() -> None:
     """Trains; writes MODE.csv and MODE.png."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -242,7 +249,7 @@ async def main() -> None:
             args.model = stack.enter_context(TemporaryDirectory())
             make_tiny_model(Path(args.model), recipe.seed)
         if args.address is None:
-            args.address, _ = await stack.enter_async_context(local_daemon(args.model, args.dtype))
+            args.address = (await stack.enter_async_context(own_daemon(args.model, args.dtype))).address
         model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
         chats = AutoTokenizer.from_pretrained(args.model).chat_template is not None
         prompts: dict[str, PromptLike] = {each: chat(each) if chats else each for each in LETTERS}

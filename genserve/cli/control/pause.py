@@ -1,4 +1,4 @@
-"""`genserve pause`: freezes generation under a lease."""
+"""`genserve pause`: pauses generation under a lease."""
 
 import argparse
 import contextlib
@@ -23,16 +23,24 @@ _LOOKS_S: Final = 0.5
 
 def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
     """Adds the command."""
-    parser = subparsers.add_parser("pause", help="pause generation", description="Freezes generation under a lease.")
+    parser = subparsers.add_parser("pause", help="pause generation", description="Pauses generation under a lease.")
     add_pause_options(parser, flag_prefix="", kv_default="reuse")
     lifetime = parser.add_mutually_exclusive_group()
-    lifetime.add_argument("--ttl", type=seconds, default=60.0, metavar="TIME", help="end by itself (default: 60s)")
-    lifetime.add_argument("--no-expiry", action="store_true", help="never end by itself")
+    lifetime.add_argument(
+        "--ttl", type=seconds, default=60.0, metavar="TIME", help="the pause expires after this time (default: 60s)"
+    )
+    lifetime.add_argument("--no-expiry", action="store_true", help="the pause never expires")
     parser.add_argument(
         "--hold", action="store_true", help="renew until Ctrl-C, then resume; ends with an error if the lease is lost"
     )
-    parser.add_argument("--holder", help="who asks, shown in the status (default: user@host)")
-    parser.add_argument("--timeout", type=seconds, default=60.0, metavar="TIME", help="to take hold (default: 60s)")
+    parser.add_argument("--holder", help="name of the holder, shown in the status (default: user@host)")
+    parser.add_argument(
+        "--timeout",
+        type=seconds,
+        default=60.0,
+        metavar="TIME",
+        help="longest wait for the pause to begin (default: 60s)",
+    )
     add_connection_options(parser)
 
 
@@ -66,5 +74,5 @@ def run(args: argparse.Namespace) -> int:
 
 def _end(lease: "PauseLease") -> str:
     if lease.expire_time is None:
-        return "never ends by itself"
+        return "never expires"
     return f"until {lease.expire_time.astimezone():%H:%M:%S}"

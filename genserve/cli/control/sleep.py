@@ -1,4 +1,4 @@
-"""`genserve sleep`: gives the device's memory back."""
+"""`genserve sleep`: releases the device's memory."""
 
 import argparse
 
@@ -10,32 +10,38 @@ def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
     """Adds the command."""
     parser = subparsers.add_parser(
         "sleep",
-        help="give the device's memory back until wake-up",
-        description="Gives the device's memory back. Nothing is generated before wake-up.",
+        help="release the device's memory until wake-up",
+        description="Releases the device's memory. Nothing is generated before `genserve wake-up`.",
     )
     parser.add_argument(
         "--level",
         type=int,
         choices=(0, 1, 2),
         help="0 keeps all memory, 1 keeps the weights on the host and drops the KV cache, 2 drops both (default: 1); "
-        "0 or none with tags that leave the weights out",
+        "with tags that leave the weights out only 0",
     )
     parser.add_argument(
         "--tag",
         action="append",
         choices=SLEEP_TAGS,
         dest="tags",
-        help="give back this part only; weights together with kv_cache only. May be repeated (default: all)",
+        help="release only this part; weights only together with kv_cache. May be repeated (default: all)",
     )
     parser.add_argument(
         "--mode", choices=PAUSE_MODES, help="requests in flight: freeze, let finish, or end them (default: keep)"
     )
-    parser.add_argument("--timeout", type=seconds, default=60.0, metavar="TIME", help="to fall asleep (default: 60s)")
+    parser.add_argument(
+        "--timeout",
+        type=seconds,
+        default=60.0,
+        metavar="TIME",
+        help="longest wait for the engine to fall asleep (default: 60s)",
+    )
     add_connection_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Puts it to sleep, and says what is asleep."""
+    """Puts the engine to sleep and prints what is asleep."""
     with open_client(args) as client:
         state = client.sleep(args.mode, level=args.level, tags=args.tags or (), timeout_s=args.timeout)
     print(state_line(state))

@@ -1,4 +1,4 @@
-"""`genserve status`: what the daemon does, once or on every change."""
+"""`genserve status`: shows the state of the daemon, once or on every change."""
 
 import argparse
 import json
@@ -16,13 +16,15 @@ if TYPE_CHECKING:
 def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
     """Adds the command."""
     parser = subparsers.add_parser(
-        "status", help="show what the daemon does", description="Shows what the daemon does, once or on every change."
+        "status",
+        help="show the state of the daemon",
+        description="Shows the state of the daemon, once or on every change.",
     )
     parser.add_argument("--watch", action="store_true", help="show every change until Ctrl-C")
     parser.add_argument(
         "--json",
         action="store_true",
-        help="print each status as one line of protobuf JSON, and weightUpdate and weightUpdateReason with it",
+        help="print each status as one line of protobuf JSON, with weightUpdate and weightUpdateReason added",
     )
     add_connection_options(parser)
 
@@ -59,7 +61,7 @@ def status_table(status: "Status", info: "ServerInfo", now: datetime) -> str:
         ("version", str(state.weight_version)),
         ("model", info.model),
         ("load", f"{load.running} running, {load.waiting} waiting, {load.tokens_per_second:.0f} tok/s"),
-        ("cache", f"{load.kv_usage:.0%} in use, {load.prefix_cache_hit_rate:.0%} of prompt tokens found"),
+        ("cache", f"{load.kv_usage:.0%} in use, {load.prefix_cache_hit_rate:.0%} prefix hits"),
         ("updates", f"{info.weight_update}: {info.weight_update_reason}"),
         *([("asleep", _asleep_row(state))] if state.asleep_tags else []),
         *(("pause", _lease_row(lease, now)) for lease in state.pauses),

@@ -1,4 +1,4 @@
-"""`genserve wake-up`: takes the device's memory again."""
+"""`genserve wake-up`: allocates the device's memory again after `genserve sleep`."""
 
 import argparse
 
@@ -11,21 +11,27 @@ def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
     parser = subparsers.add_parser(
         "wake-up",
         help="end a sleep",
-        description="Takes the device's memory again. Weights that were dropped are restored before anything runs.",
+        description="Allocates the device's memory again. Dropped weights are restored before anything runs.",
     )
     parser.add_argument(
         "--tag",
         action="append",
         choices=SLEEP_TAGS,
         dest="tags",
-        help="wake up this part only. May be repeated (default: all)",
+        help="wake up only this part. May be repeated (default: all)",
     )
-    parser.add_argument("--timeout", type=seconds, default=300.0, metavar="TIME", help="to wake up (default: 300s)")
+    parser.add_argument(
+        "--timeout",
+        type=seconds,
+        default=300.0,
+        metavar="TIME",
+        help="longest wait for the engine to wake up (default: 300s)",
+    )
     add_connection_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Wakes it up, and says what is still asleep."""
+    """Wakes the engine up and prints what is still asleep."""
     with open_client(args) as client:
         state = client.wake_up(args.tags or (), timeout_s=args.timeout)
     print(state_line(state))

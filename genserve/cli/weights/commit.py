@@ -9,12 +9,14 @@ from genserve.cli.weights.push import print_outcome
 def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
     """Adds the command."""
     parser = subparsers.add_parser(
-        "commit", help="apply a staged push", description="Applies what `genserve push --stage` has staged."
+        "commit", help="apply a staged push", description="Applies a push that `genserve push --stage` staged."
     )
-    parser.add_argument("push_id", metavar="PUSH", help="the push that --stage has printed")
+    parser.add_argument("push_id", metavar="PUSH", help="the push that `genserve push --stage` printed")
     parser.add_argument("--expected-version", type=int, metavar="N", help="refuse unless this version is served")
     add_pause_options(parser, flag_prefix="pause-", kv_default="recompute")
-    parser.add_argument("--lease", default="", metavar="ID", help="apply under this pause and leave the engine paused")
+    parser.add_argument(
+        "--lease", default="", metavar="ID", help="apply under this pause lease and leave the engine paused"
+    )
     parser.add_argument("--timeout", type=seconds, default=600.0, metavar="TIME", help="deadline (default: 600s)")
     add_connection_options(parser)
 

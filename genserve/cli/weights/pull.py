@@ -1,4 +1,4 @@
-"""`genserve pull`: the served weights as a file."""
+"""`genserve pull`: saves the served weights to a file."""
 
 import argparse
 import sys
@@ -14,18 +14,18 @@ def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
     parser = subparsers.add_parser(
         "pull", help="save the served weights", description="Saves the weights that the daemon serves."
     )
-    parser.add_argument("path", metavar="FILE", type=Path, help="a .safetensors file; one that is there is replaced")
+    parser.add_argument("path", metavar="FILE", type=Path, help="a .safetensors file; an existing file is replaced")
     parser.add_argument("--version", type=int, metavar="N", help="refuse unless this version is served")
     parser.add_argument("--timeout", type=seconds, default=600.0, metavar="TIME", help="deadline (default: 600s)")
     add_connection_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Pulls, with progress on stderr, and writes the file whole or not at all."""
+    """Pulls with progress on stderr, and writes the complete file or nothing."""
     from genserve.client import PushProgress
 
     if not args.path.absolute().parent.is_dir():
-        raise FileNotFoundError(f"{args.path.parent}: no such directory")  # told before gigabytes are moved
+        raise FileNotFoundError(f"{args.path.parent}: no such directory")  # reported before gigabytes are moved
     display, began_s = ProgressDisplay(sys.stderr), time.monotonic()
 
     def show(received_bytes: int, total_bytes: int) -> None:

@@ -1,4 +1,4 @@
-"""`genserve push`: the weights of a file or a directory into the daemon, applied while it serves."""
+"""`genserve push`: sends the weights of a file or directory to the daemon, which applies them while it serves."""
 
 import argparse
 import sys
@@ -21,19 +21,21 @@ def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
     parser.add_argument("path", metavar="PATH", help="a .safetensors file or a checkpoint directory")
     parser.add_argument("--version", type=int, metavar="N", help="version of the weights (default: the served one + 1)")
     parser.add_argument("--expected-version", type=int, metavar="N", help="refuse unless this version is served")
-    parser.add_argument("--force", action="store_true", help="also take a version that is not above the served one")
-    parser.add_argument("--partial", action="store_true", help="tensors may be missing and keep their present values")
+    parser.add_argument("--force", action="store_true", help="accept a version that is not above the served one")
+    parser.add_argument("--partial", action="store_true", help="allow missing tensors, which keep their present values")
     only = parser.add_mutually_exclusive_group()
-    only.add_argument("--validate", action="store_true", help="only check names, types and shapes; send no bytes")
+    only.add_argument("--validate", action="store_true", help="check only names, types and shapes; send no bytes")
     only.add_argument("--stage", action="store_true", help="send the bytes; `genserve commit` applies them later")
-    parser.add_argument("--streams", type=count, default=1, metavar="N", help="streams to send on at once (default: 1)")
+    parser.add_argument("--streams", type=count, default=1, metavar="N", help="number of parallel streams (default: 1)")
     parser.add_argument(
         "--shared-memory",
         action=argparse.BooleanOptionalAction,
-        help="hand the weights to a daemon on this host as shared memory, or never (default: where it can be done)",
+        help="send the weights through shared memory, or never (default: if the daemon can use it)",
     )
     add_pause_options(parser, flag_prefix="pause-", kv_default="recompute")
-    parser.add_argument("--lease", default="", metavar="ID", help="apply under this pause and leave the engine paused")
+    parser.add_argument(
+        "--lease", default="", metavar="ID", help="apply under this pause lease and leave the engine paused"
+    )
     parser.add_argument("--timeout", type=seconds, default=600.0, metavar="TIME", help="deadline (default: 600s)")
     parser.add_argument("--json", action="store_true", help="print the outcome as protobuf JSON")
     add_connection_options(parser)
@@ -78,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 class ProgressDisplay:
-    """Bytes, share, speed and time left: a line that is redrawn on a terminal, one now and then elsewhere."""
+    """Bytes, share, speed and time left: one line that is redrawn on a terminal, or a line every few seconds."""
 
     _REDRAW_S = 0.1
     _LINE_S = 5.0
@@ -90,7 +92,7 @@ class ProgressDisplay:
         self._open_line = False
 
     def show(self, progress: "PushProgress") -> None:
-        """Shows it unless the last one is too fresh."""
+        """Shows the progress, unless it was shown a moment ago."""
         now = time.monotonic()
         done = progress.sent_bytes >= progress.total_bytes
         if not done and now - self._shown_at < (self._REDRAW_S if self._redraws else self._LINE_S):
@@ -105,7 +107,7 @@ class ProgressDisplay:
         self._output.flush()
 
     def end(self) -> None:
-        """Leaves the line that is redrawn."""
+        """Ends the line that is redrawn."""
         if self._open_line:
             self._output.write("\n")
             self._open_line = False
@@ -122,7 +124,7 @@ def progress_line(progress: "PushProgress") -> str:
 
 
 def print_outcome(result: "PushResult") -> None:
-    """What became of a push, for people."""
+    """Prints the outcome of a push for people."""
     for tensor, description in result.push.issues:
         print(f"  {tensor}: {description}")
     if result.applied is None:
@@ -135,5 +137,5 @@ def print_outcome(result: "PushResult") -> None:
         print(f"  {step:<8} {duration_s * 1000:10.1f} ms")
     if applied.paused_s > 0:
         kept, ended = applied.requests_kept, applied.requests_aborted
-        print(f"generation stood still for {applied.paused_s * 1000:.1f} ms; requests kept: {kept}, ended: {ended}")
+        print(f"paused for {applied.paused_s * 1000:.1f} ms; requests kept: {kept}, ended: {ended}")
     print(f"weights {applied.previous_version} -> {applied.active_version}")

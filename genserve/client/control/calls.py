@@ -24,7 +24,7 @@ _SERVING: Final = b"\x08\x01"  # HealthCheckResponse{status: SERVING}
 
 
 class ControlCalls(ServiceCalls):
-    """Pause, resume and look."""
+    """Pause, resume, sleep and status."""
 
     async def pause(
         self,
@@ -37,10 +37,10 @@ class ControlCalls(ServiceCalls):
         request_id: str = "",
         timeout_s: float = 60.0,
     ) -> PauseResult:
-        """Pauses generation under a lease; the engine runs again when no lease is left.
+        """Pauses generation under a lease. The engine runs again when no lease is left.
 
-        Defaults: mode keep, KV cache reuse, `ttl_s` 60. The daemon gives up after `timeout_s` and then nothing is
-        paused. A repeat with the same `request_id` answers the same lease. Prefer `paused()`, which renews and resumes.
+        Defaults: mode keep, KV cache reuse, `ttl_s` 60. The daemon gives up after `timeout_s`, and then nothing is
+        paused. A repeat with the same `request_id` returns the same lease. Prefer `paused()`, which renews and resumes.
         """
         fields = {
             "mode": wire_value(types_pb2.PauseMode, mode, "mode"),
@@ -62,13 +62,13 @@ class ControlCalls(ServiceCalls):
         )
 
     async def renew_pause(self, lease_id: str, *, ttl_s: float | None = None, timeout_s: Timeout = UNSET) -> PauseLease:
-        """Extends a lease by `ttl_s` from now; default: as long as at first. Raises PauseLeaseLostError."""
+        """Extends a lease to `ttl_s` from now; default: its first time to live. Raises PauseLeaseLostError."""
         request = build(control_pb2.RenewPauseRequest, {"lease_id": lease_id, "ttl": optional_duration(ttl_s, "ttl_s")})
         response = await self._connection.unary(self._connection.control.RenewPause, request, timeout_s)
         return PauseLease.of(response.lease)
 
     async def resume(self, lease_id: str = "", *, force: bool = False, timeout_s: Timeout = UNSET) -> ResumeResult:
-        """Gives a lease back; `force` ends every lease, whoever holds it."""
+        """Ends a lease, or with `force` every lease, whoever holds it."""
         request = build(control_pb2.ResumeRequest, {"lease_id": lease_id, "force": force})
         response = await self._connection.unary(self._connection.control.Resume, request, timeout_s)
         return ResumeResult(response.lease_expired, EngineState.of(response.state))
@@ -82,9 +82,9 @@ class ControlCalls(ServiceCalls):
         ttl_s: float = 60.0,
         timeout_s: float = 60.0,
     ) -> AbstractAsyncContextManager[HeldPause]:
-        """Keeps generation paused inside `async with`, which gives the lease; resumes however the block ends.
+        """Keeps generation paused inside `async with`, which yields the lease, and resumes however the block ends.
 
-        The lease is renewed every `ttl_s / 3`; its `is_lost` says whether that has failed for good. Leaving the block
+        The lease is renewed every `ttl_s / 3`; its `is_lost` says whether renewing failed for good. Leaving the block
         raises PauseLeaseLostError if the lease was lost meanwhile: the engine may then have run.
         """
         return held_pause(self, mode, kv_policy, holder=holder, ttl_s=ttl_s, timeout_s=timeout_s)
@@ -98,10 +98,8 @@ class ControlCalls(ServiceCalls):
     def watch_status(
         self, *, interval_s: float | None = None, timeout_s: float | None = None
     ) -> ResponseStream[Status]:
-        """State and load, at once and then on every change; at least every `interval_s` while the load changes.
-
-        Goes on until it is closed: the one call without a deadline by default.
-        """
+        """Yields state and load, at once and then on every change; while the load changes, at least every `interval_s`.
+        It continues until it is closed: this is the one call without a deadline by default."""
         request = control_pb2.WatchStatusRequest(interval=optional_duration(interval_s, "interval_s"))
         return self._connection.stream(self._connection.control.WatchStatus, request, timeout_s, Status.of)
 
@@ -124,13 +122,13 @@ class ControlCalls(ServiceCalls):
         tags: Iterable[SleepTag] = (),
         timeout_s: float = 60.0,
     ) -> EngineState:
-        """Gives the device's memory back until `wake_up`; nothing is generated meanwhile, and nothing pushed before the
-        weights are awake again. Default mode keep: running requests go on afterwards.
+        """Releases the device's memory until `wake_up`. Nothing is generated meanwhile, and nothing can be pushed
+        before the weights are awake again.
 
-        `level` as in vLLM: 0 keeps all memory, 1 (the default) keeps the weights on the host and drops the KV cache, 2
-        drops both. `tags=["kv_cache"]` gives the KV cache back and keeps the weights where they are. A push that is
-        being applied ends first. The daemon gives up after `timeout_s` and is awake then. A sleep has no lease: whoever
-        sleeps has to wake up.
+        Default mode keep: running requests continue afterwards. `level` is vLLM's: 0 keeps all memory, 1 (the default)
+        keeps the weights on the host and drops the KV cache, 2 drops both. `tags=["kv_cache"]` releases the KV cache
+        and keeps the weights on the device. A push that is being applied ends first. The daemon gives up after
+        `timeout_s`, and then it is awake. A sleep has no lease: the caller must wake up the engine.
         """
         fields = {
             "mode": wire_value(types_pb2.PauseMode, mode, "mode"),
@@ -144,18 +142,21 @@ class ControlCalls(ServiceCalls):
         return EngineState.of(response.state)
 
     async def wake_up(self, tags: Iterable[SleepTag] = (), *, timeout_s: float = 300.0) -> EngineState:
-        """Wakes up these parts, or all; the engine runs when none of its memory is asleep any more.
+        """Wakes up these parts, or all. The engine runs when none of its memory is asleep any more.
 
-        After a sleep of level 2 the daemon restores the served version first, unless one was pushed: that takes as long
-        as a push. Raises EngineTaintedError when it has no bytes to restore it with; push a version then, and repeat.
+        After a sleep of level 2 the daemon restores the served version first, unless one was pushed; this takes as long
+        as a push. Raises EngineTaintedError if it has no bytes to restore from: push a version then, and repeat.
         """
         request = build(control_pb2.WakeUpRequest, {"tags": tags})
         response = await self._connection.unary(self._connection.control.WakeUp, request, timeout_s)
         return EngineState.of(response.state)
 
     async def wait_ready(self, timeout_s: float = 600.0) -> None:
-        """Returns once the daemon says it is serving; it need not have been started yet. Raises DeadlineError, which
-        names the phase of a daemon that is there: nobody but you may be about to wake up one that sleeps."""
+        """Waits until the daemon says that it is serving. The daemon need not be started yet.
+
+        Raises DeadlineError, which names the phase of a daemon that answers. Nobody else may wake up a daemon that
+        sleeps.
+        """
         connection = self._connection
         answers = False
         watch: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = connection.channel.unary_stream(_HEALTH_WATCH)
@@ -177,9 +178,9 @@ class ControlCalls(ServiceCalls):
             raise DeadlineError(f"no daemon was ready at {connection.target} within {timeout_s:g} s{seen}") from None
 
     async def _why_not_ready(self) -> str:
-        """What a daemon does that answers and does not serve; nothing when it does not say."""
+        """The reason why a daemon that answers does not serve; "" if unknown."""
         try:
             phase = (await self.status(timeout_s=_LAST_LOOK_S)).state.phase
         except GenserveError:
             return ""
-        return ": it sleeps, wake it up (wake_up(), genserve wake-up)" if phase == "sleeping" else f": it is {phase}"
+        return ": it is asleep; wake it up (wake_up(), genserve wake-up)" if phase == "sleeping" else f": it is {phase}"

@@ -1,4 +1,4 @@
-"""Holding a pause: take a lease, renew it in the background, give it back however the block ends."""
+"""Holds a pause: takes a lease, renews it in the background, and ends it however the block ends."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -19,8 +19,8 @@ class HeldPause(PauseLease):
 
     @property
     def is_lost(self) -> bool:
-        """Whether it could not be renewed: the engine may run already, and leaving the block says why. True at the
-        latest a third of the time to live after the lease was taken away. May be asked from any thread."""
+        """Whether the lease could not be renewed: the engine may already run, and leaving the block raises the reason.
+        True at the latest a third of the time to live after the lease was lost. Any thread may read it."""
         return self.renewal.done()
 
 
@@ -33,10 +33,10 @@ class PauseCalls(Protocol):
         """Takes a lease."""
 
     async def renew_pause(self, lease_id: str, *, ttl_s: float, timeout_s: float) -> PauseLease:
-        """Extends it."""
+        """Extends the lease."""
 
     async def resume(self, lease_id: str) -> ResumeResult:
-        """Gives it back."""
+        """Ends the lease."""
 
 
 @asynccontextmanager
@@ -63,7 +63,7 @@ async def held_pause(
         except GenserveError as failure:
             error.add_note(f"the pause could not be ended: {failure}; lease {lease.lease_id} ends by itself")
         raise
-    except BaseException as cancellation:  # must not turn into another error
+    except BaseException as cancellation:  # must not be replaced by another error
         try:
             await _give_back(calls, lease.lease_id, renewal)
         except GenserveError as failure:
@@ -74,7 +74,8 @@ async def held_pause(
 
 
 async def _keep_renewing(calls: PauseCalls, lease_id: str, ttl_s: float) -> None:
-    """Renews every third of the time to live, so that two failures are survived; returns never, raises once lost."""
+    """Renews every third of the time to live, so that two failures are tolerated. Never returns; raises once the lease
+    is lost."""
     clock = asyncio.get_running_loop().time
     renewed_at = clock()
     while True:
@@ -89,7 +90,7 @@ async def _keep_renewing(calls: PauseCalls, lease_id: str, ttl_s: float) -> None
 
 
 async def _give_back(calls: PauseCalls, lease_id: str, renewal: "asyncio.Task[None]") -> None:
-    """Ends the renewal and the pause; raises what ended the renewal, or PauseLeaseLostError if the lease was gone."""
+    """Ends the renewal and the pause. Raises what ended the renewal, or PauseLeaseLostError if the lease was lost."""
     renewal.cancel()
     (failure,) = await asyncio.gather(renewal, return_exceptions=True)
     lost = failure if isinstance(failure, Exception) else None
@@ -102,4 +103,4 @@ async def _give_back(calls: PauseCalls, lease_id: str, renewal: "asyncio.Task[No
     if lost is not None:
         raise lost
     if expired:
-        raise PauseLeaseLostError(f"lease {lease_id} had ended before it was given back; the engine may have run")
+        raise PauseLeaseLostError(f"lease {lease_id} had expired before the end of the block; the engine may have run")

@@ -1,4 +1,4 @@
-"""The engine as the control plane shows it: state, leases, load, what is served."""
+"""The engine as the control plane reports it: state, leases, load, what is served."""
 
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -11,7 +11,7 @@ from genserve.v1 import control_pb2, types_pb2
 
 @dataclass(frozen=True, slots=True)
 class PauseLease:
-    """A right to keep the engine paused; `expire_time` (UTC, by the daemon's clock) is None when it never ends."""
+    """The right to keep the engine paused. `expire_time` (UTC, by the daemon's clock) is None if it never expires."""
 
     lease_id: str
     holder: str
@@ -27,12 +27,12 @@ class PauseLease:
 
 @dataclass(frozen=True, slots=True)
 class EngineState:
-    """What the engine is doing.
+    """What the engine is doing. `phase` is one of starting, running, paused, applying, tainted, sleeping, draining,
+    dead.
 
-    `phase` is one of starting, running, paused, applying, tainted, sleeping, draining, dead. Running and waiting count
-    sequences. `weight_version` is 0 before the first push. `asleep_tags`: what is asleep, of scheduling, weights and
-    kv_cache; without weights pushes are accepted. `weights_discarded`: by a sleep of level 2, and no version was
-    applied since.
+    Running and waiting count sequences. `weight_version` is 0 before the first push. `asleep_tags` are the parts that
+    are asleep, of scheduling, weights and kv_cache; pushes are accepted if weights is not among them.
+    `weights_discarded`: a sleep of level 2 dropped the weights, and no version was applied since.
     """
 
     instance_id: str
@@ -61,7 +61,7 @@ class EngineState:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What the engine has to do; `kv_usage` and `prefix_cache_hit_rate` are in [0, 1]."""
+    """The load of the engine. `kv_usage` and `prefix_cache_hit_rate` are in [0, 1]."""
 
     running: int
     waiting: int
@@ -88,7 +88,7 @@ class Status:
     state: EngineState
     load: Load
     message: Message = field(repr=False, compare=False)
-    """The message as it came."""
+    """The original message."""
 
     @classmethod
     def of(cls, message: control_pb2.GetStatusResponse | control_pb2.WatchStatusResponse) -> "Status":
@@ -108,7 +108,7 @@ class PauseResult:
 
 @dataclass(frozen=True, slots=True)
 class ResumeResult:
-    """What is left; when `lease_expired`, the engine may have run before this call."""
+    """The state after a resume. If `lease_expired`, the engine may have run before this call."""
 
     lease_expired: bool
     state: EngineState
@@ -116,7 +116,7 @@ class ResumeResult:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits that requests run into; bytes and tokens."""
+    """Limits of requests, in bytes and tokens."""
 
     max_model_len: int
     max_num_seqs: int
@@ -127,8 +127,8 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class ModelMemory:
-    """Memory that the model reached when it had been loaded, of all ranks together, in bytes: what a push exchanges,
-    the KV cache, what is constant, and what is none of these, which should be 0."""
+    """Memory that the model reached after loading, of all ranks together, in bytes: what a push exchanges, the KV
+    cache, what is constant, and the rest, which should be 0."""
 
     reachable_bytes: int
     exchanged_bytes: int
@@ -150,11 +150,13 @@ class ModelMemory:
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """What the daemon serves and can do; `versions` by component (genserve, vllm, torch, grpc, python);
-    `weight_update`: beside, host or inplace, how a new version is taken, and `weight_update_reason`, why;
-    `reserved_device_bytes` and `pinned_host_bytes`: memory kept for that; `model_memory`: what the model reaches;
-    `weight_transfer`: backend of vLLM's own transfer, "" without one; `logprobs_mode`: what log-probabilities are of,
-    as vLLM's --logprobs-mode names it."""
+    """What the daemon serves and supports.
+
+    `versions` are by component (genserve, vllm, torch, grpc, python). `weight_update` is how a new version is taken
+    (beside, host or inplace), and `weight_update_reason` is why; `reserved_device_bytes` and `pinned_host_bytes` are
+    the memory reserved for it. `model_memory`: what the model reaches. `weight_transfer`: backend of vLLM's own
+    transfer, "" without one. `logprobs_mode`: what log-probabilities mean, as vLLM's --logprobs-mode names it.
+    """
 
     model: str
     architecture: str

@@ -1,4 +1,4 @@
-"""Many prompts over one stream, each answer given as soon as it is whole."""
+"""Many prompts over one stream; each answer is returned as soon as it is complete."""
 
 import asyncio
 import contextlib
@@ -13,21 +13,21 @@ from genserve.client.transport.closing import AsyncClosing
 from genserve.errors import GenserveError, QueueFullError
 from genserve.v1 import generation_pb2
 
-# Half of what a daemon takes by default from all its clients together, and more than an engine runs at once.
+# Half of the default limit of a daemon for all its clients, and more than an engine runs at once.
 MAX_IN_FLIGHT: Final = 4096
-_RETRY_AFTER_S: Final = 0.5  # where the daemon gives no delay of its own
+_RETRY_AFTER_S: Final = 0.5  # if the daemon gives no delay
 
 
 class CompletedStream(AsyncClosing, AsyncIterator[tuple[int, Generation]]):
-    """Gives (position among the prompts, generation) as each one ends; one that failed has an `error`.
+    """Yields (position among the prompts, generation) as each one ends; a failed one has an `error`.
 
-    At most MAX_IN_FLIGHT requests are under way at once. One that the daemon refuses because its queue is full has not
-    begun, and is sent again when there is room, until the deadline of the stream. What still runs is ended by
-    `aclose()`, by leaving `async with`, and when the stream is dropped. Waiting for an item may be given up.
+    At most MAX_IN_FLIGHT requests run at once. If the daemon refuses a request because its queue is full, the request
+    is sent again when the queue has room, until the deadline of the stream. Running requests are ended by `aclose()`,
+    by leaving `async with`, and when the stream is dropped. A wait for an item may be cancelled.
     """
 
     def __init__(self, many: ManyStream, messages: Sequence[generation_pb2.GenerateRequest]) -> None:
-        """`messages` are to be sent over `many`, which nobody else uses; they get ids here."""
+        """`messages` are sent over `many`, which nobody else uses. They get ids here."""
         for message in messages:
             message.request_id = many.next_id()
         self._many = many
@@ -39,23 +39,24 @@ class CompletedStream(AsyncClosing, AsyncIterator[tuple[int, Generation]]):
         self._closed = False
 
     async def __anext__(self) -> tuple[int, Generation]:
-        """The next generation that is whole. Raises what ended the stream."""
+        """The next complete generation. Raises the error that ended the stream."""
         try:
             while True:
                 completed = self._add(await anext(self._many))
                 if completed is not None:
                     return completed
         except (GenserveError, StopAsyncIteration) as end:
-            # What could not be sent says more than that the stream has ended.
+            # An error of sending says more than the end of the stream.
             if not self._closed and self._submitting.done() and not self._submitting.cancelled():
                 self._submitting.result()
             if not self._closed and self._unfinished and isinstance(end, StopAsyncIteration):
-                raise GenserveError(f"the daemon ended the stream with {len(self._unfinished)} requests to go") from end
+                num_running = len(self._unfinished)
+                raise GenserveError(f"the daemon ended the stream while {num_running} requests were running") from end
             raise
 
     def _add(self, item: ManyItem) -> tuple[int, Generation] | None:
-        if item.request_id not in self._unfinished:  # which request it was about was not to be found out
-            raise item.error or GenserveError(f"the daemon has answered for {item.request_id!r}, which is not running")
+        if item.request_id not in self._unfinished:  # an error without the id of a request
+            raise item.error or GenserveError(f"the daemon answered for {item.request_id!r}, which is not running")
         position, generation = self._unfinished[item.request_id]
         if isinstance(item.error, QueueFullError) and generation.prompt is None:  # it has not begun
             self._submissions.refused(item.request_id, item.error.retry_after_s)
@@ -87,10 +88,10 @@ class CompletedStream(AsyncClosing, AsyncIterator[tuple[int, Generation]]):
 
 
 class _Submissions:
-    """Sends requests, no more at once than the daemon takes.
+    """Sends requests, but no more at once than the daemon accepts.
 
-    After a refusal no more are in flight than were not refused: one that ends makes room for one. Others may have made
-    room too, so the limit doubles after each delay without a refusal.
+    After a refusal, the limit of running requests is the number that were not refused: one that ends makes room for
+    one. Because others may have made room too, the limit doubles after each delay without a refusal.
     """
 
     def __init__(self, many: ManyStream, messages: Sequence[generation_pb2.GenerateRequest]) -> None:
@@ -105,7 +106,8 @@ class _Submissions:
         self._changed = asyncio.Event()
 
     async def run(self) -> None:
-        """Returns when all have ended; what cannot be sent ends the stream, for its reader would wait for ever."""
+        """Returns when all requests have ended. A request that cannot be sent ends the stream, because its reader would
+        wait for ever."""
         try:
             while self._waiting or self._in_flight:
                 while self._waiting and not self._holds and len(self._in_flight) < self._limit:
@@ -116,13 +118,13 @@ class _Submissions:
                 await self._change()
             await self._many.done()
         except StreamOverError:
-            return  # its reader sees that too
+            return  # the reader of the stream gets this error too
         except BaseException:
             self._many.cancel()
             raise
 
     def refused(self, request_id: str, retry_after_s: float | None) -> None:
-        """The daemon's queue was full; the request goes first when there is room."""
+        """Records that the daemon's queue was full. The request is sent first when there is room."""
         self._waiting.appendleft(self._in_flight.pop(request_id))
         self._limit = max(len(self._in_flight), 1)
         self._delay_s = _RETRY_AFTER_S if retry_after_s is None else retry_after_s
@@ -131,13 +133,13 @@ class _Submissions:
         self._changed.set()
 
     def ended(self, request_id: str) -> None:
-        """Nothing follows for the request: there is room for another."""
+        """Records that a request has ended, which makes room for another one."""
         del self._in_flight[request_id]
         self._holds = False
         self._changed.set()
 
     async def _change(self) -> None:
-        """Returns when something has ended or was refused, or the limit is doubled."""
+        """Returns when a request has ended or was refused, or the limit has doubled."""
         is_limited = bool(self._waiting) and self._limit < MAX_IN_FLIGHT
         try:
             async with asyncio.timeout_at(self._relaxes_at if is_limited else None):

@@ -26,23 +26,23 @@ from genserve.v1 import generation_pb2
 
 @dataclass(frozen=True, slots=True)
 class AbortResult:
-    """Requests that were running and are ended, and ids under which nothing was running."""
+    """The requests that were running and are ended, and the ids that were not running."""
 
     aborted_ids: list[str]
     unknown_ids: list[str]
 
 
 class GenerationCalls(ServiceCalls):
-    """Tokens out."""
+    """Generation of tokens."""
 
     async def generate(
         self, prompt: PromptLike, *, timeout_s: Timeout = UNSET, **options: Unpack[GenerateOptions]
     ) -> Generation:
-        """Generates from one prompt and returns everything at once.
+        """Generates from one prompt and returns the whole result.
 
-        `prompt` is text, token ids, or the messages of a chat. Cancelling ends the request in the daemon. The daemon
-        sends one message at the end unless `stream_interval` says otherwise. Raises a `GenserveError`; nothing of a
-        request that fails or runs out of `timeout_s` is returned: use `time_budget_s` to keep what there is.
+        `prompt` is text, token ids, or the messages of a chat. Cancelling the call ends the request in the daemon. The
+        daemon sends one message at the end unless `stream_interval` says otherwise. Raises a `GenserveError`. A request
+        that fails or exceeds `timeout_s` returns nothing: use `time_budget_s` to keep the tokens so far.
         """
         if options.get("stream_interval") is None:
             options["stream_interval"] = 0
@@ -55,9 +55,9 @@ class GenerationCalls(ServiceCalls):
     def stream(
         self, prompt: PromptLike, *, timeout_s: Timeout = UNSET, **options: Unpack[GenerateOptions]
     ) -> ResponseStream[Delta]:
-        """Generates from one prompt and gives strict deltas as they come; errors are raised while iterating.
+        """Generates from one prompt and yields strict deltas as they come. Errors are raised while iterating.
 
-        Closing the stream ends the request in the daemon. Waiting for a delta may be given up: it is not lost.
+        Closing the stream ends the request in the daemon. If a wait for a delta is cancelled, the delta is not lost.
         """
         request = generate_request(prompt, options)
         timeout = self._connection.deadline_s(timeout_s, self._connection.timeouts.generate_s)
@@ -83,14 +83,14 @@ class GenerationCalls(ServiceCalls):
     def generate_as_completed(
         self, prompts: Iterable[PromptLike], *, timeout_s: Timeout = UNSET, **options: Unpack[GenerateOptions]
     ) -> CompletedStream:
-        """Generates from many prompts at once; gives (position in `prompts`, generation) as each one ends. The options
-        hold for every prompt. A request that fails gives what there is of it, with its `error`.
+        """Generates from many prompts at once; yields (position in `prompts`, generation) as each one ends.
 
-        Closing the stream (`async with`, `aclose`) ends what still runs. Iterating raises what ends the whole stream. A
-        daemon whose queue is full is sent the rest as it makes room, until `timeout_s` has passed.
+        The options apply to every prompt. A request that fails yields its tokens so far, with its `error`. Closing the
+        stream (`async with`, `aclose`) ends the running requests. Iterating raises the error that ends the whole
+        stream. If the daemon's queue is full, the rest is sent when it has room, until `timeout_s` has passed.
         """
         if options.get("request_id") is not None:
-            raise InvalidFieldError.of("request_id", "names one request; use stream_many to name many")
+            raise InvalidFieldError.of("request_id", "is the id of one request; use stream_many to name several")
         if options.get("stream_interval") is None:
             options["stream_interval"] = 0
         messages = generate_requests(prompts, options)
@@ -104,11 +104,11 @@ class GenerationCalls(ServiceCalls):
         timeout_s: Timeout = UNSET,
         **options: Unpack[GenerateOptions],
     ) -> list[Generation]:
-        """Generates from many prompts at once over one stream; the generations are in the order of the prompts.
+        """Generates from many prompts at once over one stream and returns the generations in the order of the prompts.
 
-        The options hold for every prompt. The first error of a request is raised, and ends the others; without
-        `raise_errors` it is the `error` of its generation, and the others go on. Cancelling ends all of them. A full
-        queue is no error: see `generate_as_completed`.
+        The options apply to every prompt. The first error of a request is raised and ends the others. With
+        `raise_errors=False` the error is the `error` of its generation, and the others continue. Cancelling the call
+        ends all requests. A full queue is not an error: see `generate_as_completed`.
         """
         results: dict[int, Generation] = {}
         async with self.generate_as_completed(prompts, timeout_s=timeout_s, **options) as completed:
@@ -121,7 +121,7 @@ class GenerationCalls(ServiceCalls):
     async def abort(
         self, request_ids: Sequence[str] = (), *, all: bool = False, timeout_s: Timeout = UNSET
     ) -> AbortResult:
-        """Ends the named requests of any client, or `all`; their streams finish as `aborted` and keep their tokens."""
+        """Ends the named requests of any client, or `all`. Their streams finish as `aborted` and keep their tokens."""
         ids = [request_ids] if isinstance(request_ids, str) else request_ids
         request = build(generation_pb2.AbortRequest, {"request_ids": ids, "all": all})
         response = await self._connection.unary(self._connection.generation.Abort, request, timeout_s)
@@ -143,7 +143,7 @@ class GenerationCalls(ServiceCalls):
             elif is_chat(prompt):
                 request.chat.CopyFrom(chat(prompt, options))
             else:
-                raise TypeError("is neither text nor the list of a chat's messages")
+                raise TypeError("must be text or a list of chat messages")
         if add_special_tokens is not None:
             with naming("add_special_tokens"):
                 request.add_special_tokens = add_special_tokens

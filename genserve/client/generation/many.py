@@ -84,7 +84,7 @@ class ManyStream(AsyncClosing, AsyncIterator[ManyItem]):
     async def put(self, message: generation_pb2.GenerateRequest) -> None:
         """`submit` for a request that has been built, and has an id."""
         if message.request_id in self._running:
-            raise ValueError(f"a request {message.request_id!r} is running in this stream")
+            raise ValueError(f"a request {message.request_id!r} is already running in this stream")
         self._running.add(message.request_id)
         await self._send(generation_pb2.GenerateManyRequest(generate=message))
 
@@ -157,5 +157,5 @@ async def _write(
         if isinstance(error, grpc.aio.InternalError):
             await status.wait()
         if status.failure is None:
-            raise StreamOverError("the stream takes no more requests") from error
+            raise StreamOverError("the stream accepts no more requests") from error
         raise error_of(status.failure, connection.target) from error

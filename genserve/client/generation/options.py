@@ -8,7 +8,7 @@ import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, TypedDict
 
-from genserve.client.transport.fields import build, duration, naming
+from genserve.client.transport.fields import build, duration, naming, refuse_unknown
 from genserve.errors import InvalidFieldError
 from genserve.v1 import generation_pb2, types_pb2
 
@@ -146,10 +146,7 @@ def generate_request(prompt: PromptLike, options: GenerateOptions) -> generation
     to check.
     """
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-    unknown = given.keys() - GenerateOptions.__annotations__.keys()
-    if unknown:
-        raise TypeError(f"unknown option {', '.join(sorted(unknown))}")
-
+    refuse_unknown(given, GenerateOptions)
     fields: dict[str, Any] = {name: given[name] for name in _UNCHANGED if name in given}
     request = build(generation_pb2.GenerateRequest, fields)
     _set_prompt(request, prompt, _pick(ChatOptions, given))
@@ -177,7 +174,7 @@ def generate_request(prompt: PromptLike, options: GenerateOptions) -> generation
 def generate_requests(prompts: Iterable[PromptLike], options: GenerateOptions) -> list[generation_pb2.GenerateRequest]:
     """The messages for many prompts, which share their options; raises as `generate_request`, naming the prompt."""
     if isinstance(prompts, str | bytes | Mapping):
-        raise InvalidFieldError.of("prompts", f"{reprlib.repr(prompts)} is one prompt; a sequence of them is needed")
+        raise InvalidFieldError.of("prompts", f"{reprlib.repr(prompts)} is one prompt; pass a sequence of prompts")
     with naming("prompts"):
         prompts = list(prompts)
     messages = []
@@ -217,7 +214,7 @@ def _pick(group: type, given: Mapping[str, Any]) -> Any:
 def _set_prompt(request: generation_pb2.GenerateRequest, prompt: Any, options: ChatOptions) -> None:
     is_sequence = hasattr(prompt, "__len__") and hasattr(prompt, "__getitem__")  # numpy's arrays are, too
     if not is_sequence or isinstance(prompt, bytes | Mapping):
-        problem = "is neither text, nor token ids, nor the list of a chat's messages"
+        problem = "must be text, token ids or a list of chat messages"
         raise InvalidFieldError.of("prompt", f"{reprlib.repr(prompt)} {problem}")
     if is_chat(prompt):
         request.chat.CopyFrom(chat(prompt, options))

@@ -1,4 +1,4 @@
-"""What a generation gives back: strict deltas as they stream, and their sum.
+"""The results of a generation: strict deltas as they stream, and their sum.
 
 Token positions count from 0 in a sequence's output. Log-probabilities are natural logarithms.
 """
@@ -61,9 +61,9 @@ class WeightSpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What is known of the prompt; token ids and log-probabilities when asked for.
+    """What is known of the prompt. Token ids and log-probabilities are there if requested.
 
-    The first token has no log-probability: there are `num_tokens - 1` of them.
+    The first token has no log-probability, so there are `num_tokens - 1` of them.
     """
 
     num_tokens: int
@@ -115,13 +115,13 @@ class Finish:
 
 
 class SequenceDelta:
-    """What one of the n sequences gained: a view of `message`, so that what nobody reads costs nothing."""
+    """New output of one of the n sequences: a view of `message`, so that unread parts cost nothing."""
 
     __slots__ = ("message",)
 
     def __init__(self, message: generation_pb2.SequenceDelta) -> None:
         self.message = message
-        """As it came."""
+        """The original message."""
 
     @property
     def index(self) -> int:
@@ -150,7 +150,7 @@ class SequenceDelta:
 
     @property
     def finish(self) -> Finish | None:
-        """Set on the sequence's last delta."""
+        """Set on the last delta of the sequence."""
         return Finish.of(self.message.finish) if self.message.HasField("finish") else None
 
     def __repr__(self) -> str:
@@ -158,13 +158,13 @@ class SequenceDelta:
 
 
 class Delta:
-    """One message of a stream: a view of `message`, so that what nobody reads costs nothing."""
+    """One message of a stream: a view of `message`, so that unread parts cost nothing."""
 
     __slots__ = ("message",)
 
     def __init__(self, message: generation_pb2.GenerateResponse) -> None:
         self.message = message
-        """As it came."""
+        """The original message."""
 
     @property
     def request_id(self) -> str:
@@ -178,7 +178,7 @@ class Delta:
 
     @property
     def outputs(self) -> list[SequenceDelta]:
-        """Sequences that gained something."""
+        """The sequences with new output."""
         return list(map(SequenceDelta, self.message.outputs))
 
     @property
@@ -191,7 +191,7 @@ class Delta:
 
     @property
     def is_last(self) -> bool:
-        """Whether nothing follows."""
+        """Whether this is the last message."""
         return self.message.HasField("usage")
 
     @property
@@ -205,7 +205,7 @@ class Delta:
 
 @dataclass(slots=True)
 class GeneratedSequence:
-    """One whole sequence; `weight_spans` cover it without gaps, `logprobs` has a row a token when asked for."""
+    """One complete sequence. `weight_spans` cover it without gaps. `logprobs` has one row per token, if requested."""
 
     index: int
     text: str = ""
@@ -216,11 +216,11 @@ class GeneratedSequence:
 
     @property
     def finish_reason(self) -> str:
-        """Why it ended, see `Finish`; "unspecified" while it has not."""
+        """Why it ended, see `Finish`; "unspecified" while it runs."""
         return self.finish.reason if self.finish is not None else "unspecified"
 
     def add(self, delta: SequenceDelta) -> None:
-        """Appends what the sequence gained."""
+        """Appends new output."""
         self.text += delta.text
         self.token_ids += delta.token_ids
         if delta.logprobs is not None:
@@ -247,7 +247,7 @@ class Generation:
     """The n sequences, by index."""
     usage: Usage | None = None
     error: GenserveError | None = None
-    """Why it failed, where that was not raised."""
+    """Why it failed, if the error was not raised."""
 
     @property
     def text(self) -> str:

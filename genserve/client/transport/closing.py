@@ -1,10 +1,10 @@
-"""What `with` closes at its end."""
+"""Base classes for objects that `with` closes at its end."""
 
 from typing import Self
 
 
 class Closing:
-    """`with`, for what has a `close`."""
+    """Adds `with` to a class that has a `close`."""
 
     def close(self) -> None:
         """May be called more than once."""
@@ -18,7 +18,7 @@ class Closing:
 
 
 class AsyncClosing:
-    """`async with`, for what has an `aclose`."""
+    """Adds `async with` to a class that has an `aclose`."""
 
     async def aclose(self) -> None:
         """May be called more than once."""

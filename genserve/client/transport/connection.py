@@ -1,6 +1,6 @@
 """The connection to one daemon: its channel and stubs, deadlines, metadata and the translation of errors.
 
-Knows nothing of what the calls mean; those are in `generation`, `weights` and `control`.
+It does not know what the calls mean; `generation`, `weights` and `control` do.
 """
 
 import asyncio
@@ -45,23 +45,24 @@ class Unset(Enum):
 UNSET: Final = Unset.UNSET
 
 Timeout = float | None | Unset
-"""Deadline of a call in seconds; None = none at all, which has to be asked for; UNSET = as in the client's Timeouts."""
+"""Deadline of a call in seconds. None = no deadline, which must be requested; UNSET = as in the client's Timeouts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Deadlines, in seconds, of calls that are given none of their own; None = no deadline."""
+    """Deadlines, in seconds, of calls without a `timeout_s`. None = no deadline."""
 
     control_s: float | None = 30.0
-    """Everything that is neither of the others."""
+    """All calls except those below."""
     generate_s: float | None = 600.0
     """Generate, from the call to its last token."""
     push_s: float | None = 600.0
-    """A weight push, all bytes, retries and applying together."""
+    """A weight push: all bytes, retries and applying together."""
     pause_slack_s: float = 10.0
-    """What a pause gets above the time that it may take to take hold."""
+    """Time that a pause gets on top of its `timeout_s`."""
     undo_slack_s: float = 60.0
-    """What a call of vLLM's weight transfer gets above its time: a failed update is undone before it is answered."""
+    """Time that a call of vLLM's weight transfer gets on top of its `timeout_s`: a failed update is undone before the
+    answer."""
 
 
 class ConnectionSettings(TypedDict, total=False):
@@ -76,9 +77,9 @@ class ConnectionSettings(TypedDict, total=False):
     metadata: Mapping[str, str]
     """Further metadata, sent with every call."""
     timeouts: Timeouts
-    """Deadlines of calls that are given none of their own."""
+    """Deadlines of calls without a `timeout_s`."""
     options: Sequence[tuple[str, str | int]]
-    """Channel options of gRPC; they win over those set here."""
+    """Channel options of gRPC, which override those set here."""
 
 
 _CHANNEL_OPTIONS: Final[tuple[tuple[str, str | int], ...]] = (
@@ -87,16 +88,16 @@ _CHANNEL_OPTIONS: Final[tuple[tuple[str, str | int], ...]] = (
     # A daemon that restarts is found again within seconds; gRPC's own backoff grows to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 5_000),
-    # Pings faster than the five minutes that gRPC servers allow by default would cost the connection.
+    # gRPC servers close connections with pings faster than five minutes by default.
     ("grpc.keepalive_time_ms", 310_000),
-    # Each client has a connection of its own, so that pushing does not stand in the way of generating.
+    # Each client has its own connection, so that a push does not delay generation.
     ("grpc.use_local_subchannel_pool", 1),
-    # Daemons are neighbours: a proxy meant for the web is not asked for them.
+    # Daemons are nearby: do not use a proxy that is meant for the web.
     ("grpc.enable_http_proxy", 0),
 )
 
 
-# Beyond this, some thirty years, gRPC's arithmetic of deadlines overflows into the past.
+# Beyond this, some thirty years, gRPC's deadlines overflow into the past.
 _FOREVER_S: Final = 1e9
 
 _METADATA_KEY: Final = re.compile(r"[0-9a-z_.-]+")
@@ -118,11 +119,11 @@ class _Opened:
 class Connection:
     """One channel to one daemon, opened by the first call on the event loop that makes it.
 
-    Every call takes its stub from here, so this is where one that cannot work is refused: after `close` with
-    ClientClosedError; on another event loop, or in a process forked after gRPC was used, with ClientMisuseError.
+    Every call takes its stub from here, and is refused here if it cannot work: after `close` with ClientClosedError; on
+    another event loop, or in a process forked after gRPC was used, with ClientMisuseError.
     """
 
-    # gRPC's threads do not survive a fork: in a child of a process that has used it, calls would wait for ever.
+    # gRPC's threads do not survive a fork: calls in a child of a process that has used it would wait for ever.
     _grpc_pid: int | None = None
 
     def __init__(
@@ -151,7 +152,7 @@ class Connection:
 
     @property
     def channel(self) -> grpc.aio.Channel:
-        """The channel; bound to the event loop that is running."""
+        """The channel, which is bound to the running event loop."""
         return self._open().channel
 
     @property
@@ -195,14 +196,16 @@ class Connection:
 
     @contextmanager
     def typed_errors(self) -> Iterator[None]:
-        """Turns gRPC's error of a call into a typed one, and a call that `close` has ended into ClientClosedError. The
-        cancellation of the task that runs passes through."""
+        """Turns a gRPC error into a typed one, and a call that `close` ended into ClientClosedError.
+
+        The cancellation of the running task passes through.
+        """
         try:
             yield
         except grpc.aio.AioRpcError as error:
             raise error_of(error, self.target) from error
         except grpc.aio.UsageError:
-            self.check_open()  # it was closed between two steps of the call
+            self.check_open()  # the connection was closed between two steps of the call
             raise
         except asyncio.CancelledError:
             task = asyncio.current_task()
@@ -212,7 +215,7 @@ class Connection:
 
     @staticmethod
     def deadline_s(timeout_s: Timeout, default_s: float | None) -> float | None:
-        """A call's deadline in seconds as gRPC takes it; None = none. Raises InvalidFieldError for what is no time."""
+        """A call's deadline in seconds for gRPC; None = none. Raises InvalidFieldError for an invalid time."""
         timeout = default_s if isinstance(timeout_s, Unset) else timeout_s
         if timeout is None:
             return None
@@ -226,25 +229,25 @@ class Connection:
             raise self._closed_error()
 
     def on_close(self, close: Callable[[], None]) -> None:
-        """Has `close` called when the connection is closed."""
+        """Registers a function to call when the connection is closed."""
         self._closing.append(close)
 
     def another_channel(self, target: str | None = None) -> grpc.aio.Channel:
-        """A further connection to the daemon, or to `target`, to be closed by whoever asked or by `close`."""
+        """Opens a further connection to the daemon, or to `target`. The caller or `close` closes it."""
         self._open()
         channel = self._new_channel(self.target if target is None else target)
         self._further.add(channel)
         return channel
 
     async def close(self) -> None:
-        """Closes the channels; calls under way raise ClientClosedError."""
+        """Closes the channels; calls in progress raise ClientClosedError."""
         opened = self._opened
         if opened is not None and opened.pid != os.getpid():
             self._closed = True
-            return  # all of it is the parent's
+            return  # they belong to the parent process
         is_usable = opened is not None and not opened.loop.is_closed()
         if opened is not None and is_usable and opened.loop is not asyncio.get_running_loop():
-            raise ClientMisuseError("a client has to be closed on the event loop that it was used on")
+            raise ClientMisuseError("a client must be closed on the event loop that it was used on")
         self._closed = True
         if opened is not None and is_usable:
             for channel in (*self._further, opened.channel):
@@ -271,7 +274,7 @@ class Connection:
             )
         elif opened.loop is not loop:
             raise ClientMisuseError(
-                "the client belongs to the event loop of its first call, which is another one; make a client for each "
+                "the client belongs to the event loop of its first call, not to this one; make a client for each "
                 "asyncio.run, or use the blocking Client, which has a loop of its own"
             )
         return opened
@@ -289,23 +292,23 @@ class Connection:
 
 
 class ServiceCalls:
-    """Base of the classes that have one service's calls each."""
+    """Base of the classes that have the calls of one service."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
 
 def _check_sendable(target: str, metadata: Sequence[tuple[str, str]]) -> None:
-    """Raises InvalidFieldError for an address or metadata that gRPC would refuse without saying what it is about."""
+    """Raises InvalidFieldError for an address or metadata that gRPC would refuse without naming it."""
     try:
         unusable = target == "" or not target.isprintable() or target.encode() == b""
     except UnicodeEncodeError:
         unusable = True
     if unusable:
-        raise InvalidFieldError.of("target", f"{target!r} is no address")
+        raise InvalidFieldError.of("target", f"{target!r} is not an address")
     for key, value in metadata:
         if not _METADATA_KEY.fullmatch(key):
-            raise InvalidFieldError.of("metadata", f"{key!r} is no key of gRPC metadata")
+            raise InvalidFieldError.of("metadata", f"{key!r} is not a valid gRPC metadata key")
         if not key.endswith("-bin") and not (isinstance(value, str) and _METADATA_VALUE.fullmatch(value)):
-            field = "token" if key == "authorization" else f"metadata.{key}"  # whose value must not be shown
-            raise InvalidFieldError.of(field, "has to be printable ASCII")
+            field = "token" if key == "authorization" else f"metadata.{key}"  # the value must not be shown
+            raise InvalidFieldError.of(field, "must be printable ASCII")

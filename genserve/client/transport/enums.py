@@ -12,10 +12,10 @@ PauseMode = Literal["keep", "wait", "abort"]
 """What a pause does to requests in flight: freeze them, let them finish first, or end them."""
 
 KvPolicy = Literal["reuse", "recompute"]
-"""What happens to the KV cache: keep it, or prefill again under the weights then served."""
+"""What happens to the KV cache: keep it, or prefill again under the weights that are served then."""
 
 PushAction = Literal["apply", "stage", "validate"]
-"""What a push does once every byte is there; `validate` checks the manifest only and sends no bytes."""
+"""What a push does when every byte has arrived. `validate` checks only the manifest and sends no bytes."""
 
 SleepTag = Literal["weights", "kv_cache", "scheduling"]
 """A part of the engine that sleeps and wakes up."""
@@ -24,18 +24,19 @@ ValueT = TypeVar("ValueT", bound=int)
 
 
 def wire_value(enum: "_EnumTypeWrapper[ValueT]", word: str | None, field: str) -> ValueT:
-    """The enum's value for `word`, UNSPECIFIED for None. Raises InvalidFieldError, naming `field`, for another word."""
+    """The enum's value for `word`, UNSPECIFIED for None. Raises InvalidFieldError naming `field` for an unknown
+    word."""
     values = enum.DESCRIPTOR.values
     prefix = values[0].name.removesuffix("UNSPECIFIED")
     name = prefix + ("UNSPECIFIED" if word is None else word.upper() if isinstance(word, str) else "")
     if not name.isascii() or name not in enum.DESCRIPTOR.values_by_name:
         words = ", ".join(value.name.removeprefix(prefix).lower() for value in values[1:])
-        raise InvalidFieldError.of(field, f"{reprlib.repr(word)} is none of {words}")
+        raise InvalidFieldError.of(field, f"{reprlib.repr(word)} is not one of {words}")
     return enum.Value(name)
 
 
 def word_of(enum: "_EnumTypeWrapper[ValueT]", value: ValueT) -> str:
-    """The word for `value`; `unknown_9` for one that a newer daemon sent."""
+    """The word for `value`; `unknown_9` for a value of a newer daemon."""
     known = enum.DESCRIPTOR.values_by_number.get(value)
     if known is None:
         return f"unknown_{value}"

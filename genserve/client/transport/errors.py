@@ -1,4 +1,4 @@
-"""Status codes back into the exceptions of `genserve.errors`, by the reason the daemon gives; never by its message."""
+"""Converts status codes back into the exceptions of `genserve.errors`, by the daemon's reason, never by its message."""
 
 import grpc
 import grpc.aio
@@ -18,8 +18,8 @@ from genserve.errors import (
 
 
 class ClientClosedError(RuntimeError):
-    """The client was closed, before the call or while it was under way. Only the client raises it: it has no reason on
-    the wire, and a caller that retries what a daemon refuses must not retry this."""
+    """The client was closed before or during the call. Only the client raises it, without a reason on the wire. A
+    program that retries the refusals of a daemon must not retry this."""
 
 
 class ClientMisuseError(RuntimeError):
@@ -31,7 +31,7 @@ _STATUS_DETAILS_KEY = "grpc-status-details-bin"
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
-# For codes that gRPC itself answers, without a reason of ours.
+# For codes of gRPC itself, which have no genserve reason.
 _ERROR_BY_CODE: dict[grpc.StatusCode, type[GenserveError]] = {
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineError,
     grpc.StatusCode.PERMISSION_DENIED: PermissionDeniedError,

@@ -1,4 +1,5 @@
-"""Python values into protobuf fields. What a field cannot hold is an InvalidFieldError that names it and the option."""
+"""Converts Python values to protobuf fields. An invalid value raises an InvalidFieldError that names the field and
+option."""
 
 import reprlib
 from collections.abc import Iterator, Mapping
@@ -14,7 +15,7 @@ from genserve.errors import InvalidFieldError
 
 MessageT = TypeVar("MessageT", bound=Message)
 
-# What protobuf, json and our own code raise for a value of the wrong type, size or depth.
+# The errors that protobuf, json and genserve raise for a value of the wrong type, size or depth.
 _REFUSALS: Final = (TypeError, ValueError, OverflowError, AttributeError, RecursionError)
 _MAX_SECONDS: Final = 315_576_000_000.0  # of a Duration: 10,000 years
 _NO_NAMES: Final[Mapping[str, str]] = {}
@@ -23,15 +24,14 @@ _NO_NAMES: Final[Mapping[str, str]] = {}
 def build(
     kind: type[MessageT], fields: Mapping[str, Any], *, path: str = "", options: Mapping[str, str] = _NO_NAMES
 ) -> MessageT:
-    """A message of these fields; those that are None are not set.
+    """Builds a message from these fields; fields that are None are not set.
 
-    `path` leads to the message, for errors; `options` says what fields are called in Python, where that differs.
-    Raises InvalidFieldError for a value that its field cannot hold, and for text where a sequence is meant: protobuf
-    would take its letters.
+    `path` is the place of the message, for errors. `options` has the Python names of fields that differ. Raises
+    InvalidFieldError for an invalid value, and for text instead of a sequence, which protobuf would split into letters.
     """
     for name, value in fields.items():
         if isinstance(value, str | bytes | Mapping) and _is_sequence(kind, name):
-            raise _invalid(path, name, value, "a sequence is needed", options)
+            raise _invalid(path, name, value, "must be a sequence", options)
     try:
         return kind(**fields)
     except _REFUSALS:
@@ -45,21 +45,28 @@ def build(
 
 @contextmanager
 def naming(path: str) -> Iterator[None]:
-    """Turns what is raised for a wrong value into an InvalidFieldError for the field at `path`."""
+    """Turns an error about a wrong value into an InvalidFieldError for the field at `path`."""
     try:
         yield
     except _REFUSALS as error:
         raise InvalidFieldError.of(path, _cause(error)) from error
 
 
+def refuse_unknown(options: Mapping[str, object], kind: type) -> None:
+    """Raises TypeError for a keyword argument that `kind`, a TypedDict, does not have."""
+    unknown = options.keys() - kind.__annotations__.keys()
+    if unknown:
+        raise TypeError(f"unknown option {', '.join(sorted(unknown))}")
+
+
 def check_count(value: object, option: str) -> None:
-    """Raises InvalidFieldError, naming `option`, for what is not a whole number above 0 that an int32 holds."""
+    """Raises InvalidFieldError, naming `option`, unless the value is a whole number above 0 that an int32 holds."""
     if not isinstance(value, Integral) or not 0 < int(value) < 1 << 31:
         raise InvalidFieldError.of(option, f"{reprlib.repr(value)} is not a whole number above 0")
 
 
 def duration(seconds: float, option: str) -> Duration:
-    """Seconds as protobuf's Duration. Raises InvalidFieldError, naming `option`, for what is no time."""
+    """Seconds as protobuf's Duration. Raises InvalidFieldError, naming `option`, for an invalid time."""
     if not is_seconds(seconds) or abs(seconds) > _MAX_SECONDS:
         raise InvalidFieldError.of(option, f"{reprlib.repr(seconds)} is not a number of seconds")
     message = Duration()
@@ -68,7 +75,7 @@ def duration(seconds: float, option: str) -> Duration:
 
 
 def is_seconds(value: object) -> bool:
-    """Whether it is a number, infinity included."""
+    """Whether the value is a number; infinity is one."""
     return isinstance(value, Real) and not isnan(value)
 
 

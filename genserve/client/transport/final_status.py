@@ -1,7 +1,8 @@
-"""Why a call ended that was still being written to.
+"""The reason why a call ended while it was being written to.
 
-A write that fails because the call is over makes grpc.aio put "Internal error from Core" in the place of the daemon's
-answer (`Call._write`, grpcio 1.85). The answer is remembered here when it comes in, which may be before or after that.
+If a write fails because the call is over, grpc.aio replaces the daemon's answer by "Internal error from Core"
+(`Call._write`, grpcio 1.85). This module stores the answer when it arrives, which may be before or after the failed
+write.
 """
 
 import asyncio
@@ -14,11 +15,11 @@ import grpc.aio
 T = TypeVar("T")
 
 _WRITE_FAILED: Final = "Internal error from Core"
-_ANSWER_TIMEOUT_S: Final = 5.0  # the call is over: its status is on its way through gRPC's own threads
+_ANSWER_TIMEOUT_S: Final = 5.0  # the call is over: its status is still passing through gRPC's threads
 
 
 class FinalStatus:
-    """Listens to `call` from its beginning."""
+    """Observes `call` from its beginning."""
 
     def __init__(self, call: "grpc.aio.StreamUnaryCall[Any, Any] | grpc.aio.StreamStreamCall[Any, Any]") -> None:
         self._failures: list[grpc.aio.AioRpcError] = []
@@ -26,8 +27,8 @@ class FinalStatus:
         call.add_done_callback(self._remember)
 
     async def of(self, step: Awaitable[T]) -> T:
-        """The result of a step of the call. Raises what the daemon answered, if the step only says that a write came
-        too late."""
+        """Returns the result of a step of the call. Raises the daemon's answer if the step only fails because a write
+        came too late."""
         try:
             return await step
         except grpc.aio.AioRpcError as error:
@@ -35,21 +36,21 @@ class FinalStatus:
                 await self.wait()
             raise self.failure or error from None
         finally:
-            del step  # a future that has failed and the traceback of its error would be a cycle
+            del step  # a failed future and the traceback of its error would form a cycle
 
     async def wait(self) -> None:
-        """Returns when the daemon's answer is here, for a call that is known to be over."""
+        """Waits for the daemon's answer to a call that is over."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_ANSWER_TIMEOUT_S):
                 await self._answered.wait()
 
     @property
     def failure(self) -> grpc.aio.AioRpcError | None:
-        """What the daemon answered, if it was not OK."""
+        """The daemon's answer, if it was not OK."""
         return next((each for each in self._failures if each.details() != _WRITE_FAILED), None)
 
     def _remember(self, call: Any) -> None:
-        """Called synchronously, each time that the call's status is set."""
+        """Called synchronously each time the call's status is set."""
         code, details, trailing = _result(call.code()), _result(call.details()), _result(call.trailing_metadata())
         if details != _WRITE_FAILED:
             self._answered.set()
@@ -58,7 +59,7 @@ class FinalStatus:
 
 
 def _result(coroutine: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine that has nothing left to wait for."""
+    """The result of a coroutine that does not wait any more."""
     try:
         coroutine.send(None)
     except StopIteration as stop:

@@ -1,4 +1,4 @@
-"""What a process that is forked from one that has used gRPC may still do with a client: be told, and end."""
+"""What happens to a client in a process that was forked from one that used gRPC: an error, and a clean end."""
 
 import ctypes
 import os
@@ -13,7 +13,7 @@ _channels: Final[weakref.WeakSet[grpc.aio.Channel]] = weakref.WeakSet()
 
 
 def forked_error() -> ClientMisuseError:
-    """What a client says in a process that was forked from one that had used gRPC."""
+    """The error of a client in a process that was forked from one that used gRPC."""
     return ClientMisuseError(
         "this process was forked from one that had used a client, and gRPC does not work across a fork: "
         "start the process with multiprocessing's method spawn, or make the first client after the fork"
@@ -21,9 +21,9 @@ def forked_error() -> ClientMisuseError:
 
 
 def never_free_in_children(channel: grpc.aio.Channel) -> None:
-    """gRPC closes a channel that is freed, with threads that a forked process does not have: a quarter of the children
-    crashed as they ended. There the channel gets a reference that nobody gives back, so that it outlives the
-    interpreter too."""
+    """Keeps a channel alive in child processes. gRPC closes a freed channel with threads that a forked process does not
+    have: a quarter of the children crashed when they ended. In a child the channel gets a reference that is never
+    released, so that it outlives the interpreter."""
     _channels.add(channel)
 
 

@@ -1,7 +1,7 @@
-"""The event loop of a blocking client, in a thread of its own, and how other threads wait for it.
+"""The event loop of a blocking client, in its own thread, and how other threads wait for it.
 
-A thread waits here only for what ends: its call, the call's limit, or the loop itself. Nothing takes a lock, for a
-finaliser may run on any thread between any two instructions.
+A thread waits only for what is sure to end: its call, the call's limit, or the loop itself. Nothing takes a lock,
+because a finaliser may run on any thread between any two instructions.
 """
 
 import asyncio
@@ -23,14 +23,14 @@ from genserve.errors import DeadlineError
 
 T = TypeVar("T")
 
-# How long `close` waits for the thread: only the caller's own code, such as a mapping of weights, can hold it up.
+# How long `close` waits for the thread, which only the caller's own code, such as a mapping of weights, can block.
 CLOSE_TIMEOUT_S: Final = 5.0
 
 _running: "weakref.WeakSet[LoopThread]" = weakref.WeakSet()
 
 
 class Mailbox:
-    """Carries a callback's arguments from the loop's thread to the one that waits; one that is late gets the latest."""
+    """Passes a callback's arguments from the loop's thread to the waiting thread, which may skip to the latest."""
 
     def __init__(self, callback: Callable[..., None]) -> None:
         self._callback = callback
@@ -38,13 +38,13 @@ class Mailbox:
         self._wakeups: SimpleQueue[None] = SimpleQueue()
 
     def put(self, *args: Any) -> None:
-        """The callback as the loop's thread sees it."""
+        """The callback for the loop's thread."""
         self._latest = args
         if self._wakeups.empty():
             self._wakeups.put(None)
 
     def result(self, future: "Future[T]", timeout_s: float | None) -> T:
-        """`future.result`, with the callback called here meanwhile."""
+        """`future.result`, while the callback is called in this thread."""
         future.add_done_callback(lambda _: self._wakeups.put(None))
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
@@ -75,11 +75,12 @@ class LoopThread:
         _running.add(self)
 
     def run(self, coroutine: Coroutine[Any, Any, T], limit_s: float | None = None, mailbox: Mailbox | None = None) -> T:
-        """Its result. An exception here, such as KeyboardInterrupt, cancels it.
+        """Runs a coroutine and returns its result.
 
-        Raises ClientClosedError when the loop is closed before or meanwhile, ClientMisuseError in a forked process and
-        on the loop's own thread, where waiting would never end, and DeadlineError when the loop is not heard of within
-        `limit_s`, as it runs code of the caller's that blocks.
+        An exception in this thread, such as KeyboardInterrupt, cancels it. Raises ClientClosedError if the loop is
+        closed before or meanwhile; ClientMisuseError in a forked process and on the loop's own thread, where waiting
+        would never end; and DeadlineError if the loop does not respond within `limit_s` because code of the caller
+        blocks it.
         """
         try:
             self._check()
@@ -99,12 +100,12 @@ class LoopThread:
             if not self._closed:
                 raise
             if self._ended and not tasks:
-                coroutine.close()  # it never began
+                coroutine.close()  # the coroutine never began
             raise self._closed_error() from None
         except TimeoutError:
             if future.done():
-                raise  # the call's own
-            message = f"the client's event loop has not answered within {limit_s:g} s: the caller's code blocks it"
+                raise  # the error of the call itself
+            message = f"the client's event loop did not answer within {limit_s:g} s: code of the caller blocks it"
             raise DeadlineError(message) from None
         finally:
             self._waiting.discard(future)
@@ -112,7 +113,7 @@ class LoopThread:
                 self.post(lambda: tasks[0].cancel())
             del (
                 future
-            )  # an error that it holds has this frame in its traceback: gRPC's call must not wait for the collector
+            )  # the traceback of an error refers to this frame: gRPC's call must not wait for the garbage collector
 
     def _begin(self, coroutine: Coroutine[Any, Any, T], future: "Future[T]", tasks: "list[asyncio.Task[None]]") -> None:
         task = self._loop.create_task(_settle(coroutine, future))
@@ -120,7 +121,7 @@ class LoopThread:
         tasks.append(task)
 
     def post(self, callback: Callable[[], object]) -> bool:
-        """Has the loop call this, and does not wait: for finalisers. False when there is no loop any more."""
+        """Makes the loop call this without waiting: for finalisers. Returns False if the loop has ended."""
         if os.getpid() != self._pid:
             return False
         try:
@@ -130,13 +131,13 @@ class LoopThread:
         return True
 
     def stop(self) -> None:
-        """Begins to close, and does not wait."""
+        """Begins to close, without waiting."""
         self._closed = True
         self.post(self._stopping.set)
 
     def close(self) -> None:
-        """Ends the thread; whoever waits for it gets ClientClosedError. Returns at once in a forked process and on the
-        thread itself."""
+        """Ends the thread; waiting threads get ClientClosedError. Returns at once in a forked process and on the thread
+        itself."""
         self.stop()
         if os.getpid() == self._pid and threading.current_thread() is not self._thread:
             self._thread.join(CLOSE_TIMEOUT_S)
@@ -171,7 +172,7 @@ class LoopThread:
             await asyncio.wait(tasks, timeout=CLOSE_TIMEOUT_S)
 
     def _release(self) -> None:
-        """Ends the waiting of every thread that still waits."""
+        """Releases every thread that still waits."""
         for future in list(self._waiting):
             future.cancel()
 
@@ -180,7 +181,7 @@ class LoopThread:
 
 
 async def _settle(coroutine: Coroutine[Any, Any, T], future: "Future[T]") -> None:
-    """Hands the outcome over, whatever it is: SystemExit, too, is for the thread that waits, and not for the loop."""
+    """Sets the outcome of the future, whatever it is: SystemExit too is for the waiting thread, not for the loop."""
     try:
         result = await coroutine
     except asyncio.CancelledError:
@@ -198,6 +199,6 @@ async def _settle(coroutine: Coroutine[Any, Any, T], future: "Future[T]") -> Non
 
 @atexit.register
 def _close_all() -> None:
-    """Before the interpreter freezes the threads, which nobody could wait for any more."""
+    """Closes all loops before the interpreter freezes their threads, for which nobody could wait then."""
     for thread in list(_running):
         thread.close()

@@ -19,23 +19,23 @@ TypedErrors: TypeAlias = Callable[[], AbstractContextManager[None]]
 """Turns gRPC's errors that are raised inside into a `GenserveError`."""
 
 EOF: Final[Any] = grpc.aio.EOF
-"""What `MessageReader.next` gives at the end."""
+"""What `MessageReader.next` returns at the end."""
 
-_READ_AHEAD: Final = 8  # messages: what is on its way meanwhile is gRPC's to hold back
+_READ_AHEAD: Final = 8  # messages; gRPC holds back further ones
 
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """What follows the last message: the error that ended the call, if any."""
+    """The entry after the last message, with the error that ended the call, if any."""
 
     error: BaseException | None
 
 
 class MessageReader:
-    """The messages of one call, in order, each given once.
+    """The messages of one call, in order, each returned once.
 
-    A task reads them, so that waiting in `next` can be given up, as `asyncio.wait_for` does, and nothing is lost:
-    cancelling gRPC's own `read` would end the call. The call is cancelled by `cancel`, and when this is dropped.
+    A task reads them, so that a wait in `next` can be cancelled, as `asyncio.wait_for` does, without a loss: cancelling
+    gRPC's own `read` would end the call. The call is cancelled by `cancel`, and when this object is dropped.
     """
 
     def __init__(self, call: Any, typed_errors: TypedErrors, status: FinalStatus | None = None) -> None:
@@ -52,17 +52,17 @@ class MessageReader:
         message = self._messages.get_nowait() if not self._messages.empty() else await self._messages.get()
         if not isinstance(message, _End):
             return message
-        self._messages.put_nowait(message)  # for whoever else waits, and the next time
+        self._messages.put_nowait(message)  # for other waiting readers, and the next time
         if message.error is None or self._cancelled:
             return EOF
         try:
             with self._typed_errors():
                 raise message.error
         finally:
-            message.error.with_traceback(None)  # which would make a cycle of this frame and the error
+            message.error.with_traceback(None)  # would form a cycle of this frame and the error
 
     def cancel(self) -> None:
-        """Cancels the call unless it is over; whoever reads gets EOF."""
+        """Cancels the call unless it is over. Readers get EOF."""
         self._cancelled = True
         self._reading.cancel()
         self._call.cancel()
@@ -71,19 +71,20 @@ class MessageReader:
         self._messages.put_nowait(_End(None))
 
     def __del__(self) -> None:
-        # On whatever thread the garbage collector runs, so it can neither wait nor touch the call, which belongs to the
-        # loop's thread. A forked process has no such thread.
+        # Called on any thread by the garbage collector, so it can neither wait nor touch the call, which belongs to the
+        # loop's
+        # thread. A forked process has no such thread.
         if self._pid == os.getpid() and not self._reading.done():
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(_cancel, self._reading, self._call)
 
 
 class ResponseStream(AsyncClosing, AsyncIterator[ItemT], Generic[ItemT]):
-    """The responses of one call, in order.
+    """The responses of one call that has begun, in order.
 
-    The call has begun when this exists. It is cancelled, which ends the request in the daemon, by `aclose()`, by
-    leaving `async with`, and when the stream is dropped unfinished. Nothing is lost when waiting for an item is
-    cancelled or times out: the next one goes on there.
+    The call is cancelled, which ends the request in the daemon, by `aclose()`, by leaving `async with`, and when the
+    stream is dropped unfinished. If a wait for an item is cancelled or times out, nothing is lost: the next wait
+    continues there.
     """
 
     def __init__(self, call: Any, convert: Callable[[Any], ItemT], typed_errors: TypedErrors) -> None:
@@ -107,7 +108,7 @@ class ResponseStream(AsyncClosing, AsyncIterator[ItemT], Generic[ItemT]):
 
 
 async def _read_all(call: Any, status: FinalStatus | None, messages: "asyncio.Queue[Any]") -> None:
-    """No method, for a reader that is dropped must not be kept alive by what it waits for."""
+    """Not a method, because the task must not keep a dropped reader alive."""
     try:
         while True:
             message = await (call.read() if status is None else status.of(call.read()))

@@ -1,4 +1,4 @@
-"""The served weights, pulled: what a late replica catches up from, or a file."""
+"""Pulls the served weights, for a late replica or a file."""
 
 import asyncio
 from collections.abc import Callable
@@ -9,9 +9,11 @@ from typing import Any, Final
 
 from genserve.client.transport.connection import Connection
 from genserve.client.transport.fields import build
-from genserve.client.weights.frames import crc32c
+from genserve.client.weights.frames import computes_checksums, manifest_of
 from genserve.client.weights.sources import to_torch
 from genserve.errors import ChecksumMismatchError, PushTruncatedError, UnavailableError
+from genserve.tensors.checksum import crc32c_of
+from genserve.tensors.manifest import Manifest
 from genserve.tensors.safetensors import StoredTensor, write_safetensors
 from genserve.v1 import weights_pb2
 
@@ -35,7 +37,7 @@ class PulledWeights:
         return {name: to_torch(tensor) for name, tensor in self.tensors.items()}
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Writes a .safetensors file, whole or not at all."""
+        """Writes a .safetensors file, completely or not at all."""
         write_safetensors(Path(path), self.tensors.values())
 
 
@@ -56,12 +58,12 @@ class Download:
         self._progress = progress
         self._clock = asyncio.get_running_loop().time
         self._deadline = None if timeout_s is None else self._clock() + timeout_s
-        self._manifest: weights_pb2.Manifest | None = None
+        self._manifest: Manifest | None = None
         self._memory = bytearray()
-        self._received_bytes = 0  # chunks come in order
+        self._received_bytes = 0  # chunks arrive in order
 
     async def run(self) -> PulledWeights:
-        """Receives everything; after a broken stream what is missing, of the same version."""
+        """Receives everything. After a broken stream it requests the missing bytes of the same version."""
         num_resumes = 0
         while True:
             try:
@@ -95,12 +97,11 @@ class Download:
     def _take(self, frame: weights_pb2.PullWeightsResponse) -> None:
         if frame.HasField("header"):
             if self._manifest is None:
-                self._manifest, self._version = frame.header.manifest, frame.header.weight_version
+                self._manifest, self._version = manifest_of(frame.header.manifest), frame.header.weight_version
                 self._memory = bytearray(self._manifest.total_bytes)
             return
         chunk = frame.chunk
-        computed = crc32c()
-        if computed is not None and chunk.HasField("crc32c") and computed(0, chunk.data) != chunk.crc32c:
+        if chunk.HasField("crc32c") and computes_checksums() and crc32c_of(chunk.data) != chunk.crc32c:
             raise ChecksumMismatchError(f"the chunk of {len(chunk.data)} bytes at {chunk.offset} was damaged")
         self._memory[chunk.offset : chunk.offset + len(chunk.data)] = chunk.data
         self._received_bytes = chunk.offset + len(chunk.data)
@@ -111,7 +112,7 @@ class Download:
         assert self._manifest is not None and self._version is not None
         memory = memoryview(self._memory)
         tensors = {
-            t.name: StoredTensor(t.name, t.dtype, tuple(t.shape), memory[t.offset : t.offset + t.length])
+            t.name: StoredTensor(t.name, t.dtype, t.shape, memory[t.offset : t.offset + t.length])
             for t in self._manifest.tensors
         }
         return PulledWeights(self._version, tensors)

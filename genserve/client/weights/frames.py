@@ -1,16 +1,35 @@
-"""Frames of a push as bytes."""
+"""Frames of a push as bytes, and the manifest in the first of them."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
-from importlib import import_module
-from typing import Any, Final
+from typing import Final
 
 from genserve.memory.ring import Piece
+from genserve.tensors.checksum import crc32c_of, is_fast
 from genserve.tensors.chunk_frame import chunk_frame as encoded_chunk
+from genserve.tensors.manifest import Manifest, TensorSpec
 from genserve.v1 import weights_pb2
 
 END_FRAME: Final = weights_pb2.PushWeightsRequest(end=weights_pb2.PushEnd()).SerializeToString()
+
+
+def manifest_message(manifest: Manifest) -> weights_pb2.Manifest:
+    """For the wire."""
+    return weights_pb2.Manifest(
+        tensors=[
+            weights_pb2.TensorSpec(name=t.name, dtype=t.dtype, shape=t.shape, offset=t.offset, length=t.length)
+            for t in manifest.tensors
+        ],
+        total_bytes=manifest.total_bytes,
+        partial=manifest.partial,
+    )
+
+
+def manifest_of(message: weights_pb2.Manifest) -> Manifest:
+    """From the wire."""
+    tensors = tuple(TensorSpec(t.name, t.dtype, tuple(t.shape), t.offset, t.length) for t in message.tensors)
+    return Manifest(tensors, message.total_bytes, message.partial)
 
 
 def header_frame(header: weights_pb2.PushHeader) -> bytes:
@@ -32,30 +51,17 @@ def segment_frame(offset: int, piece: Piece) -> bytes:
 
 def chunk_frame(offset: int, pieces: Sequence[bytes | memoryview], *, checksum: bool) -> bytes:
     """A chunk of the bytes of `pieces` at `offset`, with their CRC32C if there is a fast way to compute it."""
-    extend = crc32c() if checksum else None
-    if extend is None:
+    if not (checksum and computes_checksums()):
         return encoded_chunk(offset, pieces, None)
     computed = 0
     for piece in pieces:
-        computed = extend(computed, piece)
+        computed = crc32c_of(piece, computed)
     return encoded_chunk(offset, pieces, computed)
 
 
 @cache
-def crc32c() -> Callable[[int, bytes | memoryview], int] | None:
-    """google_crc32c's in C, which goes on from the checksum of the bytes before (0 at first); without it chunks have no
-    checksum, which is said once."""
-    try:
-        google_crc32c = import_module("google_crc32c")
-    except ImportError:
-        google_crc32c = None
-    if google_crc32c is None or google_crc32c.implementation != "c":
+def computes_checksums() -> bool:
+    """Whether checksums cost little here; where they do not a warning says so, once."""
+    if not is_fast():
         warnings.warn("google-crc32c is not installed: a push relies on the transport's checksums", stacklevel=4)
-        return None
-    extend: Callable[[int, Any], int] = google_crc32c.extend
-    try:
-        as_array = import_module("numpy").frombuffer
-    except ImportError:
-        return lambda before, data: extend(before, bytes(data))
-    # It takes bytes and no memoryview, but an array over one.
-    return lambda before, data: extend(before, data if isinstance(data, bytes) else as_array(data, "uint8"))
+    return is_fast()

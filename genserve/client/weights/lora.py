@@ -2,17 +2,18 @@
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack, cast
 
 from genserve.client.transport.connection import UNSET, Timeout
-from genserve.client.transport.fields import build, duration, naming
+from genserve.client.transport.fields import build, duration, naming, refuse_unknown
 from genserve.client.weights.calls import WeightCalls
-from genserve.client.weights.push import PushProgress, PushResult
+from genserve.client.weights.options import PushOptions, SendOptions
+from genserve.client.weights.push import PushResult
 from genserve.client.weights.sources import tensor_sources
 from genserve.tensors.safetensors import CheckpointFileError
 from genserve.v1 import control_pb2, weights_pb2
@@ -46,8 +47,8 @@ class Lora:
 
 
 class LoraCalls(WeightCalls):
-    """LoRA adapters, where the daemon was started with --enable-lora; else there are none, and all that would change
-    that raise UnsupportedError."""
+    """LoRA adapters. They need a daemon that was started with --enable-lora: without it there are none, and calls that
+    would change them raise UnsupportedError."""
 
     async def push_lora(
         self,
@@ -55,10 +56,8 @@ class LoraCalls(WeightCalls):
         tensors: Mapping[str, Any] | str | PathLike[str],
         config: Mapping[str, Any] | None = None,
         *,
-        push_id: str = "",
-        shared_memory: bool | None = None,
-        progress: Callable[[PushProgress], None] | None = None,
         timeout_s: Timeout = UNSET,
+        **options: Unpack[SendOptions],
     ) -> PushResult:
         """Streams an adapter into the daemon, whose later requests with this `lora_name` use it. Nothing touches a
         disk, and nothing is paused. One that is loaded under the name is replaced: requests that run go on with it.
@@ -66,24 +65,27 @@ class LoraCalls(WeightCalls):
         `tensors`: a mapping of PEFT's names (base_model.model.(module).lora_A.weight, .lora_B.weight) to torch tensors
         or numpy arrays, as `peft.get_peft_model_state_dict` gives; `config`: PEFT's configuration, of which r,
         lora_alpha and target_modules are needed. Or a directory that PEFT has saved, here and not on the daemon's host,
-        whose configuration is read from it. DTensors, `push_id`, a broken stream: as in `push_weights`.
+        whose configuration is read from it. `SendOptions` documents the options. DTensors and a broken stream are
+        treated as by `push_weights`.
 
         Raises ManifestMismatchError naming tensors that do not fit the model, InvalidFieldError for the configuration,
         StagingFullError when the daemon holds as many adapters as it can, PushRolledBackError with what vLLM says.
         """
+        refuse_unknown(options, SendOptions)
         if isinstance(tensors, str | os.PathLike) and config is None:
             config = _read_config(Path(tensors))
         if config is None:
-            raise TypeError("config: PEFT's configuration is needed beside tensors (r, lora_alpha, target_modules)")
+            raise TypeError("config: pass PEFT's configuration with the tensors (r, lora_alpha, target_modules)")
         with naming("config"):
             encoded = json.dumps(config, default=_plain)
         adapter = build(weights_pb2.LoraAdapter, {"lora_name": lora_name, "config": encoded}, path="lora")
-        header = build(weights_pb2.PushHeader, {"push_id": push_id, "lora": adapter})
+        header = build(weights_pb2.PushHeader, {"push_id": options.get("push_id"), "lora": adapter})
         sources = tensor_sources(tensors, tied_once=False)
-        return await self._send(sources, header, shared_memory=shared_memory, progress=progress, timeout_s=timeout_s)
+        return await self._send(sources, header, cast(PushOptions, options), timeout_s)
 
     async def load_lora(self, lora_name: str, path: str | PathLike[str], *, timeout_s: float = 60.0) -> Lora:
-        """Loads an adapter from a directory of the daemon's host, as PEFT saves it; the rest as `push_lora`."""
+        """Loads an adapter from a directory on the daemon's host, as PEFT saves it. Otherwise it behaves as
+        `push_lora`."""
         with naming("path"):
             directory = os.fspath(path)
         fields = {"lora_name": lora_name, "path": directory, "timeout": duration(timeout_s, "timeout_s")}
@@ -93,7 +95,7 @@ class LoraCalls(WeightCalls):
         return Lora.of(response.lora)
 
     async def unload_lora(self, lora_name: str, *, timeout_s: Timeout = UNSET) -> Lora:
-        """Takes an adapter away; requests that run go on with it. What it was. Raises LoraNotFoundError."""
+        """Removes an adapter and returns it; running requests keep it. Raises LoraNotFoundError."""
         request = build(control_pb2.UnloadLoraRequest, {"lora_name": lora_name})
         response = await self._connection.unary(self._connection.control.UnloadLora, request, timeout_s)
         return Lora.of(response.lora)
@@ -112,10 +114,10 @@ def _read_config(directory: Path) -> Mapping[str, Any]:
     except ValueError as error:
         raise CheckpointFileError(f"{path}: {error}") from error
     if not isinstance(config, dict):
-        raise CheckpointFileError(f"{path}: is no JSON object")
+        raise CheckpointFileError(f"{path}: is not a JSON object")
     return config
 
 
 def _plain(value: Any) -> Any:
-    """PEFT's configuration has sets of modules, and enumerations."""
+    """Converts the sets and enumerations of PEFT's configuration to plain values."""
     return sorted(value) if isinstance(value, set | frozenset) else str(value)

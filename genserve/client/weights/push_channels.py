@@ -9,13 +9,13 @@ import grpc.aio
 
 from genserve.client.transport.connection import Connection
 
-# Below this the daemon is not asked for further ports: the push would be over by then.
+# Smaller pushes do not ask the daemon for further ports: they would be over by then.
 MIN_BYTES: Final = 64 << 20
 CONNECT_TIMEOUT_S: Final = 2.0
 
 
 class PushChannels:
-    """Gives each stream a connection: to one of the daemon's receiving processes if they can be reached, else to the
+    """Gives each stream a connection: to one of the daemon's receiving processes if it can be reached, else to the
     daemon itself. `ports` are those of the processes, on the daemon's host."""
 
     def __init__(self, connection: Connection, ports: Sequence[int] = ()) -> None:
@@ -25,7 +25,7 @@ class PushChannels:
         self._targets = [f"{host}:{port}" for port in ports] if is_tcp else []
 
     async def open(self, count: int, stack: AsyncExitStack) -> list[grpc.aio.Channel]:
-        """A connection for each of `count` streams, closed by `stack`. Streams of one connection would take turns, and
+        """A connection for each of `count` streams, closed by `stack`. Streams on one connection would take turns and
         share one window."""
         channels = []
         for index in range(count):
@@ -47,7 +47,7 @@ class PushChannels:
                 async with asyncio.timeout(CONNECT_TIMEOUT_S):
                     await channel.channel_ready()
         except TimeoutError:
-            # Behind a firewall or another address: none of them need be tried again.
+            # If one is behind a firewall or another address, all are, and none is tried again.
             self._targets = []
             return None
         return channel

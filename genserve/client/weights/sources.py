@@ -1,7 +1,7 @@
-"""Whatever holds weights as a list of `TensorSource`: names, types, shapes and a way to get the bytes.
+"""Makes a list of `TensorSource` from anything that holds weights: names, types, shapes and a way to get the bytes.
 
-Neither torch nor numpy is imported: who passes a tensor has imported it, so `sys.modules` knows. bfloat16 and float8
-need neither numpy nor ml_dtypes on their way out of torch: the bytes are read where they lie.
+Neither torch nor numpy is imported: a caller that passes a tensor has imported it, so `sys.modules` has it. bfloat16
+and float8 need neither numpy nor ml_dtypes, because the bytes are read directly from torch's memory.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from genserve.client.weights.dtensor import MAX_PIECES, Share, shared_out
-from genserve.tensors.dtypes import FRAMEWORK_NAMES, ITEM_BYTES, SAFETENSORS_NAMES, item_bytes
+from genserve.tensors.dtypes import FRAMEWORK_NAMES, SAFETENSORS_NAMES, item_bytes
 from genserve.tensors.safetensors import StoredTensor, read_checkpoint
 
 
@@ -24,8 +24,8 @@ from genserve.tensors.safetensors import StoredTensor, read_checkpoint
 class TensorSource:
     """A tensor that can be sent.
 
-    `read` gives the bytes that are here, row-major and little-endian. It may copy (from a GPU, or to make them
-    contiguous) and is called in a worker thread, one tensor at a time, so that at most one copy exists.
+    `read` returns this rank's bytes, row-major and little-endian. It may copy (from a GPU, or to make them contiguous)
+    and is called in a worker thread, one tensor at a time, so that at most one copy exists.
     """
 
     name: str
@@ -34,18 +34,18 @@ class TensorSource:
     shape: tuple[int, ...]
     read: Callable[[], memoryview]
     share: Share | None = None
-    """What of it is sent from here, when several ranks have it together; None = all."""
+    """The part that is sent from here, if several ranks share the tensor; None = all of it."""
     copies: bool = True
-    """Whether `read` may have to copy. Otherwise it takes no time, and needs no thread."""
+    """Whether `read` may copy. Otherwise it takes no time and needs no thread."""
 
     @property
     def size_bytes(self) -> int:
-        """Number of its bytes, on all ranks together."""
-        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+        """Number of its bytes, on all ranks together. Raises DtypeError."""
+        return math.prod(self.shape) * item_bytes(self.name, self.dtype)
 
     @property
     def ranges(self) -> tuple[tuple[int, int], ...]:
-        """Its bytes [start, end) that are sent from here, in order."""
+        """The bytes [start, end) that are sent from here, in order."""
         return ((0, self.size_bytes),) if self.share is None else self.share.ranges
 
 
@@ -97,16 +97,16 @@ def tensor_sources(weights: Any, *, tied_once: bool = True) -> list[TensorSource
 
 
 def num_ranks(sources: Sequence[TensorSource]) -> int:
-    """How many ranks have the tensors together; 1 without DTensors. Raises ValueError when some have other ranks than
-    others: only the caller knows how many push then."""
+    """The number of ranks that hold the tensors together; 1 without DTensors. Raises ValueError if the tensors are on
+    different ranks: then only the caller knows how many push."""
     ranks = {source.share.ranks for source in sources if source.share is not None}
     if len(ranks) > 1:
-        raise ValueError("the DTensors lie on several device meshes of different ranks: say how many `callers` push")
+        raise ValueError("the DTensors are on device meshes of different ranks: pass the number of `callers` that push")
     return len(ranks.pop()) if ranks else 1
 
 
 def _shared_out(sources: list[TensorSource]) -> list[TensorSource]:
-    """With a share for each, if any has one."""
+    """Adds a share to every tensor, if any tensor has one."""
     first = next((source.share for source in sources if source.share is not None), None)
     if first is None:
         return sources
@@ -121,9 +121,9 @@ def _shared_out(sources: list[TensorSource]) -> list[TensorSource]:
 
 
 def to_torch(stored: StoredTensor) -> Any:
-    """A torch tensor over the same memory, or over a copy where the bytes are not aligned for their type. Raises
+    """A torch tensor over the same memory, or over a copy if the bytes are not aligned for their type. Raises
     DtypeError."""
-    torch = import_module("torch")  # what is pulled as tensors of torch needs it, and nothing else here
+    torch = import_module("torch")  # only pulling torch tensors needs torch here
     item_bytes(stored.name, stored.dtype)
     dtype = getattr(torch, FRAMEWORK_NAMES[stored.dtype])
     if len(stored.data) == 0:
@@ -140,16 +140,16 @@ def _identity(data: memoryview) -> memoryview:
 
 def _dtype_of(name: str, dtype: str) -> str:
     if dtype not in SAFETENSORS_NAMES:
-        raise TypeError(f"{name}: there is no name for {dtype} among the types that can be pushed")
+        raise TypeError(f"{name}: no dtype of a push matches {dtype}")
     return SAFETENSORS_NAMES[dtype]
 
 
 def _torch_identity(tensor: Any) -> tuple[object, ...] | None:
-    """Equal for tensors that are the same bytes in the same order; None for those without any."""
+    """An identity that is equal for tensors with the same bytes in the same order; None for tensors without bytes."""
     if tensor.is_meta or tensor.is_sparse or tensor.numel() == 0 or hasattr(tensor, "local_shards"):
         return None
     if hasattr(tensor, "full_tensor"):
-        # By the storage, not by an address: all ranks have to agree, and one that has no rows has no address.
+        # Uses the storage, not the address: all ranks must agree, and a rank without rows has no address.
         local = tensor.detach().to_local()
         storage = local.untyped_storage()._cdata
         return (storage, local.storage_offset(), local.stride(), tensor.dtype, tuple(tensor.shape), tensor.placements)

@@ -1,4 +1,4 @@
-"""The calls of WeightService that drive vLLM's own weight transfer; `vllm_sync` makes vLLM's client of them."""
+"""The calls of WeightService that drive vLLM's own weight transfer. `vllm_sync` turns them into vLLM's client."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StartedUpdate:
-    """An update that is open, and what its pause did to requests."""
+    """An open update, and what its pause did to requests."""
 
     update_id: str
     requests_kept: int
@@ -28,21 +28,21 @@ class StartedUpdate:
 
 @dataclass(frozen=True, slots=True)
 class FinishedUpdate:
-    """An update that is served."""
+    """A finished update, which is served."""
 
     applied: Applied
     state: EngineState
 
 
 class TransferCalls(ServiceCalls):
-    """vLLM's own weight transfer: only where the daemon was started with --weight-transfer-config, else
-    UnsupportedError. `timeout_s` bounds what the daemon does; the call's own deadline is a little later."""
+    """vLLM's own weight transfer. It needs a daemon that was started with --weight-transfer-config, else it raises
+    UnsupportedError. `timeout_s` bounds the work of the daemon; the call's own deadline is a little later."""
 
     async def init_weight_transfer(self, init_info: Mapping[str, Any], *, timeout_s: float = 300.0) -> str:
-        """Has every worker connect with the trainer, as `init_info` says; the name of vLLM's backend.
+        """Makes every worker connect to the trainer, as `init_info` says, and returns the name of vLLM's backend.
 
-        Raises PushRolledBackError for what vLLM says is wrong, ApplyInProgressError while a push or an update is under
-        way, and DeadlineError. Workers that hang in it end the daemon soon after `timeout_s`.
+        Raises PushRolledBackError with vLLM's message, ApplyInProgressError while a push or an update is in progress,
+        and DeadlineError. If workers hang in it, the daemon ends soon after `timeout_s`.
         """
         fields = {"init_info": _json(init_info, "init_info"), "timeout": duration(timeout_s, "timeout_s")}
         request = build(weights_pb2.InitWeightTransferRequest, fields)
@@ -59,9 +59,12 @@ class TransferCalls(ServiceCalls):
         ttl_s: float = 60.0,
         timeout_s: float = 60.0,
     ) -> StartedUpdate:
-        """Pauses generation until the update is finished. The daemon undoes it when the next call does not come within
-        `ttl_s`. Defaults: mode keep, KV cache recompute. Raises ApplyInProgressError, EngineTaintedError,
-        PushRolledBackError and DeadlineError."""
+        """Pauses generation until the update is finished. The daemon undoes the update if the next call does not come
+        within `ttl_s`.
+
+        Defaults: mode keep, KV cache recompute. Raises ApplyInProgressError, EngineTaintedError, PushRolledBackError
+        and DeadlineError.
+        """
         fields = {
             "update_id": update_id,
             "pause_mode": wire_value(types_pb2.PauseMode, pause_mode, "pause_mode"),
@@ -83,9 +86,11 @@ class TransferCalls(ServiceCalls):
         update_id: str = "",
         timeout_s: float = 300.0,
     ) -> None:
-        """Has every worker receive what `update_info` names; a list has one for each, by global rank. What fails ends
-        the update: PushRolledBackError or DeadlineError when the daemon has undone it, EngineTaintedError when it could
-        not. Raises UpdateNotFoundError for one that is not open (any more)."""
+        """Makes every worker receive what `update_info` names; a list has one entry per worker, by global rank.
+
+        A failure ends the update: PushRolledBackError or DeadlineError if the daemon has undone it, EngineTaintedError
+        if it could not. Raises UpdateNotFoundError if the update is not open (any more).
+        """
         fields = {
             "update_id": update_id,
             "update_info": _json(update_info, "update_info"),
@@ -97,8 +102,10 @@ class TransferCalls(ServiceCalls):
     async def finish_weight_update(
         self, *, update_id: str = "", version: int | None = None, force: bool = False, timeout_s: float = 300.0
     ) -> FinishedUpdate:
-        """Serves what was received as `version`; default: one above the served one. Raises as `update_weights`, and
-        VersionNotNewerError unless `force`: the update stays open then."""
+        """Serves what was received as `version`; default: the served version plus 1.
+
+        Raises as `update_weights`, and VersionNotNewerError unless `force`; then the update stays open.
+        """
         fields = {
             "update_id": update_id,
             "weight_version": version,

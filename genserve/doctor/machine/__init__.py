@@ -1,1 +1,1 @@
-"""The machine: its memory, its devices, what they can do, and what that means."""
+"""The machine: its memory, its devices, what they can do, and verdicts on this."""

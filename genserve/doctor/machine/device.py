@@ -1,7 +1,7 @@
-"""What torch says of the accelerators, and how fast memory moves: `python -m` of this file prints it as JSON.
+"""What torch knows of the accelerators, and how fast memory is copied. `python -m` of this file prints it as JSON.
 
-A process of its own: torch takes seconds to import, a CUDA context takes memory that the daemon needs, and a driver
-that hangs can be given up.
+It runs in a separate process: torch takes seconds to import, a CUDA context takes memory that the daemon needs, and a
+driver that hangs can be abandoned.
 """
 
 import ctypes
@@ -12,19 +12,19 @@ from typing import Any, Final
 
 import torch
 
-from genserve.worker.update.placement import RING_BYTES
+from genserve.worker.contract.placement import RING_BYTES
 
 _COPIED_BYTES: Final = 256 << 20
 _ROUNDS: Final = 3
 
 
 def look() -> dict[str, Any]:
-    """torch's build, and of each device it can use what `look_at_cuda` says."""
+    """torch's build, and `look_at_cuda` of each usable device."""
     found: dict[str, Any] = {"torch": torch.__version__, "cuda": torch.version.cuda, "devices": [], "error": ""}
     if torch.version.cuda is None:
         return found
     try:
-        torch.cuda.init()  # says why not, where is_available says no
+        torch.cuda.init()  # raises the reason, which is_available does not
         found["driver_cuda"] = driver_cuda()
         for index in range(torch.cuda.device_count()):
             found["devices"].append(look_at_cuda(torch.device("cuda", index)))
@@ -34,7 +34,7 @@ def look() -> dict[str, Any]:
 
 
 def driver_cuda() -> int:
-    """The newest CUDA that the driver runs, as CUDA writes versions: 13000 is 13.0. 0 when it does not tell."""
+    """The newest CUDA version that the driver supports, as CUDA writes it: 13000 is 13.0. 0 if unknown."""
     version = ctypes.c_int(0)
     try:
         ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
@@ -44,7 +44,7 @@ def driver_cuda() -> int:
 
 
 def look_at_cuda(device: torch.device) -> dict[str, Any]:
-    """Memory in bytes, rates in bytes a second, and what went wrong, if anything, with page-locked memory."""
+    """Memory in bytes, rates in bytes per second, and errors of page-locked memory."""
     properties = torch.cuda.get_device_properties(device)
     free_bytes, total_bytes = torch.cuda.mem_get_info(device)
     found: dict[str, Any] = {
@@ -61,7 +61,7 @@ def look_at_cuda(device: torch.device) -> dict[str, Any]:
 
 
 def attempt(measure: Callable[[], dict[str, float]]) -> dict[str, Any]:
-    """What was measured, or {"error": why not}."""
+    """The measured rates, or {"error": the reason}."""
     try:
         return dict(measure())
     except Exception as error:
@@ -69,30 +69,30 @@ def attempt(measure: Callable[[], dict[str, float]]) -> dict[str, Any]:
 
 
 def pinned_error(device: torch.device, size_bytes: int = RING_BYTES) -> str:
-    """Copies to the device and back through page-locked memory on a stream of its own, as a worker does; "" if the
-    bytes came back, and no error of CUDA was left for the next launch."""
+    """Copies to the device and back through page-locked memory on a separate stream, as a worker does. Returns "" if
+    the bytes came back and no CUDA error is pending."""
     try:
         host = torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
         if not host.is_pinned():
-            return "torch gave memory that is not page-locked"
+            return "torch allocated memory that is not page-locked"
         host.copy_(torch.arange(256, dtype=torch.uint8).repeat(size_bytes // 256))
-        target = torch.zeros(size_bytes, dtype=torch.uint8, device=device)  # what was freed may hold the same bytes
+        target = torch.zeros(size_bytes, dtype=torch.uint8, device=device)  # freed memory may contain the same bytes
         stream, done = torch.cuda.Stream(device), torch.cuda.Event()
-        stream.wait_stream(torch.cuda.current_stream(device))  # zeros are written there
+        stream.wait_stream(torch.cuda.current_stream(device))  # the zeros are written on that stream
         with torch.cuda.stream(stream):
             target.copy_(host, non_blocking=True)
             done.record(stream)
         done.synchronize()
         came_back = torch.equal(target.cpu(), host)
-        target.add_(1)  # a launch raises an error that is pending
+        target.add_(1)  # a launch raises a pending error
         torch.cuda.synchronize(device)
-        return "" if came_back else "other bytes came back than were copied"
+        return "" if came_back else "the bytes that came back differ from those that were copied"
     except Exception as error:
         return _one_line(error)
 
 
 def rates(device: torch.device, size_bytes: int) -> dict[str, float]:
-    """Bytes a second from page-locked and from ordinary memory to the device, and on the device."""
+    """Bytes per second from page-locked and from ordinary memory to the device, and on the device."""
     source, target = (torch.ones(size_bytes, dtype=torch.uint8, device=device) for _ in range(2))
     pageable = torch.ones(size_bytes, dtype=torch.uint8)
     found = {

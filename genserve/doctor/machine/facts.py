@@ -1,4 +1,4 @@
-"""What the machine is, as found by `host`, `device` and `shared_memory`."""
+"""The facts of the machine, as measured by `host`, `device` and `shared_memory`."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ _PREFIX = b"DEVICE "
 
 @dataclass(frozen=True, slots=True)
 class DeviceFacts:
-    """An accelerator: bytes and bytes a second. `pinned_error` and `rates_error` are "" when nothing went wrong."""
+    """An accelerator, in bytes and bytes per second. `pinned_error` and `rates_error` are "" if there was no error."""
 
     index: int
     name: str
@@ -34,7 +34,7 @@ class DeviceFacts:
 
     @classmethod
     def of(cls, told: dict[str, Any]) -> "DeviceFacts":
-        """From what `device.look_at_cuda` told."""
+        """Reads the output of `device.look_at_cuda`."""
         rates = told["rates"]
         names = ("pinned_to_device", "pageable_to_device", "device_to_device")
         found = {name: value for name, value in told.items() if name != "rates"}
@@ -43,8 +43,8 @@ class DeviceFacts:
 
 @dataclass(frozen=True, slots=True)
 class TorchFacts:
-    """torch's build. `cuda` is "" for one without CUDA; `driver_cuda` is the newest CUDA that the driver runs; `error`
-    says why no device can be used, or why torch could not even be asked."""
+    """torch's build. `cuda` is "" for a build without CUDA. `driver_cuda` is the newest CUDA version that the driver
+    supports. `error` says why no device is usable, or why torch gave no answer."""
 
     version: str = ""
     cuda: str = ""
@@ -55,7 +55,7 @@ class TorchFacts:
 
 @dataclass(frozen=True, slots=True)
 class MachineFacts:
-    """All of it. `shared_memory_error` says why sharing memory could not be tried."""
+    """All facts. `shared_memory_error` says why the test of shared memory failed to run."""
 
     host: HostFacts
     torch: TorchFacts
@@ -64,21 +64,22 @@ class MachineFacts:
 
     @property
     def devices(self) -> tuple[DeviceFacts, ...]:
-        """Those that the engine can run on."""
+        """The devices that the engine can run on."""
         return () if self.host.has_cpu_engine else self.torch.devices
 
     @property
     def device_type(self) -> str:
-        """What the engine runs on: "cuda" or "cpu"."""
+        """The type of device that the engine runs on: "cuda" or "cpu"."""
         return "cuda" if self.devices else "cpu"
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The facts as JSON values."""
         return asdict(self)
 
 
 async def look(children: Children, timeout_s: float) -> MachineFacts:
-    """One thing after the other, as rates are measured. Raises OSError where the kernel does not tell of memory."""
+    """Measures one thing after the other, so that the rates are right. Raises OSError if the kernel does not report
+    memory."""
     shared: SharedMemoryFacts | None = None
     shared_error = ""
     try:
@@ -98,13 +99,13 @@ async def _look_at_torch(children: Children, timeout_s: float) -> TorchFacts:
         async with asyncio.timeout(timeout_s):
             stdout, stderr = await process.communicate()
     except TimeoutError:
-        return TorchFacts(error=f"torch did not say what devices there are within {timeout_s:g} s")
+        return TorchFacts(error=f"torch did not list the devices within {timeout_s:g} s")
     finally:
         await children.stop(process, _END_TIMEOUT_S)
     told = next((line for line in stdout.splitlines() if line.startswith(_PREFIX)), None)
     if told is None:
         last = stderr.decode(errors="replace").strip().splitlines()[-1:]
-        return TorchFacts(error=f"torch could not be asked: {''.join(last) or f'status {process.returncode}'}")
+        return TorchFacts(error=f"torch could not be run: {''.join(last) or f'status {process.returncode}'}")
     return _torch_facts(json.loads(told.removeprefix(_PREFIX)))
 
 

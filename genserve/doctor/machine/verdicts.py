@@ -1,4 +1,4 @@
-"""What the facts of a machine mean for a daemon on it."""
+"""Verdicts on the facts of a machine, for a daemon on it."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -8,24 +8,24 @@ from genserve.doctor.machine.host import HostFacts
 from genserve.doctor.machine.shared_memory import SharedMemoryFacts
 from genserve.doctor.serve_flags import ServeFlags
 from genserve.doctor.verdict import Verdict, fail, ok, warn
-from genserve.worker.update.placement import GIB
+from genserve.worker.contract.placement import GIB
 
 _LEAST_HOST_BYTES: Final = 3 * GIB  # the daemon's processes, and the built-in model
 _LITTLE_HOST_BYTES: Final = 8 * GIB
 _LITTLE_SHM_BYTES: Final = 256 << 20
-_GB: Final = 1e9  # rates are told in GB/s
+_GB: Final = 1e9  # rates are shown in GB/s
 _SLOW_MEMCPY: Final = 2 * _GB
-_SLOW_PINNED: Final = 8 * _GB  # what PCIe 3 x16 gives
+_SLOW_PINNED: Final = 8 * _GB  # the rate of PCIe 3 x16
 _SLOW_DEVICE: Final = 100 * _GB
 _PINNED_GAIN: Final = 1.2
 _SHARING_ADVICE: Final = (
     "Run trainers and daemon as one user in one PID namespace (one container, or `--pid=host`), with /proc mounted "
-    "without hidepid; security profiles must allow to open /proc/PID/fd."
+    "without hidepid; security profiles must allow opening /proc/PID/fd."
 )
 
 
 def machine_verdicts(facts: MachineFacts, flags: ServeFlags) -> Iterator[Verdict]:
-    """Every check of the machine, for a daemon started with those flags."""
+    """Yields every check of the machine, for a daemon started with these flags."""
     yield host_memory(facts.host, flags.num_workers)
     yield memcpy(facts.host)
     yield shm(facts.host, flags.num_workers)
@@ -45,7 +45,7 @@ def machine_verdicts(facts: MachineFacts, flags: ServeFlags) -> Iterator[Verdict
 
 
 def host_memory(host: HostFacts, num_ranks: int) -> Verdict:
-    """Of all, and of each rank: a push takes memory on every one."""
+    """Memory in total and per rank: a push takes memory on every rank."""
     per_rank = host.available_bytes / num_ranks
     ranks = f", {per_rank / GIB:.1f} for each of {num_ranks} ranks" if num_ranks > 1 else ""
     finding = f"{host.available_bytes / GIB:.1f} of {host.total_bytes / GIB:.1f} GiB available{ranks}"
@@ -59,22 +59,22 @@ def host_memory(host: HostFacts, num_ranks: int) -> Verdict:
 
 
 def memcpy(host: HostFacts) -> Verdict:
-    """The bytes of a push are copied by one core at least once."""
+    """One core copies the bytes of a push at least once."""
     figures = {"bytes_per_s": host.memcpy_bytes_per_s}
     if host.memcpy_bytes_per_s == 0.0:
         return warn("host memcpy", "not measured: too little memory", "Free memory.", **figures)
     finding = f"{host.memcpy_bytes_per_s / _GB:.1f} GB/s on one core"
     if host.memcpy_bytes_per_s < _SLOW_MEMCPY:
-        advice = "Pushes will be slow: is the machine busy, or does the process run on another memory node?"
+        advice = "Pushes will be slow: is the machine busy, or is the memory on another NUMA node?"
         return warn("host memcpy", finding, advice, **figures)
     return ok("host memcpy", finding, **figures)
 
 
 def shm(host: HostFacts, num_ranks: int) -> Verdict:
-    """vLLM's processes talk through it, and NCCL; weights do not lie there."""
-    advice = "vLLM's processes talk through it: give the container --shm-size=1g, or --ipc=host."
+    """vLLM's processes and NCCL communicate through /dev/shm. Weights are not stored there."""
+    advice = "vLLM's processes communicate through it: start the container with --shm-size=1g, or --ipc=host."
     if host.shm_bytes is None or host.shm_free_bytes is None:
-        return fail("/dev/shm", "there is none", advice)
+        return fail("/dev/shm", "it does not exist", advice)
     finding = f"{host.shm_free_bytes / GIB:.2f} of {host.shm_bytes / GIB:.2f} GiB free"
     figures = {"size_bytes": host.shm_bytes, "free_bytes": host.shm_free_bytes}
     if host.shm_free_bytes < _LITTLE_SHM_BYTES:
@@ -83,7 +83,7 @@ def shm(host: HostFacts, num_ranks: int) -> Verdict:
 
 
 def sharing(shared: SharedMemoryFacts | None, error: str) -> Verdict:
-    """Workers map the daemon's arena; without that no push can be applied."""
+    """Workers map the daemon's arena; without it no push can be applied."""
     if shared is None:
         return fail("memory between processes", f"could not be tried: {error}", _SHARING_ADVICE)
     scope = f" (ptrace_scope {shared.ptrace_scope})" if shared.ptrace_scope else ""
@@ -101,7 +101,7 @@ def driver(host: HostFacts, torch: TorchFacts) -> Verdict:
     figures = {"driver": host.nvidia_driver, "driver_cuda": torch.driver_cuda, "torch_cuda": torch.cuda}
     if host.has_cpu_engine and (torch.devices or host.nvidia_driver):
         finding = f"there is a GPU (driver {host.nvidia_driver or 'unknown'}), and vLLM's build for CPUs is installed"
-        advice = 'The engine will run on the CPU: pip install "genserve[cuda]" in an environment of its own.'
+        advice = 'The engine will run on the CPU: pip install "genserve[cuda]" in a separate environment.'
         return warn("driver", finding, advice, **figures)
     if host.has_cpu_engine and torch.version:  # an ordinary torch says then that there is no driver, and does no harm
         return ok("driver", f"no GPU: vLLM's build for CPUs, torch {torch.version}", **figures)
@@ -110,7 +110,9 @@ def driver(host: HostFacts, torch: TorchFacts) -> Verdict:
         return fail("driver", f"torch {torch.version}: {torch.error}", advice, **figures)
     if torch.devices:
         names = ", ".join(sorted({f"{device.name} (sm {device.capability})" for device in torch.devices}))
-        runs = f"which runs CUDA up to {torch.driver_cuda}" if torch.driver_cuda else "which does not tell its CUDA"
+        runs = (
+            f"which supports CUDA up to {torch.driver_cuda}" if torch.driver_cuda else "whose CUDA version is unknown"
+        )
         finding = (
             f"{len(torch.devices)} x {names}; driver {host.nvidia_driver or 'unknown'}, {runs}; torch {torch.version}"
         )
@@ -122,7 +124,7 @@ def driver(host: HostFacts, torch: TorchFacts) -> Verdict:
 
 
 def device_memory(device: DeviceFacts, utilization: float) -> Verdict:
-    """vLLM does not start when others hold what it was told to take."""
+    """vLLM does not start if other processes hold the memory that it was told to use."""
     check, wanted = f"device {device.index} memory", utilization * device.total_bytes
     finding = f"{device.free_bytes / GIB:.1f} of {device.total_bytes / GIB:.1f} GiB free"
     figures = {"free_bytes": device.free_bytes, "total_bytes": device.total_bytes}
@@ -131,25 +133,25 @@ def device_memory(device: DeviceFacts, utilization: float) -> Verdict:
         return fail(
             check,
             f"{finding}, and vLLM takes {wanted / GIB:.1f} at --gpu-memory-utilization {utilization:g}",
-            f"Stop what else runs there, or give --gpu-memory-utilization below {share:.2f}.",
+            f"Stop the other processes on it, or pass --gpu-memory-utilization below {share:.2f}.",
             **figures,
         )
     return ok(check, finding, **figures)
 
 
 def pinned(device: DeviceFacts) -> Verdict:
-    """Page-locked memory is what copies to the device go through."""
+    """Copies to the device use page-locked memory."""
     check = f"device {device.index} pinned memory"
     if device.pinned_error:
         advice = (
             "Weights will be copied through ordinary memory, several times slower; is the container's memory limited?"
         )
         return fail(check, device.pinned_error, advice)
-    return ok(check, "copied there and back on a stream of its own; no error is pending")
+    return ok(check, "copied to the device and back on a separate stream; no error is pending")
 
 
 def device_rates(device: DeviceFacts) -> Verdict:
-    """How fast weights can get there."""
+    """How fast weights reach the device."""
     check = f"device {device.index} bandwidth"
     if device.rates_error:
         return fail(check, f"could not be measured: {device.rates_error}", "Look for the error in `dmesg`.")
@@ -166,8 +168,8 @@ def device_rates(device: DeviceFacts) -> Verdict:
             check, finding, "Does the link have all its lanes? `nvidia-smi -q | grep -A3 'Link Width'`", **figures
         )
     if pinned < _PINNED_GAIN * pageable:
-        advice = "Pinned memory brings nothing here; a virtual machine may not lock pages."
+        advice = "Pinned memory is not faster here; a virtual machine may be unable to lock pages."
         return warn(check, finding, advice, **figures)
     if on_device < _SLOW_DEVICE:
-        return warn(check, finding, "The device's own memory is slow: does something else use it?", **figures)
+        return warn(check, finding, "The device's own memory is slow: does another process use it?", **figures)
     return ok(check, finding, **figures)

@@ -1,1 +1,1 @@
-"""What versions of the weights take of memory, and whether that fits a machine."""
+"""How much memory versions of the weights take, and whether they fit a machine."""

@@ -1,8 +1,8 @@
-"""Which models fit, and how they would take a new version: computed, not tried.
+"""Which models fit, and how they would take a new version: computed, without a trial.
 
-On a device the live model, what a push needs beside it, activations and a least KV cache share what vLLM may take
-(`--gpu-memory-utilization`). On a CPU everything lies in host memory. There the bytes that are served and those that
-arrive lie in any case: a partial push, a pull and a heal need the former.
+On a device, `--gpu-memory-utilization` bounds the live model, what a push needs beside it, activations and a minimal KV
+cache. On a CPU everything is in host memory. The host always holds the served bytes and those that arrive: partial
+pushes, pulls and restoring a version need the former.
 """
 
 from collections.abc import Mapping
@@ -12,18 +12,18 @@ from typing import Final
 
 from genserve.config import CPU_KV_CACHE_BYTES, WAYS, ways
 from genserve.doctor.serve_flags import ServeFlags
-from genserve.worker.update.placement import ACTIVATION_BYTES, GIB, HOST_FACTOR, RING_BYTES, leaves_enough
+from genserve.worker.contract.placement import ACTIVATION_BYTES, GIB, HOST_FACTOR, RING_BYTES, leaves_enough
 
 BF16_BYTES: Final = 2
 KV_TOKENS: Final = 8192
-"""Tokens that must fit the KV cache where --max-model-len does not say: one long sequence."""
+"""Tokens that must fit the KV cache if --max-model-len is not given: one long sequence."""
 PROCESS_BYTES: Final = 2 * GIB
-"""Assumed for the daemon's and the engine's processes on the host."""
+"""Assumed size of the daemon's and the engine's processes on the host."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """What of a model takes room, on all ranks together; bytes. `largest_bytes` is its largest tensor."""
+    """The sizes of a model that matter, on all ranks together, in bytes. `largest_bytes` is its largest tensor."""
 
     name: str
     weight_bytes: float
@@ -33,7 +33,7 @@ class ModelSize:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What there is: of each device (None = the engine runs on the CPU), and of the host."""
+    """Available memory of each device (None if the engine runs on the CPU), and of the host."""
 
     device_bytes: int | None
     host_bytes: int
@@ -41,9 +41,9 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """How a model takes new versions: `way` is "beside", "host", "inplace", or "" when it cannot be served here.
-    `needed_bytes` and `budget_bytes` are of each device, or of the host on a CPU, for that way, and for `beside` when
-    there is none."""
+    """How a model takes new versions: `way` is "beside", "host", "inplace", or "" if it cannot be served here.
+    `needed_bytes` and `budget_bytes` are per device, or of the host on a CPU, for this way, or for `beside` if there is
+    none."""
 
     model: str
     way: str
@@ -66,7 +66,7 @@ TYPICAL: Final = (
 
 
 def room(model: ModelSize, memory: Memory, flags: ServeFlags) -> Room:
-    """The first way that fits, of those that pause least first."""
+    """The first way that fits, the one with the shortest pause first."""
     needs = _cpu_needs(model, flags) if memory.device_bytes is None else _device_needs(model, flags)
     budget_bytes = _budget_bytes(memory, flags)
     for way, (on_engine, on_host) in needs.items():
@@ -77,14 +77,14 @@ def room(model: ModelSize, memory: Memory, flags: ServeFlags) -> Room:
 
 
 def fits(way: str, model: ModelSize, memory: Memory, flags: ServeFlags) -> bool:
-    """Whether there is room to serve the model and to take versions that way, which is one of the device's."""
+    """Whether there is memory to serve the model and to take versions in this way, which is one of the device's."""
     needs = _cpu_needs(model, flags) if memory.device_bytes is None else _device_needs(model, flags)
     on_engine, on_host = needs[way]
     return on_engine <= _budget_bytes(memory, flags) and on_host <= memory.host_bytes
 
 
 def largest_beside(memory: Memory, flags: ServeFlags) -> float:
-    """Parameters of the largest bf16 model for which a second one fits beside it; 0 when none does."""
+    """Parameters of the largest bf16 model that `beside` fits; 0 if there is none."""
     least, most = 0.0, 1e13
     for _ in range(60):
         middle = (least + most) / 2
@@ -96,7 +96,7 @@ def largest_beside(memory: Memory, flags: ServeFlags) -> float:
 
 
 def typical(parameters: float) -> ModelSize:
-    """A bf16 model of that size: what lies between the `TYPICAL` ones is interpolated, what lies outside is scaled."""
+    """A bf16 model of this size, interpolated between the `TYPICAL` ones and scaled outside of them."""
     weight_bytes = parameters * BF16_BYTES
     sizes = [ModelSize("", 0, 0, 0), *TYPICAL]
     for smaller, larger in pairwise(sizes):
@@ -112,16 +112,16 @@ def typical(parameters: float) -> ModelSize:
 
 
 def _auto_builds_beside(model: ModelSize, budget_bytes: float, flags: ServeFlags) -> bool:
-    """As the daemon decides; `--weight-update beside` would take all that is left."""
+    """The limit as the daemon decides; `--weight-update beside` would use all that is left."""
     weights = model.weight_bytes / flags.num_ranks
     needed = weights + model.largest_bytes / flags.tensor_parallel_size
     return leaves_enough(needed, budget_bytes - weights)
 
 
 def _device_needs(model: ModelSize, flags: ServeFlags) -> Mapping[str, tuple[float, float]]:
-    """Bytes of each device, and of the host, by way."""
+    """Needed bytes of each device, and of the host, by way."""
     weights = model.weight_bytes / flags.num_ranks
-    # A large tensor is an embedding or a head: tensor-parallel ranks have a part of it, pipeline ranks have it whole.
+    # A large tensor is an embedding or a head: tensor-parallel ranks have a part of it, pipeline ranks all of it.
     bounce = model.largest_bytes / flags.tensor_parallel_size
     least = weights + bounce + ACTIVATION_BYTES + _kv_bytes(model, flags) / flags.num_ranks
     host = 2 * model.weight_bytes + RING_BYTES * flags.num_workers + PROCESS_BYTES
@@ -131,7 +131,7 @@ def _device_needs(model: ModelSize, flags: ServeFlags) -> Mapping[str, tuple[flo
 
 
 def _cpu_needs(model: ModelSize, flags: ServeFlags) -> Mapping[str, tuple[float, float]]:
-    """The same on a CPU, whose memory is the host's."""
+    """The same on a CPU, where the device's memory is the host's."""
     kv = CPU_KV_CACHE_BYTES if flags.kv_cache_bytes is None else flags.kv_cache_bytes
     models = flags.data_parallel_size
     served = (2 + models) * model.weight_bytes + kv * flags.num_workers + PROCESS_BYTES
@@ -143,9 +143,9 @@ def _cpu_needs(model: ModelSize, flags: ServeFlags) -> Mapping[str, tuple[float,
 
 
 def _kv_bytes(model: ModelSize, flags: ServeFlags) -> float:
-    """Of the least KV cache, on all ranks together."""
+    """The size of the minimal KV cache, on all ranks together."""
     if flags.kv_cache_bytes is not None:
-        return flags.kv_cache_bytes * flags.num_ranks  # the flag is of each
+        return flags.kv_cache_bytes * flags.num_ranks  # the flag is per rank
     tokens = KV_TOKENS if flags.max_model_len is None else flags.max_model_len
     return tokens * model.kv_bytes_per_token
 

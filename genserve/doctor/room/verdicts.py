@@ -1,4 +1,4 @@
-"""Which models fit, in words."""
+"""Verdicts on which models fit."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -6,24 +6,24 @@ from typing import Final
 from genserve.doctor.room.size import TYPICAL, Memory, ModelSize, Room, largest_beside, room
 from genserve.doctor.serve_flags import ServeFlags
 from genserve.doctor.verdict import Verdict, fail, info, ok, warn
-from genserve.worker.update.placement import GIB
+from genserve.worker.contract.placement import GIB
 
 _USEFUL_PARAMETERS: Final = 0.5e9
 _WAYS: Final = {
-    "beside": "can take new versions beside the live one, in a pause of milliseconds",
-    "host": "can take them from host memory, in a longer pause",
-    "inplace": "can take them layer by layer, in a longer pause",
+    "beside": "can take new versions with `beside`, in a pause of milliseconds",
+    "host": "can take new versions with `host`, in a longer pause",
+    "inplace": "can take new versions with `inplace`, in a longer pause",
 }
 
 
 def room_verdicts(memory: Memory, flags: ServeFlags, own: ModelSize | None) -> Iterator[Verdict]:
-    """The largest model, those of usual sizes, and the user's own if there is one. Computed: nothing is tried."""
+    """The largest model, models of usual sizes, and the user's model if there is one. Computed without a trial."""
     parameters = largest_beside(memory, flags)
     at = f" at --gpu-memory-utilization {flags.gpu_memory_utilization:g}" if memory.device_bytes is not None else ""
     ranks = f", {flags.num_ranks} ranks" if flags.num_ranks > 1 else ""
     figures = {"parameters": parameters, "num_ranks": flags.num_ranks}
     if parameters < _USEFUL_PARAMETERS:
-        finding = f"no model of 0.5 B parameters fits beside itself in bf16{at}{ranks}"
+        finding = f"`beside` fits no model of 0.5 B parameters in bf16{at}{ranks}"
         yield warn("largest beside", finding, _advice(memory), **figures)
     else:
         finding = f"about {parameters / 1e9:.0f} B parameters in bf16{at}{ranks}"
@@ -36,7 +36,7 @@ def room_verdicts(memory: Memory, flags: ServeFlags, own: ModelSize | None) -> I
 
 
 def own_verdict(found: Room, memory: Memory) -> Verdict:
-    """The model that the user has."""
+    """The verdict on the user's model."""
     figures = {"way": found.way, "needed_bytes": found.needed_bytes, "budget_bytes": found.budget_bytes}
     if found.way == "":
         return fail("your model", _words(found), _advice(memory), **figures)
@@ -49,7 +49,7 @@ def _words(found: Room) -> str:
     share = f"{found.needed_bytes / GIB:.1f} of {found.budget_bytes / GIB:.1f} GiB"
     if found.way == "":
         needed, there = found.needed_bytes / GIB, found.budget_bytes / GIB
-        return f"does not fit: {needed:.1f} GiB to be replaced beside itself, {there:.1f} are there"
+        return f"does not fit: {needed:.1f} GiB are needed for `beside`, {there:.1f} are there"
     return f"{_WAYS[found.way]} ({share})"
 
 

@@ -1,1 +1,1 @@
-"""A daemon that is started, pushed to and compared with a cold start."""
+"""The trial of a daemon: start it, push to it, and compare it with a cold start."""

@@ -1,8 +1,7 @@
-"""A daemon as users start it, `genserve serve`, in a process of its own."""
+"""A daemon as users start it, with `genserve serve`, in a separate process."""
 
 import asyncio
 import os
-import sys
 from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -10,22 +9,20 @@ from pathlib import Path
 from typing import Final
 
 from genserve.doctor.children import Children
+from genserve.launcher.command import serve_command
+from genserve.launcher.daemon_process import DaemonFailedError
+from genserve.launcher.output import Serving, last_words
 
-_SERVING: Final = b"genserve: serving "
 _STOP_TIMEOUT_S: Final = 30.0
 _DRAIN_TIMEOUT_S: Final = 10.0
-_TAIL_LINES: Final = 3
 _OFFLINE: Final = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 _MAX_SOCKET_PATH_BYTES: Final = 107  # of Linux
 _SOCKET_NAME_BYTES: Final = 36  # vLLM's are UUIDs
 
 
-class DaemonFailedError(Exception):
-    """The daemon did not start, or did not end as it should; the text is one line, with its last words."""
-
-
 class DaemonChild:
-    """`address` is where it serves. `stop` may be called once; leaving the context kills what is left."""
+    """A running daemon. `address` is where it serves. `stop` may be called once; leaving the context kills what is
+    left."""
 
     def __init__(self, children: Children, process: Process, log: Path) -> None:
         self._children = children
@@ -35,23 +32,23 @@ class DaemonChild:
         self.address = ""
 
     async def wait_serving(self, timeout_s: float) -> None:
-        """Raises DaemonFailedError."""
+        """Waits until it serves. Raises DaemonFailedError."""
         assert self._process.stdout is not None
         try:
             async with asyncio.timeout(timeout_s):
                 async for line in self._process.stdout:
-                    if line.startswith(_SERVING):
-                        self.address = line.decode().rsplit(" on ", 1)[1].strip()
+                    if (serving := Serving.parse(line)) is not None:
+                        self.address = serving.address
                         return
                 status = await self._process.wait()
         except TimeoutError:
             raise DaemonFailedError(
-                f"the daemon did not serve within {timeout_s:g} s (--timeout-s){self.last_words()}"
+                f"the daemon did not serve within {timeout_s:g} s (--timeout-s){self.last_words()}", self._log
             ) from None
-        raise DaemonFailedError(f"the daemon ended with status {status}{self.last_words()}")
+        raise DaemonFailedError(f"the daemon ended with status {status}{self.last_words()}", self._log, status)
 
     async def stop(self) -> str:
-        """Ends it by a signal; what was wrong about that, "" = nothing."""
+        """Ends the daemon by a signal. Returns what was wrong with its end, "" if nothing."""
         self._stopped = True
         status = await self._children.stop(self._process, _STOP_TIMEOUT_S)
         if status is None:
@@ -59,31 +56,27 @@ class DaemonChild:
         return "" if status == 0 else f"it ended with status {status}{self.last_words()}"
 
     async def kill(self) -> None:
-        """If it was not stopped."""
+        """Kills the daemon if it was not stopped."""
         if not self._stopped:
             await self._children.stop(self._process, 0.0)
 
     async def read_on(self) -> None:
-        """A pipe that nobody reads fills up, and vLLM logs to stdout when it is told to."""
+        """Reads stdout on: an unread pipe fills up, and vLLM can be told to log to stdout."""
         assert self._process.stdout is not None
         while await self._process.stdout.read(1 << 16):
             pass
 
     def last_words(self) -> str:
-        """ ": " and the last lines that it has said, of its own where there are any; "" if it has said nothing."""
-        lines = [line.strip() for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
-        own = [line.removeprefix("genserve: ") for line in lines if line.startswith("genserve: ")]
-        words = "; ".join((own or lines)[-_TAIL_LINES:])
-        return f": {words}" if words else ""
+        """As `launcher.output.last_words`."""
+        return last_words(self._log)
 
 
 @asynccontextmanager
 async def daemon(
     children: Children, model: Path, flags: Sequence[str], log: Path, timeout_s: float
 ) -> AsyncIterator[DaemonChild]:
-    """One that serves `model`, with what it says on stderr in the file `log`. Raises DaemonFailedError."""
-    command = [sys.executable, "-m", "genserve", "serve", "--model", str(model), "--port", "0"]
-    command += ["--drain-timeout-s", str(_DRAIN_TIMEOUT_S), *flags]
+    """A daemon that serves `model`, with its stderr in the file `log`. Raises DaemonFailedError."""
+    command = serve_command(["--model", str(model), "--drain-timeout-s", str(_DRAIN_TIMEOUT_S), *flags])
     with log.open("wb") as stderr:
         process = await children.start(*command, stderr=stderr, env=environment(log.parent))
     child = DaemonChild(children, process, log)
@@ -100,8 +93,8 @@ async def daemon(
 
 
 def environment(scratch: Path) -> Mapping[str, str]:
-    """The user's own, as what is wrong may be in there, but for temporary files, which are left behind where processes
-    are killed: those are made in `scratch`, if a socket's path is not too long there. The model lies in a directory: no
-    hub is asked."""
+    """The user's environment, because it may cause the fault, except for temporary files, which killed processes leave
+    behind: those go to `scratch`, if a socket's path is not too long there. The model is a directory, so no hub is
+    used."""
     fits = len(os.fsencode(scratch / ("x" * _SOCKET_NAME_BYTES))) <= _MAX_SOCKET_PATH_BYTES
     return {**os.environ, **_OFFLINE, **({"TMPDIR": str(scratch)} if fits else {})}

@@ -1,7 +1,7 @@
-"""What the workers hold, whether a push replaced all of it, and how many bytes a push would not reach.
+"""Digests of what the workers hold, whether a push replaced all of it, and how many bytes a push would not reach.
 
-The one place that asks a daemon for it. A tensor that a push leaves alone has the digest of the version before it, or
-the workers refuse it when the daemon starts.
+This is the one place that asks a daemon for digests. A tensor that a push did not replace has the digest of the
+previous version, or the workers refuse it when the daemon starts.
 """
 
 from dataclasses import asdict, dataclass
@@ -14,14 +14,14 @@ _MB = 1e6
 
 
 async def held_weights(client: AsyncClient, timeout_s: float) -> Digests:
-    """Digests of everything that the workers hold for the model, read from the devices. Raises GenserveError."""
+    """Digests of all tensors that the workers hold for the model, read from the devices. Raises GenserveError."""
     served = await client.get_weights(include_digests=True, timeout_s=timeout_s)
     return served.digests
 
 
 @dataclass(frozen=True, slots=True)
 class DigestDiff:
-    """How `pushed` differs from what a cold start holds, by "rank name"."""
+    """How `pushed` differs from a cold start, by "rank name"."""
 
     num_held: int
     stale: tuple[str, ...]
@@ -30,7 +30,7 @@ class DigestDiff:
 
     @classmethod
     def of(cls, cold: Digests, pushed: Digests) -> "DigestDiff":
-        """Of two sets of digests, which are of the same checkpoint."""
+        """Compares two sets of digests, which are of the same checkpoint."""
         stale = [key for key, digest in cold.items() if key in pushed and pushed[key] != digest]
         return cls(
             num_held=len(cold),
@@ -41,18 +41,18 @@ class DigestDiff:
 
     @property
     def differs(self) -> bool:
-        """Whether anything does."""
+        """Whether there is a difference."""
         return bool(self.stale or self.missing or self.extra)
 
     def words(self) -> str:
-        """The first few of each kind."""
+        """The first few differences of each kind."""
         kinds = {"other values in": self.stale, "gone is": self.missing, "new is": self.extra}
         return "; ".join(f"{what} {_some(names)}" for what, names in kinds.items() if names)
 
 
 @dataclass(frozen=True, slots=True)
 class Reachable:
-    """Memory that a model reached when it had been loaded, of all ranks, in bytes, and what a push does with it."""
+    """Memory that a loaded model reaches, of all ranks, in bytes, and what a push does with it."""
 
     reachable_bytes: int
     exchanged_bytes: int
@@ -62,11 +62,11 @@ class Reachable:
 
     @property
     def figures(self) -> dict[str, float]:
-        """For --json."""
+        """The values for --json."""
         return asdict(self)
 
     def words(self) -> str:
-        """In one line."""
+        """One line of text."""
         return (
             f"of {self.reachable_bytes / _MB:.1f} MB that the model reaches, {self.exchanged_bytes / _MB:.1f} are "
             f"exchanged, {self.kv_cache_bytes / _MB:.1f} are keys and values, {self.constant_bytes / _MB:.1f} are "

@@ -1,4 +1,4 @@
-"""A daemon is served, pushed to under load, given what it must refuse, and stopped."""
+"""The trial itself: serve, push under load, send what must be refused, and stop."""
 
 import asyncio
 import time
@@ -11,25 +11,25 @@ from typing import Final
 
 from genserve.client import AsyncClient, Generation, PushResult
 from genserve.doctor.children import Children
-from genserve.doctor.trial.daemon_child import DaemonFailedError, daemon
+from genserve.doctor.trial.daemon_child import daemon
 from genserve.doctor.trial.digest_diff import held_weights
 from genserve.doctor.trial.findings import MustFail, PushFound, Snapshot, WayFound
 from genserve.doctor.trial.load import NUM_STREAMS, LoadLimits, live_load, retry_after_s
 from genserve.doctor.trial.tiny_model import Checkpoint
 from genserve.errors import GenserveError, InvalidFieldError, QueueFullError, UnsupportedError
+from genserve.launcher.daemon_process import DaemonFailedError
 
 _PROMPTS: Final = ([5, 6, 7, 8], [100, 200, 300], list(range(10, 40)))
 _MAX_TOKENS: Final = 24
 _IDLE_S: Final = 0.5
 _LATE_SHARE: Final = 0.25
-"""Of what preparing took before: as long as a push may take that is to fail late."""
+"""Share of the previous preparation times that a push gets if it must run out of time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is served and pushed: checkpoints by name, the directories of those that a daemon can start on, and flags.
-    `num_pushes` of them alternate. `max_requests`: that the daemon takes at once by those flags, None if they do not
-    say."""
+    """What to serve and push: checkpoints by name, the directories of those that a daemon can start on, and flags.
+    `num_pushes` pushes alternate between them. `max_requests` is the daemon's limit by these flags, or None."""
 
     tensors: Mapping[str, Checkpoint]
     directories: Mapping[str, Path]
@@ -42,7 +42,7 @@ class Subject:
 async def exercise(
     subject: Subject, way: str, started_on: str, children: Children, scratch: Path, timeout_s: float
 ) -> WayFound:
-    """All of it; each step ends within `timeout_s`. What goes wrong is found, and ends the daemon."""
+    """Runs the whole trial. Each step ends within `timeout_s`. An error is recorded, and ends the daemon."""
     found = WayFound(way, started_on)
     flags = [*subject.flags, *(("--weight-update", way) if way else ())]
     log = scratch / f"{way or 'cold'}.log"
@@ -67,7 +67,7 @@ class _StepTimeoutError(Exception):
 
 
 class _Exercise:
-    """`found` grows as it goes on."""
+    """The state of a trial. `found` grows while it runs."""
 
     def __init__(self, client: AsyncClient, subject: Subject, found: WayFound, timeout_s: float) -> None:
         self._client = client
@@ -79,7 +79,7 @@ class _Exercise:
         self._limits = LoadLimits(0, 0)
 
     async def run(self, *, pushes: bool) -> None:
-        """Raises GenserveError, and _StepTimeoutError."""
+        """Runs all steps. Raises GenserveError and _StepTimeoutError."""
         async with self._step("asking the daemon what it serves"):
             info = await self._client.server_info()
         asked = NUM_STREAMS if self._subject.max_requests is None else self._subject.max_requests
@@ -108,7 +108,7 @@ class _Exercise:
             labels_ok = load.labels_are(self._version)
         applied = result.applied
         if applied is None:
-            raise GenserveError(f"the daemon says of a push that it is {result.push.state}, and not applied")
+            raise GenserveError(f"the daemon says that a push is {result.push.state}, and not applied")
         before_pause_s = applied.step_s.get("receive", 0.0) + applied.step_s.get("prepare", 0.0)
         return PushFound(
             name=name,
@@ -124,7 +124,7 @@ class _Exercise:
         )
 
     async def _push_shared(self, name: str) -> tuple[PushResult, str]:
-        """Through shared memory, or without where that cannot be had."""
+        """Pushes through shared memory, or without it if it is not available."""
         try:
             return await self._send(name, shared_memory=True), ""
         except (UnsupportedError, InvalidFieldError) as error:
@@ -139,7 +139,7 @@ class _Exercise:
         )
 
     async def _push_misshapen(self) -> MustFail:
-        """The other checkpoint, with one tensor a row too short."""
+        """Pushes the other checkpoint, with one tensor a row too short."""
         tensors = dict(self._subject.tensors[self._other()])
         whole = max(tensors.values(), key=lambda tensor: len(tensor.shape))
         row_bytes = len(whole.data) // whole.shape[0]
@@ -148,7 +148,8 @@ class _Exercise:
         return await self._refused(tensors, f"a push with {whole.name} misshapen", None)
 
     async def _push_late(self) -> MustFail:
-        """The other checkpoint, in so little time that it must end while it is prepared: every byte has come then."""
+        """Pushes the other checkpoint with so little time that it must end while it is prepared, after every byte has
+        arrived."""
         prepare_s = min(push.step_s.get("prepare", 0.0) for push in self._found.pushes)
         limit_s = max(_LATE_SHARE * prepare_s, 1e-6)
         return await self._refused(self._subject.tensors[self._other()], "a push that ends late", limit_s)
@@ -165,12 +166,12 @@ class _Exercise:
                 self._served_now(self._other())
             except GenserveError as error:
                 reason, message = error.reason, error.message
-                with suppress(GenserveError):  # it may have left nothing
+                with suppress(GenserveError):  # nothing of it may be left
                     await self._client.discard_push(push_id)
         return MustFail(reason, message, before, await self._snapshot(digests=bool(before.digests)))
 
     async def _snapshot(self, *, digests: bool) -> Snapshot:
-        """One prompt at a time, none of them out of the prefix cache: nothing but the weights makes a difference."""
+        """Generates one prompt at a time, without the prefix cache, so that only the weights make a difference."""
         tokens, labelled = [], True
         async with self._step(f"greedy tokens of {self._served}"):
             for prompt in _PROMPTS:
@@ -189,7 +190,7 @@ class _Exercise:
                     prompt, temperature=0.0, max_tokens=max_tokens, ignore_eos=True, text=False,
                     cache_salt=str(uuid.uuid4()),
                 )  # fmt: skip
-            except QueueFullError as error:  # requests of a load that was ended count for a moment
+            except QueueFullError as error:  # ended requests count for a moment
                 await asyncio.sleep(retry_after_s(error))
 
     def _other(self) -> str:

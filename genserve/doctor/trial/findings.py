@@ -1,4 +1,4 @@
-"""What was found of a daemon that was pushed to."""
+"""What a trial found out about a daemon."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,8 +9,8 @@ Digests = dict[tuple[str, str], str]
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What a daemon said under checkpoint `name`: greedy tokens of a few prompts, whether all were labelled with the
-    version that was served, and digests of what its workers hold (empty when not asked for)."""
+    """The output of a daemon under checkpoint `name`: greedy tokens of a few prompts, whether all were labelled with
+    the served version, and digests of what its workers hold (empty if not requested)."""
 
     name: str
     tokens: tuple[tuple[int, ...], ...]
@@ -20,9 +20,9 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class PushFound:
-    """One push under load. Times in seconds; `waits_s` are those between tokens of a stream while it was received and
-    prepared. `shared` says why shared memory could not be used, "" if it was, None if bytes were to be sent.
-    `lost` says why a stream ended, "" if all went on."""
+    """One push under load. Times are in seconds. `waits_s` are the times between tokens of a stream while the push was
+    received and prepared. `shared` says why shared memory could not be used, "" if it was used, None if bytes were
+    requested. `lost` says why a stream ended, "" if all continued."""
 
     name: str
     step_s: dict[str, float]
@@ -38,8 +38,8 @@ class PushFound:
 
 @dataclass(frozen=True, slots=True)
 class MustFail:
-    """A push that must fail. `reason` is the error's, "" when it was applied; `after` is what was served then, None
-    when that is not known."""
+    """A push that must fail. `reason` is that of the error, "" if it was applied. `after` is what was served then, None
+    if unknown."""
 
     reason: str
     message: str
@@ -49,8 +49,8 @@ class MustFail:
 
 @dataclass(slots=True)
 class WayFound:
-    """One daemon, which was started on checkpoint `started_on`. `error` says why its checks ended early; what was found
-    before is there. `stopped` is what was wrong about its end, None when it was not stopped in order."""
+    """One daemon, which was started on checkpoint `started_on`. `error` says why its checks ended early; earlier
+    findings are kept. `stopped` is what was wrong with its end, None if it was not stopped regularly."""
 
     way: str
     started_on: str

@@ -1,4 +1,4 @@
-"""Requests that generate while weights are pushed, and when their tokens came."""
+"""Requests that generate while weights are pushed, and the times of their tokens."""
 
 import asyncio
 import time
@@ -18,39 +18,40 @@ _RETRY_S: Final = 0.2
 
 @dataclass(frozen=True, slots=True)
 class LoadLimits:
-    """What the daemon takes: tokens of a sequence, prompt and output together, and sequences that run at once."""
+    """The daemon's limits: tokens of a sequence, prompt and output together, and sequences that run at once."""
 
     max_model_len: int
     max_sequences: int
 
     @property
     def num_streams(self) -> int:
-        """Requests that all generate: one that waits for another to end would have no tokens during a push."""
+        """The number of requests that can all generate: one that waits for another would have no tokens during a
+        push."""
         return max(1, min(NUM_STREAMS, self.max_sequences))
 
     def fitted(self, prompt: Sequence[int], max_tokens: int) -> tuple[list[int], int]:
-        """As much of the prompt as leaves room for as much output, and how much that is."""
+        """As much of the prompt as leaves enough output tokens, and the number of these."""
         kept = list(prompt[: max(1, self.max_model_len // 2)])
         return kept, max(1, min(max_tokens, self.max_model_len - len(kept)))
 
 
 @dataclass(slots=True)
 class Slot:
-    """Requests one after the other. `arrived_at` are moments at which messages with tokens came (seconds of one
-    monotonic clock), a list for each request; `versions` what the tokens were labelled with, in order. `covered` is
-    false once the labels of a message did not cover its tokens."""
+    """The requests of one slot, one after the other. `arrived_at` are the times of messages with tokens (seconds of one
+    monotonic clock), a list for each request. `versions` are the labels of the tokens, in order. `covered` is false if
+    the labels of a message did not cover its tokens."""
 
     arrived_at: list[list[float]] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     covered: bool = True
 
     def num_after(self, moment: float) -> int:
-        """Messages that came later."""
+        """The number of messages that arrived after `moment`."""
         return sum(each > moment for arrived_at in self.arrived_at[-4:] for each in arrived_at[-64:])
 
 
 class Load:
-    """Requests of one daemon: when one has all of its tokens, the next begins."""
+    """The requests to one daemon: when a request has all of its tokens, the next one begins."""
 
     def __init__(self, client: AsyncClient, limits: LoadLimits) -> None:
         self.slots = [Slot() for _ in range(limits.num_streams)]
@@ -60,13 +61,13 @@ class Load:
         self._lost = ""
 
     async def run(self, number: int) -> None:
-        """Greedy requests, until it is cancelled or one of them is lost."""
+        """Sends greedy requests until it is cancelled or one of them is lost."""
         slot, lost = self.slots[number], ""
         while not lost:
             try:
                 reason = await self._request(slot, number)
                 lost = "" if reason == "length" else f"a request ended as {reason}"
-            except QueueFullError as error:  # it has not begun: what was ended before still counts for a moment
+            except QueueFullError as error:  # it has not begun: earlier requests still count for a moment
                 slot.arrived_at.pop()
                 await asyncio.sleep(retry_after_s(error))
             except Exception as error:
@@ -76,8 +77,8 @@ class Load:
             self._changed.notify_all()
 
     async def wait_all(self, since: float, *, num_tokens: int = 1) -> str:
-        """Returns once every slot has got so many messages with tokens after a moment: "", or why a request was lost,
-        also before that."""
+        """Waits until every slot has received `num_tokens` messages with tokens after `since`. Returns "", or why a
+        request was lost, as soon as one is lost."""
         async with self._changed:
             await self._changed.wait_for(
                 lambda: self._lost or all(slot.num_after(since) >= num_tokens for slot in self.slots)
@@ -85,7 +86,7 @@ class Load:
         return self._lost
 
     def waits_s(self, began_at: float, ended_at: float) -> list[float]:
-        """Seconds between two messages of a request, for all pairs of which the later came in that time."""
+        """Seconds between two messages of a request, for all pairs whose later message arrived in this period."""
         return [
             later - earlier
             for slot in self.slots
@@ -95,14 +96,15 @@ class Load:
         ]
 
     def labels_are(self, version: int) -> bool:
-        """Whether every token had a label, none went back to an older version, and the last ones have this one."""
+        """Whether every token had a label, no label went back to an older version, and the last ones are this
+        version."""
         return all(
             slot.covered and slot.versions == sorted(slot.versions) and slot.versions[-1:] == [version]
             for slot in self.slots
         )
 
     async def _request(self, slot: Slot, number: int) -> str:
-        """One of them; how it ended."""
+        """Runs one request, and returns how it ended."""
         arrived_at: list[float] = []
         slot.arrived_at.append(arrived_at)
         reason = "cut off"
@@ -122,13 +124,13 @@ class Load:
 
 
 def retry_after_s(error: QueueFullError) -> float:
-    """When a request that was refused may come again, in seconds."""
+    """When a refused request may be repeated, in seconds."""
     return _RETRY_S if error.retry_after_s is None else error.retry_after_s
 
 
 @asynccontextmanager
 async def live_load(client: AsyncClient, limits: LoadLimits) -> AsyncIterator[Load]:
-    """Requests that all have begun to generate; they are ended with the context."""
+    """Requests that have all begun to generate. They are ended with the context."""
     load = Load(client, limits)
     running = [asyncio.create_task(load.run(number)) for number in range(limits.num_streams)]
     try:

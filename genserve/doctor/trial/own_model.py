@@ -1,8 +1,8 @@
 """The user's own checkpoint, and a second version of it to push.
 
-A second checkpoint of its size would have to be made and kept somewhere. "b" is the first one with a norm of it scaled
-instead: what it should say is not known from a cold start, but it says something else than "a", and "a" pushed over it
-must be what was started on.
+A real second checkpoint would have to be made and stored. Instead, "b" is the first one with one norm scaled. No cold
+start tells what it should generate, but it differs from "a", and "a" pushed over it must equal the checkpoint that was
+started on.
 """
 
 import json
@@ -16,13 +16,13 @@ from genserve.errors import InvalidFieldError
 from genserve.tensors.safetensors import StoredTensor, read_checkpoint
 
 _FACTOR: Final = 2.0
-# A norm before a layer: to scale the last one would only scale the logits.
+# A norm before a layer: scaling the last one would only scale the logits.
 _NORM: Final = re.compile(r"\blayers\.\d+\..*norm.*\.weight$|\bh\.\d+\.ln_\d\.weight$")
 
 
 def checkpoints(path: str) -> dict[str, Checkpoint]:
-    """The checkpoint as "a", and as "b" what was made of it; the bytes stay in the files. Raises InvalidFieldError for
-    what is not a checkpoint directory."""
+    """The checkpoint as "a", and its changed copy as "b". The bytes stay in the files. Raises InvalidFieldError if the
+    path is not a checkpoint directory."""
     if not Path(path, "config.json").is_file():
         raise InvalidFieldError.of("model", f"{path!a} is not a directory with a checkpoint and its config.json")
     try:
@@ -32,14 +32,14 @@ def checkpoints(path: str) -> dict[str, Checkpoint]:
     norm = next((tensor for name, tensor in tensors.items() if _NORM.search(name) and _can_scale(tensor)), None)
     if norm is None:
         raise InvalidFieldError.of(
-            "model", f"{path} has no norm of a layer that could be scaled to have another version"
+            "model", f"{path} has no norm in a layer that could be scaled to make a second version"
         )
     return {"a": tensors, "b": {**tensors, norm.name: scaled(norm, _FACTOR)}}
 
 
 def size_of(path: str, tensors: Checkpoint) -> ModelSize:
-    """What of it takes room, on all ranks together. A tied head lies in the checkpoint once, as in the engine. Raises
-    InvalidFieldError when the configuration cannot be read."""
+    """The sizes of the model that matter, on all ranks together. The checkpoint has a tied head once, as the engine.
+    Raises InvalidFieldError if the configuration cannot be read."""
     try:
         config = json.loads(Path(path, "config.json").read_text(encoding="utf-8"))
     except ValueError as error:
@@ -72,12 +72,13 @@ def _can_scale(tensor: StoredTensor) -> bool:
 
 
 def _kv_bytes_per_token(config: dict[str, Any]) -> float:
-    """Of plain attention in bf16; an upper bound for what keeps less. 0 where the configuration does not say."""
+    """The size of a token's keys and values for plain attention in bf16: an upper bound for others. 0 if the
+    configuration does not tell."""
     names = ("num_attention_heads", "num_key_value_heads", "num_hidden_layers", "hidden_size", "head_dim")
     heads, kv_heads, layers, hidden, head = (_count(config.get(name)) for name in names)
     return 2.0 * BF16_BYTES * (kv_heads or heads) * layers * (head or (hidden // heads if heads else 0))
 
 
 def _count(value: object) -> int:
-    """0 for anything but a number above it."""
+    """The value if it is a number above 0, else 0."""
     return max(0, value) if isinstance(value, int) else 0

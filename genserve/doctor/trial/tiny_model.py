@@ -1,8 +1,9 @@
-"""The built-in model: a Llama of random weights, under a megabyte, made on the fly and without torch or a network.
+"""The built-in model: a Llama with random weights, under a megabyte, generated without torch and without a network.
 
-The weights are scaled so that greedy output wanders over the vocabulary, and differs from one seed to another: small
-embeddings beside layers of gain 1, else a tied head answers every token with itself, and a last norm that spreads the
-logits. Two heads of 64 at least, as every attention backend has that size; a head for each tensor-parallel rank.
+The weights are scaled so that greedy output varies over the vocabulary and from one seed to another. The embeddings are
+small beside layers of gain 1: otherwise a tied head would answer every token with itself. The last norm spreads the
+logits. The model has at least two heads of 64, a size that every attention backend has, and one head for each
+tensor-parallel rank.
 """
 
 import json
@@ -25,12 +26,12 @@ _SEEDS: Final = {"a": 1, "b": 2}
 
 
 def checkpoints(num_ranks: int) -> dict[str, Checkpoint]:
-    """Two versions of the model, "a" and "b", which have nothing in common but their shapes."""
+    """Two checkpoints of the model, "a" and "b", which only have their shapes in common."""
     return {name: _tensors(seed, max(2, num_ranks)) for name, seed in _SEEDS.items()}
 
 
 def write(directory: Path, tensors: Checkpoint) -> Path:
-    """A checkpoint directory as vLLM reads it, with a tokenizer. Raises OSError."""
+    """Writes a checkpoint directory for vLLM, with a tokenizer. Raises OSError."""
     directory.mkdir(parents=True, exist_ok=True)
     num_heads = tensors["model.layers.0.self_attn.q_proj.weight"].shape[0] // _HEAD
     end = VOCABULARY - 1
@@ -82,7 +83,7 @@ def _tensors(seed: int, num_heads: int) -> Checkpoint:
         add(f"{prefix}.input_layernorm.weight", _HIDDEN, std=0.1, mean=1.0)
         add(f"{prefix}.post_attention_layernorm.weight", _HIDDEN, std=0.1, mean=1.0)
         for projection in "qkv":
-            gain = 1.0 if projection == "v" else 1.5  # attention picks, not averages
+            gain = 1.0 if projection == "v" else 1.5  # attention selects instead of averaging
             add(f"{prefix}.self_attn.{projection}_proj.weight", width, _HIDDEN, std=gain / math.sqrt(_HIDDEN))
         add(f"{prefix}.self_attn.o_proj.weight", _HIDDEN, width, std=1 / math.sqrt(width))
         add(f"{prefix}.mlp.gate_proj.weight", 2 * _HIDDEN, _HIDDEN, std=2 / math.sqrt(_HIDDEN))
@@ -92,7 +93,7 @@ def _tensors(seed: int, num_heads: int) -> Checkpoint:
 
 
 def _write_tokenizer(directory: Path) -> None:
-    """Byte-level: the 256 bytes, names for what is left of the vocabulary, and the special tokens."""
+    """Byte-level vocabulary: the 256 bytes, names for the other entries, and the special tokens."""
     tokens = _byte_characters()
     tokens += [f"word{number}" for number in range(VOCABULARY - len(tokens) - len(_SPECIALS))]
     first_special = len(tokens)
@@ -129,8 +130,8 @@ def _write_tokenizer(directory: Path) -> None:
 
 
 def _byte_characters() -> list[str]:
-    """The characters that byte-level tokenizers write bytes as (GPT-2's table): printable ones as themselves, the
-    others from U+0100 on."""
+    """The characters that byte-level tokenizers use for bytes (GPT-2's table): printable ones stay, the others are from
+    U+0100 on."""
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = iter(range(256, 512))
     return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]

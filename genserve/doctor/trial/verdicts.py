@@ -1,4 +1,4 @@
-"""What was found of daemons that were pushed to, and what it means."""
+"""Verdicts on the findings of the trials."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median, quantiles
@@ -7,26 +7,26 @@ from typing import Final
 from genserve.doctor.trial.digest_diff import DigestDiff, Reachable
 from genserve.doctor.trial.findings import MustFail, PushFound, Snapshot, WayFound
 from genserve.doctor.verdict import Verdict, fail, ok, warn
-from genserve.worker.update.placement import duration, pause_s
+from genserve.worker.contract.placement import duration, pause_s
 
 _LONG_PAUSE_S: Final = 0.5
 _LONGER: Final = 2.0
-"""Ratio to the pause that is computed from a model's size, above which something is wrong."""
+"""Ratio to the pause computed from a model's size, above which something is wrong."""
 _SLOWED_DOWN: Final = 4.0
-"""Ratio of p50 while preparing to p50 before, above which streams feel a push more than they should."""
+"""Ratio of the p50 while preparing to the p50 before, above which a push delays streams too much."""
 _REPORT: Final = "Please report it, with the output of `genserve doctor --json`."
 
 
 def cold_starts(found: Sequence[WayFound]) -> dict[str, Snapshot]:
-    """What a daemon says that was started on a checkpoint, by the checkpoint's name."""
+    """The output of a daemon that was started on a checkpoint, by the name of the checkpoint."""
     return {each.started_on: each.cold for each in reversed(found) if each.cold is not None}
 
 
 def way_verdicts(
     found: WayFound, cold: Mapping[str, Snapshot], *, expect_cold: bool, own_bytes: float = 0.0
 ) -> Iterator[Verdict]:
-    """Every check of one daemon. `expect_cold`: whether each checkpoint that was pushed should have a cold start;
-    `own_bytes`: of the user's model on each rank, 0 for the built-in one."""
+    """Yields every check of one daemon. `expect_cold`: whether each pushed checkpoint should have a cold start.
+    `own_bytes`: size of the user's model on each rank, 0 for the built-in one."""
     yield start(found)
     if found.info.get("model_memory"):
         yield reach(Reachable(**found.info["model_memory"]))
@@ -51,10 +51,10 @@ def way_verdicts(
 
 
 def start(found: WayFound) -> Verdict:
-    """Whether the daemon served at all, and takes versions as it was told."""
+    """Whether the daemon served, and takes versions in the way that it was told."""
     if found.cold is None:
-        advice = "Start the same with `genserve serve` and VLLM_LOGGING_LEVEL=INFO to see all that it says."
-        return fail("start", found.error or "the daemon said nothing", advice)
+        advice = "Start it with `genserve serve` and VLLM_LOGGING_LEVEL=INFO to see its whole log."
+        return fail("start", found.error or "the daemon printed nothing", advice)
     finding = f"served after {found.start_s:.0f} s on {found.info.get('device', '?')}"
     told = str(found.info.get("weight_update", ""))
     if found.way and found.way != told:
@@ -67,14 +67,14 @@ def start(found: WayFound) -> Verdict:
 
 
 def reach(memory: Reachable) -> Verdict:
-    """Nothing that a model holds is out of an exchange's reach."""
+    """Whether an exchange reaches everything that the model holds."""
     if memory.hidden_bytes:
-        return fail("reach", memory.words(), f"A push leaves that as it is. {_REPORT}", **memory.figures)
+        return fail("reach", memory.words(), f"A push does not change this memory. {_REPORT}", **memory.figures)
     return ok("reach", memory.words(), **memory.figures)
 
 
 def transport(pushes: Sequence[PushFound]) -> Verdict:
-    """How the bytes came."""
+    """How the bytes were sent."""
     reasons = [push.shared for push in pushes if push.shared]
     if reasons:
         advice = "Pushes from this host will send bytes, several times slower: see `memory between processes` above."
@@ -84,8 +84,11 @@ def transport(pushes: Sequence[PushFound]) -> Verdict:
 
 
 def tokens(pushed: Sequence[Snapshot], cold: Mapping[str, Snapshot], *, expect_cold: bool) -> Verdict:
-    """Greedy tokens of every pushed version are those of a daemon that was started on it."""
-    check, advice = "greedy tokens", f"A pushed version is not what is served. Do not train on this machine. {_REPORT}"
+    """Whether a pushed version gives the same greedy tokens as a daemon that was started on it."""
+    check, advice = (
+        "greedy tokens",
+        f"The daemon does not serve what was pushed. Do not train on this machine. {_REPORT}",
+    )
     compared = [snapshot for snapshot in pushed if snapshot.name in cold]
     for snapshot in compared:
         if snapshot.tokens != cold[snapshot.name].tokens:
@@ -98,7 +101,9 @@ def tokens(pushed: Sequence[Snapshot], cold: Mapping[str, Snapshot], *, expect_c
     said = {snapshot.tokens for snapshot in [*cold.values(), *pushed]}
     names = {snapshot.name for snapshot in [*cold.values(), *pushed]}
     if len(said) < len(names):
-        return warn(check, "both versions say the same: nothing is proven", "Compare digests: see `weights` below.")
+        return warn(
+            check, "both versions generate the same: this proves nothing", "Compare digests: see `weights` below."
+        )
     missing = sorted(names - cold.keys())
     if missing and expect_cold:
         return warn(check, f"no daemon started on {', '.join(missing)} to compare with", "See why it did not start.")
@@ -107,8 +112,8 @@ def tokens(pushed: Sequence[Snapshot], cold: Mapping[str, Snapshot], *, expect_c
 
 
 def weights(pushed: Sequence[Snapshot], cold: Mapping[str, Snapshot]) -> Verdict:
-    """Everything that the workers hold was replaced: digests are those of a cold start."""
-    check, advice = "weights", f"A part of the model is left from another version: it is served mixed. {_REPORT}"
+    """Whether everything that the workers hold was replaced: the digests equal those of a cold start."""
+    check, advice = "weights", f"Part of the model is from another version: a mix is served. {_REPORT}"
     compared = [snapshot for snapshot in pushed if snapshot.digests and snapshot.name in cold]
     if not compared or not any(cold[snapshot.name].digests for snapshot in compared):
         return warn(check, "digests of a push and of a cold start could not be compared", "See why checks ended early.")
@@ -119,34 +124,36 @@ def weights(pushed: Sequence[Snapshot], cold: Mapping[str, Snapshot]) -> Verdict
     for snapshot in pushed:
         same = [each.name for each in cold.values() if each.name != snapshot.name and each.digests == snapshot.digests]
         if snapshot.digests and same:
-            return fail(check, f"after a push of {snapshot.name} the workers hold what they hold of {same[0]}", advice)
+            return fail(check, f"after a push of {snapshot.name} the workers hold the same as after {same[0]}", advice)
     num_held = len(compared[0].digests)
     return ok(check, f"all {num_held} tensors that the workers hold are those of a cold start", num_held=num_held)
 
 
 def labels(found: WayFound) -> Verdict:
-    """Tokens carry the version that they were sampled under."""
+    """Whether tokens carry the version that sampled them."""
     wrong = not all(snapshot.labelled for snapshot in found.pushed)
     if wrong or not all(push.labels_ok for push in found.pushes):
-        return fail("labels", "tokens were labelled with another version than was served, or not at all", _REPORT)
-    return ok("labels", "every token has the version it was sampled under, also across a push")
+        return fail("labels", "tokens were labelled with a version that was not served, or not at all", _REPORT)
+    return ok("labels", "every token has the version that sampled it, also across a push")
 
 
 def streams(pushes: Sequence[PushFound]) -> Verdict:
-    """Requests that were running go on."""
+    """Whether running requests continue."""
     lost = next((push.lost for push in pushes if push.lost), "")
     aborted = sum(push.requests_aborted for push in pushes)
     if lost or aborted:
         return fail("streams", f"a push ended requests: {lost or f'{aborted} were aborted'}", _REPORT)
     kept = sum(push.requests_kept for push in pushes)
     if kept == 0:
-        return warn("streams", "no request was running when a push took hold", "Repeat it: pushes are not under load.")
-    return ok("streams", f"all went on across {len(pushes)} pushes ({kept} kept)", requests_kept=kept)
+        return warn(
+            "streams", "no request was running at the pause of a push", "Repeat it: the pushes were not under load."
+        )
+    return ok("streams", f"all continued across {len(pushes)} pushes ({kept} kept)", requests_kept=kept)
 
 
 def pause(found: WayFound, own_bytes: float) -> Verdict:
-    """How long generation stood still: milliseconds for the built-in model, and on a GPU what is computed for the
-    user's. On a CPU its way in place takes as long as it takes to load."""
+    """The time that generation was stopped: milliseconds for the built-in model, and on a GPU the computed time for the
+    user's model. On a CPU, `inplace` takes as long as loading."""
     paused_s = [push.paused_s for push in found.pushes]
     p50_s, longest_s = median(paused_s), max(paused_s)
     finding = f"p50 {1000 * p50_s:.1f} ms, longest {1000 * longest_s:.1f} ms, of {len(paused_s)} pushes"
@@ -157,18 +164,18 @@ def pause(found: WayFound, own_bytes: float) -> Verdict:
         figures["computed_s"] = computed_s
         finding += f"; {duration(computed_s)} computed"
         limit_s = max(limit_s, _LONGER * computed_s)
-        advice = "Copies are slower than they are computed: is the machine busy? See `bandwidth` above."
+        advice = "Copies are slower than computed: is the machine busy? See `bandwidth` above."
     elif own_bytes and found.way == "inplace":
-        return ok("pause", f"{finding}; loading is a part of it", **figures)
+        return ok("pause", f"{finding}; this includes loading", **figures)
     return warn("pause", finding, advice, **figures) if p50_s > limit_s else ok("pause", finding, **figures)
 
 
 def latency(pushes: Sequence[PushFound]) -> Verdict:
-    """Inter-token latency while a version is received and prepared, against that just before."""
+    """Inter-token latency while a version is received and prepared, compared with that just before."""
     busy_s = [wait_s for push in pushes for wait_s in push.waits_s]
     idle_s = [wait_s for push in pushes for wait_s in push.idle_waits_s]
     if not busy_s or not idle_s:
-        advice = "The model is too small, or the machine too slow, to tell."
+        advice = "The model is too small, or the machine too slow, to measure it."
         return warn("inter-token latency", "no token came while a version was prepared", advice)
     idle, busy = (_percentiles(waits_s) for waits_s in (idle_s, busy_s))
     finding = (
@@ -177,43 +184,43 @@ def latency(pushes: Sequence[PushFound]) -> Verdict:
     )
     figures = {"p50_s": busy[0], "p99_s": busy[1], "idle_p50_s": idle[0], "idle_p99_s": idle[1]}
     if busy[0] > _SLOWED_DOWN * idle[0]:
-        return warn("inter-token latency", finding, "Streams feel a push: give the daemon more cores.", **figures)
+        return warn("inter-token latency", finding, "Pushes slow down streams: give the daemon more cores.", **figures)
     return ok("inter-token latency", finding, **figures)
 
 
 def misshapen(tried: MustFail) -> Verdict:
-    """A push that does not fit is refused, with the tensor's name, and changes nothing."""
+    """Whether a push with a wrong shape is refused, names the tensor, and changes nothing."""
     if tried.reason == "":
-        return fail("a misshapen tensor", "it was taken", _REPORT)
+        return fail("a misshapen tensor", "it was accepted", _REPORT)
     if tried.reason != "MANIFEST_MISMATCH":
         return fail("a misshapen tensor", f"{tried.reason}: {tried.message}", _REPORT)
     return _unchanged("a misshapen tensor", "refused with MANIFEST_MISMATCH", tried)
 
 
 def late(tried: MustFail) -> Verdict:
-    """A push that fails when all of its bytes are there changes nothing."""
+    """Whether a push that fails after all of its bytes arrived changes nothing."""
     if tried.reason == "":
-        return warn("a push that ends late", "it was applied in time: nothing is proven", "Repeat it.")
+        return warn("a push that ends late", "it was applied in time: this proves nothing", "Repeat it.")
     if tried.reason not in ("DEADLINE_EXCEEDED", "PUSH_ROLLED_BACK"):
         return fail("a push that ends late", f"{tried.reason}: {tried.message}", _REPORT)
     return _unchanged("a push that ends late", f"undone with {tried.reason}", tried)
 
 
 def stop(problem: str) -> Verdict:
-    """The daemon and its processes end."""
+    """Whether the daemon and its processes end."""
     if problem:
         return fail("stop", problem, _REPORT)
-    return ok("stop", "SIGTERM ended the daemon and every process of it")
+    return ok("stop", "SIGTERM ended the daemon and all of its processes")
 
 
 def _unchanged(check: str, finding: str, tried: MustFail) -> Verdict:
-    """Whether what was served before is served after."""
+    """Whether the previous version is still served."""
     if tried.after is None:
-        return fail(check, f"{finding}, and the daemon did not answer after it", _REPORT)
+        return fail(check, f"{finding}, and the daemon did not answer afterwards", _REPORT)
     before, after = tried.before, tried.after
     if (after.tokens, after.digests) != (before.tokens, before.digests) or not after.labelled:
-        return fail(check, f"{finding}, and something else is served after it", _REPORT)
-    return ok(check, f"{finding}; the version before is served")
+        return fail(check, f"{finding}, and something else is served afterwards", _REPORT)
+    return ok(check, f"{finding}; the previous version is served")
 
 
 def _percentiles(waits_s: Sequence[float]) -> tuple[float, float]:

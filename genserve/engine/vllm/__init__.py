@@ -1,1 +1,1 @@
-"""The engine that is vLLM: the only place that talks to `AsyncLLM`, and to vLLM's workers through `collective_rpc`."""
+"""The vLLM engine: the only code that calls `AsyncLLM`, and vLLM's workers through `collective_rpc`."""

@@ -1,4 +1,4 @@
-"""What the engine's processes have done lately, as /proc tells: whether they work, stand still, or were stopped."""
+"""What the engine's processes did lately, from /proc: whether they work, stand still, or were stopped."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -12,10 +12,10 @@ _RUNS = "R"
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """`cpu_s`: seconds of CPU time that all processes have used since they began, those that have ended included;
-    `runs`: whether one of them would run if it had a CPU; `stopped`: whether one of them was
-    stopped by a signal or a debugger; `waits_for_io`: whether one of them waits in the kernel for a disk or a device;
-    `steps`: steps of the engine whose results have come, of the engine that made the fewest."""
+    """`cpu_s`: CPU seconds of all processes since they began, including ended ones. `runs`: whether a process would run
+    if it had a CPU. `stopped`: whether a signal or a debugger stopped a process. `waits_for_io`: whether a process
+    waits in the kernel for a disk or a device. `steps`: steps of the engine with results, of the data-parallel engine
+    with the fewest."""
 
     cpu_s: float
     runs: bool
@@ -25,14 +25,14 @@ class Activity:
 
 
 def observer(pids: Sequence[int], steps: Callable[[], int]) -> Callable[[], Activity]:
-    """Observes these processes and all that they have started. Those that have ended count for nothing."""
+    """Observes these processes and their descendants. Processes that have ended do not count."""
 
     def observe() -> Activity:
         cpu_s, states = 0.0, set()
         for pid in pids:
             for fields in _tree(pid):
                 states.add(fields[0])
-                # Its own, and that of children which have ended, such as compilers.
+                # Its own CPU time, and that of children that have ended, such as compilers.
                 cpu_s += sum(map(int, fields[11:15])) / _TICKS_PER_SECOND
         return Activity(cpu_s, _RUNS in states, not _STOPPED.isdisjoint(states), _WAITS_FOR_IO in states, steps())
 

@@ -1,7 +1,7 @@
 """vLLM's AsyncLLM behind the Engine protocol.
 
-What vLLM does not offer in public is used in few places, each marked "internal": tests/engine/test_internals.py fails
-when a new vLLM moves one.
+A few places use internals of vLLM, and are marked "internal": tests/engine/test_internals.py fails if a new vLLM moves
+one.
 """
 
 import asyncio
@@ -11,13 +11,12 @@ from pathlib import Path
 
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.envs import VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS, enable_envs_cache
-from vllm.lora.request import LoRARequest
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.network_utils import get_ip
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 
-from genserve.engine.generation import ChatPrompt, FinishReason, GenerationRequest, TextPrompt, prompt_too_long
+from genserve.engine.generation import ChatPrompt, FinishReason, GenerationRequest, TextPrompt
 from genserve.engine.protocol import (
     ArenaRef,
     EngineInfo,
@@ -27,29 +26,29 @@ from genserve.engine.protocol import (
     PauseCounts,
     PauseMode,
     SleepTag,
-    StagedTensor,
     WeightDigest,
 )
 from genserve.engine.vllm.activity import observer
-from genserve.engine.vllm.admission import Admission, translated
 from genserve.engine.vllm.heartbeat import Heartbeat, HeartbeatLimits
 from genserve.engine.vllm.liveness import Liveness
 from genserve.engine.vllm.load import LoadMeter
 from genserve.engine.vllm.loras import LiveLoras
+from genserve.engine.vllm.requests.build import RequestBuilder
 from genserve.engine.vllm.requests.prompts import PromptCodec
+from genserve.engine.vllm.requests.running import RunningRequests
 from genserve.engine.vllm.requests.stream import VllmStream
 from genserve.engine.vllm.scheduling import Scheduling
 from genserve.engine.vllm.start import config as vllm_config
-from genserve.engine.vllm.start import other_hosts, refusals
-from genserve.engine.vllm.weights import LiveTransfer, LiveWeights
+from genserve.engine.vllm.start import refusals
+from genserve.engine.vllm.start.daemon_address import daemon_address
+from genserve.engine.vllm.transfer import LiveTransfer
+from genserve.engine.vllm.weights import LiveWeights
 from genserve.engine.vllm.workers import Workers
 from genserve.errors import (
     EngineDeadError,
-    GenserveError,
-    QueueFullError,
-    RequestIdInUseError,
     WeightVersionMismatchError,
 )
+from genserve.tensors.manifest import TensorSpec
 
 _ATTACH_TIMEOUT_S = 120.0
 _SHUTDOWN_TIMEOUT_S = 10.0
@@ -58,7 +57,7 @@ _SHUTDOWN_TIMEOUT_S = 10.0
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
     """`max_active_requests`: sequences admitted and unfinished, above which new ones are refused; `max_n`: of one
-    request; `weight_update`: auto or a way of genserve.worker.update.placement; `host` and `port`: where the daemon
+    request; `weight_update`: auto or a way of genserve.worker.contract.placement; `host` and `port`: where the daemon
     listens; `trust_request_chat_template`: requests may bring one along."""
 
     max_active_requests: int
@@ -78,7 +77,6 @@ class VllmEngine:
         parallel = config.parallel_config
         self._llm = llm
         self._meter = meter
-        self._options = options
         # internal: ends the streams as vLLM does when its engine has died.
         self._liveness = Liveness(lambda: llm.output_processor.propagate_error(VllmEngineDeadError()))
         self._info = vllm_config.info(config)
@@ -88,21 +86,25 @@ class VllmEngine:
             self._info.max_request_bytes,
             trust_templates=options.trust_request_chat_template,
         )
-        # More sequences than vLLM's own queue takes would be refused for ever.
+        # More sequences than vLLM's own queue takes would always be refused.
         queued = config.scheduler_config.max_num_queued_reqs or options.max_active_requests
-        self._admission = Admission(llm, self._info, min(options.max_n, options.max_active_requests, queued))
-        self._streams: dict[str, VllmStream | None] = {}
-        self._num_sequences: dict[str, int] = {}  # by request, from before it is admitted
-        self._num_active = 0  # their sum
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._builder = RequestBuilder(llm, self._info, min(options.max_n, options.max_active_requests, queued))
         workers = Workers(llm.engine_core, self._liveness, parallel.world_size * parallel.data_parallel_size)
         self._workers = workers
         self._scheduling = Scheduling(llm, self._liveness)
         self._weights = LiveWeights(llm, self._liveness, workers, address)
-        self.warnings: tuple[str, ...] = ()  # what its settings cost when weights are pushed, a line each
+        self.warnings: tuple[str, ...] = ()  # one line for each setting that has a cost when weights are pushed
         self.transfer = LiveTransfer(self._weights)
         self.loras = LiveLoras(workers, self._info.max_loras)
+        self._requests = RunningRequests(
+            llm,
+            self._liveness,
+            self._prompts,
+            self._builder,
+            self.loras,
+            max_active=options.max_active_requests,
+            max_model_len=self._info.max_model_len,
+        )
 
     @classmethod
     async def start(cls, args: AsyncEngineArgs, options: EngineOptions) -> "VllmEngine":
@@ -113,7 +115,7 @@ class VllmEngine:
             # As AsyncLLM.from_engine_args, with a look at the configuration before any process starts.
             config = vllm_config.with_ranks_here(args, args.create_engine_config(UsageContext.ENGINE_CONTEXT))
             warnings = refusals.check(config)
-            address = other_hosts.daemon_address(config.parallel_config, options.host, options.port, get_ip)
+            address = daemon_address(config.parallel_config, options.host, options.port, get_ip)
             llm = AsyncLLM.from_vllm_config(
                 config,
                 stat_loggers=[meter],
@@ -132,7 +134,7 @@ class VllmEngine:
                 weight_update_reason=how.reason,
                 reserved_device_bytes=how.reserved_device_bytes,
                 pinned_host_bytes=how.pinned_host_bytes,
-                model_memory=ModelMemory(**{f"{kind}_bytes": size for kind, size in how.reachable_bytes.items()}),
+                model_memory=ModelMemory(**{f"{kind}_bytes": size for kind, size in how.model_memory.items()}),
             )
             # vLLM asks the environment about something for every token, in this process only.
             enable_envs_cache()
@@ -142,8 +144,8 @@ class VllmEngine:
         return engine
 
     async def watch(self, heartbeat_timeout_s: float, tell: Callable[[bool], None]) -> None:
-        """Returns when the engine has died, or was given up because it answers no heartbeat; 0 = without one. `tell`:
-        whether it answers, when that changes."""
+        """Returns when the engine has died, or was given up because it answers no heartbeat; 0 = without a heartbeat.
+        Calls `tell` with whether it answers, when this changes."""
         if heartbeat_timeout_s:
             limits = HeartbeatLimits(heartbeat_timeout_s, VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS)
             # internal: the engine's processes. Those of Ray may be on other machines, and tell nothing.
@@ -159,7 +161,7 @@ class VllmEngine:
         self._weights.close()
         self.loras.close()
         self._prompts.close()
-        self._admission.close()
+        self._builder.close()
         self._liveness.declare_dead()
         await asyncio.to_thread(self._llm.shutdown, timeout_s)
 
@@ -204,79 +206,15 @@ class VllmEngine:
                 f"version {self.weight_version} is served, the request needs {request.min_weight_version}",
                 metadata={"weight_version": str(self.weight_version)},
             )
-        if request.request_id in self._streams:
-            raise RequestIdInUseError(f"a request {request.request_id!r} is running")
-        self._admission.check_early(request)
-        num_sequences = request.sampling.n or 1
-        if self._num_active + num_sequences > self._options.max_active_requests:
-            raise QueueFullError(
-                f"{self._num_active} sequences are running or waiting, of {self._options.max_active_requests} at most",
-                retry_after_s=1.0,
-            )
-        self._streams[request.request_id] = None  # the id is taken from here on
-        self._num_sequences[request.request_id] = num_sequences
-        self._num_active += num_sequences
-        self._idle.clear()
-        try:
-            stream = self._streams[request.request_id] = await self._admit(request)
-        except BaseException:
-            self._forget(request.request_id)
-            raise
-        return stream
-
-    async def _admit(self, request: GenerationRequest) -> VllmStream:
-        ids = await self._prompts.encode(request.prompt)
-        if len(ids) >= self._info.max_model_len:
-            raise prompt_too_long(f"{len(ids)} tokens", len(ids), self._info.max_model_len)
-        prepared = await self._admission.engine_request(request, ids, self._lora(request))
-        try:
-            # internal: vLLM takes what its input processor made, and calls it deprecated. Only so is it known what is
-            # sent, and are constraints compiled beside the event loop.
-            collector = await self._llm.add_request(request.request_id, prepared, prepared.params)
-        except BaseException as error:
-            if not self._liveness.dead:
-                await asyncio.shield(self._llm.abort(request.request_id))
-            if isinstance(error, Exception):
-                raise translated(error) from error
-            raise
-        # internal: vLLM's states by sequence, for the live starts of the weight spans.
-        processor = self._llm.output_processor
-        internal_ids = processor.external_req_ids.get(request.request_id, ())
-        states = [processor.request_states[i] for i in internal_ids if i in processor.request_states]
-        for state in states:
-            # internal: it would turn every alternative into text, which nobody is told, on the event loop.
-            state.logprobs_processor.tokenizer = None
-        by_index = {state.request_index: state for state in states}
-        return VllmStream(request, collector, by_index, self._abort_stream, self._forget, _failure)
-
-    def _lora(self, request: GenerationRequest) -> LoRARequest | None:
-        if not request.lora_name:
-            return None
-        lora = self.loras.use(request.lora_name, request.request_id)
-        return LoRARequest(lora.unique_name, lora.lora_id, lora.files.directory)
-
-    async def _abort_stream(self, stream: VllmStream) -> None:
-        if not self._liveness.dead:
-            await self._llm.abort(stream.collector.request_id, internal=True)
-
-    def _forget(self, request_id: str) -> None:
-        self._streams.pop(request_id, None)
-        self._num_active -= self._num_sequences.pop(request_id, 0)
-        self.loras.release(request_id)
-        if not self._streams:
-            self._idle.set()
+        return await self._requests.submit(request)
 
     async def wait_idle(self) -> None:
         """Returns when no request is left."""
-        await self._idle.wait()
+        await self._requests.wait_idle()
 
     async def abort(self, request_ids: Sequence[str] | None) -> tuple[list[str], list[str]]:
         """Ends requests with reason ABORTED."""
-        wanted = list(self._streams) if request_ids is None else list(request_ids)
-        running = {i: stream for i in wanted if (stream := self._streams.get(i)) is not None}
-        for stream in running.values():
-            stream.end_soon(FinishReason.ABORTED)
-        return list(running), [i for i in wanted if i not in running]
+        return self._requests.abort(request_ids)
 
     async def tokenize(self, prompt: TextPrompt | ChatPrompt, add_special_tokens: bool) -> list[int]:
         """Token ids of a prompt."""
@@ -288,13 +226,14 @@ class VllmEngine:
 
     async def pause(self, mode: PauseMode, kv_policy: KvPolicy, timeout_s: float) -> PauseCounts:
         """Stops scheduling."""
-        before = [stream for stream in self._streams.values() if stream is not None]
-        if mode is PauseMode.ABORT:
-            for stream in before:
-                stream.reason_if_aborted(FinishReason.PAUSED)
+        if mode is not PauseMode.ABORT:
+            await self._scheduling.pause(mode, kv_policy, timeout_s)
+            return PauseCounts(kept=len(self._requests.streams), aborted=0)
+        aborted = self._requests.streams
+        for stream in aborted:
+            stream.reason_if_aborted(FinishReason.PAUSED)
         await self._scheduling.pause(mode, kv_policy, timeout_s)
-        kept = sum(stream is not None for stream in self._streams.values()) if mode is not PauseMode.ABORT else 0
-        return PauseCounts(kept=kept, aborted=len(before) if mode is PauseMode.ABORT else 0)
+        return PauseCounts(kept=0, aborted=len(aborted))
 
     async def resume(self, timeout_s: float) -> None:
         """Schedules again."""
@@ -325,7 +264,7 @@ class VllmEngine:
         await self._scheduling.reset_caches(timeout_s)
 
     async def prepare_weights(
-        self, nonce: str, arena: ArenaRef, tensors: Sequence[StagedTensor], timeout_s: float
+        self, nonce: str, arena: ArenaRef, tensors: Sequence[TensorSpec], timeout_s: float
     ) -> None:
         """Builds a version beside the live one on every rank."""
         await self._weights.prepare(nonce, arena, tensors, timeout_s)
@@ -341,10 +280,3 @@ class VllmEngine:
     async def weight_digests(self, timeout_s: float) -> list[WeightDigest]:
         """Digests of every live tensor on every rank."""
         return await self._weights.digests(timeout_s)
-
-
-def _failure(error: Exception) -> GenserveError:
-    """What ended a stream that had begun."""
-    if isinstance(error, VllmEngineDeadError):
-        return EngineDeadError("the engine has died")
-    return GenserveError(f"the engine failed: {type(error).__name__}: {error}")

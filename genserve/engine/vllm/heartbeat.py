@@ -20,13 +20,13 @@ from genserve.engine.vllm.liveness import Liveness
 from genserve.errors import EngineDeadError
 
 _INTERVAL_S = 1.0
-# A worker that hangs holds up the first step, and with it the ping; so workers are asked while there are none, and
-# seldom: vLLM's idle workers spin for a second after each call.
+# A worker that hangs delays the first step, and with it the ping. So workers are pinged only while there are no steps,
+# and rarely: vLLM's idle workers spin for a second after each call.
 _WORKERS_INTERVAL_S = 30.0
 _LOOKS_PER_TIMEOUT = 20
-# Share of one core below which processes do nothing. Idle ones use a hundredth, a step a whole one.
+# Share of one core below which processes do nothing. Idle processes use a hundredth, a step uses a whole core.
 _IDLE_SHARE = 0.2
-# More steps than can be on their way when a ping arrives, one for each stage of the pipeline.
+# More steps than can be running when a ping arrives, one for each pipeline-parallel rank.
 _UNREAD_STEPS = 16
 
 log = logging.getLogger(__name__)
@@ -35,17 +35,16 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class HeartbeatLimits:
     """`timeout_s`: seconds without an answer after which health says NOT_SERVING, and the engine is given up unless it
-    works; `step_s`: seconds after which it is given up although it works."""
+    works. `step_s`: seconds after which it is given up even if it works."""
 
     timeout_s: float
     step_s: float
 
 
 class Heartbeat:
-    """Pings an engine. `ping` returns when EngineCore has answered, and every worker if told so; `observe` tells what
-    its processes do, None = nobody can, so they are taken to work; `tell` is called when it stops answering (False) and
-    when it answers again.
-    """
+    """Pings an engine. `ping` returns when EngineCore has answered, and on request every worker. `observe` returns what
+    its processes do; None = unknown, so they are taken to work. `tell` is called when it stops answering (False) and
+    when it answers again."""
 
     def __init__(
         self,
@@ -69,7 +68,7 @@ class Heartbeat:
         self._told_silent = False
 
     async def run(self) -> None:
-        """Returns when the engine is dead, by its own judgement or another's."""
+        """Returns when the engine is dead, whoever found out."""
         interval_s = min(_INTERVAL_S, self._limits.timeout_s / 5)
         workers_asked_s = self._clock()
         while not self._liveness.dead:
@@ -89,9 +88,10 @@ class Heartbeat:
             self._silent_s += interval_s  # the engine may have stopped right after its answer
 
     async def _is_answered(self, pinging: "asyncio.Task[None]") -> bool:
-        """Whether the answer says that all is well. A process that was stopped is not heard of where nobody asks it."""
-        # A call that takes long has a deadline of its own, and ends the engine itself where that is due. One that was
-        # made after the ping excuses nothing.
+        """Whether the answer says that all is well. A stopped process is not noticed unless it is pinged."""
+        # A long call has its own deadline, and ends the engine itself if necessary. A call that was made after the ping
+        # is no
+        # excuse.
         excuses = self._liveness.occupying
         while not self._liveness.dead:
             began_s = self._clock()
@@ -102,12 +102,13 @@ class Heartbeat:
                     return True
                 self._judge()
                 return False
-            # No call takes long because a process was stopped, so that is judged all the same.
+            # A stopped process never explains a long call, so this is judged in any case.
             is_stopped = self._observe is not None and self._observe().stopped
             if excuses & self._liveness.occupying and not is_stopped:
                 self._forget()
                 continue
-            # Only time in which this loop could have seen an answer counts: the daemon may have been stopped itself.
+            # Only time in which this loop could have received an answer counts: the daemon itself may have been
+            # stopped.
             self._silent_s += min(self._clock() - began_s, 2 * self._look_s)
             self._judge()
         return False
@@ -135,11 +136,11 @@ class Heartbeat:
         if reason is None and self._silent_s >= self._limits.step_s:
             reason = "no step may take that long"
         if reason is not None:
-            log.error("the engine is given up, as it has not answered for %.1f s: %s", self._silent_s, reason)
+            log.error("giving up the engine, which has not answered for %.1f s: %s", self._silent_s, reason)
             self._liveness.declare_dead()
 
     def _reason(self) -> str | None:
-        """Why the engine will not answer any more, from what its processes have done lately; None if it may."""
+        """Why the engine will not answer any more, from the recent activity of its processes; None if it may."""
         window_s = self._limits.timeout_s / 2
         if self._observe is None or self._silent_s < window_s:
             return None
@@ -153,12 +154,12 @@ class Heartbeat:
 
 
 def hopeless(before: Activity, now: Activity, elapsed_s: float, num_steps: int) -> str | None:
-    """Why an engine that does not answer never will; None if a step may be what takes long. `before` was `elapsed_s`
-    seconds ago; `num_steps` have ended while the ping was not answered."""
+    """Why an engine that does not answer never will; None if a long step may be the cause. `before` was `elapsed_s`
+    seconds ago; `num_steps` have ended since the ping."""
     if now.stopped:
-        return "one of its processes was stopped"
+        return "one of its processes is stopped"
     if num_steps >= _UNREAD_STEPS:
-        return "it goes on with its steps, and reads no calls"
+        return "it continues its steps but does not read calls"
     if not (now.waits_for_io or now.runs) and now.cpu_s - before.cpu_s < _IDLE_SHARE * elapsed_s:
-        return "its processes do nothing"
+        return "its processes use no CPU"
     return None

@@ -1,7 +1,7 @@
-"""Waiting for an engine that may die or hang: vLLM's calls never return when EngineCore is killed.
+"""Waits for an engine that may die or hang: vLLM's calls never return if EngineCore is killed.
 
-A call that EngineCore has begun cannot be taken back: whoever waits for it may give up, and EngineCore works on. So a
-call is never cancelled here. It is left to end by itself, and `settled` tells when it has.
+A call that EngineCore has begun cannot be revoked: the waiting caller may give up, and EngineCore continues. So a call
+is never cancelled here. It ends by itself, and `settled` tells when.
 """
 
 import asyncio
@@ -17,10 +17,10 @@ log = logging.getLogger(__name__)
 
 
 class Liveness:
-    """Whether the engine lives, and calls raced against its death and a deadline."""
+    """Whether the engine lives, and calls that end at its death or at a deadline."""
 
     def __init__(self, on_death: Callable[[], None] = lambda: None) -> None:
-        """`on_death` is called once, when it is declared dead."""
+        """`on_death` is called once, when the engine is declared dead."""
         self._dead = asyncio.Event()
         self._on_death = on_death
         self._calls: set[asyncio.Task[Any]] = set()
@@ -33,7 +33,7 @@ class Liveness:
         return self._dead.is_set()
 
     def declare_dead(self) -> None:
-        """Ends every call that waits: it has died, or can no longer be trusted to answer."""
+        """Ends every waiting call: the engine has died, or cannot be trusted to answer any more."""
         if not self._dead.is_set():
             self._dead.set()
             self._on_death()
@@ -46,26 +46,26 @@ class Liveness:
 
     @property
     def occupying(self) -> Set[asyncio.Task[Any]]:
-        """The calls under way that may take the engine long, and whose deadlines have not passed."""
+        """The running calls that may occupy the engine for long, and whose deadlines have not passed."""
         return frozenset(self._occupying)
 
     @property
     def is_settled(self) -> bool:
-        """Whether no call is left that the next one would have to wait for."""
+        """Whether no call is left for which the next one would have to wait."""
         return not self._settling
 
     async def settled(self) -> None:
-        """Returns when the engine has ended every call that was made until now, also those that nobody waits for; or is
-        dead. Calls that are made meanwhile do not count: there may always be some."""
+        """Returns when the engine is dead, or has ended every call made until now, also those that nobody waits for.
+        Later calls do not count, because there may always be some."""
         calls = set(self._settling)
         while calls and not self.dead:
             _, calls = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
 
     async def call(self, coroutine: Coroutine[Any, Any, T], *, what: str, timeout_s: float, occupies: bool = True) -> T:
-        """The engine's answer; EngineDeadError or DeadlineError when those come first.
+        """The engine's answer. Raises EngineDeadError or DeadlineError if these come first.
 
-        A call that `occupies` the engine keeps it from everything else until it ends, and counts for `occupying` and
-        `settled`; one that does not may stay unanswered for long while the engine takes others.
+        A call that `occupies` the engine excludes everything else until it ends, and counts for `occupying` and
+        `settled`. Another call may stay unanswered for long while the engine takes further ones.
         """
         task = asyncio.create_task(coroutine, name=f"engine {what}")
         self._calls.add(task)

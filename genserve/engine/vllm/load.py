@@ -1,4 +1,4 @@
-"""How busy the engine is, from the statistics vLLM hands to a stat logger."""
+"""The engine's load, from the statistics that vLLM passes to a stat logger."""
 
 import time
 from collections import deque
@@ -24,8 +24,8 @@ class LoadMeter:
         self._hits = 0
 
     def load(self, num_active: int) -> Load:
-        """The load, when `num_active` sequences are admitted and unfinished. vLLM reports only when it steps, so what
-        it said last is bounded by what is known here."""
+        """The load with `num_active` admitted and unfinished sequences. vLLM reports only when it steps, so its last
+        report is limited by what is known here."""
         waiting = min(sum(self._waiting.values()), num_active)
         now = self._clock()
         self._forget_before(now - _RATE_WINDOW_S)
@@ -39,7 +39,7 @@ class LoadMeter:
         )
 
     def steps(self) -> int:
-        """How many steps have reported, of the data-parallel engine that made the fewest."""
+        """How many steps were reported, by the data-parallel engine with the fewest."""
         return min(self._steps.values(), default=0)
 
     def _forget_before(self, oldest: float) -> None:

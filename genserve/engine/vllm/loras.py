@@ -1,8 +1,8 @@
-"""The LoRA adapters that workers hold, and who uses them.
+"""The LoRA adapters that workers hold, and the requests that use them.
 
-Every load is an adapter of its own to vLLM, under an id and a name that never come again. So a name that is loaded anew
-means the new one to later requests and the old one to those that run; and vLLM's prefix cache, which knows adapters by
-their names, never takes keys and values of one for those of another.
+For vLLM every load is a new adapter, with an id and a name that are never reused. So a replaced name means the new
+adapter to later requests and the old one to running ones; and vLLM's prefix cache, which identifies adapters by name,
+never uses keys and values of one adapter for another.
 """
 
 import asyncio
@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 from genserve.engine.protocol import LoadedLora, LoraFiles
 from genserve.engine.vllm.workers import WorkerError, Workers
 from genserve.errors import EngineDeadError, LoraNotFoundError, PushRolledBackError, StagingFullError
-from genserve.worker.contract import AddLora, RemoveLora
+from genserve.worker.contract.calls import AddLora, RemoveLora
 
 _REMOVE_TIMEOUT_S = 30.0
-# EngineCore may learn of the end of a request a moment after those who wait for it: vLLM itself looks for stop strings.
+# EngineCore may learn of the end of a request a moment after its readers, because vLLM looks for stop strings outside
+# of it.
 _SETTLE_S = 0.5
 
 log = logging.getLogger(__name__)
@@ -26,7 +27,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class HeldLora:
-    """One that workers hold. `is_current`: later requests can use it; `users`: ids of the requests that do."""
+    """An adapter that workers hold. `is_current`: later requests can use it. `users`: ids of the requests that use
+    it."""
 
     lora_id: int
     name: str
@@ -37,11 +39,11 @@ class HeldLora:
 
     @property
     def unique_name(self) -> str:
-        """What vLLM calls it."""
+        """Its name in vLLM."""
         return f"{self.name}#{self.lora_id}"
 
     def told(self) -> LoadedLora:
-        """For others."""
+        """The adapter for other modules."""
         files = self.files
         return LoadedLora(
             self.name, files.rank, files.size_bytes, files.source, self.loaded_at_s, num_requests=len(self.users)
@@ -49,7 +51,8 @@ class HeldLora:
 
 
 class LiveLoras:
-    """See `engine.base.Loras`. `capacity`: how many workers can hold, so that vLLM never drops one by itself."""
+    """See `engine.protocol.Loras`. `capacity`: how many adapters workers can hold, so that vLLM never drops one by
+    itself."""
 
     def __init__(self, workers: Workers, capacity: int) -> None:
         self._workers = workers
@@ -61,7 +64,7 @@ class LiveLoras:
         self._removals: set[asyncio.Task[None]] = set()
 
     async def load(self, name: str, files: LoraFiles, timeout_s: float) -> LoadedLora:
-        """Loads one on every rank."""
+        """Loads an adapter on every rank."""
         lora = HeldLora(next(self._ids), name, files)
         deadline_s = time.monotonic() + timeout_s
         while len(self._held) >= self._capacity and self._removals and time.monotonic() < deadline_s:
@@ -70,7 +73,7 @@ class LiveLoras:
             await asyncio.to_thread(files.close)
             held = ", ".join(sorted(each.name if each.is_current else f"{each.name} (old)" for each in self._held))
             raise StagingFullError(
-                f"workers hold {len(self._held)} adapters, which is what --max-cpu-loras allows: {held}",
+                f"the workers hold {len(self._held)} adapters, the limit of --max-cpu-loras: {held}",
                 metadata={"max_loras": str(self._capacity)},
             )
         self._held.add(lora)
@@ -79,9 +82,9 @@ class LiveLoras:
             remaining_s = max(0.0, deadline_s - time.monotonic())
             await self._workers.step("genserve_add_lora", request.to_wire(), timeout_s=remaining_s)
         except BaseException as error:
-            self._start_removal(lora)  # some ranks may have it, or have it yet
+            self._start_removal(lora)  # some ranks may have it, or may still load it
             if isinstance(error, WorkerError):
-                raise PushRolledBackError(f"adapter {name!r} could not be loaded, nothing changed: {error}") from error
+                raise PushRolledBackError(f"adapter {name!r} could not be loaded; nothing changed: {error}") from error
             raise
         previous = self._current.get(name)
         lora.loaded_at_s, lora.is_current = time.time(), True
@@ -91,14 +94,14 @@ class LiveLoras:
         return lora.told()
 
     def unload(self, name: str) -> LoadedLora:
-        """Takes one away from later requests."""
+        """Makes an adapter unavailable to later requests."""
         lora = self._require(name)
         del self._current[name]
         self._retire(lora)
         return lora.told()
 
     def loaded(self) -> list[LoadedLora]:
-        """What later requests can use."""
+        """The adapters that later requests can use."""
         return [lora.told() for _, lora in sorted(self._current.items())]
 
     def use(self, name: str, request_id: str) -> HeldLora:
@@ -108,14 +111,14 @@ class LiveLoras:
         return lora
 
     def release(self, request_id: str) -> None:
-        """The request has ended."""
+        """Records that the request has ended."""
         lora = self._by_request.pop(request_id, None)
         if lora is not None:
             lora.users.discard(request_id)
             self._remove_if_unused(lora)
 
     def close(self) -> None:
-        """The engine is about to end."""
+        """Called before the engine ends."""
         for removal in self._removals:
             removal.cancel()
         for lora in self._held:
@@ -146,7 +149,7 @@ class LiveLoras:
         try:
             await self._workers.step("genserve_remove_lora", request.to_wire(), timeout_s=_REMOVE_TIMEOUT_S)
         except EngineDeadError:
-            pass  # its memory went with it
+            pass  # its memory is freed with the engine
         except Exception:
             log.exception("adapter %r could not be removed, and is held on", lora.unique_name)
             return

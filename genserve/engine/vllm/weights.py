@@ -1,4 +1,7 @@
-"""The live weights of all ranks, and the version they have."""
+"""The live weights of all ranks, and the version they have.
+
+vLLM's own transfer over them is `transfer`'s.
+"""
 
 import asyncio
 import os
@@ -10,21 +13,23 @@ from typing import Any
 
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from genserve.engine.protocol import ArenaRef, StagedTensor, WeightDigest
+from genserve.engine.protocol import ArenaRef, WeightDigest
 from genserve.engine.vllm.liveness import Liveness
 from genserve.engine.vllm.requests.weight_spans import INITIAL_LABEL
 from genserve.engine.vllm.workers import WorkerError, Workers
 from genserve.errors import DeadlineError, EngineDeadError, EngineTaintedError, GenserveError, PushRolledBackError
 from genserve.memory.host import ProcessIdentity
-from genserve.worker.contract import Attach, Attached, Digests, Fetch, Prepare, Sleep, Step, Transfer
+from genserve.tensors.manifest import TensorSpec
+from genserve.worker.contract.calls import Attach, Attached, Digests, Fetch, Prepare, Sleep, Step
 
 _ROLLBACK_TIMEOUT_S = 30.0
-_GRACE_S = 10.0
+GRACE_S = 10.0
+"""A rank that is late by less than this is waited for; one that hangs for longer is given up."""
 
 
 class LiveWeights:
-    """Prepares, commits and discards versions on every rank, as `Engine` has it. `address`: where other hosts reach the
-    daemon, "HOST:PORT"."""
+    """Prepares, commits and discards versions on every rank, as `Engine` has it. `address`: where other machines
+    reach the daemon, "HOST:PORT"."""
 
     def __init__(self, llm: AsyncLLM, liveness: Liveness, workers: Workers, address: str) -> None:
         self._llm = llm
@@ -35,8 +40,8 @@ class LiveWeights:
         self.version = 0
 
     async def attach(self, timeout_s: float, *, takes_adapters: bool) -> Attached:
-        """Makes every worker ready for pushes, before anything is served; how they will take them. Where ranks differ,
-        `weight_update` lists the ways, and the reason is that of the last one. Raises RuntimeError."""
+        """Makes every worker ready for pushes, before anything is served, and returns how they will take new versions.
+        If ranks differ, `weight_update` lists the ways, and the reason is that of the last one. Raises RuntimeError."""
         cpus = sorted(os.sched_getaffinity(0))
         attach = Attach(self._workers.report_socket, cpus, asdict(ProcessIdentity.own()), self._address)
         answers = await self._workers.call("genserve_attach", attach.to_wire(), timeout_s=timeout_s)
@@ -44,14 +49,14 @@ class LiveWeights:
         for each in attached:
             if each.error:
                 raise RuntimeError(f"worker {each.rank} cannot take pushes: {each.error}")
-        self._workers.other_hosts = _by_host(attached)
-        if self._workers.other_hosts and not self._address:
+        self._workers.other_machines = _by_machine(attached)
+        if self._workers.other_machines and not self._address:
             raise RuntimeError(
-                f"worker {next(iter(self._workers.other_hosts.values()))[0]} cannot map the daemon's memory, as it "
+                f"worker {next(iter(self._workers.other_machines.values()))[0]} cannot map the daemon's memory, as it "
                 "runs on another host, in another PID namespace or as another user, and it cannot reach the daemon to "
                 "fetch pushed weights: listen on an address of this host (--host, --port)"
             )
-        if self._workers.other_hosts and takes_adapters:
+        if self._workers.other_machines and takes_adapters:
             # What flags show is told by refusals. Where Ray puts its workers is known only now.
             raise RuntimeError(
                 "--enable-lora: some workers run on other hosts, and an adapter is loaded from files that the daemon "
@@ -67,37 +72,37 @@ class LiveWeights:
             can_roll_back=self._can_roll_back,
             reserved_device_bytes=max(each.reserved_device_bytes for each in attached),
             pinned_host_bytes=min(each.pinned_host_bytes for each in attached),
-            reachable_bytes=dict(sum((Counter(each.reachable_bytes) for each in attached), Counter())),
+            model_memory=dict(sum((Counter(each.model_memory) for each in attached), Counter())),
         )
 
     def close(self) -> None:
         """Stops listening to workers."""
         self._workers.close()
 
-    async def prepare(self, nonce: str, arena: ArenaRef, tensors: Sequence[StagedTensor], timeout_s: float) -> None:
+    async def prepare(self, nonce: str, arena: ArenaRef, tensors: Sequence[TensorSpec], timeout_s: float) -> None:
         """Builds a version beside the live one."""
         deadline_s = time.monotonic() + timeout_s
         places = [(t.name, t.dtype, t.shape, t.offset, t.length) for t in tensors]
         try:
-            fetched = await self._fetch(nonce, arena, timeout_s) if self._workers.other_hosts else {}
+            fetched = await self._fetch(nonce, arena, timeout_s) if self._workers.other_machines else {}
             request = Prepare(nonce, arena.path, arena.size_bytes, places, fetched)
             left_s = max(0.0, deadline_s - time.monotonic())
             await self._workers.step_and_report("genserve_prepare", request.to_wire(), nonce, timeout_s=left_s)
         except WorkerError as error:
-            raise PushRolledBackError(f"the weights could not be prepared, nothing changed: {error}") from error
+            raise PushRolledBackError(f"the weights could not be prepared; nothing changed: {error}") from error
 
     async def _fetch(self, nonce: str, arena: ArenaRef, timeout_s: float) -> dict[str, str]:
-        """Has one worker of every other host copy the bytes there; the paths of the copies by host."""
+        """Has one worker of every other machine fetch the bytes; the paths of their arenas by machine."""
         deadline = asyncio.get_running_loop().time() + timeout_s
-        host_of = {ranks[0]: host for host, ranks in self._workers.other_hosts.items()}
-        request = Fetch(nonce, list(host_of), self._address, arena.push_id, arena.size_bytes, timeout_s)
+        machine_of = {ranks[0]: machine for machine, ranks in self._workers.other_machines.items()}
+        request = Fetch(nonce, list(machine_of), self._address, arena.push_id, arena.size_bytes, timeout_s)
         await self._workers.step("genserve_fetch", request.to_wire(), timeout_s=timeout_s)
         paths: dict[str, str] = {}
         try:
-            async for each in self._workers.progress("genserve_fetched", nonce, host_of.keys(), deadline):
+            async for each in self._workers.progress("genserve_fetched", nonce, machine_of.keys(), deadline):
                 if each.error:
                     raise WorkerError(f"{each.rank} could not fetch the bytes: {each.error}")
-                paths[host_of[each.rank]] = each.arena_path
+                paths[machine_of[each.rank]] = each.arena_path
         except DeadlineError as error:
             raise DeadlineError(f"other hosts could not fetch the bytes within {timeout_s:g} s") from error
         return paths
@@ -108,8 +113,8 @@ class LiveWeights:
         deadline_s = time.monotonic() + timeout_s
         try:
             # A busy machine is late; one that hangs is given up.
-            await self._workers.step("genserve_commit", step, timeout_s=timeout_s + _GRACE_S)
-            await self.label(str(version), timeout_s + _GRACE_S)
+            await self._workers.step("genserve_commit", step, timeout_s=timeout_s + GRACE_S)
+            await self.label(str(version), timeout_s + GRACE_S)
         except DeadlineError as error:
             raise self.given_up(error) from error
         except BaseException as error:
@@ -117,9 +122,9 @@ class LiveWeights:
                 raise
             await asyncio.shield(self._roll_back(step, error))
             if isinstance(error, GenserveError | WorkerError):
-                raise PushRolledBackError(f"the commit failed, version {self.version} is served: {error}") from error
+                raise PushRolledBackError(f"the commit failed; version {self.version} is served: {error}") from error
             raise
-        # What an update in place has replaced is gone: it is late, and it is whole.
+        # An update in place cannot be undone: it is late, but complete.
         if time.monotonic() > deadline_s and self._can_roll_back:
             late = DeadlineError(f"the commit took longer than {timeout_s:g} s, and was undone")
             await asyncio.shield(self._roll_back(step, late))
@@ -136,11 +141,12 @@ class LiveWeights:
             raise EngineTaintedError(f"a commit failed ({cause}) and could not be undone ({error})") from error
 
     async def before_sleep(self, level: int, timeout_s: float) -> None:
-        """Has every rank keep what a sleep of this level would drop and nobody could restore. Raises GenserveError."""
+        """Makes every rank keep what a sleep of this level would drop and nothing could restore. Raises
+        GenserveError."""
         await self._around_sleep("genserve_sleep", Sleep(level).to_wire(), timeout_s)
 
     async def after_wake_up(self, timeout_s: float) -> None:
-        """Has every rank put back what it kept, once its weights are awake. Raises GenserveError."""
+        """Makes every rank restore what it kept, once its weights are awake. Raises GenserveError."""
         await self._around_sleep("genserve_wake", {}, timeout_s)
 
     async def _around_sleep(self, method: str, message: dict[str, Any], timeout_s: float) -> None:
@@ -150,7 +156,7 @@ class LiveWeights:
             raise GenserveError(f"{method.removeprefix('genserve_')} failed: {error}") from error
 
     async def step(self, method: str, message: dict[str, Any], timeout_s: float) -> None:
-        """One call of the contract to every rank; raises WorkerError unless all could do it."""
+        """One call of the contract to every rank. Raises WorkerError unless all ranks succeed."""
         await self._workers.step(method, message, timeout_s=timeout_s)
 
     async def label(self, version: str, timeout_s: float) -> None:
@@ -160,9 +166,9 @@ class LiveWeights:
         )
 
     def given_up(self, error: DeadlineError) -> EngineDeadError:
-        """Declares the engine dead: a worker that hangs cannot be asked to undo it, and nothing else reaches it."""
+        """Declares the engine dead: a worker that hangs cannot be asked to undo, and nothing else reaches it."""
         self._liveness.declare_dead()
-        return EngineDeadError(f"{error.message}; the engine is given up")
+        return EngineDeadError(f"{error.message}; the daemon gives up the engine")
 
     async def discard(self, nonce: str, timeout_s: float) -> None:
         """Frees the version that is not live."""
@@ -177,54 +183,10 @@ class LiveWeights:
         return [WeightDigest(d.rank, name, sha256) for d in answers for name, sha256 in d.tensors.items()]
 
 
-class LiveTransfer:
-    """vLLM's own transfer over the live weights of all ranks, as `WeightTransfer` has it.
-
-    It goes through our extension and not through AsyncLLM's methods of these names: a rank that raises there leaves
-    late replies for the next call, and one of a further data-parallel engine is not heard at all.
-    """
-
-    def __init__(self, weights: LiveWeights) -> None:
-        self._weights = weights
-
-    async def init(self, info: str, timeout_s: float) -> None:
-        """Connects every rank with the trainer."""
-        await self._call("init", timeout_s, info)
-
-    async def start(self, timeout_s: float) -> None:
-        """Gets every rank ready to receive."""
-        await self._call("start", timeout_s)
-
-    async def update(self, info: str, timeout_s: float) -> None:
-        """Has every rank receive tensors."""
-        await self._call("update", timeout_s, info)
-
-    async def finish(self, version: int, timeout_s: float) -> None:
-        """Makes what was received live, and labels later tokens."""
-        await self._call("finish", timeout_s)
-        await self._weights.label(str(version), timeout_s)
-        self._weights.version = version
-
-    async def abandon(self, timeout_s: float) -> None:
-        """Ends an update that was not finished."""
-        await self._call("abandon", timeout_s)
-
-    async def _call(self, call: str, timeout_s: float, info: str = "") -> None:
-        deadline_s = time.monotonic() + timeout_s
-        try:
-            await self._weights.step("genserve_transfer", Transfer(call, info).to_wire(), timeout_s + _GRACE_S)
-        except DeadlineError as error:
-            raise self._weights.given_up(error) from error
-        except WorkerError as error:
-            raise GenserveError(f"vLLM's {call} failed: {error}") from error
-        if time.monotonic() > deadline_s:
-            raise DeadlineError(f"vLLM's {call} took longer than {timeout_s:g} s")
-
-
-def _by_host(attached: Sequence[Attached]) -> dict[str, list[str]]:
-    """The ranks that cannot map the daemon's memory, by their host."""
+def _by_machine(attached: Sequence[Attached]) -> dict[str, list[str]]:
+    """The ranks that cannot map the daemon's memory, by their machine."""
     found: dict[str, list[str]] = {}
     for each in attached:
-        if each.other_host:
-            found.setdefault(each.other_host, []).append(each.rank)
+        if each.other_machine:
+            found.setdefault(each.other_machine, []).append(each.rank)
     return found

@@ -1,4 +1,4 @@
-"""Calls to every worker of every data-parallel engine, and the reports that come back from their threads."""
+"""Calls to every worker of every data-parallel engine, and reports from their threads."""
 
 import asyncio
 import json
@@ -9,7 +9,7 @@ from typing import Any
 
 from genserve.engine.vllm.liveness import Liveness
 from genserve.errors import EngineDeadError, GenserveError
-from genserve.worker.contract import Ack, Progress, Step
+from genserve.worker.contract.calls import Ack, Progress, Step
 
 _MAX_REPORT_BYTES = 64 << 10
 _FIRST_POLL_S = 0.02
@@ -17,23 +17,23 @@ _MAX_POLL_INTERVAL_S = 0.25
 
 
 class WorkerError(Exception):
-    """At least one worker could not do what it was asked; the message says which and why."""
+    """At least one worker failed. The message says which and why."""
 
 
 class Workers:
-    """All ranks. Owns the socket that background work reports to; ranks on `other_hosts`, which cannot reach it, are
-    asked."""
+    """All ranks. Owns the socket that background work reports to; ranks on `other_machines`, which cannot reach it,
+    are asked."""
 
     def __init__(self, engine_core: Any, liveness: Liveness, num_ranks: int) -> None:
         self._core = engine_core
         self._liveness = liveness
         self._num_ranks = num_ranks
-        # An abstract name: unlike a file it is gone with the process, however that ends.
+        # An abstract name: unlike a file it disappears with the process, however that ends.
         self.report_socket = f"\0genserve-{uuid.uuid4().hex}"
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.setblocking(False)
         self._socket.bind(self.report_socket)
-        self.other_hosts: dict[str, list[str]] = {}  # ranks by host
+        self.other_machines: dict[str, list[str]] = {}  # ranks by machine
         self._reports: dict[str, tuple[list[Ack], asyncio.Future[list[Ack]]]] = {}
         asyncio.get_running_loop().add_reader(self._socket.fileno(), self._read_reports)
 
@@ -43,20 +43,20 @@ class Workers:
         self._socket.close()
 
     async def call(self, method: str, message: dict[str, Any], *, timeout_s: float) -> list[dict[str, Any]]:
-        """Answers of all ranks to one method of worker.contract.WeightWorker.
+        """The answers of all ranks to one method of worker.contract.WeightWorker.
 
-        Goes to every data-parallel engine: vLLM's own collective_rpc returns the first engine's answers only, and a
-        failure elsewhere would pass. vLLM gets no timeout, because after one of its own it reads a late reply as the
-        answer to the next call. So it does after an exception of one rank: workers answer errors and raise none, and
-        one that does all the same is the end of the engine.
+        It calls every data-parallel engine: vLLM's own collective_rpc returns only the first engine's answers, and
+        would miss a failure elsewhere. vLLM gets no timeout, because after its own timeout it reads a late reply as the
+        answer to the next call. The same happens after an exception of one rank: so workers return errors instead of
+        raising them, and a worker that raises nevertheless ends the engine.
         """
         step = method.removeprefix("genserve_")
         per_engine = await self._liveness.call(self._ask(method, message), what=step, timeout_s=timeout_s)
         return [answer for answers in per_engine for answer in answers]
 
     async def ping(self, workers: bool) -> None:
-        """Returns when every EngineCore has answered, with `workers` when all of those have; however long that takes.
-        One at a time, and never given up while the engine lives."""
+        """Returns when every EngineCore has answered, and with `workers` every worker, however long this takes. One
+        ping at a time, never given up while the engine lives."""
         if workers:
             await self._ask("genserve_ping", {})
         else:
@@ -70,21 +70,21 @@ class Workers:
         except Exception as error:
             self._liveness.declare_dead()
             step = method.removeprefix("genserve_")
-            raise EngineDeadError(f"a worker broke off in {step}, and the engine is given up: {error}") from error
+            raise EngineDeadError(f"a worker failed in {step}, and the daemon gives up the engine: {error}") from error
         return answers
 
     async def step(self, method: str, message: dict[str, Any], *, timeout_s: float) -> None:
-        """Like `call`, for methods that answer with an Ack; raises WorkerError unless all ranks could do it."""
+        """Like `call`, for methods that answer with an Ack. Raises WorkerError unless all ranks succeed."""
         answers = await self.call(method, message, timeout_s=timeout_s)
         self._require([Ack.from_wire(answer) for answer in answers], message.get("nonce", ""))
 
     async def step_and_report(self, method: str, message: dict[str, Any], nonce: str, *, timeout_s: float) -> None:
-        """Like `step`, for work that goes on in the background: returns when every rank has reported its end."""
+        """Like `step`, for background work: returns when every rank has reported its end."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         done: asyncio.Future[list[Ack]] = loop.create_future()
         self._reports[nonce] = ([], done)
-        elsewhere = {rank for ranks in self.other_hosts.values() for rank in ranks}
+        elsewhere = {rank for ranks in self.other_machines.values() for rank in ranks}
         asking: asyncio.Task[None] | None = None
         try:
             await self.step(method, message, timeout_s=timeout_s)
@@ -102,8 +102,8 @@ class Workers:
     async def progress(
         self, method: str, nonce: str, ranks: Collection[str], deadline: float
     ) -> AsyncIterator[Progress]:
-        """What each of `ranks` has come to, as soon as it is done. They are asked, less and less often: each question
-        takes the engine's time between two steps. Raises DeadlineError at the loop's time `deadline`."""
+        """The results of `ranks`, each as soon as it is done. The ranks are polled, less and less often, because each
+        poll takes the engine's time between two steps. Raises DeadlineError at the loop's time `deadline`."""
         loop = asyncio.get_running_loop()
         waiting, interval_s = set(ranks), _FIRST_POLL_S
         while waiting:
@@ -120,7 +120,7 @@ class Workers:
             async for each in self.progress(method, nonce, ranks, deadline):
                 self._report(Ack(each.rank, each.nonce, each.error))
         except GenserveError:
-            pass  # the engine has died, or the time is over: whoever waits for the reports is told the same
+            pass  # the engine has died, or the time is over: the caller that waits for reports gets the same error
 
     def _require(self, acks: Sequence[Ack], nonce: str) -> None:
         failed = [ack for ack in acks if ack.error]
@@ -145,7 +145,7 @@ class Workers:
             return  # of a push that was given up
         acks, done = self._reports[ack.nonce]
         acks.append(ack)
-        # One failure is enough to know the outcome; otherwise all must have reported.
+        # One failure determines the outcome; otherwise all ranks must report.
         if not done.done() and (ack.error or len(acks) == self._num_ranks):
             done.set_result(acks)
 

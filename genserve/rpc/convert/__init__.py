@@ -1,1 +1,2 @@
-"""Protobuf messages to the daemon's types and back, a file per service and direction. Decides nothing."""
+"""Converts protobuf messages to the daemon's types and back, with one file per service and direction. It makes no
+decisions."""

@@ -8,11 +8,9 @@ import grpc
 
 import genserve
 from genserve.control.asleep import SleepDepth
-from genserve.control.pause import PauseGrant
-from genserve.control.state import EngineState
 from genserve.engine.protocol import EngineInfo, KvPolicy, Load, LoadedLora, PauseMode
 from genserve.errors import InvalidFieldError
-from genserve.rpc.convert.values import kv_policy, pause_mode, seconds, to_lease, to_state, to_timestamp
+from genserve.rpc.convert.values import kv_policy, pause_mode, seconds_or, to_timestamp
 from genserve.v1 import control_pb2
 
 DEFAULT_PAUSE_TTL_S = 60.0
@@ -24,7 +22,7 @@ MIN_WATCH_INTERVAL_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """What the daemon tells of itself beside the engine's facts; sizes are bytes."""
+    """What the daemon reports of itself, in addition to the engine's facts. Sizes are bytes."""
 
     model: str
     max_message_bytes: int
@@ -36,7 +34,7 @@ class ServerFacts:
 
 @dataclass(frozen=True, slots=True)
 class PauseArguments:
-    """What PauseController.pause takes; `ttl_s` None = no expiry."""
+    """The arguments of PauseController.pause. `ttl_s` None = no expiry."""
 
     mode: PauseMode
     kv_policy: KvPolicy
@@ -48,7 +46,7 @@ class PauseArguments:
 
 def pause_arguments(message: control_pb2.PauseRequest) -> PauseArguments:
     """What a Pause asks for, defaults filled in."""
-    ttl_s: float | None = seconds(message.ttl, "ttl") if message.HasField("ttl") else DEFAULT_PAUSE_TTL_S
+    ttl_s: float | None = seconds_or(message, "ttl", DEFAULT_PAUSE_TTL_S)
     if message.no_expiry:
         if message.HasField("ttl"):
             raise InvalidFieldError.of("ttl", "cannot be set together with no_expiry")
@@ -59,42 +57,33 @@ def pause_arguments(message: control_pb2.PauseRequest) -> PauseArguments:
         holder=message.holder,
         ttl_s=ttl_s,
         request_id=message.request_id,
-        timeout_s=seconds(message.timeout, "timeout") if message.HasField("timeout") else DEFAULT_PAUSE_TIMEOUT_S,
+        timeout_s=seconds_or(message, "timeout", DEFAULT_PAUSE_TIMEOUT_S),
     )
 
 
 def sleep_arguments(message: control_pb2.SleepRequest) -> tuple[PauseMode, SleepDepth, float]:
     """Mode, what is given back, and timeout in seconds of a Sleep, defaults filled in."""
-    timeout_s = seconds(message.timeout, "timeout") if message.HasField("timeout") else DEFAULT_PAUSE_TIMEOUT_S
+    timeout_s = seconds_or(message, "timeout", DEFAULT_PAUSE_TIMEOUT_S)
     depth = SleepDepth.of(message.level if message.HasField("level") else None, message.tags)
     return pause_mode(message.mode, "mode"), depth, timeout_s
 
 
 def load_timeout_s(message: control_pb2.LoadLoraRequest) -> float:
     """Seconds that loading may take."""
-    return seconds(message.timeout, "timeout") if message.HasField("timeout") else DEFAULT_LOAD_TIMEOUT_S
+    return seconds_or(message, "timeout", DEFAULT_LOAD_TIMEOUT_S)
 
 
 def renewed_ttl_s(message: control_pb2.RenewPauseRequest) -> float | None:
     """Seconds from now; None = as the Pause said."""
-    return seconds(message.ttl, "ttl") if message.HasField("ttl") else None
+    return seconds_or(message, "ttl", None)
 
 
 def watch_interval_s(message: control_pb2.WatchStatusRequest) -> float:
     """Seconds between two looks at the load."""
-    if not message.HasField("interval"):
-        return DEFAULT_WATCH_INTERVAL_S
-    interval_s = seconds(message.interval, "interval")
+    interval_s = seconds_or(message, "interval", DEFAULT_WATCH_INTERVAL_S)
     if interval_s < MIN_WATCH_INTERVAL_S:
         raise InvalidFieldError.of("interval", f"must be at least {MIN_WATCH_INTERVAL_S} s, is {interval_s:g} s")
     return interval_s
-
-
-def to_pause_response(grant: PauseGrant, state: EngineState) -> control_pb2.PauseResponse:
-    """The lease."""
-    return control_pb2.PauseResponse(
-        lease=to_lease(grant.lease), requests_kept=grant.kept, requests_aborted=grant.aborted, state=to_state(state)
-    )
 
 
 def to_load(load: Load) -> control_pb2.Load:
@@ -120,7 +109,7 @@ def to_lora(lora: LoadedLora) -> control_pb2.Lora:
     )
 
 
-def to_server_info(info: EngineInfo, facts: ServerFacts, state: EngineState) -> control_pb2.GetServerInfoResponse:
+def to_server_info(info: EngineInfo, facts: ServerFacts) -> control_pb2.GetServerInfoResponse:
     """What is served."""
     versions = {
         "genserve": genserve.__version__,
@@ -163,5 +152,4 @@ def to_server_info(info: EngineInfo, facts: ServerFacts, state: EngineState) -> 
         ),
         features=facts.features,
         versions=[control_pb2.ComponentVersion(component=c, version=v) for c, v in versions.items()],
-        state=to_state(state),
     )

@@ -26,11 +26,11 @@ from genserve.engine.generation import (
 )
 from genserve.engine.protocol import EngineInfo
 from genserve.errors import InvalidFieldError
-from genserve.rpc.convert.values import seconds
+from genserve.rpc.convert.values import seconds_or
 from genserve.v1 import generation_pb2
 
 MAX_ID_LENGTH = 256
-# vLLM looks for every stop string after every token, on the event loop.
+# vLLM searches for every stop string after every token, on the event loop.
 MAX_STOP_STRINGS = 256
 MAX_STRING_CHARACTERS = 1 << 16
 MAX_CONSTRAINT_CHARACTERS = 1 << 18
@@ -54,10 +54,10 @@ _TEXT_CONSTRAINTS = {
 
 
 def generation_request(message: generation_pb2.GenerateRequest, info: EngineInfo, minted_id: str) -> GenerationRequest:
-    """The request; `minted_id` is its id when it names none. Raises InvalidFieldError with the path of the field, and
+    """The request. `minted_id` is its id if it has none. Raises InvalidFieldError with the path of the field, and
     PromptTooLongError."""
     params_bytes = message.engine_params.ByteSize()
-    max_params_bytes = _MAX_PARAMS_BYTES + 16 * info.max_model_len  # some are lists with a number for each token
+    max_params_bytes = _MAX_PARAMS_BYTES + 16 * info.max_model_len  # some are lists with one number per token
     _refuse_unless(params_bytes <= max_params_bytes, "engine_params", f"has {params_bytes} of {max_params_bytes} bytes")
     return GenerationRequest(
         request_id=request_id(message.request_id) or minted_id,
@@ -76,14 +76,14 @@ def generation_request(message: generation_pb2.GenerateRequest, info: EngineInfo
 
 
 def request_id(value: str) -> str:
-    """An id as a client gives it, perhaps none."""
+    """The id that a client gave, or ""."""
     if len(value) > MAX_ID_LENGTH or not value.isprintable():
         raise InvalidFieldError.of("request_id", f"must be printable and at most {MAX_ID_LENGTH} characters long")
     return value
 
 
 def tokenize_input(message: generation_pb2.TokenizeRequest) -> tuple[TextPrompt | ChatPrompt, bool]:
-    """What is to be turned into tokens, where empty text is a text, and whether special tokens are added."""
+    """The prompt to tokenise, which may be empty text, and whether special tokens are added."""
     kind = message.WhichOneof("input")
     if kind is None:
         raise InvalidFieldError.of("input", "is required: text or chat")
@@ -92,13 +92,13 @@ def tokenize_input(message: generation_pb2.TokenizeRequest) -> tuple[TextPrompt 
 
 
 def detokenize_input(message: generation_pb2.DetokenizeRequest, info: EngineInfo) -> tuple[Sequence[int], bool]:
-    """Ids to be turned into text, and whether special tokens are left out."""
+    """The ids to convert to text, and whether special tokens are left out."""
     _refuse_many(message.token_ids, "token_ids", info.max_model_len)
     return list(message.token_ids), message.skip_special_tokens
 
 
 def plain_dict(struct: Struct) -> dict[str, object]:
-    """A Struct as Python values. JSON knows one kind of number: integral ones become int."""
+    """A Struct as Python values. JSON has one type of number: integral numbers become int."""
     return {name: _plain(value) for name, value in struct.fields.items()}
 
 
@@ -139,7 +139,7 @@ def _chat(message: generation_pb2.Chat) -> ChatPrompt:
         if not each.role:
             raise InvalidFieldError.of(f"chat.messages[{index}].role", "is empty")
     continues = message.continue_final_message
-    # A message that is continued leaves no room for an assistant turn: only who asks for both gets the error.
+    # Continuing the last message excludes an assistant turn: only a request for both gets the error.
     opens = message.add_generation_prompt if message.HasField("add_generation_prompt") else not continues
     return ChatPrompt(
         messages=[ChatMessage(each.role, each.content) for each in message.messages],
@@ -160,7 +160,7 @@ def _sampling(message: generation_pb2.Sampling, info: EngineInfo) -> Sampling:
     _refuse_unless(
         all(abs(value) <= MAX_LOGIT_BIAS for value in bias.values()),  # NaN is not
         "sampling.logit_bias",
-        f"must lie in [{-MAX_LOGIT_BIAS:g}, {MAX_LOGIT_BIAS:g}]",
+        f"must be in [{-MAX_LOGIT_BIAS:g}, {MAX_LOGIT_BIAS:g}]",
     )
     _refuse_long(message.bad_words, "sampling.bad_words", MAX_STRING_CHARACTERS)
     return Sampling(
@@ -177,7 +177,7 @@ def _sampling(message: generation_pb2.Sampling, info: EngineInfo) -> Sampling:
 def _stop(message: generation_pb2.Stop, info: EngineInfo) -> Stop:
     _refuse_many(message.strings, "stop.strings", MAX_STOP_STRINGS)
     _refuse_long(message.strings, "stop.strings", MAX_STRING_CHARACTERS)
-    _refuse_unless(all(message.strings), "stop.strings", "holds an empty string")
+    _refuse_unless(all(message.strings), "stop.strings", "contains an empty string")
     return Stop(
         max_tokens=_given(message, "max_tokens"),
         min_tokens=_given(message, "min_tokens"),
@@ -185,7 +185,7 @@ def _stop(message: generation_pb2.Stop, info: EngineInfo) -> Stop:
         token_ids=tuple(_token_ids(message.token_ids, "stop.token_ids", info)),
         ignore_eos=message.ignore_eos,
         include_stop=message.include_stop,
-        time_budget_s=seconds(message.time_budget, "stop.time_budget") if message.HasField("time_budget") else None,
+        time_budget_s=seconds_or(message, "time_budget", None, within="stop"),
     )
 
 
@@ -216,7 +216,7 @@ def _token_ids(ids: Collection[int], field: str, info: EngineInfo) -> Sequence[i
     _refuse_many(ids, field, info.vocab_size)
     listed = list(ids)
     lowest = min(listed, default=0)
-    _refuse_unless(lowest >= 0, field, f"{lowest} is no token id")
+    _refuse_unless(lowest >= 0, field, f"{lowest} is not a token id")
     return listed
 
 

@@ -1,4 +1,4 @@
-"""From updates of a generation to GenerateResponse. The hot path: a message per update, columns copied whole."""
+"""Converts updates of a generation to GenerateResponse. The hot path: one message per update, columns copied whole."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -21,14 +21,14 @@ _REASONS = {reason: generation_pb2.FinishReason.Value(f"FINISH_REASON_{reason.na
 
 
 def to_response(update: GenerationUpdate, request_id: str) -> generation_pb2.GenerateResponse:
-    """One update; `request_id` is told with the first."""
+    """The message for one update; the first one contains `request_id`."""
     response = generation_pb2.GenerateResponse()
     fill_response(response, update, request_id)
     return response
 
 
 def fill_response(response: generation_pb2.GenerateResponse, update: GenerationUpdate, request_id: str) -> None:
-    """`to_response` into a message that is a part of another one."""
+    """`to_response` into a part of another message."""
     for delta in update.outputs:
         _fill(response.outputs.add(), delta)
     if update.prompt is not None:

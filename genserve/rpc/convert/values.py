@@ -1,6 +1,9 @@
-"""What the services share, between messages and domain types: durations, enums, the state of the engine."""
+"""Conversions that the services share: durations, enums, the state of the engine."""
+
+from typing import TypeVar
 
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from genserve.control.conditions import Phase
@@ -9,6 +12,8 @@ from genserve.control.state import EngineState
 from genserve.engine.protocol import KvPolicy, PauseMode
 from genserve.errors import InvalidFieldError
 from genserve.v1 import types_pb2
+
+T = TypeVar("T")
 
 MAX_DURATION_S = 366 * 24 * 3600.0
 
@@ -24,11 +29,19 @@ _PHASES_OUT = {phase: types_pb2.Phase.Value(f"PHASE_{phase.value}") for phase in
 
 
 def seconds(duration: Duration, field: str) -> float:
-    """A span of time that has to pass: above 0 and at most a year. `field` is its path in the request."""
+    """A duration above 0 and at most a year, in seconds. `field` is its path in the request."""
     value = duration.seconds + duration.nanos / 1e9
     if not 0 < value <= MAX_DURATION_S:
         raise InvalidFieldError.of(field, f"must be above 0 s and at most {MAX_DURATION_S:.0f} s, is {value:g} s")
     return value
+
+
+def seconds_or(message: Message, field: str, default: T, *, within: str = "") -> float | T:
+    """A span of time that has to pass, or `default` where the field is not set. `within` is the path of the message in
+    the request."""
+    if not message.HasField(field):
+        return default
+    return seconds(getattr(message, field), f"{within}.{field}" if within else field)
 
 
 def to_duration(value_s: float) -> Duration:
@@ -49,7 +62,7 @@ def pause_mode(value: types_pb2.PauseMode.ValueType, field: str) -> PauseMode:
     """A mode; unspecified is KEEP."""
     mode = _PAUSE_MODES.get(value)
     if mode is None:
-        raise InvalidFieldError.of(field, f"{value} is no PauseMode")
+        raise InvalidFieldError.of(field, f"{value} is not a PauseMode")
     return mode
 
 
@@ -59,7 +72,7 @@ def kv_policy(value: types_pb2.KvPolicy.ValueType, default: KvPolicy, field: str
         return default
     policy = _KV_POLICIES.get(value)
     if policy is None:
-        raise InvalidFieldError.of(field, f"{value} is no KvPolicy")
+        raise InvalidFieldError.of(field, f"{value} is not a KvPolicy")
     return policy
 
 

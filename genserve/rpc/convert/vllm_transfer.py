@@ -2,20 +2,13 @@
 
 import json
 
-from google.protobuf.duration_pb2 import Duration
-
-from genserve.control.state import EngineState
 from genserve.engine.protocol import KvPolicy
 from genserve.errors import InvalidFieldError
-from genserve.rpc.convert.values import kv_policy, pause_mode, seconds, to_state
-from genserve.rpc.convert.weights import to_applied
+from genserve.rpc.convert.values import kv_policy, pause_mode, seconds_or
 from genserve.v1 import weights_pb2
-from genserve.weights.push.types import Applied
-from genserve.weights.vllm_transfer import OpenUpdate, UpdateOptions
+from genserve.weights.vllm_transfer import DEFAULT_START_TIMEOUT_S, DEFAULT_TTL_S, UpdateOptions
 
 DEFAULT_CALL_TIMEOUT_S = 300.0
-DEFAULT_START_TIMEOUT_S = 60.0
-DEFAULT_TTL_S = 60.0
 
 
 def init_info(message: weights_pb2.InitWeightTransferRequest) -> str:
@@ -29,14 +22,14 @@ def update_info(message: weights_pb2.UpdateWeightsRequest) -> str:
 
 
 def update_options(message: weights_pb2.StartWeightUpdateRequest) -> UpdateOptions:
-    """How to begin, defaults filled in."""
+    """How to begin, with defaults."""
     return UpdateOptions(
         update_id=message.update_id,
         pause_mode=pause_mode(message.pause_mode, "pause_mode"),
         kv_policy=kv_policy(message.kv_policy, KvPolicy.RECOMPUTE, "kv_policy"),
         pause_lease_id=message.pause_lease_id,
-        ttl_s=seconds(message.ttl, "ttl") if message.HasField("ttl") else DEFAULT_TTL_S,
-        timeout_s=seconds(message.timeout, "timeout") if message.HasField("timeout") else DEFAULT_START_TIMEOUT_S,
+        ttl_s=seconds_or(message, "ttl", DEFAULT_TTL_S),
+        timeout_s=seconds_or(message, "timeout", DEFAULT_START_TIMEOUT_S),
     )
 
 
@@ -46,23 +39,7 @@ def call_timeout_s(
     | weights_pb2.FinishWeightUpdateRequest,
 ) -> float:
     """Seconds that vLLM's call may take."""
-    timeout: Duration = message.timeout
-    return seconds(timeout, "timeout") if message.HasField("timeout") else DEFAULT_CALL_TIMEOUT_S
-
-
-def to_start_response(update: OpenUpdate, state: EngineState) -> weights_pb2.StartWeightUpdateResponse:
-    """The update that is open."""
-    return weights_pb2.StartWeightUpdateResponse(
-        update_id=update.update_id,
-        requests_kept=update.hold.kept,
-        requests_aborted=update.hold.aborted,
-        state=to_state(state),
-    )
-
-
-def to_finish_response(applied: Applied, state: EngineState) -> weights_pb2.FinishWeightUpdateResponse:
-    """What the update did."""
-    return weights_pb2.FinishWeightUpdateResponse(applied=to_applied(applied), state=to_state(state))
+    return seconds_or(message, "timeout", DEFAULT_CALL_TIMEOUT_S)
 
 
 def _json_text(text: str, field: str, *kinds: type) -> str:

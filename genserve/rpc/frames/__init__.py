@@ -1,1 +1,1 @@
-"""Frames of weights as they cross the wire: those of a push, and those of a pull."""
+"""Frames of weights on the wire: those of a push, and those of a pull."""

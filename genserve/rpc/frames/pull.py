@@ -15,8 +15,8 @@ MAX_CHUNK_BYTES = 64 << 20
 
 
 async def pull_frames(request: weights_pb2.PullWeightsRequest, version: ResidentVersion) -> AsyncGenerator[bytes, None]:
-    """Header, chunks, end, as they go over the wire. Raises InvalidFieldError, WeightVersionMismatchError when another
-    version is wanted or this one had to go meanwhile, and NotResidentError when its bytes are not known any more."""
+    """Header, chunks and end frame as bytes. Raises InvalidFieldError, WeightVersionMismatchError if another version is
+    requested or this one was freed meanwhile, and NotResidentError if its bytes are unknown."""
     if request.HasField("weight_version") and request.weight_version != version.weight_version:
         raise WeightVersionMismatchError(
             f"version {version.weight_version} is served, not {request.weight_version}",
@@ -26,7 +26,7 @@ async def pull_frames(request: weights_pb2.PullWeightsRequest, version: Resident
     if chunk_bytes > MAX_CHUNK_BYTES:
         raise InvalidFieldError.of("chunk_bytes", f"must be at most {MAX_CHUNK_BYTES}, is {chunk_bytes}")
     ranges = _ranges(request.ranges, version.manifest.total_bytes)
-    # In a thread: a manifest of a hundred thousand tensors would hold up every token stream.
+    # In a thread: a manifest of a hundred thousand tensors would delay every token stream.
     yield await asyncio.to_thread(_header, version)
     for start, end in ranges:
         for position in range(start, end, chunk_bytes):
@@ -53,6 +53,6 @@ def _ranges(asked: Sequence[weights_pb2.ByteRange], total_bytes: int) -> list[tu
     for index, each in enumerate(asked):
         if not each.start < each.end <= total_bytes:
             raise InvalidFieldError.of(
-                f"ranges[{index}]", f"[{each.start}, {each.end}) is no part of the {total_bytes} bytes"
+                f"ranges[{index}]", f"[{each.start}, {each.end}) is not within the {total_bytes} bytes"
             )
     return [(each.start, each.end) for each in asked] or [(0, total_bytes)]

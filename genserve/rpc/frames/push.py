@@ -1,4 +1,4 @@
-"""The frames of a push as they arrive: what may come when, and the end of those who send nothing."""
+"""The frames of a push: their order, and timeouts for clients that send nothing."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -18,18 +18,23 @@ HEADER_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class OversizedFrame:
-    """A frame that is neither a chunk nor small enough to be an honest header. Sizes are bytes."""
+    """A frame that is not a chunk and too large to be an honest header. Sizes are bytes."""
 
     size_bytes: int
     limit_bytes: int
 
 
-Frame: TypeAlias = Chunk | weights_pb2.PushWeightsRequest | OversizedFrame
+@dataclass(frozen=True, slots=True)
+class UnknownFrame:
+    """A frame of no kind that is known."""
+
+
+Frame: TypeAlias = weights_pb2.PushHeader | Chunk | SegmentChunk | weights_pb2.PushEnd | OversizedFrame | UnknownFrame
 Frames: TypeAlias = AsyncIterator[Frame]
 
 
 def frame_parser(max_header_bytes: int | None) -> Callable[[bytes], Frame]:
-    """A deserializer that builds no objects for a chunk, and none for a header above `max_header_bytes`: as objects a
+    """A deserializer that builds no objects for a chunk, and none for a header above `max_header_bytes`: as objects, a
     manifest of a million tensors takes several times its bytes."""
 
     def parse(data: bytes) -> Frame:
@@ -38,55 +43,73 @@ def frame_parser(max_header_bytes: int | None) -> Callable[[bytes], Frame]:
             return chunk
         if max_header_bytes is not None and len(data) > max_header_bytes and chunk_start(data) is None:
             return OversizedFrame(len(data), max_header_bytes)
-        message = weights_pb2.PushWeightsRequest.FromString(data)
-        if message.WhichOneof("frame") == "chunk":
-            found = message.chunk
-            return Chunk(found.offset, found.data, found.crc32c if found.HasField("crc32c") else None)
-        return message
+        return _typed(weights_pb2.PushWeightsRequest.FromString(data))
 
     return parse
 
 
+def _typed(message: weights_pb2.PushWeightsRequest) -> Frame:
+    match message.WhichOneof("frame"):
+        case "header":
+            return message.header
+        case "chunk":
+            chunk = message.chunk
+            return Chunk(chunk.offset, chunk.data, chunk.crc32c if chunk.HasField("crc32c") else None)
+        case "segment":
+            segment = message.segment
+            crc32c = segment.crc32c if segment.HasField("crc32c") else None
+            place = (segment.path, segment.segment_offset, segment.offset, segment.length)
+            return SegmentChunk(*place, crc32c, ack_path=segment.taken_path)
+        case "end":
+            return message.end
+        case None:
+            return UnknownFrame()
+
+
 async def read_header(frames: Frames) -> weights_pb2.PushHeader:
-    """The first frame. Raises InvalidFieldError for another one, ManifestMismatchError for one that is too large to be
-    right, DeadlineError when none comes."""
+    """The first frame. Raises InvalidFieldError for another frame, ManifestMismatchError for a header that is too
+    large, DeadlineError if none comes."""
     try:
         async with asyncio.timeout(HEADER_TIMEOUT_S):
             first = await anext(frames, None)
     except TimeoutError:
-        raise DeadlineError(f"no header came within {HEADER_TIMEOUT_S:g} s") from None
+        raise DeadlineError(f"no header arrived within {HEADER_TIMEOUT_S:g} s") from None
     if isinstance(first, OversizedFrame):
         raise ManifestMismatchError(
             f"the header has {first.size_bytes} bytes; no manifest for this checkpoint needs more than "
             f"{first.limit_bytes}"
         )
-    if not isinstance(first, weights_pb2.PushWeightsRequest) or first.WhichOneof("frame") != "header":
+    if not isinstance(first, weights_pb2.PushHeader):
         raise InvalidFieldError.of("frame", "the first one must be a header")
-    return first.header
+    return first
 
 
 async def read_chunks(frames: Frames, stream: PushStream, segments: SegmentReader | None) -> None:
-    """Writes chunks until the end frame. On the event loop: checksum and copy of 1 MiB take as long as handing them to
-    a thread would, and less than a token's message. `segments` copies shared memory; None refuses it."""
+    """Writes chunks until the end frame.
+
+    This runs on the event loop: checksum and copy of 1 MiB take as long as passing them to a thread, and less time than
+    the message of a token. `segments` copies shared memory; None refuses it.
+    """
     ended = False
     try:
         async for frame in frames:
-            if isinstance(frame, Chunk):
-                while stream.is_claimed(frame.offset, len(frame.data)):
-                    await stream.wait_settled()
-                stream.write(frame.offset, frame.data, frame.crc32c)
-                continue
-            kind = frame.WhichOneof("frame") if isinstance(frame, weights_pb2.PushWeightsRequest) else "header"
-            if kind == "segment" and isinstance(frame, weights_pb2.PushWeightsRequest):
-                if segments is None:
+            match frame:
+                case Chunk():
+                    while stream.is_claimed(frame.offset, len(frame.data)):
+                        await stream.wait_settled()
+                    stream.write(frame.offset, frame.data, frame.crc32c)
+                case SegmentChunk() if segments is not None:
+                    await segments.take(stream, frame)
+                case SegmentChunk():
                     raise InvalidFieldError.of("segment", "only a peer on the daemon's own host may hand memory over")
-                await segments.take(stream, _segment_chunk(frame.segment))
-                continue
-            if kind != "end":
-                raise InvalidFieldError.of("frame", f"{kind or 'an unknown one'} cannot come here")
-            async for _ in frames:
-                raise InvalidFieldError.of("frame", "nothing may follow the end")
-            ended = True
+                case weights_pb2.PushEnd():
+                    async for _ in frames:
+                        raise InvalidFieldError.of("frame", "nothing may follow the end")
+                    ended = True
+                case weights_pb2.PushHeader() | OversizedFrame():
+                    raise InvalidFieldError.of("frame", "header cannot come here")
+                case UnknownFrame():
+                    raise InvalidFieldError.of("frame", "an unknown one cannot come here")
         if segments is not None:
             await segments.finish()
     finally:
@@ -95,25 +118,14 @@ async def read_chunks(frames: Frames, stream: PushStream, segments: SegmentReade
     if ended:
         return
     raise PushTruncatedError(
-        "the stream was closed without an end frame; what arrived stays staged", metadata={"push_id": stream.push_id}
-    )
-
-
-def is_local(peer: str) -> bool:
-    """Whether gRPC's name of a peer is of one on this host."""
-    return peer.startswith(("unix:", "unix-abstract:", "ipv4:127.", "ipv6:%5B::1%5D:", "ipv6:[::1]:"))
-
-
-def _segment_chunk(message: weights_pb2.PushSegment) -> SegmentChunk:
-    crc32c = message.crc32c if message.HasField("crc32c") else None
-    return SegmentChunk(
-        message.path, message.segment_offset, message.offset, message.length, crc32c, message.taken_path
+        "the stream was closed without an end frame; the bytes that arrived stay staged",
+        metadata={"push_id": stream.push_id},
     )
 
 
 @asynccontextmanager
 async def until_expired(stream: PushStream) -> AsyncIterator[None]:
-    """Leaves its body when the push has timed out, quietly: `finish` tells then."""
+    """Ends its body when the push has expired, without an error: `finish` raises it then."""
     limit = asyncio.timeout(None)
 
     async def expire() -> None:

@@ -1,6 +1,7 @@
-"""What a LoRA adapter has to be before a worker may see it. Pure.
+"""What a LoRA adapter must be before a worker gets it. Pure.
 
-vLLM checks the rest when it loads one: which modules can have an adapter, and which features of PEFT it has.
+vLLM checks the rest when it loads the adapter: which modules can have an adapter, and which features of PEFT it
+supports.
 """
 
 import json
@@ -15,20 +16,20 @@ from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor
 _MAX_NAME_LENGTH = 256
 _PAIRS = ((".lora_A.", ".lora_B."), (".lora_embedding_A", ".lora_embedding_B"))
 _PREFIX = "base_model.model."
-# What vLLM takes whole, for models that classify.
+# vLLM takes these whole, for models that classify.
 _SAVED_MODULES = tuple(f".{module}.{kind}" for module in ("score", "classifier") for kind in ("weight", "bias"))
 
 
 @dataclass(frozen=True, slots=True)
 class LoraConfig:
-    """PEFT's adapter_config.json: its text, and the largest rank that it has for any module."""
+    """PEFT's adapter_config.json: its text, and its largest rank of any module."""
 
     text: str
     rank: int
 
     @classmethod
     def parse(cls, text: str, max_rank: int, field: str) -> "LoraConfig":
-        """Raises InvalidFieldError; `field` is the path of the text in the request."""
+        """Reads the text. Raises InvalidFieldError; `field` is the path of the text in the request."""
         try:
             config = json.loads(text)
         except (ValueError, RecursionError) as error:
@@ -47,18 +48,18 @@ class LoraConfig:
 
 
 def check_lora_name(name: str, field: str) -> None:
-    """Raises InvalidFieldError for what cannot be the name of an adapter."""
+    """Raises InvalidFieldError for an invalid name of an adapter."""
     if not name or len(name) > _MAX_NAME_LENGTH or not name.isprintable():
         raise InvalidFieldError.of(field, f"must be printable and 1 to {_MAX_NAME_LENGTH} characters long")
 
 
 def lora_issues(manifest: Manifest, checkpoint: CheckpointIndex | None) -> list[PushIssue]:
-    """What keeps the tensors from being an adapter of the checkpoint's model: each A needs its B, of the same rank, and
-    a module of their size. vLLM would leave out what has no module, without a word."""
+    """Why the tensors are not an adapter of the checkpoint's model: each A needs its B of the same rank, and a module
+    of their size. vLLM would silently leave out tensors without a module."""
     specs = {spec.name: spec for spec in manifest.tensors}
     weights = {} if checkpoint is None else checkpoint.tensors
     if not any(_weight_name(name) in weights for name in specs):
-        weights = {}  # named as the model's, not as the checkpoint's, or quantised: vLLM alone knows
+        weights = {}  # named as in the model, not as in the checkpoint, or quantised: only vLLM knows
     return bounded(_issues(specs, weights))
 
 
@@ -72,9 +73,9 @@ def _issues(specs: Mapping[str, TensorSpec], weights: Mapping[str, CheckpointTen
         is_a = a in name
         other = specs.get(name.replace(a, b) if is_a else name.replace(b, a))
         if other is None:
-            yield PushIssue(name, f"is here without its {'B' if is_a else 'A'}")
+            yield PushIssue(name, f"is missing its {'B' if is_a else 'A'}")
         elif a != ".lora_A.":
-            continue  # embeddings: transposed, and unknown to most models
+            continue  # embeddings: transposed, and not supported by most models
         elif len(spec.shape) == len(other.shape) == 2 and is_a and spec.shape[0] != other.shape[1]:
             yield PushIssue(name, f"has rank {spec.shape[0]}, and its B {other.shape[1]}")
         elif weights:
@@ -83,14 +84,14 @@ def _issues(specs: Mapping[str, TensorSpec], weights: Mapping[str, CheckpointTen
 
 def _misfit(spec: TensorSpec, weight: CheckpointTensor | None, dim: int) -> Iterator[PushIssue]:
     if weight is None:
-        yield PushIssue(spec.name, "is of a module that the checkpoint does not have")
+        yield PushIssue(spec.name, "belongs to a module that the checkpoint does not have")
     elif len(spec.shape) == len(weight.shape) == 2 and spec.shape[dim] != weight.shape[dim]:
         size, expected = spec.shape[dim], weight.shape[dim]
         yield PushIssue(spec.name, f"has {size} {'columns' if dim else 'rows'}, the module's weight has {expected}")
 
 
 def _weight_name(name: str) -> str:
-    """The tensor of the checkpoint that a tensor of an adapter belongs to."""
+    """The tensor of the checkpoint to which a tensor of an adapter belongs."""
     module = name.removeprefix(_PREFIX)
     for half in (".lora_A.weight", ".lora_B.weight"):
         module = module.removesuffix(half)

@@ -1,10 +1,9 @@
-"""The files of a LoRA adapter, kept in memory for as long as it can be used.
+"""The files of a LoRA adapter, kept in memory for as long as the adapter can be used.
 
-vLLM loads an adapter from a directory, and reads it again whenever it has dropped it (when vLLM's own weight transfer
-has replaced the weights, say). So there is one: of links to anonymous memory, as long as the daemon runs.
+vLLM loads an adapter from a directory, and reads it again whenever it has dropped it, for example after vLLM's own
+weight transfer. So this module keeps a directory of links to anonymous memory as long as the daemon runs.
 """
 
-import json
 import os
 import re
 import shutil
@@ -14,6 +13,7 @@ from pathlib import Path
 from genserve.errors import InvalidFieldError
 from genserve.memory.arena import Arena
 from genserve.tensors.manifest import Manifest
+from genserve.tensors.safetensors import encoded_header
 from genserve.weights.checkpoint import CheckpointIndex
 from genserve.weights.checkpoint_files import CheckpointError, CheckpointFile
 from genserve.weights.lora.config import LoraConfig, lora_issues
@@ -24,10 +24,11 @@ _DIRECTORY = re.compile(r"genserve-lora-(\d+)-\w+")
 
 
 class LoraFiles:
-    """One adapter's. `source` tells people where it came from; `size_bytes`: memory that its tensors take."""
+    """The files of one adapter. `source` says where it came from, for people. `size_bytes` is the memory of its
+    tensors."""
 
     def __init__(self, config: LoraConfig, tensors: Arena, source: str) -> None:
-        """Takes the memory over. Raises OSError, and has closed it then."""
+        """Takes over the memory. Raises OSError after closing it."""
         self.rank = config.rank
         self.size_bytes = tensors.size_bytes
         self.source = source
@@ -47,16 +48,11 @@ class LoraFiles:
     @classmethod
     def of_push(cls, config: LoraConfig, manifest: Manifest, staged: Arena, push_id: str) -> "LoraFiles":
         """Copies what was staged: takes a second a GiB, call it in a thread. Raises StagingFullError and OSError."""
-        header, end = {}, 0
-        for spec in manifest.tensors:
-            offsets = [end, end := end + spec.length]
-            header[spec.name] = {"dtype": spec.dtype, "shape": spec.shape, "data_offsets": offsets}
-        encoded = json.dumps(header).encode()
-        encoded += b" " * (-len(encoded) % 8)
-        tensors = Arena.allocate(8 + len(encoded) + end)
+        header = encoded_header((each.name, each.dtype, each.shape, each.length) for each in manifest.tensors)
+        tensors = Arena.allocate(len(header) + sum(each.length for each in manifest.tensors))
         try:
-            tensors.write(0, len(encoded).to_bytes(8, "little") + encoded)
-            position = 8 + len(encoded)
+            tensors.write(0, header)
+            position = len(header)
             for spec in manifest.tensors:
                 tensors.write(position, staged.view(spec.offset, spec.length))
                 position += spec.length
@@ -67,7 +63,7 @@ class LoraFiles:
 
     @classmethod
     def of_directory(cls, path: Path, max_rank: int, checkpoint: CheckpointIndex | None) -> "LoraFiles":
-        """Reads a directory as PEFT saves it: takes as long as the disk does, call it in a thread. Raises
+        """Reads a directory in PEFT's format. It takes as long as the disk does, so call it in a thread. Raises
         InvalidFieldError, StagingFullError and OSError."""
         if not path.is_absolute():
             raise InvalidFieldError.of("path", "must be absolute")
@@ -86,7 +82,7 @@ class LoraFiles:
             raise InvalidFieldError.of("path", str(error)) from error
 
     def close(self) -> None:
-        """Gives the memory back, when no worker maps it any more. Safe to call more than once."""
+        """Frees the memory once no worker maps it. Safe to call more than once."""
         for arena in self._arenas:
             arena.close()
         if self.directory:
@@ -94,7 +90,7 @@ class LoraFiles:
 
 
 def sweep(temporary: Path | None = None, proc: Path = Path("/proc")) -> None:
-    """Removes directories of daemons that were killed; the memory went with them."""
+    """Removes directories of daemons that were killed. Their memory is freed already."""
     for path in (temporary or Path(tempfile.gettempdir())).glob("genserve-lora-*"):
         found = _DIRECTORY.fullmatch(path.name)
         if found and not (proc / found[1]).exists() and path.stat().st_uid == os.getuid():
@@ -102,7 +98,7 @@ def sweep(temporary: Path | None = None, proc: Path = Path("/proc")) -> None:
 
 
 def _copied(file: CheckpointFile) -> Arena:
-    """The file that was checked, and no other one of its name. Raises CheckpointError and StagingFullError."""
+    """Copies the file that was checked, not another one with its name. Raises CheckpointError and StagingFullError."""
     arena = Arena.allocate(file.size_bytes)
     try:
         file.read_into(0, arena.target(0, file.size_bytes))

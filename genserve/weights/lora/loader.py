@@ -1,4 +1,4 @@
-"""LoRA adapters: from pushed tensors or a directory to something that requests can name."""
+"""Loads LoRA adapters from pushed tensors or a directory, so that requests can name them."""
 
 import asyncio
 import time
@@ -6,25 +6,25 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from genserve.control.admission import check_weights
 from genserve.control.pause import PauseController
+from genserve.control.phase_admission import check_weights
 from genserve.control.state import StateBoard
-from genserve.control.turn import uninterrupted
+from genserve.control.turn import check_timeout, uninterrupted
 from genserve.engine.protocol import Engine, LoadedLora
-from genserve.errors import InvalidFieldError, UnsupportedError
+from genserve.errors import UnsupportedError
 from genserve.weights.checkpoint import CheckpointIndex
 from genserve.weights.lora.config import LoraConfig, check_lora_name
 from genserve.weights.lora.files import LoraFiles
 from genserve.weights.push.live_push import LivePush
-from genserve.weights.push.types import Applied, LoraAdapter, StepTiming
+from genserve.weights.push.types import Applied, LoraAdapter, timings_of
 
 _MIN_TIMEOUT_S = 0.001
 
 
 class LoraLoader:
-    """Loads adapters into the engine, beside whatever it does. One that is replaced or unloaded serves its requests to
-    their end: none sees two adapters. All raise UnsupportedError without --enable-lora, and what `Engine.loras` raises.
-    """
+    """Loads adapters into the engine while it runs. A replaced or unloaded adapter serves its requests to their end: no
+    request sees two adapters. All methods raise UnsupportedError without --enable-lora, and the errors of
+    `Engine.loras`."""
 
     def __init__(
         self, engine: Engine, board: StateBoard, pauses: PauseController, checkpoint: CheckpointIndex | None
@@ -35,14 +35,12 @@ class LoraLoader:
         self._checkpoint = checkpoint
 
     def check(self, lora: LoraAdapter) -> LoraConfig:
-        """The adapter's configuration. Raises InvalidFieldError as well."""
+        """Returns the adapter's configuration. Also raises InvalidFieldError."""
         self._require_enabled()
         return LoraConfig.parse(lora.config, self._engine.info.max_lora_rank, "header.lora.config")
 
-    async def apply(self, push: LivePush) -> Applied:
-        """Loads what a push has brought, within the header's `apply.timeout_s`."""
-        lora = push.header.lora
-        assert lora is not None  # as the registry knows
+    async def apply(self, push: LivePush, lora: LoraAdapter) -> Applied:
+        """Loads the adapter that a push has brought, within the header's `apply.timeout_s`."""
         config = self.check(lora)
         make = partial(LoraFiles.of_push, config, push.weights, push.arena, push.push_id)
         began_s = time.perf_counter()
@@ -55,35 +53,33 @@ class LoraLoader:
             "prepare": prepare_s,
             "commit": commit_s,
         }
-        timings = tuple(StepTiming(step, duration_s) for step, duration_s in steps.items())
-        return Applied(version, version, timings, paused_s=0.0, requests_kept=0, requests_aborted=0)
+        return Applied(version, version, timings_of(steps), paused_s=0.0, requests_kept=0, requests_aborted=0)
 
     async def load_directory(self, name: str, path: str, timeout_s: float) -> LoadedLora:
-        """Loads an adapter that PEFT has saved on this host."""
+        """Loads an adapter that PEFT saved on this host."""
         self._require_enabled()
         check_lora_name(name, "lora_name")
-        if not timeout_s > 0:
-            raise InvalidFieldError.of("timeout", f"must be above 0 s, is {timeout_s:g} s")
+        check_timeout(timeout_s)
         check_weights(self._board.engine_condition, self._board.daemon_condition)
         make = partial(LoraFiles.of_directory, Path(path), self._engine.info.max_lora_rank, self._checkpoint)
         loaded, _ = await uninterrupted(self._load(name, make, timeout_s))
         return loaded
 
     def unload(self, name: str) -> LoadedLora:
-        """Takes an adapter away; what it was. Raises LoraNotFoundError."""
+        """Removes an adapter and returns it. Raises LoraNotFoundError."""
         self._require_enabled()
         check_weights(self._board.engine_condition, self._board.daemon_condition)
         return self._engine.loras.unload(name)
 
     async def _load(self, name: str, make: Callable[[], LoraFiles], timeout_s: float) -> tuple[LoadedLora, float]:
-        """The adapter, and the seconds that it took to have its files."""
+        """Loads the adapter. Also returns the seconds for making its files."""
         deadline_s = time.monotonic() + timeout_s
         began_s = time.perf_counter()
         files = await asyncio.to_thread(make)
         prepare_s = time.perf_counter() - began_s
         is_loading = False
         try:
-            # The engine may have gone to sleep meanwhile, and shall not while an adapter is loaded.
+            # The engine may have fallen asleep meanwhile, and must not while an adapter is loaded.
             async with self._pauses.undisturbed(max(deadline_s - time.monotonic(), _MIN_TIMEOUT_S)):
                 is_loading = True
                 remaining_s = max(deadline_s - time.monotonic(), 0.0)

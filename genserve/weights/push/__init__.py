@@ -1,1 +1,1 @@
-"""One push while it is here: its states, its bytes, its streams, and what came of it."""
+"""One push: its states, its bytes, its streams, and its outcome."""

@@ -1,7 +1,9 @@
-"""Places that somebody else than the event loop writes to. Not a byte of them counts as there before it is settled."""
+"""Places that another thread or process writes to. None of their bytes counts as received before the claim is
+settled."""
 
-import asyncio
 from dataclasses import dataclass
+
+from genserve.control.change import Change
 
 
 @dataclass(eq=False, slots=True)
@@ -18,10 +20,10 @@ class Claims:
 
     def __init__(self) -> None:
         self._claims: set[Claim] = set()
-        self._settled = asyncio.Event()
+        self._settled = Change()
 
     def add(self, start: int, end: int, target: memoryview) -> Claim:
-        """A new one. Raises ValueError where there is one already."""
+        """A new claim. Raises ValueError if it overlaps another one."""
         if self.overlap(start, end):
             raise ValueError(f"[{start}, {end}) is claimed already")
         claim = Claim(start, end, target)
@@ -33,11 +35,10 @@ class Claims:
         return any(claim.start < end and start < claim.end for claim in self._claims)
 
     def settle(self, claim: Claim) -> None:
-        """Nobody writes there any more."""
+        """Ends a claim: nobody writes there any more."""
         self._claims.remove(claim)
         claim.target.release()
-        self._settled.set()
-        self._settled = asyncio.Event()
+        self._settled.tell()
 
     async def wait_settled(self) -> None:
         """Returns when the next claim is settled."""

@@ -1,4 +1,4 @@
-"""The states of a push and the only ways between them. Pure: one table, and a method for each event."""
+"""The states of a push and the only transitions between them. Pure: one table, and one method per event."""
 
 import enum
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from genserve.weights.push.types import PushState
 
 
 class Stage(enum.Enum):
-    """Where a push is. `PushState` is what the wire tells of it: it has no word for the two that are not there."""
+    """The state of a push. `PushState` is the state on the wire, which has no value for the two that are internal."""
 
     RECEIVING = "bytes are arriving"
     CHECKING = "every byte is there, and the tensors are compared with each other"
@@ -24,10 +24,10 @@ TRANSITIONS: Mapping[tuple[str, Stage], Stage] = {
     ("joined", Stage.RECEIVING): Stage.RECEIVING,
     ("joined", Stage.STAGED): Stage.RECEIVING,
     ("joined", Stage.FAILED): Stage.RECEIVING,
-    # The attempt ended with bytes missing; what an earlier one had staged is as it was.
+    # The attempt ended with bytes missing; bytes that an earlier one staged do not change.
     ("truncated", Stage.RECEIVING): Stage.RECEIVING,
     ("restored", Stage.RECEIVING): Stage.STAGED,
-    # Every stream of the attempt has ended and every byte is there; or a commit takes up what is staged.
+    # Every stream of the attempt has ended and every byte has arrived; or a commit applies a staged push.
     ("completed", Stage.RECEIVING): Stage.CHECKING,
     ("completed", Stage.STAGED): Stage.CHECKING,
     ("completed", Stage.FAILED): Stage.CHECKING,
@@ -37,22 +37,21 @@ TRANSITIONS: Mapping[tuple[str, Stage], Stage] = {
     ("applied", Stage.PREPARING): Stage.APPLIED,  # an adapter: nothing is paused
     ("applied", Stage.APPLYING): Stage.APPLIED,
     ("failed", Stage.CHECKING): Stage.FAILED,
-    ("failed", Stage.STAGED): Stage.FAILED,
     ("failed", Stage.PREPARING): Stage.FAILED,
     ("failed", Stage.APPLYING): Stage.FAILED,
-    # Discarded, timed out, in conflict with itself, or in the way of another push.
+    # Discarded, expired, in conflict with itself, or removed for another push.
     ("dropped", Stage.RECEIVING): Stage.GONE,
     ("dropped", Stage.STAGED): Stage.GONE,
     ("dropped", Stage.FAILED): Stage.GONE,
 }
-"""(event, stage before) -> stage after. What is not here cannot happen."""
+"""(event, state before) -> state after. Other transitions cannot happen."""
 
 _BUSY = frozenset({Stage.CHECKING, Stage.PREPARING, Stage.APPLYING})
 _TOLD = {Stage.CHECKING: PushState.RECEIVING, Stage.GONE: PushState.FAILED}
 
 
 class Lifecycle:
-    """The stage of one push. Each method is an event; it raises RuntimeError where the table has no way."""
+    """The state of one push. Each method is an event, and raises RuntimeError if the table has no transition for it."""
 
     def __init__(self) -> None:
         self._stage = Stage.RECEIVING
@@ -60,49 +59,49 @@ class Lifecycle:
 
     @property
     def stage(self) -> Stage:
-        """Where the push is."""
+        """The internal state."""
         return self._stage
 
     @property
     def state(self) -> PushState:
-        """What the wire tells."""
+        """The state on the wire."""
         return _TOLD.get(self._stage) or PushState[self._stage.name]
 
     @property
     def is_busy(self) -> bool:
-        """Whether the daemon carries it out: nobody may change its bytes or take it away."""
+        """Whether the daemon carries out the push: nobody may change or free its bytes."""
         return self._stage in _BUSY
 
     @property
     def can_commit(self) -> bool:
-        """Whether one attempt has brought every byte, and the push waits for somebody to apply it."""
+        """Whether one attempt has brought every byte, and the push waits for a commit."""
         return self._stage in (Stage.STAGED, Stage.FAILED)
 
     def joined(self) -> None:
-        """A stream has begun a new attempt."""
+        """A stream began a new attempt."""
         self._go("joined")
 
     def truncated(self) -> None:
-        """The attempt has ended with bytes missing."""
+        """The attempt ended with bytes missing."""
         self._go("truncated")
         if self._was_staged:
             self._go("restored")
 
     def completed(self) -> None:
-        """Every byte is there, and everybody who sends has said so."""
+        """Every byte has arrived, and every stream has ended."""
         self._go("completed")
 
     def staged(self) -> None:
-        """The bytes are good."""
+        """The bytes passed the checks."""
         self._go("staged")
         self._was_staged = True
 
     def preparing(self) -> None:
-        """Workers have been asked to build the version."""
+        """Workers were asked to build the version."""
         self._go("preparing")
 
     def applying(self) -> None:
-        """Generation stands still."""
+        """Generation is stopped."""
         self._go("applying")
 
     def applied(self) -> None:
@@ -110,11 +109,11 @@ class Lifecycle:
         self._go("applied")
 
     def failed(self) -> None:
-        """Something went wrong on the way, and nothing has changed."""
+        """An error occurred, and nothing changed."""
         self._go("failed")
 
     def dropped(self) -> None:
-        """The bytes are freed."""
+        """The bytes were freed."""
         self._go("dropped")
 
     def _go(self, event: str) -> None:

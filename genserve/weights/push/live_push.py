@@ -1,6 +1,6 @@
-"""One push that is here: its state, its attempts, its streams, its bytes and its result have this one owner.
+"""One push with bytes in the daemon. It owns the push's state, attempts, streams, bytes and result.
 
-Owns no task and no rule about other pushes: `registry` decides who may open one and carries it out.
+It owns no task and no rule about other pushes: `registry` decides who may open a push, and carries it out.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from genserve.errors import (
 )
 from genserve.memory.arena import Arena
 from genserve.tensors.manifest import Manifest, PushIssue
-from genserve.weights.push.attempt import Round
+from genserve.weights.push.attempt import Attempt
 from genserve.weights.push.claims import Claim
 from genserve.weights.push.lifecycle import Lifecycle, Stage
 from genserve.weights.push.staging import Staging
@@ -28,24 +28,24 @@ _READABLE = frozenset({Stage.STAGED, Stage.PREPARING, Stage.APPLYING})
 
 @dataclass(frozen=True, slots=True)
 class PushIdentity:
-    """What a push id stands for: another one of these under the same id is a conflict."""
+    """What a push id identifies. The same id with another identity is a conflict."""
 
     manifest_digest: str
     weight_version: int
     lora: LoraAdapter | None
 
     def check(self, header: PushHeader, digest: str) -> None:
-        """Raises PushConflictError unless the header is of this push."""
+        """Raises PushConflictError unless the header belongs to this push."""
         if PushIdentity(digest, header.weight_version, header.lora) != self:
             raise PushConflictError(
-                f"push {header.push_id!r} is known with another manifest, version or adapter",
+                f"push {header.push_id!r} exists with another manifest, version or adapter",
                 metadata={"push_id": header.push_id, "weight_version": str(self.weight_version)},
             )
 
 
 class LivePush:
-    """A push whose bytes are here. `size_bytes`: memory that it takes, completed if it is partial; `clock` gives
-    monotonic seconds; `header` is that of the stream that began the present attempt."""
+    """A push with bytes in the daemon. `size_bytes`: its memory, completed if it is partial. `clock` gives monotonic
+    seconds. `header` is that of the stream that began the present attempt."""
 
     def __init__(
         self,
@@ -60,17 +60,17 @@ class LivePush:
         self.staging = staging
         self.size_bytes = size_bytes
         self.lifecycle = Lifecycle()
-        self.round = Round.begin(header.num_streams, header.attempt)
+        self.attempt = Attempt.begin(header.num_streams, header.attempt)
         self.num_attached = 0
         self.issues: tuple[PushIssue, ...] = ()
         self.gone = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
-        """What carries it out."""
+        """The task that carries it out."""
         self.is_served = False
         self.compare_served: Callable[[str, int, bytes | memoryview], None] = _nothing_served
-        """Takes the place of comparing with the arena once that belongs to the resident store."""
+        """Compares bytes instead of the arena, once the arena belongs to the resident store."""
         self.checked = asyncio.Event()
-        """Set while nobody checks the bytes: it is decided what they are good for."""
+        """Set unless the bytes are being checked."""
         self.checked.set()
         self._staged_as: PushHeader | None = None
         self._error: GenserveError | None = None
@@ -84,7 +84,7 @@ class LivePush:
 
     @property
     def arena(self) -> Arena:
-        """Where its bytes lie."""
+        """The arena with its bytes."""
         return self.staging.arena
 
     @property
@@ -94,12 +94,12 @@ class LivePush:
 
     @property
     def is_readable(self) -> bool:
-        """Whether its bytes are here, good, and change no more in this state."""
+        """Whether its bytes are complete and checked, and do not change in this state."""
         return self.lifecycle.stage in _READABLE
 
     @property
     def is_held(self) -> bool:
-        """Whether somebody is at it."""
+        """Whether somebody sends it or the daemon carries it out."""
         return self.lifecycle.is_busy or self.num_attached > 0
 
     @property
@@ -107,72 +107,72 @@ class LivePush:
         """When its time to live ends, on the clock."""
         return self._progress_s + self.header.staging_ttl_s
 
-    def join(self, header: PushHeader) -> Round:
-        """The round that a stream with this header takes part in; a new one unless somebody is at it.
+    def join(self, header: PushHeader) -> Attempt:
+        """The attempt that a stream with this header takes part in; a new one unless somebody is at it.
 
-        Bytes that an earlier attempt has left count in a new round only if both bear the same name. Raises
+        Bytes that an earlier attempt has left count in a new one only if both bear the same name. Raises
         PushConflictError for a stream of another attempt than the one that is here.
         """
         if self.lifecycle.is_busy:
-            return self.round  # its bytes are compared, and it gets the outcome
-        if self.round.is_live:
+            return self.attempt  # its bytes are compared, and it gets the outcome
+        if self.attempt.is_live:
             if self.meets_other(header):
                 raise PushConflictError(
-                    f"attempt {header.attempt!r} at push {self.push_id!r} meets attempt {self.round.attempt!r}, which "
+                    f"attempt {header.attempt!r} at push {self.push_id!r} meets attempt {self.attempt.name!r}, which "
                     "is still being sent; nothing was applied",
                     metadata={"push_id": self.push_id},
                 )
-            return self.round
+            return self.attempt
         self.lifecycle.joined()
-        if header.attempt == "" or header.attempt != self.round.attempt:
+        if header.attempt == "" or header.attempt != self.attempt.name:
             self.staging.begin_anew()
         self._begin(header)
-        return self.round
+        return self.attempt
 
     def meets_other(self, header: PushHeader) -> bool:
         """Whether streams of another attempt than the header's are here."""
-        return not self.lifecycle.is_busy and self.round.is_live and header.attempt != self.round.attempt
+        return not self.lifecycle.is_busy and self.attempt.is_live and header.attempt != self.attempt.name
 
-    def begin_commit(self, header: PushHeader) -> Round:
-        """A round without streams: what is staged is to be applied as the header says."""
+    def begin_commit(self, header: PushHeader) -> Attempt:
+        """An attempt without streams: what is staged is to be applied as the header says."""
         self._begin(header)
-        return self.round
+        return self.attempt
 
     def _begin(self, header: PushHeader) -> None:
-        self.round = Round.begin(header.num_streams, header.attempt)
+        self.attempt = Attempt.begin(header.num_streams, header.attempt)
         self.header = header
         self.issues = ()
         self.progress()
 
-    def write(self, round: Round, offset: int, data: bytes | memoryview, crc32c: int | None) -> None:
+    def write(self, attempt: Attempt, offset: int, data: bytes | memoryview, crc32c: int | None) -> None:
         """Stages a chunk, or compares it once the bytes are all there. Raises as `Staging.write`, and what ended the
-        push or the round."""
-        if self._receives(round):
+        push or the attempt."""
+        if self._receives(attempt):
             if self.staging.write(offset, data, crc32c):
                 self.progress()
         elif self.lifecycle.stage is Stage.APPLIED:
             self.staging.check(offset, data, crc32c)
-            self.compare_served(round.attempt, offset, data)  # the arena may be another version's by now
+            self.compare_served(attempt.name, offset, data)  # the arena may be another version's by now
         else:
             self.staging.compare(offset, data, crc32c)
 
-    def claim(self, round: Round, offset: int, length: int) -> Claim | None:
+    def claim(self, attempt: Attempt, offset: int, length: int) -> Claim | None:
         """As `Staging.claim`; None once the bytes are all there."""
-        return self.staging.claim(offset, length) if self._receives(round) else None
+        return self.staging.claim(offset, length) if self._receives(attempt) else None
 
-    def settle(self, round: Round, claim: Claim, *, written: bool) -> None:
+    def settle(self, attempt: Attempt, claim: Claim, *, written: bool) -> None:
         """As `Staging.settle`. Raises what ended the push."""
-        is_present = round is self.round and self.lifecycle.stage is Stage.RECEIVING
+        is_present = attempt is self.attempt and self.lifecycle.stage is Stage.RECEIVING
         if self.staging.settle(claim, written=written, counts=is_present):
             self.progress()
         self._check_here()
 
-    def _receives(self, round: Round) -> bool:
-        """Whether bytes are still written. Raises PushConflictError for a round that another one has followed."""
+    def _receives(self, attempt: Attempt) -> bool:
+        """Whether bytes are still written. Raises PushConflictError for an attempt that another one has followed."""
         self._check_here()
         if self.lifecycle.stage is not Stage.RECEIVING:
             return False
-        if round is not self.round:
+        if attempt is not self.attempt:
             raise PushConflictError(
                 f"another attempt at push {self.push_id!r} has begun", metadata={"push_id": self.push_id}
             )
@@ -183,77 +183,81 @@ class LivePush:
             raise self._error.again()
 
     def progress(self) -> None:
-        """Something happened that was not there before: the time to live begins anew."""
+        """Records that something new arrived: the time to live starts again."""
         self._progress_s = self._clock()
 
     def serve(self) -> None:
-        """Its version is live: the arena belongs to the resident store from now on."""
+        """Records that its version is live: from now on the arena belongs to the resident store."""
         self.is_served = True
 
     def complete(self) -> None:
-        """Every stream of the attempt has ended, and every byte is there."""
+        """Records that every stream of the attempt has ended and every byte has arrived."""
         self.lifecycle.completed()
         self.checked.clear()
 
     def stage(self) -> None:
-        """The bytes are good."""
+        """Records that the bytes passed the checks."""
         self.lifecycle.staged()
         self._staged_as = self.header
         self.checked.set()
 
     def truncate(self) -> None:
         """The attempt has ended with bytes or ends missing: what an earlier one has staged is as it was."""
-        self.round.answer(self.truncation())
+        self.attempt.answer(self.truncation())
         self.lifecycle.truncated()
         if self._staged_as is not None:
             self.header = self._staged_as
-            self.round = Round.begin(self.header.num_streams, self.header.attempt)
+            self.attempt = Attempt.begin(self.header.num_streams, self.header.attempt)
             self.staging.count_all()
 
     def fail(self, error: Exception) -> None:
-        """Nothing changed; the bytes stay, and the streams are told."""
+        """Nothing changed, and the bytes stay."""
         self.lifecycle.failed()
         self.checked.set()
         self.issues = (PushIssue("", str(error)),)
-        self.round.answer(error)
+
+    def break_off(self) -> None:
+        """Whoever carries it out was cancelled; so are the streams."""
+        self.lifecycle.failed()
+        self.checked.set()
+        self.attempt.result.cancel()
 
     def drop(self, error: GenserveError) -> None:
-        """Its bytes are about to be freed: streams and everybody who comes later get `error`."""
+        """Before its bytes are freed: streams and later callers get `error`."""
         self.lifecycle.dropped()
         self._error = error.again()
         self.gone.set()
-        self.round.answer(self._error)
+        self.attempt.answer(self._error)
 
     def close(self) -> None:
-        """Frees the bytes, unless they are served: takes long enough for token streams to notice, call it in a
-        thread."""
+        """Frees the bytes, unless they are served. Call it in a thread, because it would delay token streams."""
         if not self.is_served:
             self.staging.close()
 
     def in_progress(self) -> ApplyInProgressError:
-        """The error for other callers who would change the weights while this push is at it."""
+        """The error for other callers who want to change the weights while this push is in progress."""
         return ApplyInProgressError(
-            f"push {self.push_id!r} is under way ({self.lifecycle.state.value})",
+            f"push {self.push_id!r} is in progress ({self.lifecycle.state.value})",
             metadata={"push_id": self.push_id},
             retry_after_s=1.0,
         )
 
     def truncation(self) -> PushTruncatedError:
-        """The error for a push that ended with bytes, or ends, missing."""
+        """The error for a push that ended with bytes or end frames missing."""
         total_bytes = self.staging.manifest.total_bytes
         missing_bytes = total_bytes - self.staging.num_counted
         lacks = f"lacks {missing_bytes} of {total_bytes} bytes"
         if not missing_bytes:
-            lacks = f"was not ended by all of its {self.round.num_streams} streams"
+            lacks = f"was not ended by all of its {self.attempt.num_streams} streams"
         return PushTruncatedError(
             f"push {self.push_id!r} {lacks}",
             metadata={"push_id": self.push_id, "missing_bytes": str(missing_bytes)},
         )
 
     def not_found(self) -> PushNotFoundError:
-        """The error for a push that was given up."""
+        """The error for a push that was discarded or has expired."""
         return PushNotFoundError(
-            f"push {self.push_id!r} has timed out or was discarded", metadata={"push_id": self.push_id}
+            f"push {self.push_id!r} has expired or was discarded", metadata={"push_id": self.push_id}
         )
 
     @property
@@ -265,10 +269,10 @@ class LivePush:
     @property
     def _keeps_counting(self) -> bool:
         """Whether the next stream finds its bytes counted: those of an attempt without a name end with its streams."""
-        return self.round.attempt != "" or self.round.is_live
+        return self.attempt.name != "" or self.attempt.is_live
 
     def report(self, state: PushState | None = None) -> PushReport:
-        """How far it has come."""
+        """The progress of the push."""
         total_bytes = self.staging.manifest.total_bytes
         missing: tuple[tuple[int, int], ...] = ()
         if self.lifecycle.stage is Stage.RECEIVING and total_bytes:
@@ -283,10 +287,10 @@ class LivePush:
             issues=self.issues,
             manifest_digest=self.identity.manifest_digest,
             lora_name=self.header.lora_name,
-            attempt=self.round.attempt,
+            attempt=self.attempt.name,
         )
 
 
 def _nothing_served(attempt: str, offset: int, data: bytes | memoryview) -> None:
-    """Until the version is served. Bytes that nobody compares must never pass."""
+    """Placeholder until the version is served. Bytes that nothing compares must never pass."""
     raise RuntimeError("the push is not served: its bytes lie in its own arena")

@@ -1,4 +1,4 @@
-"""What came of pushes that are no longer here: those that were applied, and those that contradicted themselves."""
+"""The outcomes of pushes whose bytes are gone: applied ones, and those that conflicted with themselves."""
 
 import weakref
 from collections import OrderedDict
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class AppliedPush:
-    """A push that was applied. `version`: gives its bytes while they are served; an adapter has none."""
+    """A push that was applied. `version` returns its bytes while they are served; an adapter has none."""
 
     identity: PushIdentity
     attempt: str
@@ -28,16 +28,16 @@ class AppliedPush:
     version: Callable[[], ResidentVersion | None]
 
     def check(self, offset: int, data: bytes | memoryview, crc32c: int | None) -> None:
-        """Whether a chunk can be one of the push. Raises ChunkOutOfRangeError and ChecksumMismatchError."""
+        """Checks whether a chunk can belong to the push. Raises ChunkOutOfRangeError and ChecksumMismatchError."""
         total_bytes = self.outcome.push.total_bytes
         if offset < 0 or offset + len(data) > total_bytes:
             raise ChunkOutOfRangeError(f"[{offset}, {offset + len(data)}) lies outside of {total_bytes} bytes")
         if crc32c is not None and crc32c_of(data) != crc32c:
-            raise ChecksumMismatchError(f"the chunk at {offset} has another CRC32C than was sent with it")
+            raise ChecksumMismatchError(f"the chunk at {offset} does not match the CRC32C that was sent with it")
 
     def compare(self, resident: ResidentStore, offset: int, data: bytes | memoryview) -> bool:
-        """Whether bytes were compared with those that were applied, which are here while they are served. Raises
-        PushConflictError for other ones."""
+        """Whether the bytes could be compared with the applied ones, which are kept while they are served. Raises
+        PushConflictError if they differ."""
         version = self.version()
         source = version.source if version is not None and resident.served is version else None
         if not isinstance(source, ArenaBytes):
@@ -53,7 +53,7 @@ class AppliedPush:
 
 @dataclass(frozen=True, slots=True)
 class RefusedPush:
-    """A push of which one attempt brought other bytes than another. `due_s`: until when it is remembered."""
+    """A push in which one attempt brought other bytes than another. `due_s`: until when it is remembered."""
 
     attempt: str
     outcome: PushOutcome
@@ -62,7 +62,7 @@ class RefusedPush:
 
 
 class Outcomes:
-    """The last outcomes by push id. `resident` has the bytes of the version that is served; `clock` gives monotonic
+    """The latest outcomes by push id. `resident` has the bytes of the served version. `clock` gives monotonic
     seconds."""
 
     def __init__(self, resident: ResidentStore, clock: Callable[[], float]) -> None:
@@ -72,21 +72,24 @@ class Outcomes:
         self._refused: OrderedDict[str, RefusedPush] = OrderedDict()
 
     def applied(self, push_id: str) -> AppliedPush | None:
-        """What was applied under an id."""
+        """The applied push with this id."""
         return self._applied.get(push_id)
 
     def repeated(self, header: PushHeader) -> AppliedPush | None:
-        """What was applied under the header's id, if it answers the header. The bytes of an adapter are not kept, so
-        another attempt at one loads it again."""
+        """The applied push that answers this header, if any. The bytes of an adapter are not kept, so another attempt
+        loads it again."""
         applied = self._applied.get(header.push_id)
         if applied is None or header.lora is None or applied.attempt == header.attempt != "":
             return applied
         return None
 
     def compare(self, applied: AppliedPush, attempt: str, offset: int, data: bytes | memoryview) -> None:
-        """Compares what is sent again for a push that was applied. Raises PushConflictError for other bytes, and for
-        bytes that cannot be compared although they may be live: nobody shall be told that his are. The attempt that was
-        applied need not prove itself, and what has been replaced since is answered as it was."""
+        """Compares bytes that are sent again for an applied push.
+
+        Raises PushConflictError for other bytes, and for bytes that cannot be compared although they may be live,
+        because nobody must be told that such bytes are live. The attempt that was applied need not prove its bytes. A
+        push that was replaced since gets its original answer.
+        """
         if applied.compare(self._resident, offset, data) or (attempt and attempt == applied.attempt):
             return
         lora = applied.identity.lora
@@ -94,13 +97,13 @@ class Outcomes:
         if alike and alike[-1] is applied:
             push_id = applied.outcome.push.push_id
             raise PushConflictError(
-                f"push {push_id!r} was applied, and the daemon does not keep its bytes to compare these with: GetPush "
+                f"push {push_id!r} was applied, and the daemon does not keep its bytes for a comparison: GetPush "
                 "tells its outcome; push other weights under another push_id",
                 metadata={"push_id": push_id},
             )
 
     def refused(self, push_id: str) -> RefusedPush | None:
-        """What was refused for good under an id."""
+        """The push with this id that was refused for good."""
         refused = self._refused.get(push_id)
         if refused is not None and self._clock() >= refused.due_s:
             del self._refused[push_id]
@@ -108,11 +111,11 @@ class Outcomes:
         return refused
 
     def answers(self, header: PushHeader) -> bool:
-        """Whether a stream with this header gets its answer from here."""
+        """Whether a stream with this header gets its answer here."""
         return self.repeated(header) is not None or self._refusal(header) is not None
 
     def check_refused(self, header: PushHeader) -> None:
-        """Raises what was refused for good, for who takes part in it; another attempt may begin anew."""
+        """Raises the error of a refused push for streams of the same attempt. Another attempt may start over."""
         refused = self._refusal(header)
         if refused is not None:
             raise refused.error.again()
@@ -122,24 +125,24 @@ class Outcomes:
         return refused if refused is not None and header.attempt in ("", refused.attempt) else None
 
     def add_applied(self, push: LivePush, outcome: PushOutcome, version: ResidentVersion | None) -> AppliedPush:
-        """A push is served."""
+        """Records an applied push."""
         self._refused.pop(push.push_id, None)
-        # Weakly: the manifest of a large model is not kept for each outcome that is remembered.
+        # A weak reference: the manifest of a large model is not kept for each outcome.
         known = weakref.ref(version) if version is not None else _nothing
-        record = AppliedPush(push.identity, push.round.attempt, outcome, known)
+        record = AppliedPush(push.identity, push.attempt.name, outcome, known)
         _remember(self._applied, push.push_id, record)
         return record
 
     def add_refused(self, push: LivePush, error: PushConflictError) -> None:
-        """A push has contradicted itself: whoever takes part in that attempt is told, for its time to live."""
+        """Records a push in conflict with itself: streams of that attempt get the error, for its time to live."""
         issue = PushIssue("", error.message)
         report = replace(push.report(PushState.FAILED), received_bytes=0, missing=(), issues=(issue,))
         due_s = self._clock() + push.header.staging_ttl_s
-        refused = RefusedPush(push.round.attempt, PushOutcome(report), error.again(), due_s)
+        refused = RefusedPush(push.attempt.name, PushOutcome(report), error.again(), due_s)
         _remember(self._refused, push.push_id, refused)
 
     def forget_refused(self, push_id: str) -> PushOutcome | None:
-        """The id is free again; what is known of what was refused under it."""
+        """Makes the id free again, and returns what was refused under it."""
         refused = self.refused(push_id)
         if refused is None:
             return None
@@ -154,9 +157,9 @@ def _remember(records: "OrderedDict[str, T]", push_id: str, record: T) -> None:
 
 
 def _target(lora: LoraAdapter | None) -> str:
-    """What a push replaces: an adapter by its name, or the weights."""
+    """What a push replaces: an adapter, by its name, or the weights."""
     return "" if lora is None else lora.lora_name
 
 
 def _nothing() -> None:
-    """The bytes of an adapter."""
+    """For an adapter, whose bytes are not kept."""

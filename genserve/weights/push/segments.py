@@ -1,135 +1,78 @@
-"""Copies a trainer's shared memory into a push, in a thread."""
+"""What a stream of a push hands over in shared memory: which memory is open, and what of it is copied or compared."""
 
 import asyncio
-from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from genserve.errors import GenserveError, InvalidFieldError
-from genserve.memory.ack_pipe import TakenPipe
+from genserve.errors import InvalidFieldError
+from genserve.memory.ack_pipe import AckPipe
 from genserve.memory.daemon_processes import DaemonProcesses
 from genserve.memory.segment import Segment, SegmentChunk
-from genserve.weights.push.claims import Claim
+from genserve.weights.push.copies import CopyQueue
 from genserve.weights.push.stream import PushStream
 
-_MAX_AHEAD = 8
 _WRITTEN_AT_ONCE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class _Copy:
-    """A piece on its way; `done` tells whether it was copied."""
+class OwnRing:
+    """The memory of a process of the daemon's, and the pipe on which it gets acknowledgements."""
 
-    stream: PushStream
-    claim: Claim
-    done: "Future[bool]"
+    path: str
+    ack_path: str
 
 
 class SegmentReader:
-    """What one stream hands over: any memory that `Segment` opens, or that at `only_path` alone, which is of a process
-    of the daemon's. Keeps what was named last open.
+    """What one stream hands over: any memory that `Segment` opens and no process of the `daemon` has open; or `own`,
+    which is of such a process, and no other. Keeps what was named last open.
 
-    Pieces are copied in their order by a thread, which tells their owner too: while it is at one, the event loop
+    Pieces are copied in their order by a thread, which acknowledges them too: while it is at one, the event loop
     takes the frame of the next. Use the rest on the event loop, and `close` at the end in any case.
     """
 
-    def __init__(self, daemon: DaemonProcesses, only_path: str | None = None) -> None:
-        self._daemon = daemon
-        self._only_path = only_path
+    def __init__(self, daemon: DaemonProcesses, own: OwnRing | None = None) -> None:
+        self._own = own
+        self._others = daemon if own is None else None
         self._segment: Segment | None = None
-        self._pipe: TakenPipe | None = None
-        self._thread = ThreadPoolExecutor(1, "segments")
-        self._copies: deque[_Copy] = deque()
-        self._gave_up = False
-        self._error: BaseException | None = None
-        self._settled = asyncio.Event()
+        self._pipe: AckPipe | None = None
+        self._copies = CopyQueue()
 
     async def take(self, stream: PushStream, chunk: SegmentChunk) -> None:
-        """Stages a piece of shared memory, soon. Raises InvalidFieldError for memory or a pipe that may not be used,
-        and as `PushStream.write`, for this piece or one before; none of them changes anything."""
-        await self._wait(_MAX_AHEAD - 1)
+        """Starts to stage a piece of shared memory.
+
+        Raises InvalidFieldError for memory or a pipe that may not be used, and as `PushStream.write`, for this piece or
+        an earlier one; these errors change nothing.
+        """
+        await self._copies.wait_room()
         segment, pipe = await self._open(chunk.path), await self._open_pipe(chunk)
         segment.check(chunk)
         while stream.is_claimed(chunk.offset, chunk.length):
             await stream.wait_settled()
         claim = stream.claim(chunk.offset, chunk.length)
-        if claim is None:
-            await self.finish()
-            await self._compare(stream, segment, chunk)
-            if pipe is not None:
-                pipe.tell()
+        if claim is not None:
+            self._copies.put(stream, claim, chunk, segment, pipe)
             return
-        try:
-            done = self._thread.submit(self._copy, segment, pipe, chunk, claim.target)
-        except BaseException:  # no thread can be had: nobody writes there
-            stream.settle(claim, written=False)
-            raise
-        self._copies.append(_Copy(stream, claim, done))
-        loop = asyncio.get_running_loop()
-        done.add_done_callback(lambda _: loop.call_soon_threadsafe(self._settle))
+        await self.finish()
+        await self._compare(stream, segment, chunk)
+        if pipe is not None:
+            pipe.acknowledge()
 
     async def finish(self) -> None:
-        """Returns when every piece is there. Raises as `take`."""
-        await self._wait(0)
+        """Waits until every piece was copied. Raises as `take`."""
+        await self._copies.wait_empty()
 
     async def close(self) -> None:
-        """Lets go of the memory, and of the pipe. Pieces that are not there may not come."""
-        for copy in self._copies:
-            copy.done.cancel()
-        # Descriptors may only be closed when nobody uses them, whatever becomes of the caller.
+        """Closes the memory and the pipe. Pieces that were not copied may be lost."""
+        self._copies.cancel()
+        # Descriptors may only be closed when nobody uses them, even if the caller is cancelled.
         await asyncio.shield(asyncio.ensure_future(self._close()))
 
     async def _close(self) -> None:
-        await self._until_left(0)
-        self._thread.shutdown(wait=False)
+        await self._copies.close()
         self._close_segment()
         self._close_pipe()
 
-    def _copy(self, segment: Segment, pipe: TakenPipe | None, chunk: SegmentChunk, target: memoryview) -> bool:
-        """In the thread. After a failure pieces are told to be taken all the same: whoever waits for their memory sends
-        on then, and gets the error."""
-        try:
-            if self._gave_up:
-                return False
-            segment.copy(chunk, target)
-            return True
-        except BaseException:
-            self._gave_up = True
-            raise
-        finally:
-            if pipe is not None:
-                pipe.tell()
-
-    def _settle(self) -> None:
-        """What has been copied is there."""
-        while self._copies and self._copies[0].done.done():
-            copy = self._copies.popleft()
-            cancelled = copy.done.cancelled()
-            error = None if cancelled else copy.done.exception()
-            try:
-                copy.stream.settle(copy.claim, written=not cancelled and error is None and copy.done.result())
-            except GenserveError as gone:
-                error = error or gone
-            if error is not None and self._error is None:
-                self._error = error.with_traceback(None)  # its frames would hold the memory
-        self._settled.set()
-
-    async def _wait(self, num_left: int) -> None:
-        await self._until_left(num_left)
-        if self._error is not None:
-            try:
-                raise self._error
-            finally:
-                self._error = None
-
-    async def _until_left(self, num_left: int) -> None:
-        """Until at most so many are on their way."""
-        while len(self._copies) > num_left:
-            self._settled.clear()
-            await self._settled.wait()
-
     async def _compare(self, stream: PushStream, segment: Segment, chunk: SegmentChunk) -> None:
-        """A piece of which bytes are there already, or that need not be there, as if it had come in chunks."""
+        """Writes a piece as a chunk, if some of its bytes are there already or are not needed."""
         data = memoryview(await asyncio.to_thread(segment.read, chunk))
         for start in range(0, len(data), _WRITTEN_AT_ONCE_BYTES):
             piece = data[start : start + _WRITTEN_AT_ONCE_BYTES]
@@ -139,21 +82,23 @@ class SegmentReader:
             await asyncio.sleep(0)
 
     async def _open(self, path: str) -> Segment:
-        if self._only_path is not None and path != self._only_path:
+        if self._own is not None and path != self._own.path:
             raise InvalidFieldError.of("segment", "only a peer on the daemon's own host may hand memory over")
         if self._segment is None or not self._segment.is_at(path):
             await self.finish()
             self._close_segment()
-            self._segment = Segment.open(path, self._daemon if self._only_path is None else None)
+            self._segment = Segment.open(path, self._others)
         return self._segment
 
-    async def _open_pipe(self, chunk: SegmentChunk) -> TakenPipe | None:
-        if not chunk.taken_path:
+    async def _open_pipe(self, chunk: SegmentChunk) -> AckPipe | None:
+        if self._own is not None and chunk.ack_path != self._own.ack_path:
+            raise InvalidFieldError.of("segment.taken_path", "is not the pipe that belongs to the memory")
+        if not chunk.ack_path:
             return None
-        if self._pipe is None or not self._pipe.is_at(chunk.taken_path):
+        if self._pipe is None or not self._pipe.is_at(chunk.ack_path):
             await self.finish()
             self._close_pipe()
-            self._pipe = await TakenPipe.open(chunk.taken_path, chunk.path, self._daemon)
+            self._pipe = await AckPipe.open(chunk.ack_path, chunk.path, self._others)
         return self._pipe
 
     def _close_segment(self) -> None:

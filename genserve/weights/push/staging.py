@@ -1,4 +1,5 @@
-"""The bytes of one push: where they lie, which are there, and which count. Owns the arena until it is served."""
+"""The bytes of one push: their places, which have arrived, and which count. Owns the arena until its version is
+served."""
 
 import asyncio
 import time
@@ -20,9 +21,8 @@ _MAX_RANGES = 65_536
 class Staging:
     """Takes chunks of one byte space, from one attempt after the other.
 
-    A byte that is there is never written again: what is sent for it is compared. It counts when the present attempt has
-    sent it, so bytes that an earlier attempt has left count only once they were found to be the same. Use it from one
-    thread.
+    A byte is written only once; the same byte sent again is compared. A byte counts when the present attempt has sent
+    it, so bytes of an earlier attempt count only after they compared equal. Use it from one thread.
     """
 
     def __init__(self, push_id: str, manifest: Manifest, arena: Arena) -> None:
@@ -30,7 +30,7 @@ class Staging:
         self.manifest = manifest
         self.arena = arena
         self.weights = manifest
-        """What the arena holds: the manifest, and once a partial push is completed all tensors."""
+        """The tensors in the arena: the manifest, and all tensors once a partial push is completed."""
         self.verify_s = 0.0
         self.claims = Claims()
         self._there = ByteRanges()
@@ -41,19 +41,19 @@ class Staging:
         self._last_byte_s = 0.0
 
     def begin_anew(self) -> None:
-        """What is there does not count any more until it is sent again."""
+        """Begins a new attempt: bytes that arrived before do not count until they are sent again."""
         self._counted = ByteRanges()
         self._first_byte_s, self.verify_s = None, 0.0
 
     def count_all(self) -> None:
-        """Every byte is there and was checked: all of them count."""
+        """Makes all bytes count, when every byte has arrived and was checked."""
         self._counted.add(0, self.manifest.total_bytes)
 
     def write(self, offset: int, data: bytes | memoryview, crc32c: int | None) -> int:
-        """Stages a chunk, comparing what is there already; how many bytes count now that did not before.
+        """Stages a chunk and compares bytes that are there already. Returns how many more bytes count.
 
-        Raises ChunkOutOfRangeError, ChecksumMismatchError, PushConflictError for other bytes than those that are there,
-        and StagingFullError when the chunks leave tens of thousands of holes; none of them changes anything.
+        Raises ChunkOutOfRangeError, ChecksumMismatchError, PushConflictError for bytes that differ from those there,
+        and StagingFullError if the chunks leave tens of thousands of holes. These errors change nothing.
         """
         end = offset + len(data)
         self.check(offset, data, crc32c)
@@ -70,20 +70,20 @@ class Staging:
         return self._add(offset, end, counts=True)
 
     def check(self, offset: int, data: bytes | memoryview, crc32c: int | None) -> None:
-        """Whether a chunk can be one of this push and has arrived as it was sent. Raises ChunkOutOfRangeError and
+        """Checks that a chunk belongs to this push and arrived undamaged. Raises ChunkOutOfRangeError and
         ChecksumMismatchError."""
         self._check_range(offset, offset + len(data))
         if crc32c is not None:
             self._verify(offset, data, crc32c)
 
     def compare(self, offset: int, data: bytes | memoryview, crc32c: int | None) -> None:
-        """`write` for a push whose bytes are all there and must stay as they are."""
+        """`write` for a complete push whose bytes must not change."""
         self.check(offset, data, crc32c)
         self._compare(offset, data, [])
 
     def claim(self, offset: int, length: int) -> Claim | None:
-        """The right to write bytes that are not there; None when some of them are, or none are needed. Raises
-        ChunkOutOfRangeError and StagingFullError as `write`, and ValueError for those that are claimed already."""
+        """The right to write bytes that have not arrived; None if some have arrived, or none are needed. Raises
+        ChunkOutOfRangeError and StagingFullError as `write`, and ValueError for bytes that are already claimed."""
         end = offset + length
         self._check_range(offset, end)
         if length == 0 or self._there.gaps(offset, end) != [(offset, end)]:
@@ -93,8 +93,8 @@ class Staging:
         return self.claims.add(offset, end, self.arena.target(offset, length))
 
     def settle(self, claim: Claim, *, written: bool, counts: bool) -> int:
-        """The bytes of a claim are there, or will not come; they count if they are of the present attempt. How many
-        bytes count now that did not before."""
+        """Ends a claim whose bytes were written, or will not be. They count if they are of the present attempt. Returns
+        how many more bytes count."""
         self.claims.settle(claim)
         return self._add(claim.start, claim.end, counts=counts) if written else 0
 
@@ -139,8 +139,8 @@ class Staging:
         for start, stop in zip(starts, stops, strict=True):
             if not self.arena.equals(start, chunk[start - offset : stop - offset]):
                 raise PushConflictError(
-                    f"push {self._push_id!r} has other bytes already between {start} and {stop} "
-                    f"(in {self.tensor_at(start)!r}): two attempts or two callers mean different weights, nothing was "
+                    f"push {self._push_id!r} already has other bytes between {start} and {stop} "
+                    f"(in {self.tensor_at(start)!r}): two attempts or two callers sent different weights. Nothing was "
                     "applied; push under another push_id, or discard this push first",
                     metadata={"push_id": self._push_id, "offset": str(start)},
                 )
@@ -152,12 +152,12 @@ class Staging:
 
     @property
     def num_counted(self) -> int:
-        """How many bytes count."""
+        """The number of bytes that count."""
         return self._counted.total
 
     @property
     def missing(self) -> tuple[tuple[int, int], ...]:
-        """Where the bytes lie that do not count, in order."""
+        """The ranges of bytes that do not count, in order."""
         return tuple(self._counted.missing(self.manifest.total_bytes))
 
     @property
@@ -184,8 +184,8 @@ class Staging:
         self.weights = weights
 
     def tied_issues(self, tied: Mapping[str, str]) -> list[PushIssue]:
-        """Tensors that are pushed beside the one that they are tied to, with other bytes: vLLM would ignore one of the
-        two."""
+        """Tensors that are pushed together with the tensor that they are tied to, but with other bytes: vLLM would
+        ignore one of the two."""
         places = {spec.name: spec for spec in self.manifest.tensors}
         issues = []
         for name, other in tied.items():

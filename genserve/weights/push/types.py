@@ -1,14 +1,19 @@
-"""The words of a push: what a trainer asks for, how far it has come, what came of it."""
+"""The domain types of a push: the request of a trainer, the progress, and the outcome."""
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from genserve.control.pause import Hold
 from genserve.engine.protocol import KvPolicy, PauseMode
 from genserve.tensors.manifest import Manifest, PushIssue
 
 __all__ = [
+    "DEFAULT_APPLY_TIMEOUT_S",
+    "DEFAULT_STAGING_TTL_S",
     "Applied",
     "ApplyOptions",
+    "HoldOptions",
     "LoraAdapter",
     "PushAction",
     "PushHeader",
@@ -17,11 +22,16 @@ __all__ = [
     "PushReport",
     "PushState",
     "StepTiming",
+    "timings_of",
 ]
+
+DEFAULT_APPLY_TIMEOUT_S = 300.0
+DEFAULT_STAGING_TTL_S = 300.0
 
 
 class PushAction(enum.Enum):
-    """What to do once every byte is there; the values are the names of genserve.v1.PushAction without their prefix."""
+    """What to do when every byte has arrived. The values are the names of genserve.v1.PushAction without their
+    prefix."""
 
     APPLY = "APPLY"
     STAGE = "STAGE"
@@ -29,7 +39,7 @@ class PushAction(enum.Enum):
 
 
 class PushState(enum.Enum):
-    """How far a push has come; the values are the names of genserve.v1.PushState without their prefix."""
+    """The state of a push. The values are the names of genserve.v1.PushState without their prefix."""
 
     RECEIVING = "RECEIVING"
     STAGED = "STAGED"
@@ -41,14 +51,19 @@ class PushState(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class ApplyOptions:
-    """How a push is applied. `timeout_s`: seconds for all of it, preparation included; under `pause_lease_id` the
-    engine stays paused afterwards."""
+class HoldOptions:
+    """How the engine is held still while its weights change; under `pause_lease_id` it stays paused afterwards."""
 
     pause_mode: PauseMode = PauseMode.KEEP
     kv_policy: KvPolicy = KvPolicy.RECOMPUTE
     pause_lease_id: str = ""
-    timeout_s: float = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyOptions(HoldOptions):
+    """How a push is applied. `timeout_s`: seconds for all of it, preparation included."""
+
+    timeout_s: float = DEFAULT_APPLY_TIMEOUT_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +76,13 @@ class LoraAdapter:
 
 @dataclass(frozen=True, slots=True)
 class PushHeader:
-    """Opens a push. An empty `push_id` is minted; further streams may bring `manifest_digest` instead of `manifest`;
-    `staging_ttl_s`: seconds that bytes are kept after the last frame that brought something; `lora`: no weights, but an
-    adapter; `attempt` names the streams whose bytes belong together, "" = those that are here at a time."""
+    """Opens a push.
+
+    An empty `push_id` is replaced by a generated one. Further streams may bring `manifest_digest` instead of
+    `manifest`. `staging_ttl_s`: seconds that bytes are kept after the last frame with something new. `lora`: the
+    tensors are an adapter. `attempt` names the streams whose bytes belong together; "" = the streams that are open at a
+    time.
+    """
 
     push_id: str
     weight_version: int
@@ -72,7 +91,7 @@ class PushHeader:
     manifest_digest: str = ""
     action: PushAction = PushAction.APPLY
     apply: ApplyOptions = field(default_factory=ApplyOptions)
-    staging_ttl_s: float = 300.0
+    staging_ttl_s: float = DEFAULT_STAGING_TTL_S
     num_streams: int = 1
     force: bool = False
     lora: LoraAdapter | None = None
@@ -80,13 +99,13 @@ class PushHeader:
 
     @property
     def lora_name(self) -> str:
-        """The adapter that it brings; "" for weights."""
+        """The name of the adapter; "" for weights."""
         return "" if self.lora is None else self.lora.lora_name
 
 
 @dataclass(frozen=True, slots=True)
 class PushReport:
-    """A push as far as it has come. `missing`: byte ranges [start, end) in order, that `attempt` lacks."""
+    """The progress of a push. `missing`: byte ranges [start, end) in order that `attempt` lacks."""
 
     push_id: str
     state: PushState
@@ -101,7 +120,7 @@ class PushReport:
 
     @classmethod
     def valid(cls, header: PushHeader, digest: str) -> "PushReport":
-        """Of a dry run whose manifest is good."""
+        """The report of a dry run with a valid manifest."""
         total_bytes = header.manifest.total_bytes if header.manifest is not None else 0
         return cls(header.push_id, PushState.VALID, header.weight_version, 0, total_bytes, manifest_digest=digest)
 
@@ -114,9 +133,15 @@ class StepTiming:
     duration_s: float
 
 
+def timings_of(steps: Mapping[str, float]) -> tuple[StepTiming, ...]:
+    """The wall time of each step, in seconds, in their order."""
+    return tuple(StepTiming(step, duration_s) for step, duration_s in steps.items())
+
+
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What applying did. `paused_s`: seconds that generation stood still; None when it was paused and stays so."""
+    """The result of applying. `paused_s`: seconds that generation was stopped; None if it was paused before and stays
+    so."""
 
     previous_version: int
     active_version: int
@@ -125,10 +150,16 @@ class Applied:
     requests_kept: int
     requests_aborted: int
 
+    @classmethod
+    def in_hold(cls, previous_version: int, active_version: int, steps: Mapping[str, float], hold: Hold) -> "Applied":
+        """While the engine was held still; `steps` in seconds."""
+        timings = timings_of(steps)
+        return cls(previous_version, active_version, timings, hold.paused_s, hold.kept, hold.aborted)
+
 
 @dataclass(frozen=True, slots=True)
 class PushOutcome:
-    """What came of a push; `applied` is None when nothing was applied."""
+    """The outcome of a push. `applied` is None if nothing was applied."""
 
     push: PushReport
     applied: Applied | None = None

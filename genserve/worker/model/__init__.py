@@ -1,1 +1,1 @@
-"""The model that a worker has loaded: its tensors, what can reach them, and what else was computed from them."""
+"""The model that a worker has loaded: its tensors, the references to them, and values computed from them."""

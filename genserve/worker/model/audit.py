@@ -2,7 +2,7 @@
 
 An exchange replaces what `tree.holdings` sees. A model may keep tensors where that does not look, such as in a
 dataclass on a layer: they would stay those of the old version, and the engine would serve a mix of two, with no error
-anywhere. So every tensor that the live model can reach has to be accounted for:
+anywhere. So every tensor that the live model refers to has to be accounted for:
 
 - it is exchanged: it is a holding, a parameter or a buffer that somebody refers to a second time, part of a closure
   that is exchanged whole, or, where contents are copied, it looks into the memory of one that is exchanged;
@@ -23,8 +23,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from genserve.worker.model import reach, step_made
-from genserve.worker.model.reach import Reached
+from genserve.worker.model import references, step_made
+from genserve.worker.model.references import Reference
 from genserve.worker.model.tree import (
     NOT_WEIGHTS,
     Holding,
@@ -46,48 +46,49 @@ def audit(
     known: "Constants | None" = None,
     loaded: Collection[str] | None = None,
 ) -> "Constants":
-    """What loading does not write although `live` can reach it, by its place in `structure`, which is the same model
+    """What loading does not write although `live` refers to it, by its place in `structure`, which is the same model
     without weights. `copied`: an exchange copies contents, and so does not move what is exchanged. `known`: what an
     earlier audit has found; it is the answer if nothing has changed. `loaded`: names of the holdings that `live` had
     when it had been loaded; what it has in addition, steps have made.
 
     Raises ValueError naming the tensors that are neither exchanged nor constant.
     """
-    bare = Bare.of(structure) if known is None else known.bare
-    made = list(step_made.of_weights(owners(live))) if known is None else []
+    bare = BareModel.of(structure) if known is None else known.bare
+    made = list(step_made.from_weights(owners(live))) if known is None else []
     if made:
         raise ValueError(f"weights cannot be pushed into this model: {made[0]} ({len(made)} in all), and keeps it")
     present = holdings(live)
     if loaded is not None:
         step_made.refuse_unknown({name: present[name] for name in present.keys() - loaded})
-    found = [reached for reached in hidden(live, bare, copied=copied, present=present) if not is_left(reached)]
-    constants = [reached for reached in found if _is_constructed(reached, bare)]
-    constructed = {id(reached) for reached in constants}
-    paths = sorted({reached.path for reached in found if id(reached) not in constructed})
+    missed = hidden(live, bare, copied=copied, present=present)
+    found = [reference for reference in missed if not passes_weight_free(reference)]
+    constants = [reference for reference in found if _is_constructed(reference, bare)]
+    constructed = {id(reference) for reference in constants}
+    paths = sorted({reference.path for reference in found if id(reference) not in constructed})
     if paths:
         raise ValueError(
             f"weights cannot be pushed into this model: a push would leave {', '.join(paths[:_MAX_NAMED])} "
             f"({len(paths)} in all) as loaded at the start, and a mix of two versions would be served"
         )
-    if known is not None and known.paths == {reached.path for reached in constants}:
+    if known is not None and known.paths == {reference.path for reference in constants}:
         return known
     return Constants(structure, bare, constants)
 
 
 def hidden(
     live: nn.Module,
-    bare: "Bare | None" = None,
+    bare: "BareModel | None" = None,
     *,
     copied: bool,
     present: Mapping[str, Holding] | None = None,
-) -> Iterator[Reached]:
+) -> Iterator[Reference]:
     """The references to tensors that an exchange does not replace, except for the KV cache and what has no contents.
     Without the `bare` structure every closure counts as one that is exchanged if it is a holding. `present`: the
     holdings of `live`, if they are known."""
     present = holdings(live) if present is None else present
-    # What is no tensor changes places whole, if loading has made it; a closure that was there before stays.
+    # What is not a tensor is exchanged whole, if loading has made it; a closure that was there before stays.
     built = frozenset[str]() if bare is None else bare.built
-    closed = {
+    exchanged_whole = {
         id(place.value)
         for name, place in present.items()
         if not isinstance(place.value, torch.Tensor | float) and (name not in built or not callable(place.value))
@@ -95,49 +96,50 @@ def hidden(
     places = {(id(place.owner), place.key) for place in present.values()}
     exchanged = {id(tensor) for tensor in parameters_and_buffers(named_modules(live))}
     memory: set[int] | None = None
-    for reached in reach.tensors(live, closed=closed, skipped=NOT_WEIGHTS, untold=exchanged):
-        tensor = reached.tensor
+    for reference in references.to_tensors(
+        live, not_entered=exchanged_whole, skipped_names=NOT_WEIGHTS, left_out=exchanged
+    ):
+        tensor = reference.tensor
         if tensor.is_meta or tensor.numel() == 0:
             continue
-        if (id(reached.owner), reached.steps[-1].key) in places and reached.steps[-1].kind == "attribute":
-            if bare is not None and _replaces_a_weight(reached, bare):
-                yield reached
+        if (id(reference.owner), reference.steps[-1].key) in places and reference.steps[-1].kind == "attribute":
+            if bare is not None and _replaces_a_weight(reference, bare):
+                yield reference
             continue
         if memory is None:
             memory = cache_memory(live) | (_memory_of(present) if copied else set())
         if (address := address_of(tensor)) is None or address not in memory:
-            yield reached
+            yield reference
 
 
 @dataclass(frozen=True, slots=True)
-class Bare:
-    """What is asked of the structure between pushes: its modules by name, and the names of what it holds then."""
+class BareModel:
+    """The structure as it is between pushes: its modules by name, and the names of what it holds (`tree.holdings`)."""
 
     modules: Mapping[str, nn.Module]
     built: frozenset[str]
 
     @staticmethod
-    def of(structure: nn.Module) -> "Bare":
+    def of(structure: nn.Module) -> "BareModel":
         """Of this one."""
-        return Bare(modules_by_name(structure), frozenset(holdings(structure)))
+        return BareModel(modules_by_name(structure), frozenset(holdings(structure)))
 
 
 class Constants:
-    """Tensors of the bare structure that are not exchanged, because construction has made them and nothing writes
-    them."""
+    """Tensors of the bare structure that are not exchanged, because construction made them and nothing writes them."""
 
-    def __init__(self, structure: nn.Module, bare: Bare, places: Sequence[Reached]) -> None:
+    def __init__(self, structure: nn.Module, bare: BareModel, places: Sequence[Reference]) -> None:
         self.bare = bare
         self._structure = structure
         self._contents = list(zip(places, self._digests(places), strict=True))
 
     @property
     def paths(self) -> frozenset[str]:
-        """Where they are."""
+        """The paths of these tensors."""
         return frozenset(place.path for place, _ in self._contents)
 
     def within(self, modules: Collection[str]) -> "Constants":
-        """Those of these modules alone."""
+        """The constants of these modules only."""
         part = Constants(self._structure, self.bare, ())
         part._contents = [(place, before) for place, before in self._contents if place.module in modules]
         return part
@@ -149,12 +151,12 @@ class Constants:
             {place.path for (place, before), after in zip(self._contents, now, strict=True) if after != before}
         )
         if written:
-            raise ValueError(f"{', '.join(written[:_MAX_NAMED])} was written by loading, and cannot be exchanged")
+            raise ValueError(f"{', '.join(written[:_MAX_NAMED])} was written by loading and cannot be exchanged")
 
-    def _digests(self, places: Sequence[Reached]) -> list[str]:
+    def _digests(self, places: Sequence[Reference]) -> list[str]:
         """Of what lies there, "" for no tensor. Layers share some, such as scratch memory: each is read once."""
         modules = modules_by_name(self._structure) if places else {}
-        tensors = [reach.follow(modules, place) for place in places]
+        tensors = [references.follow(modules, place) for place in places]
         read = {id(tensor): digest(tensor) for tensor in _distinct(tensors)}
         return [read.get(id(tensor), "") for tensor in tensors]
 
@@ -169,35 +171,37 @@ def _distinct(tensors: Sequence[Any]) -> list[torch.Tensor]:
     return list({id(tensor): tensor for tensor in tensors if isinstance(tensor, torch.Tensor)}.values())
 
 
-def _replaces_a_weight(reached: Reached, bare: Bare) -> bool:
+def _replaces_a_weight(reference: Reference, bare: BareModel) -> bool:
     """Whether a step has put a copy in the place of a reference to a weight: loading makes no such copy, so none is
     exchanged. Attention on the CPU does so with its sinks, for their type."""
-    if isinstance(reached.owner, nn.Module) or not reached.tensor.is_inference():
+    if isinstance(reference.owner, nn.Module) or not reference.tensor.is_inference():
         return False
-    return isinstance(reach.follow(bare.modules, reached), nn.Parameter)
+    return isinstance(references.follow(bare.modules, reference), nn.Parameter)
 
 
-def is_left(reached: Reached) -> bool:
-    """Whether it is one that steps leave on layers, and no version changes."""
+def passes_weight_free(reference: Reference) -> bool:
+    """Whether an attribute on the way to the tensor holds what steps make and no weight changes (`step_made`)."""
     return any(
-        step_made.is_left(owner, step.key, reached.tensor)
-        for owner, step in zip(reached.owners, reached.steps, strict=True)
+        step_made.is_weight_free(owner, step.key, reference.tensor)
+        for owner, step in zip(reference.owners, reference.steps, strict=True)
         if step.kind == "attribute"
     )
 
 
-def _is_constructed(reached: Reached, bare: Bare) -> bool:
+def _is_constructed(reference: Reference, bare: BareModel) -> bool:
     """Whether construction has made it. A parameter is a weight whoever has made it."""
-    before = reach.follow(bare.modules, reached)
-    if not isinstance(before, torch.Tensor) or any(isinstance(each, nn.Parameter) for each in (before, reached.tensor)):
+    before = references.follow(bare.modules, reference)
+    if not isinstance(before, torch.Tensor):
+        return False
+    if isinstance(before, nn.Parameter) or isinstance(reference.tensor, nn.Parameter):
         return False
     # Scratch memory grows when a step needs more: what steps have made of it may have another shape.
-    same_shape = before.shape == reached.tensor.shape or reached.tensor.is_inference()
-    return bool(same_shape and before.dtype == reached.tensor.dtype)
+    same_shape = before.shape == reference.tensor.shape or reference.tensor.is_inference()
+    return bool(same_shape and before.dtype == reference.tensor.dtype)
 
 
 def _memory_of(present: Mapping[str, Holding]) -> set[int]:
-    """Where the storages of all tensors begin that are exchanged."""
+    """Where the storages of all exchanged tensors begin."""
     addresses = (address_of(place.value) for place in present.values() if isinstance(place.value, torch.Tensor))
     return {address for address in addresses if address is not None}
 
@@ -216,7 +220,7 @@ def cache_memory(live: nn.Module) -> set[int]:
 
 
 def address_of(tensor: torch.Tensor) -> int | None:
-    """Of its storage; None for one that has none of its own, such as a wrapper of other tensors."""
+    """The address of its storage; None if it has no storage of its own, such as a wrapper of other tensors."""
     if tensor.layout is not torch.strided or hasattr(tensor, "__tensor_flatten__"):
         return None
     return tensor.untyped_storage().data_ptr() or None

@@ -4,7 +4,8 @@ vLLM's own checksums read named parameters, which on the CPU are empty once a li
 weight lies outside of torch is read back by multiplying the identity with it. Products with one and sums of zeros are
 exact, so the result is the weight; of int8 weights, which are scaled on the way out, any two still give two results.
 What is packed into tensors, such as experts and 4-bit weights, is read as it is: packing is deterministic, so equal
-weights have equal bytes. What only `reach` finds is read as well: an exchange would miss it, and a digest shall tell.
+weights have equal bytes. What only `references` finds is read as well: a digest must show what an exchange
+would miss.
 """
 
 import hashlib
@@ -20,12 +21,12 @@ from genserve.worker.model.audit import hidden
 from genserve.worker.model.tree import holdings, modules_by_name
 
 _BLOCK_ROWS = 256
-_WIDTHS = ("input_size_per_partition", "input_size", "embedding_dim")
+_WIDTH_ATTRIBUTES = ("input_size_per_partition", "input_size", "embedding_dim")
 
 
 def weight_digests(model: nn.Module, constants: Collection[str] = ()) -> dict[str, str]:
-    """SHA-256 (hex) of every weight of `model`, by name. `constants`: paths of tensors that an audit has found to be no
-    weights. Raises RuntimeError for a packed weight it cannot read."""
+    """SHA-256 (hex) of every weight of `model`, by name. `constants`: paths of tensors that an audit found not to be
+    weights. Raises RuntimeError for a packed weight that it cannot read."""
     digests: dict[str, str] = {}
     modules = modules_by_name(model)
     with torch.no_grad():
@@ -34,9 +35,9 @@ def weight_digests(model: nn.Module, constants: Collection[str] = ()) -> dict[st
                 digests[name] = _digest(place.value)
             elif place.key == "cpu_linear" or not isinstance(place.value, FunctionType | float):
                 digests[name] = _digest_of_packed(name, _layer_of(name, modules))
-        for reached in hidden(model, copied=True):
-            if reached.path not in constants and not reached.tensor.is_inference():
-                digests[reached.path] = _digest(reached.tensor)
+        for reference in hidden(model, copied=True):
+            if reference.path not in constants and not reference.tensor.is_inference():
+                digests[reference.path] = _digest(reference.tensor)
     return digests
 
 
@@ -51,11 +52,11 @@ def _layer_of(name: str, modules: dict[str, nn.Module]) -> Any:
 
 
 def _digest_of_packed(name: str, layer: Any) -> str:
-    width = next((getattr(layer, key) for key in _WIDTHS if hasattr(layer, key)), None)
+    width = next((getattr(layer, key) for key in _WIDTH_ATTRIBUTES if hasattr(layer, key)), None)
     if width is None:
         raise RuntimeError(f"{name}: the width of this packed layer is not known")
     dtype = layer.weight.dtype if layer.weight is not None else layer.params_dtype
-    # Inputs are quantised on the way in; by a fixed scale, one could be too small to become anything but zero.
+    # Inputs are quantised on the way in; with a fixed scale, one could be too small to become anything but zero.
     scale = getattr(layer, "input_scale", None)
     one = 1.0 if scale is None else 127 * float(scale)
     digest = hashlib.sha256()

@@ -13,15 +13,16 @@ import torch
 from torch import nn
 from vllm.device_allocator import get_mem_allocator_instance
 
-from genserve.worker.model.tree import owners
+from genserve.worker.model.draft import drafting_model
+from genserve.worker.model.tree import MODULE_TABLES, NOT_WEIGHTS, owners
 
 _WEIGHTS_TAG = "weights"
-# Modules of other names, what vLLM keeps by itself, and memory with a tag of its own.
-_ELSEWHERE = frozenset({"_parameters", "_buffers", "_modules", "kv_cache"})
+# Parameters come with the next version, buffers and the KV cache are vLLM's to restore, and modules are walked anyway.
+_RESTORED_ELSEWHERE = MODULE_TABLES | NOT_WEIGHTS
 
 
 class SleptWeights:
-    """Keeps those tensors of a worker on the host while it sleeps."""
+    """Keeps those tensors of a worker in CPU memory while it sleeps."""
 
     def __init__(self, worker: Any) -> None:
         self._worker = worker
@@ -29,7 +30,7 @@ class SleptWeights:
         self._dropped = False
 
     def before_sleep(self, level: int) -> None:
-        """Copies what a sleep of this level would drop."""
+        """Copies the tensors that a sleep of this level would drop."""
         if level < 2:
             return
         is_in_pool = _pool(self._worker.device)
@@ -38,10 +39,10 @@ class SleptWeights:
         self._dropped = True
 
     def after_wake_up(self) -> None:
-        """Puts it back where it was; does nothing when nothing was dropped."""
+        """Copies them back to their places. Does nothing if nothing was dropped."""
         if not self._dropped:
             return
-        with torch.inference_mode():  # what was made in that mode can be written in no other
+        with torch.inference_mode():  # tensors made in this mode can be written in no other
             for tensor, kept in self._kept:
                 tensor.copy_(kept)
             manager = getattr(self._worker.model_runner, "lora_manager", None)
@@ -50,18 +51,18 @@ class SleptWeights:
         self._kept, self._dropped = [], False
 
     def _models(self) -> list[nn.Module]:
-        draft = getattr(self._worker.model_runner, "get_draft_model", lambda: None)()
+        draft = drafting_model(self._worker)
         return [self._worker.model_runner.get_model(), *([] if draft is None else [draft])]
 
 
 def loose_tensors(model: nn.Module) -> list[torch.Tensor]:
-    """The tensors of a model that are neither parameters nor buffers, nor lie in the memory of one; each once."""
+    """The tensors of a model that are neither parameters nor buffers, nor in the memory of one; each once."""
     named = [*model.parameters(), *model.buffers()]
     taken = {_address(tensor) for tensor in named if tensor.numel() > 0 and not tensor.is_meta}
     found: dict[int, torch.Tensor] = {}
     for owner in owners(model).values():
         for key, value in vars(owner).items():
-            if key not in _ELSEWHERE:
+            if key not in _RESTORED_ELSEWHERE:
                 for tensor in _within(value):
                     if tensor.numel() > 0 and not tensor.is_meta and _address(tensor) not in taken:
                         found[id(tensor)] = tensor
@@ -69,7 +70,7 @@ def loose_tensors(model: nn.Module) -> list[torch.Tensor]:
 
 
 def _within(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors that a value is or holds."""
+    """The tensors that a value is or contains."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, list | tuple):
@@ -86,7 +87,8 @@ def _address(tensor: torch.Tensor) -> int:
 
 
 def _pool(device: torch.device) -> Callable[[torch.Tensor], bool]:
-    """Whether a tensor lies in what vLLM drops. On the CPU it drops nothing, and all count: there tests do."""
+    """Whether a tensor is in the memory that vLLM drops. On the CPU vLLM drops nothing, and all tensors count, for
+    tests."""
     if device.type == "cpu":
         return lambda tensor: tensor.device.type == "cpu"
     # internal: the allocations of vLLM's pools, by address.

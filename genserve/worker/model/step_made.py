@@ -1,13 +1,14 @@
 """What vLLM's steps make on a model when it is loaded already, as read in vLLM 0.32.
 
-No exchange replaces it: loading does not make it. So each is in one of three tables here, by class and attribute.
+No exchange replaces it, as loading does not make it. So each is in one of three tables here, by class and attribute.
 
-- `LEFT` does not depend on weights: tables of positions, scratch memory, what belongs to a step. A push leaves it.
-- `OF_NUMBERS` is computed once from numbers that are exchanged themselves, the scales of an fp8 KV cache. A push leaves
-  it unless one of those changes.
-- `OF_WEIGHTS` is made out of weights once, and nothing tells it of a push. A model that has one is refused.
+- `WEIGHT_FREE` does not depend on weights: tables of positions, scratch memory, what belongs to a step. A push leaves
+  it as it is.
+- `FROM_NUMBERS` is computed once from numbers that are exchanged themselves, the scales of an fp8 KV cache. A push
+  leaves it as it is, and is refused if one of those numbers changes.
+- `FROM_WEIGHTS` is computed from weights once, and a push does not update it. A model that has one is refused.
 
-What is in none of them, and is a number or a tensor, is refused by a push that finds it: it may be a weight.
+A push that finds a number or a tensor which is in none of them is refused: it may be computed from weights.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -36,7 +37,7 @@ _EP = "model_executor/layers/fused_moe/prepare_finalize/"
 _ATTENTION = "v1/attention/backends/"
 _MODELS = "model_executor/models/"
 
-LEFT: tuple[Row, ...] = (
+WEIGHT_FREE: tuple[Row, ...] = (
     # Of a step: results that another layer takes, and handles of exchanges between ranks.
     Row("model_executor/layers/fused_moe/runner/shared_experts.py", "SharedExperts", ("_output",)),
     Row("model_executor/layers/fused_moe/router/zero_expert_router.py", "ZeroExpertRouter", ("_zero_expert_output",)),
@@ -47,10 +48,10 @@ LEFT: tuple[Row, ...] = (
     Row(_EP + "mori.py", "MoriPrepareAndFinalize", ("_dispatch_topk_ids",)),
     Row(_EP + "moonep.py", "MoonEPPrepareAndFinalize", ("_buffer", "_plan", "_cu_seqlens")),
     Row(_EP + "flashinfer_nvlink_two_sided.py", "FlashInferNVLinkTwoSidedPrepareAndFinalize", ("alltoall_info",)),
-    Row(_MODELS + "qwen3_vl.py", "", ("deepstack_input_embeds",)),  # as in four others that look at pictures
+    Row(_MODELS + "qwen3_vl.py", "", ("deepstack_input_embeds",)),  # four other vision models set it too
     Row(_MODELS + "granite4_vision.py", "Granite4VisionForConditionalGeneration", ("_ds_buffers",)),
     Row(_MODELS + "diffusion_gemma.py", "DiffusionGemmaModelState", ("_pending_mm_embeds",)),
-    Row(_MODELS + "ernie45_vl.py", "", ("visual_token_mask",)),  # as in three others
+    Row(_MODELS + "ernie45_vl.py", "", ("visual_token_mask",)),  # three other vision models set it too
     Row(_MODELS + "siglip.py", "SiglipEmbeddingModel", ("_mm_token_mask", "_has_text_tokens")),
     Row(_MODELS + "clip.py", "CLIPEmbeddingModel", ("_mm_token_mask", "_has_text_tokens")),
     Row("models/inkling/nvidia/moe.py", "InklingMoE", ("_routed_sel",)),
@@ -78,7 +79,7 @@ LEFT: tuple[Row, ...] = (
     Row(_ATTENTION + "b12x.py", "B12xPagedAttentionImpl", ("_decode_plans", "_verify_plans")),
     Row(_ATTENTION + "turboquant_attn.py", "TurboQuantAttentionImpl", ("_arange_cache", "_cu_2", "_cu_2_q", "_cu_2_k")),
     Row(_ATTENTION + "ultraquant_attn.py", "UltraQuantAttentionImpl", ("_arange_cache", "_cu_2")),
-    # Of the KV cache: views of it under other names, and what says which of its entries count.
+    # Of the KV cache: views of it under other names, and flags for which of its entries count.
     Row(_ATTENTION + "triton_attn.py", "TritonAttentionImpl", ("_k_scale_cache", "_v_scale_cache"), in_steps=False),
     Row("models/minimax_m3/amd/model.py", "MiniMaxM3SparseAttention", ("kv_cache_k", "kv_cache_v"), in_steps=False),
     Row(
@@ -87,7 +88,7 @@ LEFT: tuple[Row, ...] = (
         ("_replayssm_ring_start", "_replayssm_prev_num_accepted", "_replayssm_prev_query_len"),
         in_steps=False,
     ),
-    # Tables: of positions, of columns and experts, of rotations that a quantised KV cache is kept in.
+    # Tables: of positions, of columns and experts, of rotations for a quantised KV cache.
     Row(
         _ATTENTION + "turboquant_attn.py",
         "Attention",
@@ -130,7 +131,7 @@ LEFT: tuple[Row, ...] = (
 )  # fmt: skip
 
 _SCALES = ("bmm1_scale", "bmm2_scale")
-OF_NUMBERS: tuple[Row, ...] = (
+FROM_NUMBERS: tuple[Row, ...] = (
     Row(_ATTENTION + "flashinfer.py", "FlashInferImpl", _SCALES),
     Row(_ATTENTION + "mla/flashinfer_mla.py", "FlashInferMLAImpl", _SCALES),
     Row(_ATTENTION + "mla/flashinfer_mla_sparse.py", "FlashInferMLASparseImpl", _SCALES),
@@ -139,7 +140,7 @@ OF_NUMBERS: tuple[Row, ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class OfWeights:
+class FromWeights:
     """An attribute that a step fills, or a flag that it sets, when it has made something out of weights. The layer has
     it from its construction on. `applies` says whether this one will."""
 
@@ -150,30 +151,32 @@ class OfWeights:
     applies: Callable[[Any], bool] = lambda _: True
 
 
-OF_WEIGHTS: tuple[OfWeights, ...] = (
-    OfWeights(
+FROM_WEIGHTS: tuple[FromWeights, ...] = (
+    FromWeights(
         "model_executor/layers/rotary_embedding/fope.py",
         "FourierRotaryEmbedding",
         "update_cache",
         "its table of positions",
     ),
-    OfWeights(
+    FromWeights(
         "model_executor/layers/attention/static_sink_attention.py",
         "StaticSinkAttention",
         "sink_populated",
         "keys and values of the sink, which stay in the KV cache,",
     ),
-    OfWeights(
+    FromWeights(
         "model_executor/layers/fused_moe/runner/moe_runner.py",
         "MoERunner",
         "_combined_gate_weight",
         "one weight of two gates",
         lambda runner: bool(getattr(runner, "_fse_fuse_gate", True)),
     ),
-    OfWeights("models/glm5next/common/attention.py", "Indexer", "_wp_fp32", "a float32 copy"),
-    OfWeights("models/glm5next/common/kda.py", "Glm5NextLinearAttention", "_merged_conv_weight", "one weight of three"),
+    FromWeights("models/glm5next/common/attention.py", "Indexer", "_wp_fp32", "a float32 copy"),
+    FromWeights(
+        "models/glm5next/common/kda.py", "Glm5NextLinearAttention", "_merged_conv_weight", "one weight of three"
+    ),
 )
-"""Attention fused with quantisation (`_o_scale_float`, FlashInfer) is refused by its flag: engine.refusals."""
+"""Attention fused with quantisation (`_o_scale_float`, FlashInfer) is refused by its flag: `engine.vllm.start`."""
 
 
 def _index(rows: tuple[Row, ...]) -> dict[str, dict[str, Row]]:
@@ -185,46 +188,46 @@ def _index(rows: tuple[Row, ...]) -> dict[str, dict[str, Row]]:
     return found
 
 
-_LEFT, _OF_NUMBERS = _index(LEFT), _index(OF_NUMBERS)
+_WEIGHT_FREE_BY_KEY, _FROM_NUMBERS_BY_KEY = _index(WEIGHT_FREE), _index(FROM_NUMBERS)
 
 
-def is_left(owner: Any, key: Any, tensor: Any) -> bool:
+def is_weight_free(owner: Any, key: Any, tensor: Any) -> bool:
     """Whether `tensor`, which attribute `key` of `owner` is or leads to, is none that a version changes."""
-    row = _row(_LEFT, owner, key)
+    row = _row(_WEIGHT_FREE_BY_KEY, owner, key)
     return row is not None and (not row.in_steps or not isinstance(tensor, torch.Tensor) or tensor.is_inference())
 
 
-def is_of_numbers(owner: Any, key: str) -> bool:
+def is_from_numbers(owner: Any, key: str) -> bool:
     """Whether a step computes that number from others that are exchanged."""
-    return _row(_OF_NUMBERS, owner, key) is not None
+    return _row(_FROM_NUMBERS_BY_KEY, owner, key) is not None
 
 
 def refuse_unknown(places: Mapping[str, Holding]) -> None:
-    """Raises ValueError naming the numbers and tensors that may be made out of weights, among what a live model has in
-    addition to what loading makes."""
+    """Raises ValueError naming numbers and tensors that a live model has in addition to what loading makes, if they may
+    depend on weights."""
     names = sorted(
         name
         for name, place in places.items()
         if isinstance(place.value, float | torch.Tensor)
         and not (isinstance(place.value, torch.Tensor) and place.value.numel() == 0)
-        and not is_of_numbers(place.owner, place.key)
-        and not is_left(place.owner, place.key, place.value)
+        and not is_from_numbers(place.owner, place.key)
+        and not is_weight_free(place.owner, place.key, place.value)
     )
     if names:
         raise ValueError(
             f"steps have made {', '.join(names[:_MAX_NAMED])} ({len(names)} in all) since the model was loaded: a push "
-            "would leave that as it is, and it may be made out of weights"
+            "would not renew it, and it may depend on weights"
         )
 
 
-def of_weights(owners: Mapping[str, Any]) -> Iterator[str]:
+def from_weights(owners: Mapping[str, Any]) -> Iterator[str]:
     """What steps will make, or have made, out of weights on these objects, by path."""
-    names = {row.owner for row in OF_WEIGHTS}
+    names = {row.owner for row in FROM_WEIGHTS}
     for path, owner in owners.items():
         kinds = {kind.__name__ for kind in type(owner).__mro__} & names
-        for row in OF_WEIGHTS if kinds else ():
+        for row in FROM_WEIGHTS if kinds else ():
             if row.owner in kinds and hasattr(owner, row.key) and row.applies(owner):
-                yield f"{path}.{row.key}: the first step makes {row.made} out of weights"
+                yield f"{path}.{row.key}: the first step makes {row.made} from weights"
 
 
 def _row(rows: Mapping[str, Mapping[str, Row]], owner: Any, key: Any) -> Row | None:

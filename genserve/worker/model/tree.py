@@ -16,21 +16,25 @@ import torch
 from torch import nn
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig, QuantizeMethodBase
 
-# State of requests rather than of the model: never exchanged.
 NOT_WEIGHTS = frozenset({"kv_cache"})
+"""Attributes that belong to requests rather than to the model: never exchanged."""
 
-# Where the classes of objects live that hang on layers and may hold weights: quantisation methods and schemes, kernels,
+MODULE_TABLES = frozenset({"_parameters", "_buffers", "_modules"})
+"""Attributes of a torch module in which torch keeps what it registers."""
+
+# The modules of classes whose objects are attributes of layers and may hold weights: quantisation methods and schemes,
+# kernels,
 # experts, attention implementations.
 _PART_PACKAGES = ("vllm.model_executor.", "vllm.models.", "vllm.v1.attention.")
-# What experts keep of adapters there: they are no weights of a version.
-_OF_ADAPTERS = "vllm.model_executor.layers.fused_moe.experts.lora_context"
+# In one of them, what experts keep of adapters, which are not weights of a version.
+_ADAPTER_CONTEXT = "vllm.model_executor.layers.fused_moe.experts.lora_context"
 
 
 @dataclass(slots=True)
 class Holding:
-    """One place of a model that holds weights: entry `key` of `table` of a module or of an object that hangs on one.
-    `table` is "_parameters", "_buffers" or "__dict__". The value is a tensor, a closure, a number, or an object that
-    owns memory outside of torch, such as oneDNN's packed weight."""
+    """One place of a model that holds weights: entry `key` of `table` of a module or of an object in one of its
+    attributes. `table` is "_parameters", "_buffers" or "__dict__". The value is a tensor, a closure, a number, or an
+    object that owns memory outside of torch, such as oneDNN's packed weight."""
 
     owner: Any
     table: str
@@ -39,12 +43,12 @@ class Holding:
 
 
 def modules_by_name(model: nn.Module) -> dict[str, nn.Module]:
-    """Modules by the name they have without LoRA, which wraps a layer and keeps the layer as `base_layer`."""
+    """Modules by their names without LoRA, which wraps a layer and keeps it as `base_layer`."""
     return without_adapters(named_modules(model))
 
 
 def without_adapters(named: Iterable[tuple[str, nn.Module]]) -> dict[str, nn.Module]:
-    """As `modules_by_name`, of what `named_modules` has found."""
+    """`modules_by_name` for the result of `named_modules`."""
     modules: dict[str, nn.Module] = {}
     for name, module in named:
         plain = name.replace(".base_layer", "")
@@ -54,7 +58,7 @@ def without_adapters(named: Iterable[tuple[str, nn.Module]]) -> dict[str, nn.Mod
 
 
 def named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """As torch's, in a fifth of the time: its generators hand every name through all the levels above."""
+    """The same as torch's, in a fifth of the time: torch's generators pass every name through all the levels above."""
     if type(model).named_modules is not nn.Module.named_modules:
         return list(model.named_modules())
     found: list[tuple[str, nn.Module]] = []
@@ -71,14 +75,14 @@ def named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def parameters_and_buffers(named: Iterable[tuple[str, nn.Module]]) -> Iterator[torch.Tensor]:
-    """Those of these modules themselves; one that several have comes several times."""
+    """The parameters and buffers of these modules themselves. Shared ones occur several times."""
     for _, module in named:
         for table in (module._parameters, module._buffers):
             yield from (tensor for tensor in list(table.values()) if tensor is not None)
 
 
 def owners(model: nn.Module) -> dict[str, Any]:
-    """The modules, and the objects of vLLM that hang on them, each once, by a path that is the same in equal models."""
+    """The modules, and vLLM's objects in their attributes, each once, by a path that is the same in equal models."""
     return _owners(named_modules(model))
 
 
@@ -87,7 +91,7 @@ def _owners(named: Sequence[tuple[str, nn.Module]]) -> dict[str, Any]:
     seen = {id(module) for _, module in named}
     queue = list(found.items())
     for path, owner in queue:  # grows while it is walked
-        for key, value in list(vars(owner).items()):  # a step may add some meanwhile
+        for key, value in list(vars(owner).items()):  # a copy: a step in another thread may add some
             if _role(type(value)) == "part" and id(value) not in seen:
                 seen.add(id(value))
                 found[_joined(path, key)] = value
@@ -98,7 +102,7 @@ def _owners(named: Sequence[tuple[str, nn.Module]]) -> dict[str, Any]:
 def holdings(model: nn.Module) -> dict[str, Holding]:
     """Everything of `model` that loading or post-processing may write, by a name that is the same in equal models."""
     found: dict[str, Holding] = {}
-    # What hangs on a layer may refer to its parameters as well: those change in place, so the reference is good.
+    # An attribute of a layer may refer to its parameters as well: those change in place, so the reference stays valid.
     named = named_modules(model)
     in_place = {id(tensor) for tensor in parameters_and_buffers(named)}
     for path, owner in _owners(named).items():
@@ -107,15 +111,14 @@ def holdings(model: nn.Module) -> dict[str, Holding]:
                 for key, tensor in list(vars(owner)[table].items()):
                     if tensor is not None:
                         found[_joined(path, key)] = Holding(owner, table, key, tensor)
-        for key, value in list(vars(owner).items()):  # a step may add some meanwhile
+        for key, value in list(vars(owner).items()):  # a copy: a step in another thread may add some
             if _role(type(value)) == "weight" and key not in NOT_WEIGHTS and id(value) not in in_place:
                 found[_joined(path, key)] = Holding(owner, "__dict__", key, value)
     return found
 
 
 def held_by(model: nn.Module) -> list[Any]:
-    """The model's modules and parts, and every tensor that one of them has: what another model that has it too shares
-    with this one."""
+    """The model's modules and parts, and each of their tensors: what another model may share with this one."""
     found: list[Any] = []
     for owner in owners(model).values():
         found.append(owner)
@@ -130,7 +133,7 @@ def held_by(model: nn.Module) -> list[Any]:
 
 
 def sizes_of(model: nn.Module) -> list[int]:
-    """Of the memory of every tensor that the model holds, in bytes; what several look into counts once."""
+    """The sizes of the memory of all tensors of the model, in bytes. Shared memory counts once."""
     storages = [value.untyped_storage() for value in held_by(model) if isinstance(value, torch.Tensor)]
     return list({storage.data_ptr(): storage.nbytes() for storage in storages if storage.nbytes()}.values())
 
@@ -140,17 +143,17 @@ def _joined(path: str, key: str) -> str:
 
 
 def _role_of(kind: type) -> str:
-    """What a value of this type is to an object that has it as an attribute: a "weight", which is exchanged whole, a
-    "part", which may have weights as attributes, or neither, ""."""
+    """What a value of this type is as an attribute of an object: a "weight", which is exchanged whole, a "part", which
+    may have weights as attributes, or neither, ""."""
     if issubclass(kind, torch.Tensor | FunctionType | float):
         return "weight"
-    # Frees something when it goes, and so changes places whole: what it refers to is its alone.
+    # Objects with a destructor own native memory, so they are exchanged whole.
     if kind.__module__.startswith("vllm.") and hasattr(kind, "__del__"):
         return "weight"
     # A configuration is shared by all layers of all models.
     if issubclass(kind, nn.Module | QuantizationConfig | Enum | type) or kind.__dictoffset__ == 0:
         return ""
-    ours = kind.__module__.startswith(_PART_PACKAGES) and kind.__module__ != _OF_ADAPTERS
+    ours = kind.__module__.startswith(_PART_PACKAGES) and kind.__module__ != _ADAPTER_CONTEXT
     return "part" if ours or issubclass(kind, QuantizeMethodBase) else ""
 
 

@@ -1,1 +1,1 @@
-"""The ways in which a new version takes the place of the live one: beside, on the host, in place."""
+"""The ways to replace the live version by a new one: beside, on the host, in place."""

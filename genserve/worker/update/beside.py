@@ -1,9 +1,8 @@
-"""A new version built next to the live one, and exchanged with it."""
+"""A new version that is built next to the live one, and exchanged with it."""
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from threading import Event
-from typing import TypeAlias
 
 import torch
 from torch import nn
@@ -13,21 +12,20 @@ from genserve.worker.model.audit import Constants, audit
 from genserve.worker.model.tree import Holding, holdings, sizes_of
 from genserve.worker.update.device import Device
 from genserve.worker.update.exchange import Buffer, ContentExchange, PointerExchange, exchange
+from genserve.worker.update.protocol import Reserving
 from genserve.worker.update.shadow import Shadow, cancellable
-
-Reserving: TypeAlias = Callable[[], AbstractContextManager[None]]
-"""Allocates what something else needs of the device at the same time, for as long as a block lasts."""
+from genserve.worker.update.structure import Structure
 
 
 class BesideUpdate:
-    """Builds a second model while a push is applied, on the device of the live one or on the host; what the exchange
-    replaced is the way back."""
+    """Builds a second model while a push is applied, on the device of the live one or on the host. The replaced
+    contents are kept to undo the exchange."""
 
     can_roll_back = True
 
     def __init__(self, live: nn.Module, config: VllmConfig, device: Device, place: torch.device) -> None:
-        """Builds the structure at `place`, and takes what a push needs of the live model's device; while nothing is
-        served, as for `Shadow`. Raises torch.OutOfMemoryError."""
+        """Builds the structure at `place`, and reserves what a push needs on the live model's device. Call it while
+        nothing is served, as for `Shadow`. Raises torch.OutOfMemoryError."""
         self._live = live
         self._loaded = frozenset(holdings(live))
         self._device = device
@@ -44,19 +42,16 @@ class BesideUpdate:
         return self._shadow.num_bytes
 
     def audit(self) -> Constants:
-        """Raises ValueError naming weights of the live model that an exchange would miss; what it has found to be
-        constant."""
+        """Returns the constants. Raises ValueError naming weights of the live model that an exchange would miss."""
         shadow, copied = self._shadow, self._device.keeps_addresses
-        shadow.constants = audit(
-            self._live, shadow.structure, copied=copied, known=shadow.constants, loaded=self._loaded
-        )
+        shadow.constants = audit(self._live, shadow.model, copied=copied, known=shadow.constants, loaded=self._loaded)
         return shadow.constants
 
     def prepare(self, tensors: Iterable[tuple[str, torch.Tensor]], cancelled: Event) -> None:
-        """Builds a version; may run in a background thread while the live one serves. Raises what is wrong with it, and
-        PrepareCancelledError soon after `cancelled` is set."""
+        """Builds a version. May run in a background thread while the live one serves. Raises the errors of the version,
+        and PrepareCancelledError soon after `cancelled` is set."""
         self._exchange = None
-        self.audit()  # again: steps may have left something on the layers since
+        self.audit()  # again, because steps may have left values on the layers since
         self._buffer.take()
         try:
             prepared = self._shadow.load(cancellable(tensors, cancelled))
@@ -66,31 +61,31 @@ class BesideUpdate:
             self._shadow.strip()
 
     def commit(self) -> None:
-        """Exchanges live and prepared; only while nothing is scheduled."""
+        """Exchanges live and prepared weights. Only while nothing is scheduled."""
         if self._exchange is None:
             raise RuntimeError("nothing is prepared")
         self._exchange.commit()
 
     def rollback(self) -> None:
-        """Exchanges back what a commit exchanged, for as far as it got."""
+        """Exchanges back as much as a commit exchanged."""
         if self._exchange is not None:
             self._exchange.rollback()
 
     def give_up(self) -> None:
-        """Frees what is kept of the device while nothing is served, and what is prepared."""
+        """Frees the prepared version and the reserved device memory, while nothing is served."""
         self.discard()
         self._buffer.give_up()
         self._device.give_up()
 
     def take_back(self, along: Reserving = nullcontext) -> None:
-        """Keeps it again, with what a push needs `along` with it. Raises torch.OutOfMemoryError; then the next version
-        looks for memory when it is prepared."""
+        """Reserves the memory again, together with `along`. Raises torch.OutOfMemoryError; then the next version looks
+        for memory when it is prepared."""
         with self.reserved(), along():
             pass
 
     @contextmanager
     def reserved(self) -> Iterator[None]:
-        """What a push needs is allocated within the block."""
+        """Allocates within the block what a push needs."""
         with self._device.work():
             self._buffer.take()
             if self._place.type == "cpu":
@@ -98,7 +93,8 @@ class BesideUpdate:
                 return
             with self._shadow.reserved():
                 pass
-            # What is quantised as it is loaded has no storage before; and post-processing may make other sizes.
+            # Weights that are quantised while they are loaded have no storage before; and post-processing may change
+            # sizes.
             like_live = [torch.empty(size, dtype=torch.uint8, device=self._place) for size in sizes_of(self._live)]
             try:
                 yield
@@ -106,14 +102,18 @@ class BesideUpdate:
                 del like_live
 
     def discard(self) -> None:
-        """Frees the version that is not live; takes a while, and may run in a background thread."""
+        """Frees the version that is not live. Takes a while, and may run in a background thread."""
         exchanged, self._exchange = self._exchange, None
         if exchanged is not None:
             exchanged.free()
 
+    def draft_digests(self) -> dict[str, str]:
+        """None: what drafts has an update of its own."""
+        return {}
+
     def _shadow_of(self, config: VllmConfig, place: torch.device) -> Shadow:
-        return Shadow(self._live, config, place, self._device)
+        return Shadow(Structure.build(self._live, config, place), place, self._device.loading)
 
     def _exchanged(self) -> dict[str, Holding]:
-        """What this update exchanges of the live model."""
+        """The holdings of the live model that this update exchanges."""
         return holdings(self._live)

@@ -1,78 +1,75 @@
-"""The way that a worker takes new versions: what it knows, the choice, and what is built for it."""
+"""The way that a worker takes new versions: what it knows, the choice, and what is built for it.
 
-from collections.abc import Iterable, Sequence
+The rules of the choice are `placement`'s.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
-from threading import Event
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from genserve.memory.arena import available_memory_bytes
-from genserve.worker.contract import RANKS_HERE_KEY, WEIGHT_UPDATE_KEY
-from genserve.worker.model import online_quantization
-from genserve.worker.model.audit import Constants
+from genserve.memory.available import available_memory_bytes
+from genserve.worker.contract import online_quantization
+from genserve.worker.contract.placement import Placement, WorkerFacts, place
+from genserve.worker.contract.vllm_settings import RANKS_HERE_KEY, WEIGHT_UPDATE_KEY
+from genserve.worker.model.draft import draft_of
 from genserve.worker.model.tree import sizes_of
 from genserve.worker.update.beside import BesideUpdate
 from genserve.worker.update.device import Device
-from genserve.worker.update.draft import DraftUpdate, WithDraft, draft_of, draft_update
+from genserve.worker.update.draft import DraftUpdate, WithDraft, draft_update, warn_of
 from genserve.worker.update.inplace import InPlaceUpdate
-from genserve.worker.update.placement import Facts, Placement, place
-
-
-class Update(Protocol):
-    """Prepares, commits and undoes versions, one at a time."""
-
-    can_roll_back: bool
-
-    def audit(self) -> Constants:
-        """Raises ValueError naming weights of the live model that an exchange would miss; what it has found to be
-        constant."""
-
-    def prepare(self, tensors: Iterable[tuple[str, torch.Tensor]], cancelled: Event) -> None:
-        """Builds a version, or proves that it can be built, while the live one serves."""
-
-    def commit(self) -> None:
-        """Makes it the live one; only while nothing is scheduled."""
-
-    def rollback(self) -> None:
-        """Undoes a commit, whole or in part; without one it does nothing."""
-
-    def give_up(self) -> None:
-        """Frees what is kept of the device while nothing is served, and what is prepared."""
-
-    def take_back(self) -> None:
-        """Keeps it again. Raises torch.OutOfMemoryError."""
-
-    def discard(self) -> None:
-        """Frees what is prepared, or what a commit replaced."""
+from genserve.worker.update.protocol import ServedUpdate, Update
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """How a worker takes new versions."""
+    """How a worker takes new versions: of the served model, and of what drafts for it if pushes have its weights."""
 
     placement: Placement
-    update: Update
     device: Device
+    served: ServedUpdate
+    draft: DraftUpdate | None
+
+    def update(self) -> Update:
+        """What takes the versions of an engine that is about to serve. What drafts is left as it is, with a warning, if
+        its first steps have made it something that cannot be exchanged: that costs speed, and no correct token."""
+        if self.draft is None:
+            return self.served
+        try:
+            self.draft.audit()
+        except Exception as error:  # whatever vLLM's model raises
+            warn_of(error)
+            self.draft.let_go()
+            return self.served
+        return WithDraft(self.served, self.draft)
+
+
+def make_update(worker: Any) -> tuple[Update, Chosen]:
+    """What takes new versions in a worker whose engine is about to serve, and what was chosen for it. Raises as
+    `choose`."""
+    # A worker class of the user's own does not choose before vLLM sizes the KV cache: then there is what vLLM has left.
+    chosen: Chosen = getattr(worker, "genserve_chosen", None) or choose(worker)
+    return chosen.update(), chosen
 
 
 def choose(worker: Any) -> Chosen:
-    """For a worker of vLLM whose model is loaded; while nothing is served. Raises ValueError for a way that was asked
-    for and cannot be had, and torch.OutOfMemoryError."""
+    """Chooses for a worker of vLLM with a loaded model, while nothing is served. Raises ValueError if the requested way
+    is not possible, and torch.OutOfMemoryError."""
     live, config = worker.model_runner.get_model(), worker.vllm_config
     device = Device.of(worker.device)
     asked = config.additional_config.get(WEIGHT_UPDATE_KEY, "auto")
     drafting: DraftUpdate | None = None
     beside: BesideUpdate | None = None
     if worker.device.type == "cpu":
-        # Its packed weights lie outside of torch: what a second model takes is known once there is one, empty.
+        # Its packed weights are outside of torch: the size of a second model is known only from one without weights.
         if asked != "inplace":
             beside = BesideUpdate(live, config, device, worker.device)
         drafting = draft_update(worker, device, asked)
         num_bytes = sum(each.num_bytes for each in (beside, drafting) if each is not None)
-        facts = Facts(num_bytes, 0, None, _host_bytes(config))
+        facts = WorkerFacts(num_bytes, 0, None, _cpu_bytes(config))
     else:
-        # What drafts is loaded with embeddings and a head of its own, so what it shares counts twice.
+        # A draft model is loaded with its own embeddings and head, so what it shares counts twice.
         draft = draft_of(worker)
         drafting_sizes = sizes_of(draft.model) if draft is not None else []
         # Both have a buffer of their largest tensor.
@@ -80,25 +77,27 @@ def choose(worker: Any) -> Chosen:
         facts = gpu_facts(worker, sizes, device.free_bytes())
     placement = place(asked, facts)
     at = torch.device("cpu") if placement.way == "host" else worker.device
-    update: Update
+    served: ServedUpdate
     if placement.way == "inplace":
-        update = InPlaceUpdate(live, config, device)
+        served = InPlaceUpdate(live, config, device)
     else:
-        update = beside if beside is not None else BesideUpdate(live, config, device, at)
+        served = beside if beside is not None else BesideUpdate(live, config, device, at)
     if drafting is None and worker.device.type != "cpu":
         drafting = draft_update(worker, device, placement.way)
-    return Chosen(placement, update if drafting is None else WithDraft(update, drafting), device)
+    if drafting is not None:
+        WithDraft(served, drafting).take_back()  # each has taken memory alone, and a push needs both at once
+    return Chosen(placement, device, served, drafting)
 
 
-def gpu_facts(worker: Any, sizes: Sequence[int], free_bytes: int) -> Facts:
-    """What a worker of a GPU knows; all in bytes. `sizes`: of the tensors that a push replaces; `free_bytes`: of the
-    device, that nobody has."""
+def gpu_facts(worker: Any, sizes: Sequence[int], free_bytes: int) -> WorkerFacts:
+    """What a worker of a GPU knows; all in bytes. `sizes`: of the tensors that a push replaces; `free_bytes`: free
+    memory of the device."""
     config = worker.vllm_config
-    return Facts(
+    return WorkerFacts(
         sum(sizes),
         max(sizes, default=0),
         _left(worker, free_bytes),
-        _host_bytes(config),
+        _cpu_bytes(config),
         config.model_config.quantization,
         online_quantization.is_online(config),
         int(worker.cache_config.kv_cache_memory_bytes or 0),
@@ -117,12 +116,12 @@ def _left(worker: Any, free_bytes: int) -> int:
     return max(0, int(worker.requested_memory) - (int(worker.init_snapshot.free_memory) - free_bytes))
 
 
-def _host_bytes(config: Any) -> int:
-    """Of the host's memory, for each of the workers that share it."""
+def _cpu_bytes(config: Any) -> int:
+    """Of this machine's CPU memory, for each of the workers that share it."""
     return available_memory_bytes() // _ranks_here(config)
 
 
 def _ranks_here(config: Any) -> int:
-    """Workers on this host, which share its memory. The daemon counts them: vLLM gives each replica of a dense model a
-    configuration without data parallelism."""
+    """Workers on this machine, which share its memory. The daemon counts them: vLLM gives each replica of a dense model
+    a configuration without data parallelism."""
     return max(1, int(config.additional_config.get(RANKS_HERE_KEY, 1)))

@@ -5,7 +5,7 @@ On the CPU there is nothing to select, to wait for or to keep. On CUDA
 - the device is selected in each thread: another one would work on the first GPU;
 - background work has a stream of its own, as a copy in the stream of the model waits for its steps;
 - the memory of a push is kept in a pool from before vLLM sizes its KV cache: it takes all that is left;
-- copies from the host go through pinned memory.
+- copies from the CPU go through pinned memory.
 """
 
 import logging
@@ -17,13 +17,13 @@ import torch
 from vllm.utils.torch_utils import current_stream
 
 from genserve.worker.update.pinned_ring import Event, PinnedRing, ThroughRing, goes_through
-from genserve.worker.update.swap import HostSwap
+from genserve.worker.update.swap import CpuSwap
 
 log = logging.getLogger(__name__)
 
 
 class Device:
-    """The host. `keeps_addresses`: whether live tensors stay where they are, so that new contents are copied into them:
+    """The CPU. `keeps_addresses`: whether live tensors stay where they are, so that new contents are copied into them:
     graphs and kernels have captured the addresses, and vLLM's sleep gives their memory back."""
 
     keeps_addresses = False
@@ -34,44 +34,44 @@ class Device:
 
     @staticmethod
     def of(device: torch.device) -> "Device":
-        """What `device` needs."""
+        """The class for `device`."""
         return CudaDevice(device) if device.type == "cuda" else Device(device)
 
     @contextmanager
     def work(self) -> Iterator[None]:
-        """For a thread that works on a version which is not live. What it allocates comes out of what is kept for
-        pushes, and goes back there; what it did is complete at the end."""
+        """A context for a thread that works on a version that is not live. Its allocations use the memory reserved for
+        pushes; its work is complete at the end."""
         yield
 
     def loading(self) -> AbstractContextManager[object]:
-        """For the part of `work` that copies a checkpoint's tensors to the device, by this thread."""
+        """A context for the part of `work` in which this thread copies a checkpoint's tensors to the device."""
         return nullcontext()
 
     def synchronize(self) -> None:
-        """Waits for all work of the device. Raises RuntimeError for what has failed in it."""
+        """Waits for all work of the device. Raises RuntimeError if some of it failed."""
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Copies, at once or in the order of this thread's other copies; `synchronize` completes it."""
+        """Copies, at once or in the order of this thread's other copies. `synchronize` completes the copy."""
         target.copy_(source)
 
     def can_swap(self, live: torch.Tensor, new: torch.Tensor) -> bool:
-        """Whether `swap` takes these two: a live tensor and one on the host."""
+        """Whether `swap` takes these two: a live tensor and one on the CPU."""
         return False
 
-    def swap(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> HostSwap:
+    def swap(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> CpuSwap:
         """Of tensors that it takes."""
-        raise NotImplementedError("the host's tensors change places")
+        raise NotImplementedError("exchanging with tensors in host memory")
 
     def give_up(self) -> None:
-        """Gives back what is kept for pushes, until something is allocated again."""
+        """Frees the memory reserved for pushes, until something is allocated again."""
 
     @property
     def reserved_bytes(self) -> int:
-        """Memory that is kept for pushes, in bytes."""
+        """Memory reserved for pushes, in bytes."""
         return 0
 
     def free_bytes(self) -> int:
-        """Memory of the device that nobody has, in bytes."""
+        """Unused memory of the device, in bytes."""
         raise NotImplementedError("the host's memory is asked for elsewhere")
 
 
@@ -112,20 +112,20 @@ class CudaDevice(Device):
             yield
 
     def loading(self) -> AbstractContextManager[object]:
-        """The ring."""
+        """The pinned ring."""
         return nullcontext() if self._ring is None else ThroughRing(self._ring)
 
     def give_up(self) -> None:
-        """The pool; nothing of it may be in use."""
+        """Frees the pool, which nothing may use."""
         self._pool = None
         torch.cuda.empty_cache()
 
     def synchronize(self) -> None:
-        """All streams of the device."""
+        """Waits for all streams of the device."""
         torch.cuda.synchronize(self.device)
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Through the ring if that is worth it."""
+        """Uses the ring if this is faster."""
         if self._ring is not None and goes_through(target, source):
             self._ring.copy(target, source)
         else:
@@ -133,22 +133,22 @@ class CudaDevice(Device):
 
     def can_swap(self, live: torch.Tensor, new: torch.Tensor) -> bool:
         """If it is large. Copies of a tensor with gaps would take memory of the device."""
-        is_to_host = live.device == self.device and new.device.type == "cpu"
-        return self._ring is not None and is_to_host and goes_through(live, new) and live.is_contiguous()
+        is_from_cpu = live.device == self.device and new.device.type == "cpu"
+        return self._ring is not None and is_from_cpu and goes_through(live, new) and live.is_contiguous()
 
-    def swap(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> HostSwap:
+    def swap(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> CpuSwap:
         """In two streams of its own, for the two directions."""
         assert self._ring is not None
-        return HostSwap(pairs, self._ring, self._down, self._up)
+        return CpuSwap(pairs, self._ring, self._down, self._up)
 
     @property
     def reserved_bytes(self) -> int:
-        """Of the pool."""
+        """The memory of the pool."""
         segments = [] if self._pool is None else self._pool.snapshot(include_traces=False)
         return sum(int(segment["total_size"]) for segment in segments)
 
     def free_bytes(self) -> int:
-        """As the driver tells."""
+        """The driver's figure."""
         return int(torch.cuda.mem_get_info(self.device)[0])
 
 

@@ -3,7 +3,7 @@
 The live model keeps its modules, parameters and attention layers, which hold the KV cache and which others refer to;
 what they point at changes. Where addresses have to stay (CUDA graphs, kernels, vLLM's sleep), contents change places
 instead, tensor by tensor through a buffer that is as large as the largest one, or through pinned memory (`swap`) where
-prepared ones are on the host: nothing is allocated by a commit, and what was prepared holds what was live, which is the
+prepared ones are on the CPU: nothing is allocated by a commit, and what was prepared holds what was live, which is the
 way back.
 """
 
@@ -17,12 +17,12 @@ from genserve.worker.model import step_made
 from genserve.worker.model.tree import Holding
 from genserve.worker.update.device import Device
 
-_HOST = torch.device("cpu")
+_CPU = torch.device("cpu")
 
 
 @dataclass(slots=True)
 class Entry:
-    """A place of the live model, and what it is to hold. `old` is what it held, once it has been replaced."""
+    """A place of the live model, and its new value. `old` is its previous value, once it has been replaced."""
 
     name: str
     live: Holding
@@ -50,7 +50,7 @@ def exchange(
 def matched(
     live: Mapping[str, Holding], prepared: Mapping[str, Holding], untouched: Collection[str] = ()
 ) -> list[Entry]:
-    """What has to change. Raises as `exchange`."""
+    """The entries to change. Raises as `exchange`."""
     only_prepared = sorted(prepared.keys() - live.keys())
     if only_prepared:
         raise ValueError(f"the prepared model differs from the live one: only prepared {only_prepared[:8]}")
@@ -62,21 +62,21 @@ def matched(
         if name not in prepared:
             continue
         new, present = content(prepared[name].value), content(place.value)
-        if _same(new, present) or step_made.is_left(place.owner, place.key, place.value):
+        if _same(new, present) or step_made.is_weight_free(place.owner, place.key, place.value):
             continue  # shared by the models, such as the rotary table, or made anew by a step
         if type(present) is not type(new):
             raise ValueError(f"{name} is a {type(present).__name__} live and a {type(new).__name__} prepared")
         if isinstance(present, torch.Tensor):
             if present.numel() == 0 and new.numel() == 0:
-                continue  # what is left of a weight that was packed; nothing says of which type
+                continue  # what is left of a weight that was packed; its type is arbitrary
             if (present.shape, present.dtype) != (new.shape, new.dtype):
                 raise ValueError(
                     f"{name} is {present.dtype}{list(present.shape)} live and {new.dtype}{list(new.shape)} prepared"
                 )
             if new_by_live.setdefault(id(place.value), new.data_ptr()) != new.data_ptr():
-                raise ValueError(f"{name} is tied to another tensor live and not tied prepared")
+                raise ValueError(f"{name} is tied to another tensor in the live model but not in the prepared one")
         entries.append(Entry(name, place, new))
-    computed = sorted(name for name, place in only_live.items() if step_made.is_of_numbers(place.owner, place.key))
+    computed = sorted(name for name, place in only_live.items() if step_made.is_from_numbers(place.owner, place.key))
     changed = [entry.name for entry in entries if isinstance(entry.new, float)]
     if computed and changed:
         raise ValueError(f"{changed[0]} changes, and a step has computed {computed[0]} from such numbers, for good")
@@ -84,7 +84,7 @@ def matched(
 
 
 class PointerExchange:
-    """The live model's parameters and attributes point at the prepared tensors afterwards. Nothing is copied."""
+    """After a commit the live model's parameters and attributes point at the prepared tensors. Nothing is copied."""
 
     def __init__(self, entries: list[Entry]) -> None:
         """Raises ValueError for a tensor that was prepared on another device."""
@@ -95,7 +95,8 @@ class PointerExchange:
                 raise ValueError(f"{entry.name} is on {present.device} live and on {entry.new.device} prepared")
 
     def commit(self) -> None:
-        """Puts the prepared values in place and keeps what was there; raises RuntimeError if one is not there then."""
+        """Puts the prepared values in place and keeps the previous ones. Raises RuntimeError if a value did not stay in
+        place."""
         for entry in self._entries:
             entry.old = content(entry.live.value)
         for entry in self._entries:
@@ -108,7 +109,7 @@ class PointerExchange:
     """For a commit that nobody will undo."""
 
     def rollback(self) -> None:
-        """Puts the replaced values back, for as far as a commit got; raises RuntimeError if one is not what it was."""
+        """Puts back the values that a commit replaced. Raises RuntimeError if one is not the previous one."""
         for entry in self._entries:
             if entry.old is not None:
                 self._put(entry, entry.old)
@@ -117,7 +118,7 @@ class PointerExchange:
                 raise RuntimeError(f"{entry.name} could not be put back")
 
     def free(self) -> None:
-        """Lets go of the values that are not live, one at a time: it takes long, and other threads shall run."""
+        """Frees the values that are not live, one at a time, because it takes long and other threads must run."""
         while self._entries:
             self._entries.pop()
 
@@ -131,10 +132,10 @@ class PointerExchange:
 
 
 class Buffer:
-    """Memory on the live model's device for the largest tensor of it, where contents change places."""
+    """Memory on the live model's device of the size of its largest tensor, through which contents are exchanged."""
 
     def __init__(self, live: Mapping[str, Holding], device: Device) -> None:
-        """Takes the memory, if the device asks for it at all."""
+        """Allocates the memory, if the device needs it."""
         tensors = [place.value for place in live.values() if isinstance(place.value, torch.Tensor)]
         self.size_bytes = max((each.nbytes for each in tensors), default=0) if device.keeps_addresses else 0
         self._device = device.device
@@ -142,7 +143,7 @@ class Buffer:
         self.take()
 
     def take(self) -> None:
-        """Allocates it, unless it is there."""
+        """Allocates the memory, unless it is allocated."""
         if self._bytes.numel() < self.size_bytes:
             self._bytes = torch.empty(self.size_bytes, dtype=torch.uint8, device=self._device)
 
@@ -165,52 +166,54 @@ class Pair:
 
 
 class ContentExchange:
-    """The live tensors stay where they are. A prepared one, on the same device or on the host, takes the live contents.
+    """The live tensors stay at their addresses. A prepared one, on the same device or on the host, gets the live
+    contents.
 
-    Copies are not read back: that would double the pause. The device tells of a copy that failed when it is waited for.
+    Copies are not read back, because this would double the pause. The device reports a failed copy when it is
+    synchronized.
     """
 
     def __init__(self, entries: list[Entry], device: Device, buffer: "Buffer | None") -> None:
-        """`buffer` may lack for `overwrite`. Raises ValueError for what captured code cannot see change, and for a
-        tensor that was prepared on a third device."""
+        """`buffer` is only needed without `overwrite`. Raises ValueError for values whose change captured code would
+        not see, and for a tensor that was prepared on a third device."""
         self._pairs = pairs(entries)
         self._device = device
-        # Large ones on the host take another way than the buffer.
+        # Large tensors on the host do not use the buffer.
         swaps = [device.can_swap(pair.live, pair.new) for pair in self._pairs]
         by_swap = [(pair.live, pair.new) for pair, swapped in zip(self._pairs, swaps, strict=True) if swapped]
         self._by_buffer = [pair for pair, swapped in zip(self._pairs, swaps, strict=True) if not swapped]
-        self._host_swap = device.swap(by_swap) if by_swap else None
+        self._cpu_swap = device.swap(by_swap) if by_swap else None
         self._buffer = buffer
         self._num_swapped = 0
-        self._undo: Callable[[], None] | None = None  # of the swap that is under way
+        self._undo: Callable[[], None] | None = None  # of the exchange in progress
         for pair in self._pairs:
             if pair.live.device != device.device:
                 raise ValueError(f"{pair.name} is on {pair.live.device}, and the model on {device.device}")
-            if pair.new.device not in (device.device, _HOST):
+            if pair.new.device not in (device.device, _CPU):
                 raise ValueError(f"{pair.name} is on {pair.live.device} live and on {pair.new.device} prepared")
             if buffer is not None and pair.live.nbytes > buffer.size_bytes:
-                raise ValueError(f"{pair.name} is larger than every tensor that the model had at the start")
+                raise ValueError(f"{pair.name} is larger than any tensor that the model had at the start")
 
     def commit(self) -> None:
         """Swaps the contents; raises RuntimeError for what the device refuses. `rollback` is the way back from any
         point of it."""
         self._device.synchronize()  # what steps and the preparation have begun
-        if self._host_swap is not None:
-            self._host_swap.commit()
+        if self._cpu_swap is not None:
+            self._cpu_swap.commit()
         for pair in self._by_buffer:
             self._swap(pair)
             self._num_swapped += 1
         self._device.synchronize()
 
     def overwrite(self) -> None:
-        """For a commit that nobody can undo: the live contents are gone."""
+        """A commit that cannot be undone: the live contents are lost."""
         self._device.synchronize()
         for pair in self._pairs:
             self._device.copy(pair.live, pair.new)
         self._device.synchronize()
 
     def rollback(self) -> None:
-        """Copies the replaced contents back, for as far as a commit got."""
+        """Copies back the contents that a commit replaced."""
         if self._undo is not None:
             self._undo()
             self._undo = None
@@ -218,14 +221,14 @@ class ContentExchange:
             pair = self._by_buffer[self._num_swapped - 1]
             self._device.copy(pair.live, pair.new)
             self._num_swapped -= 1
-        if self._host_swap is not None:
+        if self._cpu_swap is not None:
             self._device.synchronize()
-            self._host_swap.rollback()
+            self._cpu_swap.rollback()
         self._device.synchronize()
 
     def free(self) -> None:
         """Lets go of the values that are not live, one at a time."""
-        self._host_swap = None
+        self._cpu_swap = None
         self._by_buffer = []
         while self._pairs:
             self._pairs.pop()
@@ -241,8 +244,8 @@ class ContentExchange:
 
 
 def pairs(entries: list[Entry]) -> list[Pair]:
-    """The tensors to copy, each byte of live memory once: what is tied, or a view of another, changes with that. Raises
-    ValueError for memory that is shared in another way, and for what is no tensor."""
+    """The tensors to copy, each byte of live memory once: tied tensors and views of another one change with it. Raises
+    ValueError for memory that is shared in another way, and for a value that is not a tensor."""
     found: list[Pair] = []
     by_storage: dict[int, list[Pair]] = {}
     for entry in entries:
@@ -251,7 +254,7 @@ def pairs(entries: list[Entry]) -> list[Pair]:
             kind = "a number" if isinstance(present, float) else f"a {type(present).__name__}"
             raise ValueError(f"{entry.name} is {kind}, which code on the device has captured: restart the daemon")
         if any(size > 1 and stride == 0 for size, stride in zip(present.shape, present.stride(), strict=True)):
-            raise ValueError(f"{entry.name} has several elements in one place, which cannot be copied to")
+            raise ValueError(f"{entry.name} has several elements at one address and cannot be copied to")
         if present.numel():
             by_storage.setdefault(present.untyped_storage().data_ptr(), []).append(Pair(entry.name, present, entry.new))
     for sharing in by_storage.values():
@@ -264,7 +267,7 @@ def pairs(entries: list[Entry]) -> list[Pair]:
 
 
 def _covers(larger: Pair, pair: Pair) -> bool:
-    """Whether a pair changes with one that is as large or larger. Raises ValueError if that would tear it."""
+    """Whether a pair changes with one that is as large or larger. Raises ValueError if it would change only in part."""
     offset = pair.live.data_ptr() - larger.live.data_ptr()
     if offset >= _span(larger.live) or offset + _span(pair.live) <= 0:
         return False
@@ -281,13 +284,13 @@ def _covers(larger: Pair, pair: Pair) -> bool:
 
 
 def _span(tensor: torch.Tensor) -> int:
-    """Bytes from its first element to the end of its last one."""
+    """The number of bytes from its first element to the end of its last one."""
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return int((last + 1) * tensor.itemsize)
 
 
 def content(value: Any) -> Any:
-    """A tensor apart from the parameter or buffer that holds it: it outlives a change of what that points at."""
+    """A tensor separate from the parameter or buffer that holds it: it survives when that points elsewhere."""
     return value.detach() if isinstance(value, torch.Tensor) else value
 
 

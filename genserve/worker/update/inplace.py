@@ -21,18 +21,20 @@ from vllm.model_executor.model_loader.mtp_validation import disable_mtp_complete
 
 from genserve.worker.model.audit import Constants, audit
 from genserve.worker.model.tree import Holding, holdings, owners
-from genserve.worker.update.beside import Reserving
 from genserve.worker.update.device import Device
 from genserve.worker.update.exchange import ContentExchange, PointerExchange, exchange
+from genserve.worker.update.protocol import Reserving
 from genserve.worker.update.shadow import Shadow, cancellable
+from genserve.worker.update.structure import Structure
 
 Tensors = Iterable[tuple[str, torch.Tensor]]
 Layer = int | None
-"""All that has the same first number in its name; None is what has no number: embeddings, final norm and head."""
+"""A layer: everything with the same first number in its name. None is everything without a number: embeddings, final
+norm and head."""
 
 
 class InPlaceUpdate:
-    """Loads complete versions over the live one, inside the pause, when a rehearsal has found nothing wrong with them.
+    """Loads complete versions over the live one, inside the pause, after a rehearsal without errors.
 
     A commit that fails leaves layers of two versions live, and nothing else behind: the next version that is prepared
     and committed, such as the previous one, is exact.
@@ -41,29 +43,27 @@ class InPlaceUpdate:
     can_roll_back = False
 
     def __init__(self, live: nn.Module, config: VllmConfig, device: Device) -> None:
-        """Builds the structure, and takes what the largest layer needs of the device; while nothing is served, as for
-        `Shadow`. `device` is the live model's. Raises torch.OutOfMemoryError."""
+        """Builds the structure, and reserves the device memory for the largest layer. Call it while nothing is served,
+        as for `Shadow`. `device` is the live model's. Raises torch.OutOfMemoryError."""
         self._live = live
         self._loaded = frozenset(holdings(live))
         self._device = device
-        # On the host, where memory that nobody writes to costs nothing: on the device there is no room.
-        whole = Shadow(live, config, torch.device("cpu"), device)
-        self._structure = whole.structure
+        # On the CPU, where memory that nobody writes to costs nothing: on the device there is no room.
+        whole = Structure.build(live, config, torch.device("cpu"))
+        self._model = whole.model
         with device.work():
-            self._layers = LayerShadow.of(whole, device.device)
-            self._elsewhere = LayerShadow(whole, [], [], device.device)
+            self._layers = layer_shadows(whole, device)
+            self._elsewhere = LayerShadow(whole, [], [], device)  # for tensors of layers that the model leaves out
         self.take_back()
         self._tensors: list[tuple[str, torch.Tensor]] | None = None
         self._began = False
         self._constants: Constants | None = None
 
     def audit(self) -> Constants:
-        """Raises ValueError naming weights of the live model that an exchange would miss; what it has found to be
-        constant."""
+        """Returns the constants. Raises ValueError naming weights of the live model that an exchange would miss."""
         known, copied = self._constants, self._device.keeps_addresses
-        constants = self._constants = audit(
-            self._live, self._structure, copied=copied, known=known, loaded=self._loaded
-        )
+        constants = audit(self._live, self._model, copied=copied, known=known, loaded=self._loaded)
+        self._constants = constants
         if constants is not known:
             for shadow in self._layers.values():
                 shadow.constants = constants.within(shadow.modules)
@@ -78,49 +78,54 @@ class InPlaceUpdate:
         after `cancelled` is set.
         """
         self.discard()
-        self.audit()  # again: steps may have left something on the layers since
+        self.audit()  # again, because steps may have left values on the layers since
         tensors = list(tensors)
         for shadow, part, live in self._steps(tensors):
             self._exchange(shadow, cancellable(part, cancelled), live)
         self._tensors = tensors
 
     def commit(self) -> None:
-        """Puts the version in place; only while nothing is scheduled. If this raises, the live weights are unknown."""
+        """Puts the version in place. Only while nothing is scheduled. If this raises, the live weights are unknown."""
         if self._tensors is None:
             raise RuntimeError("nothing is prepared")
         steps = self._steps(self._tensors)
         self._began = True
         with self._device.work():
             for shadow, part, live in steps:
-                self._exchange(shadow, part, live).overwrite()  # its memory is free before the next layer needs some
+                self._exchange(shadow, part, live).overwrite()  # its memory is free before the next layer needs it
 
     def rollback(self) -> None:
-        """Raises RuntimeError if a commit has begun: what it replaced is gone, and has to be prepared and committed."""
+        """Raises RuntimeError if a commit has begun: the replaced weights are gone, and a version must be prepared and
+        committed."""
         if self._began:
-            raise RuntimeError("what an update in place has replaced is gone")
+            raise RuntimeError("the weights that an update in place replaced are gone")
 
     def give_up(self) -> None:
-        """Frees what is kept of the device while nothing is served, and forgets what is prepared."""
+        """Forgets the prepared version and frees the reserved device memory, while nothing is served."""
         self.discard()
         self._device.give_up()
 
     def take_back(self, along: Reserving = nullcontext) -> None:
-        """Keeps it again, with what a push needs `along` with each layer. Raises torch.OutOfMemoryError; then the next
-        version looks for memory when it is prepared."""
+        """Reserves the memory again, with `along` for each layer. Raises torch.OutOfMemoryError; then the next version
+        looks for memory when it is prepared."""
         with self._device.work():
             for layer in self._layers.values():
                 with layer.reserved(), along():
                     pass
 
     def discard(self) -> None:
-        """Forgets the version that was prepared."""
+        """Forgets the prepared version."""
         self._tensors, self._began = None, False
+
+    def draft_digests(self) -> dict[str, str]:
+        """None: what drafts has an update of its own."""
+        return {}
 
     def _steps(self, tensors: Tensors) -> list[tuple[Shadow, Tensors, dict[str, Holding]]]:
         parts = _by_layer(tensors)
         live = _by_layer(holdings(self._live).items())
         layers = sorted(self._layers.keys() | parts.keys(), key=lambda number: (number is None, number))
-        # Checkpoints may have layers that the model leaves out: its loader knows.
+        # Checkpoints may have layers that the model omits: its loader knows them.
         return [(self._layers.get(layer, self._elsewhere), parts[layer], dict(live[layer])) for layer in layers]
 
     def _exchange(
@@ -134,54 +139,50 @@ class InPlaceUpdate:
 
 
 class LayerShadow(Shadow):
-    """The part of a shadow that is one layer: a shadow itself, of a model that has no other layer."""
+    """Builds one layer of a version: a shadow of a model that has no other layer."""
 
     def __init__(
-        self, whole: Shadow, modules: Sequence[tuple[str, nn.Module]], parts: Sequence[Any], device: torch.device
+        self, whole: Structure, modules: Sequence[tuple[str, nn.Module]], members: Sequence[Any], device: Device
     ) -> None:
-        vars(self).update(vars(whole))
-        self._device = device
-        self._model = model = _LayerModel(whole._model, modules)
-        parameters = {id(parameter) for parameter in model.parameters()}
-        self._slots = [slot for slot in whole._slots if id(slot.parameter) in parameters]
-        if self._config.model_config.quantization is None:
+        """`modules` of the layer, by their names; `members`: those modules, and the objects that hang on them."""
+        model = _LayerModel(whole.model, modules)
+        structure = whole.layer(model, members, device.device)
+        if whole.model_config.quantization is None:
             names = {id(parameter): name for name, parameter in model.named_parameters()}
-            model.must_fill = [(names[id(slot.parameter)], slot.parameter) for slot in self._slots]
-        own = {id(part) for part in parts}
-        self._bare = [(owner, _on(device, attributes)) for owner, attributes in whole._bare if id(owner) in own]
-        self._bare_parts = [(owner, attributes) for owner, attributes in whole._bare_parts if id(owner) in own]
+            model.must_fill = [(names[id(slot.parameter)], slot.parameter) for slot in structure.slots]
         # Not "is one of its own": post-processing makes parts that were not there before.
-        self._of_others = {id(owner) for owner in owners(whole._model).values()} - own
-        self.strip()
+        self._of_others = {id(owner) for owner in owners(whole.model).values()} - {id(member) for member in members}
+        super().__init__(structure, device.device, device.loading)
 
     @property
     def modules(self) -> frozenset[str]:
         """Names of the modules of this layer."""
         return frozenset(name for name, _ in self._model.named_modules())
 
-    @classmethod
-    def of(cls, whole: Shadow, device: torch.device) -> "dict[Layer, LayerShadow]":
-        """All layers of a shadow; their storage is on `device`."""
-        if hasattr(whole._model, "process_weights_after_loading"):
-            raise ValueError(f"{type(whole._model).__name__} is post-processed as a whole, not layer by layer")
-        modules = _by_layer(whole._model.named_modules())
-        found = _by_layer(owners(whole._model).items())
-        return {
-            layer: cls(whole, part, [owner for _, owner in found[layer]], device) for layer, part in modules.items()
-        }
-
     def written(self) -> dict[str, Holding]:
-        """As of any shadow. What several layers refer to is the first one's, as in the live model."""
+        """As for any shadow. If several layers share a value, it belongs to the first one, as in the live model."""
         written = super().written()
         return {name: place for name, place in written.items() if id(place.owner) not in self._of_others}
 
 
+def layer_shadows(whole: Structure, device: Device) -> dict[Layer, LayerShadow]:
+    """A shadow for each layer of a structure; their storage is on `device`. Raises ValueError for a model that vLLM
+    does not post-process layer by layer."""
+    if hasattr(whole.model, "process_weights_after_loading"):
+        raise ValueError(f"{type(whole.model).__name__} is post-processed as a whole, not layer by layer")
+    members = _by_layer(owners(whole.model).items())
+    return {
+        layer: LayerShadow(whole, modules, [owner for _, owner in members[layer]], device)
+        for layer, modules in _by_layer(whole.model.named_modules()).items()
+    }
+
+
 class _LayerModel(nn.Module):
-    """What vLLM takes for the model when it loads and post-processes a layer: a walk finds the modules of that one."""
+    """The model that vLLM sees when it loads and post-processes a layer: it contains only the modules of this layer."""
 
     def __init__(self, whole: nn.Module, modules: Sequence[tuple[str, nn.Module]]) -> None:
         super().__init__()
-        self._whole = [whole]  # not as a child
+        self._whole = [whole]  # in a list, so that it is not a child module
         self._layer = modules
         self.must_fill: list[tuple[str, nn.Parameter]] = []
 
@@ -196,21 +197,19 @@ class _LayerModel(nn.Module):
         return self._whole[0].get_submodule(target)
 
     def load_weights(self, tensors: Tensors) -> Any:
-        """Loads them into the whole model; ValueError names the parameters that must be filled and are not."""
+        """Loads the tensors into the whole model. Raises ValueError naming parameters without a complete value."""
         with _Writes() as writes, disable_mtp_completeness_check():
             loaded = self._whole[0].load_weights(tensors)
         missing = [name for name, parameter in self.must_fill if not writes.fill(parameter)]
         if missing:
-            raise ValueError(f"no tensor gave a value to all of {', '.join(missing[:8])} ({len(missing)} in all)")
+            raise ValueError(f"no tensor gave a complete value to {', '.join(missing[:8])} ({len(missing)} in all)")
         return loaded
 
 
 class _Writes(TorchDispatchMode):
-    """Sees which elements of tensors are written.
-
-    Loaders put parameters together from parts (q, k and v in one), and report one as loaded when a part has come. So
-    elements count here: each region that was copied to or filled, once.
-    """
+    """Counts which elements of tensors are written. Loaders assemble parameters from parts (q, k and v in one), and
+    report a parameter as loaded after one part. So elements count here: each region that was copied to or filled,
+    once."""
 
     _WRITING = frozenset({torch.ops.aten.copy_.default, torch.ops.aten.fill_.Scalar, torch.ops.aten.zero_.default})
 
@@ -226,15 +225,9 @@ class _Writes(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def fill(self, parameter: torch.Tensor) -> bool:
-        """Whether the parameter was written from end to end."""
+        """Whether the parameter was written completely."""
         regions = self._regions[parameter.untyped_storage()._cdata]
         return bool(sum(shape.numel() for _, shape, _ in regions) >= parameter.numel())
-
-
-def _on(device: torch.device, attributes: dict[str, Any]) -> dict[str, Any]:
-    """A module's attributes with its buffers on the device."""
-    buffers = {key: None if buffer is None else buffer.to(device) for key, buffer in attributes["_buffers"].items()}
-    return {**attributes, "_buffers": buffers}
 
 
 def _by_layer(named: Iterable[tuple[str, Any]]) -> defaultdict[Layer, list[tuple[str, Any]]]:

@@ -1,7 +1,8 @@
-"""A ring of pinned memory, through which large tensors go between the host and a CUDA device at full speed.
+"""A ring of pinned memory for copies of large tensors between the host and a CUDA device at full speed.
 
-Memory of a push is mapped from another process. To pin it would take about a second for each 4 GB, at every push and on
-every rank, under locks of the driver, and what a rank takes of a matrix is often strided, which pinning does not help.
+The memory of a push is mapped from another process. Pinning it would take about a second for each 4 GB, at every push
+and on every rank, under locks of the driver. And a rank often takes a strided part of a matrix, for which pinning does
+not help.
 """
 
 import threading
@@ -16,14 +17,14 @@ NUM_SLOTS: Final = 8
 SLOT_BYTES: Final = 32 << 20
 NUM_THREADS: Final = 8
 COPY_THREADS: Final = 4
-"""Of them that one copy within the host takes: an exchange copies in both directions at a time."""
+"""Threads of one copy within the host: an exchange copies in both directions at a time."""
 
 LEAST_BYTES: Final = 1 << 20
-"""Of a tensor that is worth the way through the ring."""
+"""Size from which a tensor goes through the ring."""
 
 
 class Event(Protocol):
-    """What `torch.cuda.Event` is here."""
+    """The interface of `torch.cuda.Event` that is used here."""
 
     def record(self) -> None:
         """Marks this point of the current stream."""
@@ -42,7 +43,7 @@ class PinnedRing:
         self._used = [False] * len(slots)
         self._next = 0
         self._threads = ThreadPoolExecutor(NUM_THREADS, "genserve-copy")
-        # Now, and not by the first who copies: a thread inherits the priority and the CPUs of the one that starts it.
+        # Started now, not at the first copy: a thread inherits the priority and the CPUs of the thread that starts it.
         all_there = threading.Barrier(NUM_THREADS)
         list(self._threads.map(lambda _: all_there.wait(), range(NUM_THREADS)))
 
@@ -59,23 +60,24 @@ class PinnedRing:
 
     @property
     def slot_bytes(self) -> int:
-        """What passes at a time, in bytes."""
+        """Size of a slot, in bytes."""
         return int(self._slots[0].nbytes)
 
     @property
     def slots(self) -> list[tuple[torch.Tensor, Event]]:
-        """All of them, for whoever uses them in another order; nothing may be under way when that begins and ends."""
+        """All slots, for a caller that uses them in another order. Nothing may be in progress at its beginning and
+        end."""
         return list(zip(self._slots, self._events, strict=True))
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Copies between the host and the device; both have one shape and type, and any strides."""
+        """Copies between the CPU and the device; both have one shape and type, and any strides."""
         if source.device.type == "cpu":
             self.to_device(target, source)
         else:
             self.from_device(target, source)
 
     def to_device(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """The host may change `source` afterwards."""
+        """The caller may change `source` afterwards."""
         for to_part, from_part in parts(target, source, self.slot_bytes):
             slot = self._free_slot()
             staged = staged_as(self._slots[slot], to_part)
@@ -84,7 +86,7 @@ class PinnedRing:
             self._mark(slot)
 
     def from_device(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Complete when it returns, as the host's memory is written by this thread."""
+        """Complete when it returns, because this thread writes the host's memory."""
         for to_part, from_part in parts(target, source, self.slot_bytes):
             slot = self._free_slot()
             staged = staged_as(self._slots[slot], from_part)
@@ -95,15 +97,15 @@ class PinnedRing:
             self._copy_here(to_part, staged)
 
     def start_copy(self, target: torch.Tensor, source: torch.Tensor) -> "list[Future[None]]":
-        """Copies within the host, in several threads: vLLM leaves torch one in each worker, which copies more slowly
-        than the way to the device takes. `finish_copy` waits for it."""
+        """Copies within the host, in several threads: vLLM gives torch one thread in each worker, which is slower than
+        the copy to the device. `finish_copy` waits for it."""
         if target.dim() == 0:
             return [self._threads.submit(_copy, target, source)]
         chunks = zip(target.chunk(COPY_THREADS), source.chunk(COPY_THREADS), strict=True)
         return [self._threads.submit(_copy, *chunk) for chunk in chunks]
 
     def finish_copy(self, copy: "list[Future[None]]") -> None:
-        """Returns when all threads are done with it. Raises what went wrong in one."""
+        """Waits until all threads have finished. Raises the error of a thread."""
         wait(copy)
         for part in copy:
             part.result()
@@ -133,7 +135,7 @@ def staged_as(slot: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
 
 
 def parts(target: torch.Tensor, source: torch.Tensor, most_bytes: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Corresponding parts of at most so many bytes, cut along the first dimensions."""
+    """Corresponding parts of at most this many bytes, cut along the first dimensions."""
     num_bytes = target.nbytes
     if num_bytes == 0:
         return
@@ -149,7 +151,7 @@ def parts(target: torch.Tensor, source: torch.Tensor, most_bytes: int) -> Iterat
 
 
 class ThroughRing(TorchDispatchMode):
-    """Sends the large copies from the host to the device that loaders make through the ring; for this thread alone."""
+    """Sends large copies of loaders from the host to the device through the ring, for this thread only."""
 
     def __init__(self, ring: PinnedRing) -> None:
         super().__init__()
@@ -163,7 +165,7 @@ class ThroughRing(TorchDispatchMode):
 
 
 def goes_through(target: torch.Tensor, source: torch.Tensor) -> bool:
-    """Whether a copy is one that the ring makes faster."""
+    """Whether the ring makes a copy faster."""
     return (
         (target.device.type == "cpu") != (source.device.type == "cpu")
         and target.shape == source.shape

@@ -1,4 +1,4 @@
-"""Swaps contents of live tensors on a CUDA device with those of prepared ones on the host, both directions at once.
+"""Swaps contents of live tensors on a CUDA device with those of prepared ones on the CPU, both directions at once.
 
 Tensors are cut into pieces, and each piece takes two slots of the pinned ring: its live contents go down through one
 while its prepared contents go up through the other. Pieces follow each other closely: while one goes down, the one
@@ -17,11 +17,11 @@ import torch
 from genserve.worker.update.pinned_ring import Event, PinnedRing, parts, staged_as
 
 LEAST_SLOTS: Final = 6
-"""Of a ring: a piece needs its two slots until the third one after it begins."""
+"""Minimum number of slots of a ring: a piece needs its two slots until the third one after it begins."""
 
 
 class CopyStream(Protocol):
-    """A CUDA stream: what is asked of it happens later, in that order."""
+    """A CUDA stream: its operations happen later, in order."""
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Copies between the device and pinned memory. Raises RuntimeError."""
@@ -30,7 +30,7 @@ class CopyStream(Protocol):
         """Marks this point of the stream."""
 
     def wait(self, event: Event) -> None:
-        """What follows happens after the point that was marked last."""
+        """Later operations happen after the point that was marked last."""
 
 
 @dataclass(slots=True)
@@ -48,15 +48,15 @@ class _Piece:
     is_kept: bool = False
 
 
-class HostSwap:
+class CpuSwap:
     """Swaps the tensors of one version. Synchronise the device before each call, and after it: only then are the copies
     complete."""
 
     def __init__(
         self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]], ring: PinnedRing, down: CopyStream, up: CopyStream
     ) -> None:
-        """`pairs`: live tensors and prepared ones, as `can_swap` wants them; `down`, `up`: streams to the host and to
-        the device. While a call is under way the ring is this swap's."""
+        """`pairs`: live and prepared tensors, as `can_swap` requires. `down`, `up`: streams to the host and to the
+        device. During a call only this object uses the ring."""
         self._pairs = list(pairs)
         self._ring = ring
         self._down, self._up = down, up
@@ -67,7 +67,7 @@ class HostSwap:
         self._pieces: list[_Piece] = []
 
     def commit(self) -> None:
-        """Swaps. Raises what copies do; `rollback` is the way back from any point of it."""
+        """Exchanges. Raises the errors of copies; `rollback` works from any point of it."""
         pieces = self._pieces
         for live, new in self._cut():
             self._begin(live, new)
@@ -83,10 +83,10 @@ class HostSwap:
             self._finish(piece)
 
     def rollback(self) -> None:
-        """Copies the replaced contents back, for as far as a commit got; every copy that it began has ended."""
+        """Copies back the contents that a commit replaced. All copies that it began have ended."""
         for piece in self._pieces:
             for finish in (self._filled, self._finish):
-                with suppress(Exception):  # a slot has what was live then
+                with suppress(Exception):  # a slot has the live contents then
                     finish(piece)
         in_slots = [piece for piece in self._pieces if piece.is_overwritten and not piece.is_kept]
         for piece in in_slots:
@@ -105,7 +105,7 @@ class HostSwap:
             yield from parts(live, new, self._ring.slot_bytes)
 
     def _begin(self, live: torch.Tensor, new: torch.Tensor) -> None:
-        """Sends the live contents down, and fills the slot that goes up."""
+        """Sends the live contents to the host, and fills the slot for the device."""
         turn, half = len(self._pieces), len(self._down_slots)
         piece = _Piece(live, new, self._down_slots[turn % half], self._up_slots[turn % half])
         if turn >= half:
@@ -118,7 +118,7 @@ class HostSwap:
         piece.filling = self._ring.start_copy(staged_as(piece.up[0], new), new)
 
     def _overwrite(self, piece: _Piece) -> None:
-        """Sends the prepared contents up, as soon as the live ones are down."""
+        """Sends the prepared contents to the device, as soon as the live ones are on the host."""
         self._filled(piece)
         slot, event = piece.up
         self._up.wait(piece.down[1])
@@ -127,18 +127,19 @@ class HostSwap:
         self._up.record(event)
 
     def _keep(self, piece: _Piece) -> None:
-        """Begins to take what was live out of its slot, when it is down. The prepared contents have left theirs."""
+        """Begins to copy the live contents out of their slot, when they are on the host. The prepared contents have
+        left theirs."""
         slot, event = piece.down
         event.synchronize()
         piece.keeping = self._ring.start_copy(piece.new, staged_as(slot, piece.new))
 
     def _filled(self, piece: _Piece) -> None:
-        """Returns when the prepared contents are in the slot."""
+        """Waits until the prepared contents are in the slot."""
         self._ring.finish_copy(piece.filling)
 
     def _finish(self, piece: _Piece) -> None:
-        """Returns when the prepared tensor has what was live, if that has begun. The slot that went down is free
-        then."""
+        """Waits until the prepared tensor has the live contents, if this has begun. Then the slot for the host is
+        free."""
         if piece.keeping:
             self._ring.finish_copy(piece.keeping)
             piece.is_kept = True

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.bench import engines
 from tests.bench.processes import PeerError
-from tests.daemon_process import DaemonProcess
+from tests.support.daemon_process import DaemonProcess
 
 
 async def start_daemon(

@@ -21,6 +21,7 @@ from safetensors.numpy import save_file
 
 from genserve.cli import main, serve
 from genserve.v1 import control_pb2, generation_pb2, types_pb2, weights_pb2
+from tests.unit.cli.commands import start
 from tests.unit.client.scripted_daemon import ScriptedDaemon, refuse
 
 Outcome = tuple[int, str, str]
@@ -44,22 +45,6 @@ def checkpoint(tmp_path: Path) -> str:
     path = tmp_path / "m.safetensors"
     save_file({"w": numpy.arange(1000, dtype="float32")}, path)
     return str(path)
-
-
-async def start(daemon: ScriptedDaemon, *arguments: str, stdout: int = asyncio.subprocess.PIPE) -> Any:
-    """Starts a command as a process of its own.
-
-    A test run in the background of a shell ignores SIGINT, and the command would do so too. It is told there and not
-    between fork and exec: what gRPC does in a forked process may close the command's pipes.
-    """
-    program = (
-        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
-        "from genserve.cli import main; sys.exit(main())"
-    )
-    return await asyncio.create_subprocess_exec(
-        sys.executable, "-c", program, *arguments, "--target", daemon.target,
-        stdout=stdout, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
 
 
 # --- generate
@@ -141,7 +126,7 @@ async def test_push_takes_the_next_version_and_prints_the_steps(
     assert daemon.weight_version == 7
     assert daemon.header.apply.pause_mode == 2
     assert "receive         1.5 ms" in output
-    assert "stood still for 1.0 ms" in output
+    assert "paused for 1.0 ms" in output
     assert "-> 7" in output
     assert "100%" in errors
 
@@ -219,7 +204,7 @@ async def test_status_is_a_table(genserve: Command) -> None:
         "version  0",
         "model    smol",
         "load     3 running, 0 waiting, 0 tok/s",
-        "cache    25% in use, 0% of prompt tokens found",
+        "cache    25% in use, 0% prefix hits",
         "updates  beside: there is room",
         "pause    lease-1  keep  no expiry  me",
     ]
@@ -313,7 +298,7 @@ async def test_target_and_token_come_from_the_environment(
         (["--max_model_len", "7", "--weight_update", "sideways"], "invalid choice: 'sideways'"),
         (["--model", "/nope"], "--model: no directory /nope"),
         (["--model=./nope"], "--model: no directory ./nope"),
-        (["--model=~"], "--model: no directory ~: write it out, ~ is not expanded here"),
+        (["--model=~"], "--model: no directory ~: write the path in full, ~ is not expanded here"),
     ],
 )
 def test_what_is_wrong_with_our_own_flags_is_told_before_vllm_is_imported(flags: list[str], says: str) -> None:

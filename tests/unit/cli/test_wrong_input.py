@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from genserve.cli import main, make_parser
-from tests.unit.cli.test_commands import start
+from tests.unit.cli.commands import start
 from tests.unit.client.scripted_daemon import ScriptedDaemon
 
 VALUES = ("3000000000", "-1", "9" * 30, "9" * 5000, "1e999", "nan", "", "\udc80", "é", "\x00", "a\nb")

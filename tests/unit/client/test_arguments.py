@@ -5,12 +5,12 @@ import asyncio
 import inspect
 import reprlib
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import pytest
 
-from genserve.client import AsyncClient, Client
-from genserve.client.generation.options import GenerateOptions, generate_request, generate_requests
+from genserve.client import ApplyOptions, AsyncClient, Client, PushOptions, SendOptions
+from genserve.client.generation.options import ChatOptions, GenerateOptions, generate_request, generate_requests
 from genserve.errors import DeadlineError, InvalidFieldError
 from tests.unit.client.call_table import ARGUMENTS, OPTIONS, public_calls, timeouts
 from tests.unit.client.scripted_daemon import ScriptedDaemon
@@ -29,6 +29,16 @@ VALUES: Final[tuple[Any, ...]] = (
 NOT_TRIED: Final = {"weights", "tensors", "progress", "timeout_s"}
 
 
+UNPACKED: Final[dict[str, type]] = {
+    "generate": GenerateOptions,
+    "push_weights": PushOptions,
+    "push_lora": SendOptions,
+    "commit_push": ApplyOptions,
+    "tokenize": ChatOptions,
+}
+"""Calls whose options are those of a TypedDict; others that share one are not tried again."""
+
+
 def attempts() -> Iterator[tuple[str, str, list[Any], dict[str, Any]]]:
     """Method, argument, and how to call it with a wrong value of that argument."""
     for name in sorted(public_calls(AsyncClient) - {"close", "stream_many"}):
@@ -43,9 +53,28 @@ def attempts() -> Iterator[tuple[str, str, list[Any], dict[str, Any]]]:
                 else:
                     options[parameter.name] = value
                 yield name, parameter.name, arguments, options
-    for option in GenerateOptions.__annotations__:
-        for value in VALUES:
-            yield "generate", option, ["x"], {option: value}
+    for name, kind in UNPACKED.items():
+        for option in kind.__annotations__.keys() - NOT_TRIED:
+            for value in VALUES:
+                yield name, option, list(ARGUMENTS[name]), {**OPTIONS.get(name, {}), option: value}
+
+
+def test_every_option_of_every_call_is_declared() -> None:
+    """Those that take keyword arguments by a TypedDict are tried by its names."""
+    found = {}
+    for name in public_calls(AsyncClient):
+        for parameter in inspect.signature(getattr(AsyncClient, name)).parameters.values():
+            if parameter.kind is parameter.VAR_KEYWORD:
+                (found[name],) = get_args(parameter.annotation)
+    assert found == {**UNPACKED, **dict.fromkeys(("generate_many", "generate_as_completed", "stream"), GenerateOptions)}
+
+
+@pytest.mark.parametrize("name", ["generate", "push_weights", "push_lora", "commit_push"])
+async def test_an_option_that_does_not_exist_is_a_type_error(name: str) -> None:
+    """As of any function."""
+    async with AsyncClient("127.0.0.1:1") as client:
+        with pytest.raises(TypeError, match=r"unknown option chunk_byte\b"):
+            await getattr(client, name)(*ARGUMENTS[name], **{**OPTIONS.get(name, {}), "chunk_byte": 5})
 
 
 async def test_every_wrong_argument_of_every_call_is_refused_by_name() -> None:

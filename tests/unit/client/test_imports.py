@@ -1,13 +1,21 @@
-"""The client is light."""
+"""The client is light, and what it stands on."""
 
+import pkgutil
 import subprocess
 import sys
 
+import pytest
 
-def test_importing_the_client_loads_neither_torch_nor_vllm_nor_numpy() -> None:
+import genserve.tensors
+
+TENSORS = sorted(f"genserve.tensors.{module.name}" for module in pkgutil.iter_modules(genserve.tensors.__path__))
+
+
+@pytest.mark.parametrize("module", ["genserve.client", "genserve.memory.host", "genserve.memory.ring", *TENSORS])
+def test_importing_loads_neither_torch_nor_vllm_nor_numpy(module: str) -> None:
     """In a fresh interpreter: `pip install genserve` has none of them."""
     heavy = "{'torch', 'vllm', 'numpy', 'safetensors', 'google_crc32c'}"
-    program = f"import sys, genserve.client; print(sorted({heavy} & set(sys.modules)))"
+    program = f"import sys, {module}; print(sorted({heavy} & set(sys.modules)))"
     assert _run(program) == "[]"
 
 

@@ -13,7 +13,7 @@ from genserve.control.pause import PauseController, PauseGrant
 from genserve.control.sleep import SleepController
 from genserve.control.state import StateBoard
 from genserve.engine.protocol import KvPolicy, PauseMode
-from tests.scripted_engine import ScriptedEngine
+from tests.support.scripted_engine import ScriptedEngine
 
 
 class Resident:

@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 import pytest
 
-from genserve.control.admission import check_admission, check_control, check_sound, check_weights
 from genserve.control.conditions import (
     RULES,
     DaemonCondition,
@@ -15,6 +14,7 @@ from genserve.control.conditions import (
     may_run,
     phase_of,
 )
+from genserve.control.phase_admission import check_control, check_generation, check_sound, check_weights
 from genserve.engine.protocol import SleepTag
 from genserve.errors import DrainingError, EngineDeadError, EngineSleepingError, EngineTaintedError, GenserveError
 
@@ -43,7 +43,7 @@ def test_every_pair_of_conditions_has_one_meaning(engine: EngineCondition, daemo
     told = phase_of(engine, daemon)
     assert told is phase
     assert RULES[told].serves is serves
-    assert raised_by(check_admission, told) is admission
+    assert raised_by(check_generation, told) is admission
     assert raised_by(check_control, told) is control
     assert raised_by(check_weights, engine, daemon) is weights
     assert may_run(engine) is (engine in MAY_RUN)
@@ -52,7 +52,7 @@ def test_every_pair_of_conditions_has_one_meaning(engine: EngineCondition, daemo
 @pytest.mark.parametrize("phase", Phase)
 def test_a_phase_takes_requests_exactly_when_health_says_serving(phase: Phase) -> None:
     """A load balancer and the daemon itself agree; paused and applying engines let requests wait."""
-    assert RULES[phase].serves == (raised_by(check_admission, phase) is None)
+    assert RULES[phase].serves == (raised_by(check_generation, phase) is None)
 
 
 @pytest.mark.parametrize("engine", EngineCondition)
@@ -104,5 +104,5 @@ def raised_by(check: Callable[..., None], *conditions: object) -> Error:
 @pytest.mark.parametrize("phase", Phase)
 def test_only_a_start_is_worth_waiting_for(phase: Phase) -> None:
     """Clients come again after a second; what else refuses does not end by itself."""
-    for refusal in (RULES[phase].admission, RULES[phase].control):
+    for refusal in (RULES[phase].generation, RULES[phase].control):
         assert refusal is None or refusal().retry_after_s == (1.0 if phase is Phase.STARTING else None)

@@ -9,8 +9,8 @@ from genserve.control.conditions import EngineCondition, Phase
 from genserve.control.drain import Drain
 from genserve.engine.protocol import PauseMode
 from genserve.errors import DrainingError
-from tests.phases import enter_phase
-from tests.scripted_engine import Gate
+from tests.support.phases import enter_phase
+from tests.support.scripted_engine import Gate
 from tests.unit.control.conftest import Rig
 
 

@@ -16,8 +16,8 @@ from genserve.errors import (
     InvalidFieldError,
     PauseLeaseLostError,
 )
-from tests.phases import enter_phase
-from tests.scripted_engine import Gate
+from tests.support.phases import enter_phase
+from tests.support.scripted_engine import Gate
 from tests.unit.control.conftest import Rig
 
 

@@ -8,8 +8,8 @@ from genserve.control.asleep import SleepDepth
 from genserve.control.conditions import Phase
 from genserve.engine.protocol import KvPolicy, PauseMode
 from genserve.errors import DeadlineError, EngineSleepingError, EngineTaintedError, UnsupportedError
-from tests.phases import enter_phase
-from tests.scripted_engine import Gate
+from tests.support.phases import enter_phase
+from tests.support.scripted_engine import Gate
 from tests.unit.control.conftest import Rig
 
 SLEEP_1 = "sleep 1 scheduling+weights+kv_cache"

@@ -15,7 +15,7 @@ from genserve.errors import (
     GenserveError,
     InvalidFieldError,
 )
-from tests.scripted_engine import Gate
+from tests.support.scripted_engine import Gate
 from tests.unit.control.conftest import Rig
 
 DROPPED = SleepDepth.of(2, ())

@@ -8,7 +8,7 @@ from genserve.control.asleep import Asleep
 from genserve.control.conditions import DaemonCondition, EngineCondition, Phase
 from genserve.control.state import StateBoard
 from genserve.engine.protocol import ALL_TAGS
-from tests.scripted_engine import ScriptedEngine
+from tests.support.scripted_engine import ScriptedEngine
 
 
 def new_board() -> StateBoard:

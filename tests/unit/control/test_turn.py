@@ -8,8 +8,8 @@ from genserve.control.conditions import Phase
 from genserve.control.turn import uninterrupted
 from genserve.engine.protocol import KvPolicy, PauseMode
 from genserve.errors import DeadlineError, DrainingError, InvalidFieldError
-from tests.phases import enter_phase
-from tests.scripted_engine import Gate
+from tests.support.phases import enter_phase
+from tests.support.scripted_engine import Gate
 from tests.unit.control.conftest import Rig
 
 
@@ -67,7 +67,7 @@ async def test_a_pause_that_waits_is_given_up_when_the_daemon_drains(rig: Rig) -
     behind = asyncio.create_task(rig.pause(timeout_s=60.0))
     await pausing.reached.wait()
     enter_phase(rig.board, Phase.DRAINING)
-    rig.pauses.give_up_pending()
+    rig.pauses.cancel_pending()
     for each in (waiting, behind):
         with pytest.raises(DrainingError):
             await asyncio.wait_for(each, 5)
@@ -86,7 +86,7 @@ async def test_a_hold_that_waits_is_given_up_when_the_daemon_drains(rig: Rig) ->
     pushing = asyncio.create_task(push())
     await pausing.reached.wait()
     enter_phase(rig.board, Phase.DRAINING)
-    rig.pauses.give_up_pending()
+    rig.pauses.cancel_pending()
     with pytest.raises(DrainingError):
         await asyncio.wait_for(pushing, 5)
     assert rig.engine.running

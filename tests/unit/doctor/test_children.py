@@ -7,7 +7,8 @@ import sys
 import psutil
 import pytest
 
-from genserve.doctor.children import Children, members_of
+from genserve.doctor.children import Children
+from genserve.launcher.process_group import members_of
 
 FAMILY = """
 import signal, subprocess, sys, time

@@ -79,7 +79,7 @@ def test_what_is_not_a_checkpoint_is_refused_with_what_is_wrong(tmp_path: Path) 
     """Before anything is started."""
     for path, words in (
         (str(tmp_path / "none"), "not a directory"),
-        (own(tmp_path / "flat", norm="scale"), "no norm of a layer"),
+        (own(tmp_path / "flat", norm="scale"), "no norm in a layer"),
     ):
         with pytest.raises(InvalidFieldError, match=words):
             own_model.checkpoints(path)

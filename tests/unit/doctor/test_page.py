@@ -10,8 +10,8 @@ from genserve.doctor.serve_flags import ServeFlags
 from genserve.doctor.trial.verdicts import way_verdicts
 from genserve.doctor.verdict import Level
 from tests.unit.doctor.conftest import GB, snapshot, way
-from tests.unit.doctor.machine.test_verdicts import BAD as BAD_MACHINES
-from tests.unit.doctor.trial.test_verdicts import BAD as BAD_DAEMONS
+from tests.unit.doctor.machine.bad_machines import BAD as BAD_MACHINES
+from tests.unit.doctor.trial.bad_daemons import BAD as BAD_DAEMONS
 
 PAGE = Path(__file__).parents[3] / "docs" / "doctor.md"
 

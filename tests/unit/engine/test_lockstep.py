@@ -13,7 +13,7 @@ from genserve.engine.protocol import KvPolicy, PauseCounts, PauseMode
 from genserve.engine.vllm.liveness import Liveness
 from genserve.engine.vllm.scheduling import Scheduling
 from genserve.errors import DeadlineError
-from tests.scripted_engine import ScriptedEngine
+from tests.support.scripted_engine import ScriptedEngine
 from tests.unit.engine.lockstep_cores import Cores
 
 LONG = 10**9

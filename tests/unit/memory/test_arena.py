@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from genserve.errors import StagingFullError
-from genserve.memory import arena as arena_module
-from genserve.memory.arena import Arena, allocate_arena, available_memory_bytes, map_arena
+from genserve.memory import available
+from genserve.memory.arena import Arena, allocate_arena, map_arena
 
 MAP_AND_PRINT = """
 import sys
@@ -142,7 +142,7 @@ def test_more_than_the_machine_has_is_refused(monkeypatch: pytest.MonkeyPatch) -
     """At the header and as an error, not as a SIGBUS when the bytes arrive; a margin is left to others."""
     with pytest.raises(StagingFullError):
         Arena.allocate(1 << 50)
-    monkeypatch.setattr(arena_module, "available_memory_bytes", lambda: (256 << 20) + 99)
+    monkeypatch.setattr(available, "available_memory_bytes", lambda: available.MARGIN_BYTES + 99)
     Arena.allocate(99).close()
     with pytest.raises(StagingFullError):
         Arena.allocate(100)
@@ -204,23 +204,6 @@ async def test_cancelled_allocation_gives_back_what_the_thread_brings(monkeypatc
         await allocating
     go_on.set()
     await asyncio.wait_for(closed.wait(), 5)
-
-
-@pytest.mark.parametrize(
-    ("limit", "expected"), [("max", 4_000_000 * 1024), ("1000000", 1_000_000 - (700_000 - 200_000)), ("1", 0)]
-)
-def test_available_memory_is_the_lesser_of_machine_and_container(tmp_path: Path, limit: str, expected: int) -> None:
-    """A container's limit counts, without the cached files that go when memory is needed."""
-    (tmp_path / "self").mkdir()
-    (tmp_path / "meminfo").write_text("MemTotal: 8000000 kB\nMemAvailable:    4000000 kB\n")
-    (tmp_path / "self/cgroup").write_text("0::/box\n")
-    group = tmp_path / "groups/box"
-    group.mkdir(parents=True)
-    (group / "memory.max").write_text(limit + "\n")
-    (group / "memory.current").write_text("700000\n")
-    (group / "memory.stat").write_text("anon 1\ninactive_file 200000\n")
-    assert available_memory_bytes(tmp_path, tmp_path / "groups") == expected
-    assert available_memory_bytes(tmp_path, tmp_path / "none") == 4_000_000 * 1024
 
 
 def _num_maps() -> int:

@@ -11,7 +11,6 @@ import pytest
 
 from genserve.errors import ChecksumMismatchError, InvalidFieldError
 from genserve.memory.segment import Segment, SegmentChunk
-from genserve.tensors.checksum import crc32c_of
 
 DATA = bytes(range(256)) * 4096  # more than is read at once
 
@@ -81,9 +80,3 @@ def test_nothing_stays_open_after_a_refusal(tmp_path: Any) -> None:
         Segment.open(f"/proc/{os.getpid()}/fd/{fd}", None)
     os.close(fd)
     assert os.listdir("/proc/self/fd") == before
-
-
-def test_checksums_of_views_are_those_of_bytes() -> None:
-    """Also continued."""
-    assert crc32c_of(memoryview(DATA)[3:]) == google_crc32c.value(DATA[3:])
-    assert crc32c_of(memoryview(bytearray(DATA))[10:], crc32c_of(DATA[:10])) == google_crc32c.value(DATA)

@@ -4,7 +4,9 @@ from google.protobuf.message import DecodeError
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from genserve.rpc.frames.push import frame_parser
+from genserve.memory.segment import SegmentChunk
+from genserve.rpc.frames.push import Frame as PushFrame
+from genserve.rpc.frames.push import UnknownFrame, frame_parser
 from genserve.tensors.chunk_frame import Chunk, chunk_start, parse_chunk
 from genserve.v1 import weights_pb2
 
@@ -21,22 +23,28 @@ def varint(number: int, padding: int = 0) -> bytes:
     return bytes([*encoded, number])
 
 
-def by_protobuf(frame: bytes) -> Frame | Chunk | None:
+def by_protobuf(frame: bytes) -> PushFrame | None:
     """What protobuf says: None for what is no message."""
     try:
         message = Frame.FromString(frame)
     except DecodeError:
         return None
-    if message.WhichOneof("frame") != "chunk":
-        return message
-    chunk = message.chunk
-    return Chunk(chunk.offset, chunk.data, chunk.crc32c if chunk.HasField("crc32c") else None)
+    kind = message.WhichOneof("frame")
+    if kind is None:
+        return UnknownFrame()
+    found = getattr(message, kind)
+    if kind not in ("chunk", "segment"):
+        return found
+    crc32c = found.crc32c if found.HasField("crc32c") else None
+    if kind == "chunk":
+        return Chunk(found.offset, found.data, crc32c)
+    return SegmentChunk(found.path, found.segment_offset, found.offset, found.length, crc32c, found.taken_path)
 
 
-def by_us(frame: bytes) -> Frame | Chunk | None:
+def by_us(frame: bytes) -> PushFrame | None:
     """What the server's parser says."""
     try:
-        return frame_parser(None)(frame)  # type: ignore[return-value]
+        return frame_parser(None)(frame)
     except DecodeError:
         return None
 
@@ -52,7 +60,7 @@ fields = st.one_of(
 )
 bodies = st.lists(fields, max_size=6).map(b"".join)
 frames = st.builds(lambda body, tag, padding: tag + varint(len(body), padding) + body, bodies,
-                   st.sampled_from([b"\x12", b"\x12", b"\x0a", b"\x1a"]), st.integers(0, 3))  # fmt: skip
+                   st.sampled_from([b"\x12", b"\x12", b"\x0a", b"\x1a", b"\x22"]), st.integers(0, 3))  # fmt: skip
 
 
 @given(st.lists(frames, max_size=3).map(b"".join))

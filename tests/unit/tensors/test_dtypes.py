@@ -11,18 +11,18 @@ import pytest
 import safetensors
 import torch
 
-from genserve.client.weights.layout import ByteSpace, Layout
-from genserve.client.weights.sources import tensor_sources, to_torch
+from genserve.client.weights.layout import ByteSpace
+from genserve.client.weights.sources import TensorSource, tensor_sources, to_torch
 from genserve.errors import ManifestMismatchError
 from genserve.memory.arena import Arena
 from genserve.tensors.dtypes import FRAMEWORK_NAMES, ITEM_BYTES, SUB_BYTE, DtypeError
 from genserve.tensors.manifest import Manifest, TensorSpec, completed, structural_issues
 from genserve.tensors.safetensors import CheckpointFileError, StoredTensor, read_checkpoint, write_safetensors
-from genserve.weights.admission import examine
 from genserve.weights.checkpoint import CheckpointIndex
 from genserve.weights.checkpoint_files import CheckpointFiles
+from genserve.weights.push_admission import examine
 from genserve.worker.arena_tensors import ArenaTensors
-from genserve.worker.contract import Prepare
+from genserve.worker.contract.calls import Prepare
 
 SHAPE = (2, 4)
 
@@ -61,9 +61,8 @@ def test_every_type_goes_all_the_way(tmp_path: Path, dtype: str) -> None:
     assert (source.dtype, source.size_bytes, bytes(source.read())) == (dtype, file.size_bytes, bytes(file.read()))
 
     pushed = ByteSpace([source]).manifest(partial=True)
-    (spec,) = pushed.tensors
-    manifest = Manifest((TensorSpec("x", spec.dtype, tuple(spec.shape), 0, spec.length),), pushed.total_bytes, True)
-    assert examine(manifest, "", index)[1] == []
+    assert pushed.tensors == (TensorSpec("x", dtype, SHAPE, 0, source.size_bytes),)
+    assert examine(pushed, "", index)[1] == []
     base = index.as_manifest()
     assert structural_issues(base) == []
     whole = completed(Manifest((base.tensors[0],), 1, partial=True), base, ())
@@ -103,7 +102,7 @@ def test_a_type_that_is_not_supported_is_named_with_its_tensor(tmp_path: Path, d
     with pytest.raises(CheckpointFileError, match=f"x: .*{dtype}"):
         read_checkpoint(tmp_path)
     with pytest.raises(DtypeError, match=f"x: .*{dtype}"):
-        Layout([("x", dtype, SHAPE)]).places()
+        ByteSpace([TensorSource("x", dtype, SHAPE, lambda: memoryview(b""))])
     with pytest.raises(DtypeError, match=f"x: .*{dtype}"):
         list(ArenaTensors(Prepare("n", "", 0, [("x", dtype, SHAPE, 0, 4)], {}), ""))
 

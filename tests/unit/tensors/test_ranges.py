@@ -1,10 +1,12 @@
 """Byte ranges against a set of integers."""
 
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genserve.tensors.ranges import ByteRanges
+from genserve.tensors.ranges import ByteRanges, common, merged, num_bytes, split
 
 SIZE = 40
 RANGES = st.tuples(st.integers(0, SIZE), st.integers(0, SIZE)).map(lambda pair: (min(pair), max(pair)))
@@ -38,7 +40,7 @@ def _runs(numbers: set[int]) -> list[tuple[int, int]]:
 @pytest.mark.parametrize(("start", "end"), [(-1, 2), (3, 2)])
 def test_what_is_no_range_is_refused(start: int, end: int) -> None:
     """Silently adding it would count bytes that do not exist."""
-    with pytest.raises(ValueError, match="no range"):
+    with pytest.raises(ValueError, match="not a range"):
         ByteRanges().add(start, end)
 
 
@@ -49,3 +51,23 @@ def test_a_long_push_in_order_is_one_range() -> None:
         ranges.add(start, start + (1 << 20))
     assert ranges.num_ranges == 1
     assert ranges.total == 1 << 30
+
+
+def test_splitting_shares_every_byte_out_once() -> None:
+    """In parts that differ by a byte at most, whatever the holes."""
+    rng = random.Random(1)
+    for _ in range(200):
+        points = sorted(rng.sample(range(1000), 2 * rng.randint(0, 6)))
+        ranges = list(zip(points[::2], points[1::2], strict=True))
+        parts = split(ranges, num_parts := rng.randint(1, 7))
+        every = sorted(byte for part in parts for start, end in part for byte in range(start, end))
+        assert every == [byte for start, end in ranges for byte in range(start, end)]
+        sizes = [num_bytes(part) for part in parts]
+        assert len(parts) == num_parts
+        assert max(sizes) - min(sizes) <= 1
+
+
+def test_ranges_in_common() -> None:
+    """What a caller still has to send of what is missing."""
+    assert common([(0, 5), (8, 20)], [(3, 9), (15, 16), (20, 30)]) == [(3, 5), (8, 9), (15, 16)]
+    assert merged([(0, 2), (2, 4), (4, 4), (6, 7)]) == [(0, 4), (6, 7)]

@@ -81,6 +81,16 @@ def test_a_header_length_that_cannot_be_is_refused(header_bytes: int, tmp_path: 
         read_checkpoint(path)
 
 
+def test_a_header_above_the_limit_is_not_read(tmp_path: Path) -> None:
+    """Though the file is large enough to have it."""
+    path = tmp_path / "x"
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", MAX_HEADER_BYTES + 1))
+        file.truncate(MAX_HEADER_BYTES + 100)
+    with pytest.raises(CheckpointFileError, match="is no safetensors file"):
+        read_checkpoint(path)
+
+
 @pytest.mark.parametrize(
     ("header", "data_bytes"),
     [

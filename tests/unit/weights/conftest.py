@@ -27,7 +27,7 @@ from genserve.weights.push.types import PushHeader, PushOutcome
 from genserve.weights.registry import PushRegistry
 from genserve.weights.resident import CheckpointBytes, ResidentStore, ResidentVersion
 from genserve.weights.vllm_transfer import TransferUpdates
-from tests.scripted_engine import ScriptedEngine
+from tests.support.scripted_engine import ScriptedEngine
 
 CHECKPOINT = CheckpointIndex({"a": CheckpointTensor("F32", (4,), 16), "b": CheckpointTensor("BF16", (8,), 16)})
 MANIFEST = CHECKPOINT.as_manifest()
@@ -131,7 +131,7 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
         task.cancel()
     await asyncio.wait(background)
     await rig.registry.close()
-    rig.resident.give_up()
+    rig.resident.release_memory()
     assert rig.engine.misuses == []
     assert ended == []
 

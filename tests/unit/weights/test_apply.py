@@ -21,8 +21,8 @@ from genserve.weights.apply import WeightUpdater
 from genserve.weights.push.live_push import LivePush
 from genserve.weights.push.staging import Staging
 from genserve.weights.push.types import ApplyOptions, PushState
-from tests.phases import enter_phase
-from tests.scripted_engine import Gate
+from tests.support.phases import enter_phase
+from tests.support.scripted_engine import Gate
 from tests.unit.weights.conftest import MANIFEST, Rig, header, tensors, weights
 
 
@@ -131,7 +131,7 @@ async def test_commit_that_cannot_be_undone_is_healed_with_the_resident_bytes(
     rig.engine.calls.clear()
     rig.engine.fails["commit_weights"] = failure
     rig.engine.live = {"a": b"mixed"}
-    with pytest.raises(PushRolledBackError, match=f"version {served} was applied anew"):
+    with pytest.raises(PushRolledBackError, match=f"version {served} was applied again"):
         await rig.push(header("failing", 5))
     assert rig.engine.live == tensors(served)
     assert rig.engine.weight_version == served
@@ -145,7 +145,7 @@ async def test_commit_that_cannot_be_undone_is_healed_with_the_resident_bytes(
 @pytest.mark.parametrize("failure", [EngineTaintedError("half"), RuntimeError("what?")])
 async def test_commit_that_can_neither_be_undone_nor_healed_taints(rig: Rig, failure: Exception) -> None:
     """Nothing is resident: the engine stands still and says TAINTED."""
-    rig.resident.give_up()
+    rig.resident.release_memory()
     rig.engine.fails["commit_weights"] = failure
     with pytest.raises(EngineTaintedError, match="could not be restored"):
         await rig.push(header())
@@ -186,7 +186,7 @@ async def test_commit_that_hangs_is_the_end_of_the_engine(rig: Rig) -> None:
 
 async def test_full_push_heals_a_tainted_engine(rig: Rig) -> None:
     """And a failed attempt at it leaves the engine tainted and still."""
-    rig.resident.give_up()
+    rig.resident.release_memory()
     rig.engine.fails["commit_weights"] = EngineTaintedError("half")
     with pytest.raises(EngineTaintedError):
         await rig.push(header())

@@ -10,6 +10,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from genserve.tensors.manifest import Manifest, TensorSpec, structural_issues
+from genserve.tensors.safetensors import MAX_HEADER_BYTES
 from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor, checkpoint_issues
 from genserve.weights.checkpoint_files import CheckpointError, CheckpointFiles
 
@@ -63,14 +64,29 @@ def test_tied_head_is_known(
     assert CheckpointIndex.read(CheckpointFiles.open(tmp_path)).tied == tied
 
 
+def entry(begin: int, end: int) -> dict[str, Any]:
+    """A tensor of bytes."""
+    return {"dtype": "U8", "shape": [end - begin], "data_offsets": [begin, end]}
+
+
+def file_of(header: dict[str, Any], data_bytes: int) -> bytes:
+    """With a header and so much behind it."""
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + bytes(data_bytes)
+
+
 @pytest.mark.parametrize(
     ("content", "says"),
     [
         (b"", "no safetensors file"),
         (struct.pack("<Q", 1 << 62) + b"{}", "no safetensors file"),
-        (struct.pack("<Q", 2) + b"[]", "malformed"),
+        (struct.pack("<Q", 2) + b"[]", "not a JSON object"),
         (struct.pack("<Q", 4) + b"nope", "Expecting value"),
-        (struct.pack("<Q", 8) + b'{"a":{}}', "malformed"),
+        (struct.pack("<Q", 8) + b'{"a":{}}', "a: needs dtype, shape"),
+        (file_of({"a": entry(0, 1), "b": entry(2, 3)}, 3), "b: begins at 2, the one before it ends at 1"),
+        (file_of({"a": entry(0, 1)}, 2), "2 bytes of data, 1 in the header"),
+        (file_of({"a": entry(0, 1), "b": entry(1, 2)}, 1), "may be truncated"),
+        (struct.pack("<Q", MAX_HEADER_BYTES + 1) + bytes(100), "no safetensors file"),
     ],
 )
 def test_file_that_is_none_is_told_by_name(tmp_path: Path, content: bytes, says: str) -> None:

@@ -136,7 +136,7 @@ async def test_a_version_whose_files_were_written_to_is_not_resident(file: Path)
         assert store.served is None
         with pytest.raises(NotResidentError, match="files have changed since the daemon started: push"):
             store.require()
-        store.give_up_replaced()
+        store.release_replaced()
         with pytest.raises(WeightVersionMismatchError):
             read.view(0, 1)
 

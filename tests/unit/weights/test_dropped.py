@@ -18,7 +18,7 @@ from genserve.errors import (
 from genserve.tensors.manifest import Manifest
 from genserve.weights.push.types import ApplyOptions, PushAction, PushOutcome
 from genserve.weights.vllm_transfer import UpdateOptions
-from tests.scripted_engine import Gate
+from tests.support.scripted_engine import Gate
 from tests.unit.weights.conftest import MANIFEST, Rig, header, tensors, weights
 
 
@@ -250,7 +250,7 @@ async def test_vllm_s_transfer_takes_awake_weights_and_no_dropped_ones(rig: Rig)
     rig.engine.backend = "nccl"
     await sleep(rig, 1)
     await rig.sleeps.wake_up(["weights"])
-    await rig.transfers.start(UpdateOptions("u1"))
+    await rig.transfers.start(UpdateOptions(update_id="u1"))
     assert rig.board.phase is Phase.SLEEPING
     await rig.transfers.update("u1", '{"a": "new"}', 5.0)
     await rig.transfers.finish("u1", None, 5.0)
@@ -260,9 +260,9 @@ async def test_vllm_s_transfer_takes_awake_weights_and_no_dropped_ones(rig: Rig)
     assert rig.engine.running
     await drop_weights(rig)
     with pytest.raises(EngineTaintedError, match=r"push a complete version .* not here to be restored.*level 1"):
-        await rig.transfers.start(UpdateOptions("u2"))
+        await rig.transfers.start(UpdateOptions(update_id="u2"))
     await rig.push(header(weight_version=5))
-    await rig.transfers.start(UpdateOptions("u3"))
+    await rig.transfers.start(UpdateOptions(update_id="u3"))
 
 
 async def test_vllm_s_transfer_follows_the_wake_up_that_restores(rig: Rig) -> None:
@@ -270,6 +270,6 @@ async def test_vllm_s_transfer_follows_the_wake_up_that_restores(rig: Rig) -> No
     rig.engine.backend = "nccl"
     await drop_weights(rig)
     with pytest.raises(EngineTaintedError, match="wake up the rest, which restores the served version"):
-        await rig.transfers.start(UpdateOptions("u1"))
+        await rig.transfers.start(UpdateOptions(update_id="u1"))
     await rig.sleeps.wake_up()
-    await rig.transfers.start(UpdateOptions("u1"))
+    await rig.transfers.start(UpdateOptions(update_id="u1"))

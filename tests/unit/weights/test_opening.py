@@ -8,6 +8,7 @@ import pytest
 
 from genserve.errors import PushNotFoundError, StagingFullError
 from genserve.memory import arena as arena_module
+from genserve.memory import available
 from genserve.memory.arena import Arena
 from genserve.weights.push.types import PushAction, PushState
 from tests.unit.weights.conftest import Rig, header, num_arenas, weights
@@ -90,7 +91,7 @@ async def test_an_open_for_which_the_machine_has_no_memory_leaves_other_pushes_a
 ) -> None:
     """Also where the quota would allow it."""
     await rig.stage_part(header("part", 1, attempt="a"), 0, 20)
-    monkeypatch.setattr(arena_module, "available_memory_bytes", lambda: 0)
+    monkeypatch.setattr(available, "available_memory_bytes", lambda: 0)
     with pytest.raises(StagingFullError, match="of memory are available"):
         await rig.registry.open(header("next", 2))
     assert rig.registry.report("part").push.received_bytes == 20

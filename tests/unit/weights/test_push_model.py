@@ -21,7 +21,7 @@ from genserve.errors import GenserveError, PushConflictError, PushRolledBackErro
 from genserve.weights.push.stream import LiveStream
 from genserve.weights.push.types import ApplyOptions, PushAction, PushOutcome, PushState
 from genserve.weights.registry import PushRegistry
-from tests.scripted_engine import Gate
+from tests.support.scripted_engine import Gate
 from tests.unit.weights.conftest import build_rig, further, header, num_arenas, num_open_arenas, weights
 from tests.unit.weights.push_model import NUM_RANKS, PART, Inline, Launch, Sender, content
 
@@ -260,7 +260,7 @@ class Pushes(RuleBasedStateMachine):
         self.now_s += seconds
 
         async def notice() -> None:
-            self.registry._tell_change()
+            self.registry._pushes.tell_change()
             await self.settle()
 
         self.run(notice())
@@ -335,7 +335,7 @@ class Pushes(RuleBasedStateMachine):
             task.cancel()
         await asyncio.wait(self.rig.background)
         await self.registry.close()
-        self.rig.resident.give_up()
+        self.rig.resident.release_memory()
 
 
 TestPushes = Pushes.TestCase

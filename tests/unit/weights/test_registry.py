@@ -25,8 +25,8 @@ from genserve.errors import (
 from genserve.tensors.manifest import Manifest
 from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor
 from genserve.weights.push.types import ApplyOptions, PushAction, PushState
-from tests.phases import enter_phase
-from tests.scripted_engine import Gate
+from tests.support.phases import enter_phase
+from tests.support.scripted_engine import Gate
 from tests.unit.weights.conftest import CHECKPOINT, MANIFEST, Rig, further, header, num_arenas, send, tensors, weights
 
 OTHER_MANIFEST = CheckpointIndex(

@@ -19,7 +19,7 @@ from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor
 from genserve.weights.checkpoint_files import CheckpointFiles
 from genserve.weights.push.types import PushAction, PushState
 from genserve.weights.resident import ArenaBytes, CheckpointBytes, ResidentStore, ResidentVersion
-from tests.scripted_engine import Gate
+from tests.support.scripted_engine import Gate
 from tests.unit.weights.conftest import MANIFEST, Rig, header, num_arenas, send, tensors, weights
 
 ONLY_B = Manifest((TensorSpec("b", "BF16", (8,), 0, 16),), 16, partial=True)
@@ -61,7 +61,7 @@ async def test_replaced_version_is_freed_at_once_or_with_its_last_reader() -> No
         assert store.held_bytes == 64
     assert store.held_bytes == 32
     assert num_arenas() == before + 1
-    store.give_up()
+    store.release_memory()
     assert num_arenas() == before
 
 
@@ -76,7 +76,7 @@ async def test_two_arenas_take_turns() -> None:
     assert num_arenas() == before + 3
     for arena in (first, second):
         arena.close()
-    store.give_up()
+    store.release_memory()
     assert num_arenas() == before
 
 
@@ -88,7 +88,7 @@ async def test_an_arena_of_another_size_is_given_back_before_one_is_taken() -> N
     arena = await store.room(33)
     assert (arena.size_bytes, num_arenas()) == (33, before + 2)
     arena.close()
-    store.give_up()
+    store.release_memory()
 
 
 async def test_an_arena_that_somebody_still_sees_is_not_used_again() -> None:
@@ -100,7 +100,7 @@ async def test_an_arena_that_somebody_still_sees_is_not_used_again() -> None:
     arena.write(0, weights(3))
     assert view == weights(1)
     arena.close()
-    store.give_up()
+    store.release_memory()
 
 
 async def test_reader_is_told_when_the_room_of_its_version_is_needed() -> None:
@@ -108,12 +108,12 @@ async def test_reader_is_told_when_the_room_of_its_version_is_needed() -> None:
     store = ResidentStore(version(1), enabled=True)
     with store.reading() as read:
         store.replace(version(2))
-        store.give_up_replaced()
+        store.release_replaced()
         with pytest.raises(WeightVersionMismatchError):
             read.view(0, 1)
         assert store.held_bytes == 32
     assert store.served is not None and store.served.weight_version == 2
-    store.give_up()
+    store.release_memory()
 
 
 async def test_store_that_is_not_enabled_keeps_nothing() -> None:
@@ -164,7 +164,7 @@ async def test_partial_push_is_completed_when_it_is_applied(rig: Rig) -> None:
 
 async def test_partial_push_without_resident_weights_is_refused(rig: Rig) -> None:
     """Before a byte moves."""
-    rig.resident.give_up()
+    rig.resident.release_memory()
     with pytest.raises(NotResidentError):
         await rig.registry.open(header(manifest=ONLY_B))
 

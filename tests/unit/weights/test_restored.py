@@ -7,7 +7,7 @@ import pytest
 from genserve.errors import DrainingError, PushConflictError, PushTruncatedError, VersionNotNewerError
 from genserve.weights.push.staging import Staging
 from genserve.weights.push.types import ApplyOptions, PushAction, PushState
-from tests.scripted_engine import Gate
+from tests.support.scripted_engine import Gate
 from tests.unit.weights.conftest import Rig, header, send, tensors, weights
 
 

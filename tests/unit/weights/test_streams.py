@@ -128,7 +128,7 @@ async def test_a_rank_that_was_cut_off_before_its_end_frame_has_not_said_that_it
     await asyncio.sleep(0)
     send(second, weights(1))
     second.detach()
-    with pytest.raises(PushTruncatedError, match="not ended by all"):
+    with pytest.raises(PushTruncatedError, match="did not get an end frame from all"):
         await asyncio.wait_for(waiting, 1.0)
     first.detach()
     assert rig.engine.calls == []

@@ -9,10 +9,10 @@ from genserve.control.conditions import EngineCondition, Phase
 from genserve.engine.protocol import PauseMode
 from genserve.errors import DrainingError, EngineTaintedError, GenserveError, InvalidFieldError, PushRolledBackError
 from genserve.weights.vllm_transfer import UpdateOptions
-from tests.phases import enter_phase
-from tests.scripted_engine import Gate
+from tests.support.phases import enter_phase
+from tests.support.scripted_engine import Gate
 from tests.unit.weights.conftest import Rig, header, tensors
-from tests.unit.weights.test_vllm_transfer import HALF, finish
+from tests.unit.weights.transfers import HALF, finish
 
 
 @pytest.fixture

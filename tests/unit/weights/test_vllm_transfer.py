@@ -24,10 +24,10 @@ from genserve.errors import (
 )
 from genserve.weights.push.types import PushAction
 from genserve.weights.vllm_transfer import UpdateOptions
-from tests.scripted_engine import Gate
+from tests.support.scripted_engine import Gate
 from tests.unit.weights.conftest import Rig, header, tensors
+from tests.unit.weights.transfers import HALF, finish
 
-HALF = '{"a": "0123456789abcdef"}'
 NEW = b"0123456789abcdef"
 
 
@@ -51,12 +51,6 @@ async def update(rig: Rig) -> None:
     await rig.transfers.start(UpdateOptions())
     await rig.transfers.update("", HALF, 5.0)
     await finish(rig)
-
-
-async def finish(rig: Rig, version: int | None = None, *, force: bool = False) -> int:
-    """Ends the update that is open, after it has received something; the version that is served."""
-    await rig.transfers.update("", HALF, 5.0)
-    return (await rig.transfers.finish("", version, 5.0, force=force)).active_version
 
 
 async def test_an_update_stands_still_from_start_to_finish(updating: Rig) -> None:
@@ -119,7 +113,7 @@ async def test_a_call_that_fails_ends_the_update(
 ) -> None:
     """It is abandoned, and the resident version applied over what is live, in the same pause."""
     updating.engine.fails[step] = failure
-    with pytest.raises(raised, match="undone, version 0 is served: no"):
+    with pytest.raises(raised, match="undone; version 0 is served: no"):
         await update(updating)
     assert updating.engine.calls[-5:] == [
         "transfer_abandon",
@@ -179,7 +173,7 @@ async def test_an_update_that_nobody_goes_on_with_is_undone(updating: Rig) -> No
     assert updating.board.phase is Phase.APPLYING
     await _until(updating, Phase.RUNNING)
     assert_undone(updating)
-    with pytest.raises(UpdateNotFoundError, match="timed out"):
+    with pytest.raises(UpdateNotFoundError, match="expired"):
         await updating.transfers.finish(begun.update_id, None, 5.0)
 
 
@@ -324,10 +318,10 @@ async def test_a_sleeping_engine_is_not_updated(updating: Rig) -> None:
 
 async def test_a_repeated_start_begins_nothing_and_keeps_the_update_alive(updating: Rig) -> None:
     """A trainer whose answer was lost goes on with the update that it has."""
-    begun = await updating.transfers.start(UpdateOptions("u", ttl_s=30.0, timeout_s=0.9))
+    begun = await updating.transfers.start(UpdateOptions(update_id="u", ttl_s=30.0, timeout_s=0.9))
     due_s, calls = begun.due_s, list(updating.engine.calls)
     await asyncio.sleep(0.01)
-    assert await updating.transfers.start(UpdateOptions("u", ttl_s=30.0)) is begun
+    assert await updating.transfers.start(UpdateOptions(update_id="u", ttl_s=30.0)) is begun
     assert begun.due_s > due_s
     assert updating.engine.calls == calls
     await finish(updating)

@@ -13,7 +13,7 @@ import torch
 
 from genserve.worker.update.device import Device
 from genserve.worker.update.pinned_ring import Event, PinnedRing
-from genserve.worker.update.swap import HostSwap
+from genserve.worker.update.swap import CpuSwap
 
 Action = Callable[[], None]
 POLICIES = ("late", "early", *range(8))
@@ -186,9 +186,9 @@ class LateDevice(Device):
         """As on a GPU; the CPU stands for both sides."""
         return live.nbytes >= self._least_bytes and live.is_contiguous()
 
-    def swap(self, pairs: Any) -> HostSwap:
+    def swap(self, pairs: Any) -> CpuSwap:
         """In two streams."""
-        return HostSwap(pairs, LateRing(self._gpu, self._slot_bytes), LateStream(self._gpu), LateStream(self._gpu))
+        return CpuSwap(pairs, LateRing(self._gpu, self._slot_bytes), LateStream(self._gpu), LateStream(self._gpu))
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """At once."""

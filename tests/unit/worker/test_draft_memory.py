@@ -2,7 +2,7 @@
 and not taken."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ from genserve.worker.update.beside import BesideUpdate
 from genserve.worker.update.draft import WithDraft
 from genserve.worker.update.inplace import InPlaceUpdate
 from genserve.worker.update.shadow import Shadow
+from genserve.worker.update.structure import Structure
 
 
 class Pool:
@@ -40,7 +41,7 @@ class Slot:
         self._pool.take(self._num_bytes)
         self._is_there = True
 
-    def free(self) -> None:
+    def free(self, device: torch.device) -> None:
         if self._is_there:
             self._pool.take(-self._num_bytes)
         self._is_there = False
@@ -50,12 +51,10 @@ class CountedShadow(Shadow):
     """A version of so many bytes."""
 
     def __init__(self, pool: Pool, num_bytes: int) -> None:
-        self._device = torch.device("cuda")
-        self._slots: list[Any] = [Slot(pool, num_bytes)]
-
-    def strip(self) -> None:
-        for slot in self._slots:
-            slot.free()
+        nothing: Any = None
+        slots: list[Any] = [Slot(pool, num_bytes)]
+        structure = Structure(nothing, nothing, nothing, slots, modules=[], parts=[], shared=frozenset())
+        super().__init__(structure, torch.device("cuda"), nullcontext)
 
 
 class Buffer:
@@ -84,7 +83,7 @@ def test_both_versions_and_both_buffers_are_kept(monkeypatch: pytest.MonkeyPatch
     pool = Pool()
     monkeypatch.setattr(beside, "sizes_of", lambda live: [80])
     monkeypatch.setattr(torch, "empty", lambda size, **options: Taken(pool, size))
-    WithDraft(built_beside(pool, 80, 2), built_beside(pool, 12, 2))
+    WithDraft(built_beside(pool, 80, 2), built_beside(pool, 12, 2)).take_back()
     assert pool.kept >= 80 + 2 + 12 + 2
     assert pool.used == 2 + 2
 
@@ -110,6 +109,6 @@ def test_in_place_the_draft_is_kept_beside_the_largest_layer(monkeypatch: pytest
     draft = built_beside(pool, 12, 2)
     monkeypatch.setattr(beside, "sizes_of", lambda live: [12])
     monkeypatch.setattr(torch, "empty", lambda size, **options: Taken(pool, size))
-    WithDraft(served, draft)
+    WithDraft(served, draft).take_back()
     assert pool.kept >= 9 + 12 + 2
     assert pool.used == 2

@@ -1,1 +1,1 @@
-"""One request: into vLLM's prompt and sampling parameters, and out of its outputs."""
+"""Requests: into vLLM's prompts and sampling parameters, running, and out of its outputs."""

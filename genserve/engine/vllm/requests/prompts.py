@@ -1,4 +1,4 @@
-"""From prompts to token ids, and back. Works on any Hugging Face tokenizer; imports none."""
+"""Converts prompts to token ids, and back. Works with any Hugging Face tokenizer and imports none."""
 
 import asyncio
 import copy
@@ -9,27 +9,27 @@ from typing import Any, TypeVar
 
 from genserve.engine.generation import AnyPrompt, ChatPrompt, TextPrompt, TokenPrompt, prompt_too_long
 from genserve.engine.vllm.requests.text_bounds import text_bounds
-from genserve.engine.vllm.timed_threads import TimedThreads
+from genserve.engine.vllm.requests.timed_threads import TimedThreads
 from genserve.errors import InvalidFieldError
 
 T = TypeVar("T")
 
 _INLINE_CHARACTERS = 4096
-"""Shorter texts are encoded on the event loop: that takes less time than handing them to a thread."""
+"""Shorter texts are encoded on the event loop, which takes less time than passing them to a thread."""
 
 _LONG_CHARACTERS = 1 << 16
-"""Longer texts have a thread of their own, so that the others do not wait for seconds behind one of them."""
+"""Longer texts have their own thread, so that others do not wait for seconds."""
 
 _RENDERING_LIMIT_S = 10.0
 _NUM_RENDERING_THREADS = 2
 
 _DATA_ARGUMENTS = frozenset({"tools", "documents"})
 _OTHER_ARGUMENTS = frozenset({"messages", "tokenize", "return_tensors", "return_dict", "padding", "truncation"})
-"""Arguments that a tokenizer may take by **kwargs, and that are no data for a template either."""
+"""Arguments that a tokenizer may take by **kwargs, and that are not data for a template either."""
 
 
 class _TokenizerThread:
-    """Tokenizers are not safe to share between threads, so each has a copy of its own."""
+    """Threads must not share a tokenizer, so each has its own copy."""
 
     def __init__(self, tokenizer: Any, name: str) -> None:
         self._tokenizer = copy.deepcopy(tokenizer)
@@ -43,11 +43,9 @@ class _TokenizerThread:
 
 
 class PromptCodec:
-    """Encodes and decodes without blocking the event loop for long.
-
-    `max_text_length`: characters of the longest text that is tokenised, whatever its tokens; `trust_templates`: whether
-    requests may bring a chat template along, which is a program that runs here.
-    """
+    """Encodes and decodes without blocking the event loop for long. `max_text_length`: characters of the longest text
+    that is tokenised, whatever its tokens. `trust_templates`: whether requests may contain a chat template, which is a
+    program that runs here."""
 
     def __init__(self, tokenizer: Any, max_model_len: int, max_text_length: int, *, trust_templates: bool) -> None:
         self._tokenizer = tokenizer
@@ -75,13 +73,14 @@ class PromptCodec:
             return list(prompt.ids)
         if isinstance(prompt, TextPrompt):
             return await self._encode_text(prompt.text, add_special_tokens)
-        # The template writes the special tokens itself.
+        # The template itself writes the special tokens.
         return await self._encode_text(await self._render(prompt), add_special_tokens=False)
 
     async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        """Text of token ids. Raises InvalidFieldError for more than a context holds, or one outside the vocabulary."""
+        """Text of token ids. Raises InvalidFieldError for more ids than a context holds, or one outside the
+        vocabulary."""
         if len(token_ids) > self._max_model_len:
-            raise InvalidFieldError.of("token_ids", f"has {len(token_ids)} ids; a sequence has {self._max_model_len}")
+            raise InvalidFieldError.of("token_ids", f"has {len(token_ids)} ids; the limit is {self._max_model_len}")
         size = len(self._tokenizer)
         highest = max(token_ids, default=0)
         if highest >= size:
@@ -101,7 +100,7 @@ class PromptCodec:
         if len(text) > self._max_text_length:
             raise prompt_too_long(f"{len(text)} characters", len(text), self._max_model_len)
         if self._bounds is not None:
-            at_least = int(0.999 * self._bounds.least_tokens(text))  # it is a sum of many floats
+            at_least = int(0.999 * self._bounds.least_tokens(text))  # a sum of many floats, which may be rounded up
             if at_least > self._max_model_len:
                 raise prompt_too_long(f"{at_least} tokens or more", at_least, self._max_model_len)
 
@@ -112,7 +111,7 @@ class PromptCodec:
 
     async def _render(self, prompt: ChatPrompt) -> str:
         for name in sorted(self._reserved & prompt.template_params.keys()):
-            only = ": only with --trust-request-chat-template" if name == "chat_template" else ""
+            only = ": start the daemon with --trust-request-chat-template" if name == "chat_template" else ""
             raise InvalidFieldError.of(f"chat.template_params.{name}", f"may not be set by a request{only}")
         try:
             return await self._rendering.run(lambda: self._apply_template(prompt))
@@ -131,5 +130,5 @@ class PromptCodec:
                     **prompt.template_params,
                 )
             )
-        except Exception as error:  # templates are programs of the checkpoint and may raise anything
-            raise InvalidFieldError.of("chat", f"the model's chat template refused it: {error}") from error
+        except Exception as error:  # a template is a program of the checkpoint and may raise anything
+            raise InvalidFieldError.of("chat", f"the model's chat template raised an error: {error}") from error

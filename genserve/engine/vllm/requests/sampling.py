@@ -1,7 +1,5 @@
-"""From a request to the fields of vLLM's SamplingParams, and from its complaints back to fields of the request.
-
-Pure: knows the names, not the class.
-"""
+"""Converts a request to the fields of vLLM's SamplingParams, and vLLM's errors to fields of the request. Pure: knows
+the names, not the class."""
 
 from collections.abc import Set
 from dataclasses import fields
@@ -28,7 +26,7 @@ _REQUEST_FIELDS = {
 """vLLM's name of a parameter -> path of the field of GenerateRequest that sets it."""
 
 _OURS = frozenset({"output_kind", "flat_logprobs", "skip_clone", "extra_args", "output_text_buffer_length"})
-"""Parameters that this adapter decides and no request may."""
+"""Parameters that only this adapter sets."""
 
 
 def request_field(parameter: str | None) -> str:
@@ -37,10 +35,10 @@ def request_field(parameter: str | None) -> str:
 
 
 def sampling_fields(request: GenerationRequest, known: Set[str]) -> dict[str, Any]:
-    """Keyword arguments for SamplingParams, but for output_kind and structured_outputs, which need vLLM's classes.
+    """Keyword arguments for SamplingParams, except output_kind and structured_outputs, which need vLLM's classes.
 
-    `known` are the public fields of SamplingParams. Raises InvalidFieldError for engine_params that are unknown, have a
-    field of their own in the request, or are not for clients.
+    `known` are the public fields of SamplingParams. Raises InvalidFieldError for engine_params that are unknown, are
+    another field of the request, or are not for clients.
     """
     stop, output = request.stop, request.output
     chosen: dict[str, Any] = {
@@ -48,7 +46,7 @@ def sampling_fields(request: GenerationRequest, known: Set[str]) -> dict[str, An
         for name, value in ((f.name, getattr(request.sampling, f.name)) for f in fields(Sampling))
         if value is not None
     }
-    # None lets vLLM use what is left of the context; its own default is 16.
+    # None lets vLLM use the rest of the context; its own default is 16.
     chosen["max_tokens"] = stop.max_tokens
     if stop.min_tokens is not None:
         chosen["min_tokens"] = stop.min_tokens
@@ -73,8 +71,8 @@ def _checked_engine_param(name: str, value: object, known: Set[str]) -> object:
     if name in _OURS:
         raise InvalidFieldError.of(path, "is set by the daemon")
     if name in _REQUEST_FIELDS:
-        raise InvalidFieldError.of(path, f"has a field of its own: {_REQUEST_FIELDS[name]}")
+        raise InvalidFieldError.of(path, f"is another field of the request: {_REQUEST_FIELDS[name]}")
     if name not in known:
         free = sorted(known - _OURS - _REQUEST_FIELDS.keys())
-        raise InvalidFieldError.of(path, f"is not a field of vLLM's SamplingParams; there are {', '.join(free)}")
+        raise InvalidFieldError.of(path, f"is not a field of vLLM's SamplingParams; fields are {', '.join(free)}")
     return value

@@ -22,7 +22,7 @@ _REASONS = {"length": FinishReason.LENGTH, "repetition": FinishReason.REPETITION
 
 
 class _Callback:
-    """In the place of an asyncio.Event that is set when there is an output: one wake-up serves many streams."""
+    """Replaces an asyncio.Event that is set when there is an output: one wake-up serves many streams."""
 
     __slots__ = ("set",)
 
@@ -30,11 +30,12 @@ class _Callback:
         self.set = callback
 
     def clear(self) -> None:
-        """As an event's."""
+        """The method of an event."""
 
 
 class VllmStream:
-    """Reads vLLM's RequestOutputCollector, which merges what is not read in time: a slow reader costs no memory.
+    """Reads vLLM's RequestOutputCollector, which merges outputs that are not read in time: a slow reader costs no
+    memory.
 
     `states` are vLLM's RequestState objects by sequence index: they hold the live starts of the weight spans.
     """
@@ -72,11 +73,11 @@ class VllmStream:
         return self._request.request_id
 
     def reason_if_aborted(self, reason: FinishReason) -> None:
-        """What to call the end if the engine aborts the request from now on."""
+        """Sets the finish reason for the case that the engine aborts the request from now on."""
         self._abort_reason = reason
 
     def end_soon(self, reason: FinishReason) -> None:
-        """Ends the request with `reason`; what was produced is still delivered."""
+        """Ends the request with `reason`. Tokens produced so far are still delivered."""
         if not self._finished and self._aborting is None:
             self._abort_reason = reason
             self._aborting = asyncio.create_task(self._abort(self))
@@ -96,13 +97,14 @@ class VllmStream:
         return None
 
     def call_when_ready(self, callback: Callable[[], None]) -> None:
-        """Has `callback` called instead of waking who waits in `next`."""
+        """Calls `callback` instead of waking a waiting `next`."""
         self.collector.ready = _Callback(callback)  # internal: the collector's asyncio.Event
         if self.collector.output is not None:
             callback()
 
     def take(self) -> GenerationUpdate | None:
-        """What has come, or None when nothing has. After an error the request is over, here and in the engine."""
+        """The available update, or None if there is none. After an error the request is over, here and in the
+        engine."""
         if self._finished:
             return None
         try:
@@ -117,7 +119,7 @@ class VllmStream:
     def _update(self, output: Any) -> GenerationUpdate | None:
         failed = any(completion.finish_reason == "error" for completion in output.outputs)
         if failed:
-            # What was produced is delivered first; who takes the next update gets the error.
+            # Produced tokens are delivered first; the next read raises the error.
             self._failure = self._engine_failure()
             if not any(completion.token_ids for completion in output.outputs):
                 raise self._failure
@@ -144,7 +146,7 @@ class VllmStream:
             await self._aborting
 
     def abandon(self) -> None:
-        """Ends the request, and whoever reads is given nothing more."""
+        """Ends the request; its reader gets nothing more."""
         if not self._finished:
             self._leave()
             if self._aborting is None:
@@ -192,7 +194,7 @@ class VllmStream:
         state = self._states.get(completion.index)
         if state is not None:
             return state.weight_version_starts  # type: ignore[no-any-return]
-        # Finished before its state could be looked up: the final output has the spans.
+        # The request finished before its state could be looked up: the final output has the spans.
         return [(span.version, span.start) for span in completion.weight_versions or ()]
 
     def _finish(self, completion: Any, spans: list[WeightSpan], num_tokens: int) -> Finish:
@@ -209,7 +211,7 @@ class VllmStream:
         if vllm_reason == "stop":
             if isinstance(stop_reason, str):
                 return FinishReason.STOP_STRING
-            # vLLM names its one EOS token by None, and the others of generation_config as if they had been asked for.
+            # vLLM reports its one EOS token as None, and the others of generation_config as requested stop tokens.
             return FinishReason.STOP_TOKEN if stop_reason in self._request.stop.token_ids else FinishReason.EOS
         if vllm_reason == "abort":
             return self._abort_reason
@@ -220,6 +222,6 @@ class VllmStream:
     def _engine_failure(self) -> GenserveError:
         if self._request.constraint is not None:
             return InvalidFieldError.of(
-                "constraint", "the engine cannot follow it: it does not compile, or contradicts other parameters"
+                "constraint", "the engine cannot enforce it: it does not compile, or contradicts other parameters"
             )
-        return GenserveError(f"the engine ended request {self.request_id} with an error; its log says which")
+        return GenserveError(f"the engine ended request {self.request_id} with an error, which is in its log")

@@ -18,23 +18,23 @@ _WHITESPACE = (
     "\t\n\x0b\x0c\r \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u2028\u2029\u202f"
     "\u205f\u3000"
 )
-# The last character of a special token may become one with what follows it, where text is composed.
+# The last character of a special token may combine with the following one, if text is composed.
 _SEAM_BYTES = 3
 _MARK = "\u2581"  # how sentencepiece writes a space
 
 
 @dataclass(frozen=True, slots=True)
 class TextBounds:
-    """`longest`: for each byte the length, in bytes, of the longest token that holds it; 0 where none can be told."""
+    """`longest`: for each byte the length, in bytes, of the longest token that contains it; 0 if unknown."""
 
     longest: tuple[int, ...]
     added: tuple[str, ...]
-    """Texts of the tokens that were added to the vocabulary, which are found as they are."""
+    """Texts of the tokens that were added to the vocabulary, which are matched literally."""
     composes: bool
-    """Whether the tokenizer brings text into Unicode's normal form C first."""
+    """Whether the tokenizer first converts text to Unicode's normal form C."""
 
     def least_tokens(self, text: str) -> float:
-        """A number of tokens that no tokenisation of `text` stays below, but for rounding."""
+        """A lower bound of the number of tokens of `text`, up to rounding."""
         covered = sum(text.count(each) * (self._weight(each) + _SEAM_BYTES) for each in self.added if each in text)
         return self._weight(unicodedata.normalize("NFC", text) if self.composes else text) - covered
 
@@ -44,7 +44,7 @@ class TextBounds:
 
 
 def text_bounds(tokenizer: Any) -> TextBounds | None:
-    """The bounds of a Hugging Face tokenizer; None where the vocabulary does not bound what a token can stand for."""
+    """The bounds of a Hugging Face tokenizer; None if the vocabulary does not limit what a token can stand for."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     return None if backend is None else bounds_of(json.loads(backend.to_str()))
 
@@ -65,7 +65,7 @@ def bounds_of(described: Mapping[str, Any]) -> TextBounds | None:
     for token in model["vocab"].keys() - found_first:
         _note(longest, _bytes_of(token, byte_level))
     if any(added.get("lstrip") or added.get("rstrip") for added in added_tokens):
-        for byte in _WHITESPACE.encode():  # such a token takes any amount of whitespace with it
+        for byte in _WHITESPACE.encode():  # such a token includes any amount of whitespace
             longest[byte] = 0
     added_texts = tuple(added["content"] for added in added_tokens if added["content"])
     return TextBounds(tuple(longest), added_texts, any(each["type"] == "NFC" for each in normalizers))

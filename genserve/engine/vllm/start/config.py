@@ -1,4 +1,4 @@
-"""vLLM's configuration: its own flags, unchanged, the few defaults that differ here, and what it came to."""
+"""vLLM's configuration: its own flags, unchanged, with a few other defaults."""
 
 import argparse
 import os
@@ -21,7 +21,7 @@ from genserve.config import CPU_KV_CACHE_BYTES, ways
 from genserve.engine.protocol import EngineInfo
 from genserve.engine.vllm.start import failure as start_failure
 from genserve.engine.vllm.start import refusals
-from genserve.worker.contract import (
+from genserve.worker.contract.vllm_settings import (
     DAEMON_PID_VARIABLE,
     EXTENSION,
     RANKS_HERE_KEY,
@@ -31,7 +31,7 @@ from genserve.worker.contract import (
 
 _MAX_CPU_LORAS = 8
 _DRAFTS = "draft.*"
-"""vLLM's name for the parameters of a draft model; the one pattern that need not match any."""
+"""vLLM's name for the parameters of a draft model; the one pattern that need not match a parameter."""
 
 
 def parser(prog: str, description: str) -> argparse.ArgumentParser:
@@ -44,12 +44,12 @@ def parser(prog: str, description: str) -> argparse.ArgumentParser:
 
 class _Parser(FlexibleArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """In a line: the usage of hundreds of flags hides it."""
+        """Prints one line, because the usage of hundreds of flags would hide it."""
         print(f"{self.prog}: error: {message}", file=sys.stderr)
         raise SystemExit(2)
 
     def format_help(self) -> str:
-        """As vLLM's; it names the groups when --help=WORD is in none of them."""
+        """vLLM's help. It lists the groups if --help=WORD is in none of them."""
         text: str = super().format_help()
         if self._search_keyword is None or not text.lstrip().startswith("No group"):
             return text
@@ -58,9 +58,9 @@ class _Parser(FlexibleArgumentParser):
 
 
 def check_flags(flags: argparse.Namespace, weight_update: str) -> None:
-    """Raises ValueError or EngineStartError for what parsed flags alone show to be refused; looks for no model."""
+    """Raises ValueError or EngineStartError for flags that are refused whatever the model is. Looks for no model."""
     if weight_update not in ("auto", *ways(current_platform.device_type)):
-        raise ValueError(f"--weight-update {weight_update} is for a GPU: here beside is in the host's memory already")
+        raise ValueError(f"--weight-update {weight_update} needs a GPU: on a CPU beside uses the host's memory")
     refusals.check_flags(flags)
 
 
@@ -73,7 +73,7 @@ def engine_args(flags: argparse.Namespace) -> AsyncEngineArgs:
     except Exception as error:
         raise start_failure.EngineStartError(start_failure.in_one_line(error)) from error
     if current_platform.is_cpu() and args.kv_cache_memory_bytes is None and "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
-        # vLLM takes nearly all memory of the machine, and a push needs some: the staged bytes and the prepared version.
+        # vLLM uses nearly all memory of the machine, and a push needs some: the staged bytes and the prepared version.
         args.kv_cache_memory_bytes = CPU_KV_CACHE_BYTES
     return args
 
@@ -88,7 +88,7 @@ def _not_in_cache(flags: argparse.Namespace) -> str:
 
 
 def adapted(args: AsyncEngineArgs, weight_update: str) -> AsyncEngineArgs:
-    """The arguments with what genserve needs: its code in the workers, which end with this process and take new
+    """Adds to the arguments what genserve needs: its code in the workers, which end with this process and take new
     versions as `weight_update` says, its own statistics, and no compiled code on the CPU. Raises ValueError."""
     args.additional_config = {**args.additional_config, WEIGHT_UPDATE_KEY: weight_update}
     if args.worker_cls == "auto" and current_platform.is_cuda_alike():
@@ -97,18 +97,18 @@ def adapted(args: AsyncEngineArgs, weight_update: str) -> AsyncEngineArgs:
     os.environ[DAEMON_PID_VARIABLE] = str(os.getpid())
     args.use_tqdm_on_load = False
     if args.enable_lora and args.max_cpu_loras is None:
-        # vLLM's default is the number that runs at a time. An adapter is held beside the one that it replaces.
+        # vLLM's default is the number of adapters in one step. A new adapter is held beside the one that it replaces.
         args.max_cpu_loras = max(_MAX_CPU_LORAS, args.max_loras)
     if args.structured_outputs_config.backend == "auto":
         # "auto" checks each constraint with the first backend that takes it, and compiles all of them with the one that
         # the first request came to: one request would decide what the others can say, and how long that takes.
         args.structured_outputs_config.backend = "xgrammar"
     if args.enable_sleep_mode and _DRAFTS not in args.sleep_preserve_parameter_names:
-        # A sleep of level 2 drops the weights of a draft model too, and pushes do not bring those.
+        # A sleep of level 2 drops the weights of a draft model too, and pushes do not contain those.
         args.sleep_preserve_parameter_names = [*args.sleep_preserve_parameter_names, _DRAFTS]
-    args.disable_log_stats = True  # vLLM's default loggers; ours is added to the engine
+    args.disable_log_stats = True  # vLLM's default loggers; genserve's is added to the engine
     if current_platform.is_cpu():
-        # Packed linears are closures on the CPU: compiled code would keep the ones it has seen.
+        # Packed linear layers are closures on the CPU: compiled code would keep the old ones.
         args.enforce_eager = True
         if args.enable_chunked_prefill is None:
             # vLLM 0.32 kills its engine when a request with a seed is prefilled in pieces on the CPU ("CPU Generator
@@ -121,8 +121,9 @@ def adapted(args: AsyncEngineArgs, weight_update: str) -> AsyncEngineArgs:
 
 
 def with_ranks_here(args: AsyncEngineArgs, config: VllmConfig) -> VllmConfig:
-    """The configuration that was made of the arguments; both then tell workers how many of them share this host's
-    memory. Processes of the engine cannot count: vLLM turns each replica of a dense model into an engine of its own."""
+    """The configuration made from the arguments. Both then tell workers how many of them share this host's memory.
+    Processes of the engine cannot count this, because vLLM turns each replica of a dense model into a separate
+    engine."""
     parallel = config.parallel_config
     told = {RANKS_HERE_KEY: parallel.local_world_size * parallel.data_parallel_size_local}
     args.additional_config = {**args.additional_config, **told}
@@ -131,8 +132,8 @@ def with_ranks_here(args: AsyncEngineArgs, config: VllmConfig) -> VllmConfig:
 
 
 def start_explained(args: AsyncEngineArgs) -> AbstractContextManager[None]:
-    """Start the engine within: a failure becomes start_failure.EngineStartError. A logging configuration of the user's
-    own is left alone; then a failure stays as vLLM words it."""
+    """A context in which to start the engine: a failure becomes an EngineStartError. A user's own logging configuration
+    is not changed; then a failure keeps vLLM's text."""
     wanted = args.create_logging_config()
     if wanted.pylogging_config_file is not None or not wanted.configure_logging or wanted.formatter != "text":
         return nullcontext()
@@ -152,7 +153,7 @@ def start_explained(args: AsyncEngineArgs) -> AbstractContextManager[None]:
 
 
 def _extension(asked: str) -> str:
-    """The class to mix into workers. Raises ValueError for one of the user's that does not bring ours along."""
+    """The class to mix into workers. Raises ValueError for a user's class that does not derive from genserve's."""
     if not asked:
         return EXTENSION
     lineage = [f"{each.__module__}.{each.__qualname__}" for each in resolve_obj_by_qualname(asked).__mro__]
@@ -162,7 +163,7 @@ def _extension(asked: str) -> str:
 
 
 def info(config: VllmConfig) -> EngineInfo:
-    """What an engine of this configuration serves."""
+    """What an engine with this configuration serves."""
     model, parallel = config.model_config, config.parallel_config
     return EngineInfo(
         model=model.model,

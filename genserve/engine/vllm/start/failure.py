@@ -1,7 +1,7 @@
 """Why the engine could not start.
 
 Each of vLLM's processes logs the exception that ends it. The process that started them learns only that they failed:
-its own exception says "See root cause above". So during a start vLLM's logging configuration has one more handler,
+its own exception says "See root cause above". So during a start vLLM's logging configuration has an additional handler,
 which writes those exceptions to a file.
 """
 
@@ -21,7 +21,7 @@ _MAX_LENGTH = 2000
 
 
 class EngineStartError(RuntimeError):
-    """The engine could not start; the text is one line that says why."""
+    """The engine could not start. The text is one line with the reason."""
 
 
 class ReportHandler(logging.Handler):
@@ -32,7 +32,7 @@ class ReportHandler(logging.Handler):
         self._path = path
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Does nothing without the file: it exists during the start alone."""
+        """Does nothing without the file, which exists only during the start."""
         error = record.exc_info[1] if record.exc_info else None
         if error is None or not record.getMessage().endswith(_LAST_WORDS) or not os.path.exists(self._path):
             return
@@ -42,8 +42,11 @@ class ReportHandler(logging.Handler):
 
 @contextmanager
 def explained(logging_config: Mapping[str, Any], use: Callable[[str], None]) -> Iterator[None]:
-    """Turns an exception within the block into EngineStartError, which names the root cause. `logging_config` is what
-    vLLM would give to logging.config.dictConfig; `use` makes it read that from a JSON file instead."""
+    """Turns an exception within the block into an EngineStartError, which names the root cause.
+
+    `logging_config` is what vLLM would pass to logging.config.dictConfig; `use` makes it read this from a JSON file
+    instead.
+    """
     with TemporaryDirectory(prefix="genserve-start-") as directory:
         report, config = Path(directory, "report"), Path(directory, "logging.json")
         report.touch()
@@ -55,16 +58,16 @@ def explained(logging_config: Mapping[str, Any], use: Callable[[str], None]) -> 
             raise
         except Exception as error:
             reported = report.read_text(encoding="utf-8").splitlines()
-            # The first one: when a rank fails, the others fail after it because their connections end.
+            # The first one: if a rank fails, the others fail after it because their connections end.
             causes = [line for line in reported if _POINTS_ELSEWHERE not in line]
             raise EngineStartError(causes[0] if causes else in_one_line(error)) from error
 
 
 def in_one_line(error: BaseException) -> str:
-    """Its class and text, or pydantic's messages without what they repeat. ValueError is left out: what it says is for
-    users, and its name tells them nothing."""
+    """The class and text of an error, or pydantic's messages without repetitions. ValueError is omitted: its text is
+    for users, and its name tells them nothing."""
     if callable(details := getattr(error, "errors", None)):
-        # pydantic puts the class of what a check raised before its words.
+        # pydantic puts the class of an exception of a check before its text.
         text = "; ".join(re.sub("^(Value error|Assertion failed), ", "", each["msg"]) for each in details())
     elif not str(error):
         text = type(error).__name__

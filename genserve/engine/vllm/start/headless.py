@@ -1,7 +1,7 @@
-"""The workers of another host: `genserve serve --headless` runs them for the daemon of the first host.
+"""The workers of another host: `genserve serve --headless` runs them for the daemon on the first host.
 
-The daemon sees them through vLLM as it sees its own. They end with the daemon and with this process, and this process
-ends with them.
+The daemon uses them through vLLM like its own. They end with the daemon and with this process, and this process ends
+with them.
 """
 
 import argparse
@@ -15,30 +15,30 @@ from vllm.utils.network_utils import get_ip
 
 from genserve.config import ServeConfig
 from genserve.engine.vllm.start import config as vllm_config
-from genserve.engine.vllm.start import other_hosts, refusals
-from genserve.engine.vllm.start import stale_shm as leftovers
+from genserve.engine.vllm.start import refusals, stale_shm
+from genserve.engine.vllm.start.daemon_address import daemon_address
 from genserve.engine.vllm.start.failure import EngineStartError
-from genserve.worker.lifetime import end_with_address
+from genserve.worker.contract.lifetime import end_with_address
 
 EXIT_FAILED = 1
-_START_TIMEOUT_S = 3600.0  # of the daemon, which waits for these workers, and loads the model as they do
+_START_TIMEOUT_S = 3600.0  # of the daemon, which waits for these workers and loads the model like them
 
 
 def run(args: AsyncEngineArgs, config: ServeConfig) -> int:
     """Runs the workers until the daemon or one of them has ended, or a signal; the exit status. Raises
     EngineStartError."""
     args = vllm_config.adapted(args, config.weight_update)
-    leftovers.sweep()
+    stale_shm.sweep()
     with vllm_config.start_explained(args):
-        # A copy: what it fills in would be taken for flags the next time.
+        # A copy: the values that it fills in would count as flags the next time.
         checked = vllm_config.with_ranks_here(
             args, copy.copy(args).create_engine_config(UsageContext.ENGINE_CONTEXT, headless=True)
         )
         refusals.check(checked)
-        address = other_hosts.daemon_address(checked.parallel_config, config.host, config.port, get_ip)
+        address = daemon_address(checked.parallel_config, config.host, config.port, get_ip)
         if not address:
             raise EngineStartError(
-                "--headless runs the workers of another host: say how many there are (--nnodes or "
+                "--headless runs the workers of another host: pass the number of hosts (--nnodes or "
                 "--data-parallel-size-local), and where the first one is (--master-addr or --data-parallel-address)"
             )
         end_with_address(address, _START_TIMEOUT_S)

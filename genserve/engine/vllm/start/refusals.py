@@ -7,7 +7,8 @@ A warned one costs something that the user has to know of.
 Rows that need only flags are checked twice: before vLLM makes a configuration, whose own checks may complain first and
 ask for companions of a refused flag; and on the configuration, as other things set it too.
 
-What depends on the model and not on settings, such as weights that no exchange reaches, is worker.audit's.
+What depends on the model and not on settings, such as weights that no exchange reaches, is found by
+`worker.model.audit`.
 """
 
 import os
@@ -16,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from genserve.engine.vllm.start.failure import EngineStartError
-from genserve.worker.contract import drafts_with_served_checkpoint
-from genserve.worker.model import online_quantization
+from genserve.worker.contract import online_quantization
+from genserve.worker.contract.drafting import drafts_with_served_checkpoint
 
 Config = Any
 """A VllmConfig. Its fields are vLLM's: config/parallel.py, config/offload.py, config/speculative.py and so on."""
@@ -27,9 +28,10 @@ Flags = Any
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A setting. `name` never changes: documents and tests refer to it. `flags` are how a user asks for it; `applies`
-    says whether a configuration has it, or whether flags do where it is `by_flags`; `reason` is a clause after
-    "because"; `instead` is a sentence's beginning: what to do. A row that is not `refused` is a warning."""
+    """A setting. `name` never changes: documents and tests refer to it. `flags` are the flags that request it.
+    `applies` says whether a configuration has it, or whether flags do if `by_flags`. `reason` is a clause after
+    "because". `instead` is the beginning of a sentence that says what to do. A row that is not `refused` is a
+    warning."""
 
     name: str
     flags: tuple[str, ...]
@@ -41,20 +43,20 @@ class Row:
 
     @property
     def message(self) -> str:
-        """In one line, for users."""
-        verb = "cannot be combined with pushed weights" if self.refused else "costs something when weights are pushed"
+        """One line for users."""
+        verb = "cannot be used with pushed weights" if self.refused else "has a cost when weights are pushed"
         return f"{' or '.join(self.flags)} {verb}, because {self.reason}; {self.instead} [{self.name}]"
 
 
 def check(config: Config) -> tuple[str, ...]:
-    """The warnings that a configuration gets; raises EngineStartError naming the flags for one that is refused."""
+    """The warnings for a configuration. Raises EngineStartError naming the flags if one is refused."""
     found = list(rows(config))
     _refuse(found)
     return tuple(row.message for row in found)
 
 
 def check_flags(flags: Flags) -> None:
-    """Raises EngineStartError naming the flags that are refused whatever vLLM makes of them. Needs no model."""
+    """Raises EngineStartError naming the flags that are refused whatever the model is."""
     _refuse([row for row in TABLE if row.by_flags and row.applies(flags)])
 
 
@@ -65,7 +67,8 @@ def rows(config: Config) -> Iterator[Row]:
 
 
 class SetFlags:
-    """A configuration by the names of the flags that rows look at: vLLM has them in parts of it, under those names."""
+    """A configuration by the names of the flags that rows check: in vLLM's configuration they are in its parts, under
+    the same names."""
 
     def __init__(self, config: Config) -> None:
         offload = config.offload_config
@@ -84,9 +87,10 @@ def _refuse(found: Sequence[Row]) -> None:
         raise EngineStartError("; ".join(refused))
 
 
-# Speculative methods without weights of their own.
+# Speculative methods without their own weights.
 _WITHOUT_DRAFT_WEIGHTS = frozenset({"ngram", "ngram_gpu", "suffix", "extract_hidden_states"})
-# Connectors that drop what they hold when vLLM asks them to; the others say nothing, and vLLM takes that for a yes
+# Connectors that drop their keys and values if vLLM asks them to; the others do not answer, and vLLM takes this for a
+# yes
 # (distributed/kv_transfer/kv_connector/v1/base.py reset_cache).
 _RESETTING_CONNECTORS = frozenset({"OffloadingConnector", "SimpleCPUOffloadConnector", "MooncakeStoreConnector"})
 
@@ -95,7 +99,7 @@ def _quantises_over_ranks(config: Config) -> bool:
     parallel = config.parallel_config
     num_sharing = parallel.tensor_parallel_size * parallel.prefill_context_parallel_size
     if config.model_config.is_moe:
-        num_sharing *= parallel.data_parallel_size  # experts are sharded over those as well
+        num_sharing *= parallel.data_parallel_size  # experts are sharded over these too
     return num_sharing > 1 and any(
         not online_quantization.is_block_local(spec) for spec in online_quantization.specs(config)
     )
@@ -115,7 +119,7 @@ def _drafts_from_elsewhere(config: Config) -> bool:
 
 def _shares_weights(config: Config) -> bool:
     load = config.load_config
-    # Anything but "copy" is refused: what vLLM takes without a mode is "zero_copy".
+    # Anything but "copy" is refused: vLLM's default without a mode is "zero_copy".
     return load.load_format == "ipc_cache" and (load.model_loader_extra_config or {}).get("mode") != "copy"
 
 
@@ -125,7 +129,7 @@ def _keeps_old_keys(config: Config) -> bool:
 
 
 def _connectors(transfer: Any) -> Sequence[str]:
-    """Names of the connectors: those that a MultiConnector has, or the one."""
+    """Names of the connectors: those in a MultiConnector, or the only one."""
     if transfer.kv_connector != "MultiConnector":
         return [transfer.kv_connector]
     extra = transfer.kv_connector_extra_config or {}
@@ -137,7 +141,7 @@ TABLE: tuple[Row, ...] = (
         name="expert-load-balancing",
         flags=("--enable-eplb",),
         applies=lambda flags: flags.enable_eplb,
-        reason="it moves experts between ranks while it serves, and a push puts them where the start had them",
+        reason="it moves experts between ranks while it serves, and a push loads them where they were at the start",
         instead="leave it out: --enable-expert-parallel alone works",
         by_flags=True,
     ),
@@ -145,24 +149,24 @@ TABLE: tuple[Row, ...] = (
         name="elastic-experts",
         flags=("--enable-elastic-ep",),
         applies=lambda flags: flags.enable_elastic_ep,
-        reason="ranks that join later load the checkpoint's weights, not those that were pushed",
-        instead="start as many ranks as are needed",
+        reason="ranks that join later load the checkpoint's weights instead of the pushed ones",
+        instead="start all ranks that you need at once",
         by_flags=True,
     ),
     Row(
         name="online-quantization-over-ranks",
         flags=("--quantization", "--quantization-config"),
         applies=_quantises_over_ranks,
-        reason="scales of a whole tensor or channel are agreed on by all ranks while weights are loaded, and a rank "
-        "that gives a push up would leave the others waiting for ever",
-        instead="take one whose scales belong to blocks (fp8_per_block, mxfp8, mxfp4), a checkpoint that is quantised "
-        "already, or one rank",
+        reason="all ranks agree on the scales of a whole tensor or channel while weights are loaded, and a rank that "
+        "gives up a push would leave the others waiting for ever",
+        instead="use a method whose scales belong to blocks (fp8_per_block, mxfp8, mxfp4), a checkpoint that is "
+        "already quantised, or one rank",
     ),
     Row(
         name="decode-context-parallelism",
         flags=("--decode-context-parallel-size",),
         applies=lambda flags: flags.decode_context_parallel_size > 1,
-        reason="attention gathers weights from all ranks while they are loaded, and a rank that gives a push up would "
+        reason="attention gathers weights from all ranks while they are loaded, and a rank that gives up a push would "
         "leave the others waiting for ever",
         instead="leave it out",
         by_flags=True,
@@ -171,9 +175,9 @@ TABLE: tuple[Row, ...] = (
         name="attention-fused-with-quantization",
         flags=("--compilation-config",),
         applies=lambda config: bool(config.compilation_config.pass_config.fuse_attn_quant),
-        reason="the first step reads the output scale of fused attention out of the weights (pass_config."
+        reason="the first step reads the output scale of fused attention from the weights (pass_config."
         "fuse_attn_quant), and keeps it",
-        instead="leave fuse_attn_quant out",
+        instead="do not set fuse_attn_quant",
     ),
     Row(
         name="weights-offloaded-to-host",
@@ -197,14 +201,14 @@ TABLE: tuple[Row, ...] = (
         applies=_shares_weights,
         reason="the weights that are served lie in the memory of the `vllm preload` process then, and an exchange "
         "would write over what it gives to engines that start later",
-        instead='take --model-loader-extra-config \'{"mode": "copy"}\', or another --load-format',
+        instead='use --model-loader-extra-config \'{"mode": "copy"}\', or another --load-format',
     ),
     Row(
         name="weights-published-to-peers",
         flags=("--load-format modelexpress",),
         applies=lambda config: config.load_config.load_format in ("modelexpress", "mx"),  # its plugin has both names
         reason="ModelExpress lets engines that start later read the weights that are served as those of the checkpoint",
-        instead="take another --load-format",
+        instead="use another --load-format",
     ),
     Row(
         name="ray-workers",
@@ -215,16 +219,16 @@ TABLE: tuple[Row, ...] = (
         ),
         reason="VLLM_USE_RAY_V2_EXECUTOR_BACKEND=0 asks for vLLM's older Ray executor, whose workers take calls while "
         "a step runs",
-        instead="unset VLLM_USE_RAY_V2_EXECUTOR_BACKEND, or take --distributed-executor-backend mp",
+        instead="unset VLLM_USE_RAY_V2_EXECUTOR_BACKEND, or use --distributed-executor-backend mp",
         by_flags=True,
     ),
     Row(
         name="ray-engines",
         flags=("--data-parallel-backend ray",),
         applies=lambda flags: flags.data_parallel_backend == "ray",
-        reason="engines that are Ray actors end with nothing that a daemon can watch: a killed daemon would leave them "
+        reason="the daemon cannot watch engines that are Ray actors: a killed daemon would leave them "
         "behind with all their memory",
-        instead="take --data-parallel-backend mp",
+        instead="use --data-parallel-backend mp",
         by_flags=True,
     ),
     Row(
@@ -237,35 +241,36 @@ TABLE: tuple[Row, ...] = (
                 or config.parallel_config.data_parallel_size_local < config.parallel_config.data_parallel_size
             )
         ),
-        reason="some workers run on other hosts, and an adapter is loaded from files that the daemon writes on its own",
+        reason="some workers run on other hosts, and an adapter is loaded from files that the daemon writes on its own "
+        "host",
         instead="start a daemon on each host, or push merged weights",
     ),
     Row(
         name="draft-model",
         flags=("--speculative-config",),
         applies=_drafts_from_elsewhere,
-        reason="weights that draft from a checkpoint of their own (EAGLE, a draft model) are in no push: tokens stay "
-        "right, but fewer drafts are accepted with every version",
-        instead="start again with newly trained ones now and then, draft with layers of the served checkpoint (MTP), "
-        "which pushes have, or with ngram",
+        reason="pushes do not contain the weights of a draft model with its own checkpoint (such as EAGLE): tokens "
+        "stay right, but fewer drafts are accepted with every version",
+        instead="restart with a newly trained draft model now and then, draft with layers of the served checkpoint "
+        "(MTP), which pushes contain, or use ngram",
         refused=False,
     ),
     Row(
         name="kv-connector-without-reset",
         flags=("--kv-transfer-config",),
         applies=_keeps_old_keys,
-        reason="this connector does not drop what it holds when a push asks it to: keys and values of old weights "
-        "would be reused",
-        instead=f"take one of {', '.join(sorted(_RESETTING_CONNECTORS))}, or empty what it holds after every push",
+        reason="this connector does not drop its keys and values when a push asks it to: those of old weights would be "
+        "reused",
+        instead=f"use one of {', '.join(sorted(_RESETTING_CONNECTORS))}, or empty the connector after every push",
         refused=False,
     ),
     Row(
         name="encoder-connector",
         flags=("--ec-transfer-config",),
         applies=lambda config: config.ec_transfer_config is not None,
-        reason="vLLM drops the embeddings of images that it has itself after a push, not those that the connector has",
-        instead="empty what it holds after every push",
+        reason="after a push vLLM drops its own embeddings of images, but not those of the connector",
+        instead="empty the connector after every push",
         refused=False,
     ),
 )
-"""In the order in which they are told."""
+"""The order of the messages."""

@@ -19,8 +19,8 @@ _MIN_AGE_S = 60.0
 
 
 def sweep(shm: Path = Path("/dev/shm"), proc: Path = Path("/proc"), *, min_age_s: float = _MIN_AGE_S) -> list[str]:
-    """Removes what no process maps any more, and tells the names. Files of other users and young ones, which an engine
-    may be about to map, are left alone."""
+    """Removes files that no process maps any more, and returns their names. Files of other users are kept, and young
+    ones, which an engine may be about to map."""
     old = [path for path in _files(shm, min_age_s) if _NAME.fullmatch(path.name)]
     if not old:
         return []
@@ -50,4 +50,4 @@ def _maps(proc: Path) -> Iterator[str]:
         try:
             yield from path.read_text().splitlines()
         except OSError:
-            continue  # ended meanwhile, or of another user, whose files we do not touch
+            continue  # ended meanwhile, or belongs to another user, whose files are not removed

@@ -152,7 +152,7 @@ async def test_wait_ready_that_gives_up_says_what_the_daemon_does(daemon: Script
     """One that sleeps is there, and becomes ready when somebody wakes it up."""
     await client.sleep()
     await daemon.health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
-    with pytest.raises(DeadlineError, match=r"within 0\.2 s: it sleeps, wake it up"):
+    with pytest.raises(DeadlineError, match=r"within 0\.2 s: it is asleep; wake it up"):
         await client.wait_ready(0.2)
     await client.wake_up()
     with pytest.raises(DeadlineError, match=r"within 0\.2 s: it is running"):
@@ -163,7 +163,7 @@ async def test_wait_ready_that_gives_up_says_what_the_daemon_does(daemon: Script
     ("call", "says"),
     [
         (lambda client: client.sleep(level=-1), r"^level: -1: Value out of range: -1$"),
-        (lambda client: client.sleep(tags="kv_cache"), r"^tags: 'kv_cache': a sequence is needed$"),
+        (lambda client: client.sleep(tags="kv_cache"), r"^tags: 'kv_cache': must be a sequence$"),
     ],
 )
 async def test_a_wrong_argument_is_named_once(client: AsyncClient, call: Any, says: str) -> None:

@@ -105,7 +105,7 @@ async def test_an_error_that_no_time_heals_loses_the_lease_at_once() -> None:
 
 async def test_a_lease_that_had_ended_is_told_at_the_end() -> None:
     """The engine may have run inside the block."""
-    with pytest.raises(PauseLeaseLostError, match="before it was given back"):
+    with pytest.raises(PauseLeaseLostError, match="before the end of the block"):
         async with held(Calls(expired=True)):
             pass
 

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from genserve.client.weights import frames
 from genserve.client.weights.layout import ByteSpace
 from genserve.client.weights.sources import tensor_sources
+from genserve.rpc.convert import weights as convert
+from genserve.tensors.manifest import Manifest, TensorSpec
 from genserve.v1 import weights_pb2
 
 
@@ -24,14 +26,22 @@ def test_a_chunk_is_encoded_as_protobuf_does(offset: int, pieces: list[bytes], c
     assert weights_pb2.PushWeightsRequest.FromString(frame) == weights_pb2.PushWeightsRequest(chunk=chunk)
 
 
+def test_a_manifest_crosses_the_wire_whole() -> None:
+    """Every field, and the daemon reads what the client has written."""
+    manifest = Manifest((TensorSpec("b", "F32", (2, 3), 5, 24), TensorSpec("a", "U8", (), 4, 1)), 29, partial=True)
+    message = frames.manifest_message(manifest)
+    assert frames.manifest_of(message) == convert.manifest(message) == manifest
+    assert convert.to_manifest(manifest) == message
+
+
 def test_without_google_crc32c_it_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks then have no checksum; a warning tells, but not a thousand times."""
-    frames.crc32c.cache_clear()
+    frames.computes_checksums.cache_clear()
     monkeypatch.setitem(sys.modules, "google_crc32c", None)
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         frame, *_ = [frames.chunk_frame(0, [memoryview(b"x")], checksum=True) for _ in range(3)]
-    frames.crc32c.cache_clear()
+    frames.computes_checksums.cache_clear()
     assert len(warned) == 1
     assert "google-crc32c" in str(warned[0].message)
     assert not weights_pb2.PushWeightsRequest.FromString(frame).chunk.HasField("crc32c")

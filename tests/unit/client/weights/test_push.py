@@ -9,8 +9,8 @@ import pytest
 from google.rpc import code_pb2
 
 from genserve.client import AsyncClient, PushProgress, UnavailableError
-from genserve.client.weights.calls import MIB
-from genserve.client.weights.layout import manifest_digest
+from genserve.client.weights.frames import manifest_of
+from genserve.client.weights.options import MIB
 from genserve.client.weights.push import Applied
 from genserve.errors import DeadlineError, InvalidFieldError, PushTruncatedError, VersionNotNewerError
 from genserve.tensors.safetensors import CheckpointFileError
@@ -39,7 +39,7 @@ async def test_a_push_brings_the_bytes_end_to_end_in_order_of_the_names(
         ("b", "F32", [1000], 7, 4000),
         ("scalar", "F16", [], 4007, 2),
     ]
-    assert header.manifest_digest == manifest_digest(header.manifest)
+    assert header.manifest_digest == manifest_of(header.manifest).digest
     assert header.HasField("expected_version")
     assert all(daemon.checksums)
     assert result.push.state == "applied"

@@ -60,8 +60,8 @@ async def test_other_bytes_than_were_written_are_told(monkeypatch: pytest.Monkey
     monkeypatch.setattr(shared_memory, "_PATTERN", bytes(1 << 16))
     with Children() as children:
         found = await shared_memory.look(children)
-    assert "holds other bytes" in found.child_reads
-    assert "holds other bytes" in found.parent_reads
+    assert "contains other bytes" in found.child_reads
+    assert "contains other bytes" in found.parent_reads
 
 
 async def test_a_torch_that_hangs_or_dies_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +128,7 @@ def test_pinned_memory_that_gives_other_bytes_back_is_told(monkeypatch: pytest.M
     monkeypatch.setattr(
         torch.Tensor, "copy_", lambda self, other, non_blocking=False: self if non_blocking else copy(self, other)
     )
-    assert device.pinned_error(cpu, 1 << 16) == "other bytes came back than were copied"
+    assert device.pinned_error(cpu, 1 << 16) == "the bytes that came back differ from those that were copied"
     monkeypatch.setattr(torch.Tensor, "is_pinned", lambda _: False)
     assert "not page-locked" in device.pinned_error(cpu, 1 << 16)
 

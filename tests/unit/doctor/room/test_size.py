@@ -20,7 +20,7 @@ from genserve.doctor.room.verdicts import own_verdict, room_verdicts
 from genserve.doctor.serve_flags import ServeFlags
 from genserve.doctor.verdict import Level
 from genserve.errors import InvalidFieldError
-from genserve.worker.update.placement import ACTIVATION_BYTES, HOST_FACTOR, Facts, place
+from genserve.worker.contract.placement import ACTIVATION_BYTES, HOST_FACTOR, WorkerFacts, place
 
 GB = 10**9
 H100 = Memory(80 * GB, 1000 * GB)
@@ -62,7 +62,7 @@ def test_a_daemon_decides_the_same(device_gb: int) -> None:
     """From what it finds when the model is loaded."""
     left = int(0.92 * device_gb * GB) - 16 * GB
     found = room(MODEL, Memory(device_gb * GB, 1000 * GB), flags())
-    assert found.way == place("auto", Facts(16 * GB, GB, left, 1000 * GB)).way
+    assert found.way == place("auto", WorkerFacts(16 * GB, GB, left, 1000 * GB)).way
 
 
 def test_the_flags_that_say_how_large_the_kv_cache_is_are_heeded() -> None:
@@ -190,7 +190,7 @@ def test_a_flag_may_be_cut_short(given: list[str], name: str, value: float) -> N
 @pytest.mark.parametrize("given", ["--weight-upd=host", "--hos", "--config"])
 def test_what_is_the_doctors_to_set_is_so_however_it_is_written(given: str) -> None:
     """It would go to another port, or be told of a way that was not served."""
-    with pytest.raises(InvalidFieldError, match=r"SERVE_FLAGS: --(weight-update is|host is|config: give)"):
+    with pytest.raises(InvalidFieldError, match=r"SERVE_FLAGS: --(weight-update is|host is|config: pass)"):
         ServeFlags.parse([given, "x"])
 
 

@@ -139,12 +139,12 @@ async def test_a_worker_that_breaks_off_ends_the_heartbeat(pinged: Pinged) -> No
 @pytest.mark.parametrize(
     ("now", "num_steps", "says"),
     [
-        (IDLE, 0, "do nothing"),
+        (IDLE, 0, "use no CPU"),
         (replace(IDLE, waits_for_io=True), 0, None),
         (replace(IDLE, cpu_s=IDLE.cpu_s + 2.0), 0, None),
-        (replace(IDLE, cpu_s=IDLE.cpu_s + 2.0, stopped=True), 0, "was stopped"),
+        (replace(IDLE, cpu_s=IDLE.cpu_s + 2.0, stopped=True), 0, "is stopped"),
         (replace(IDLE, cpu_s=IDLE.cpu_s + 2.0), 2, None),
-        (replace(IDLE, cpu_s=IDLE.cpu_s + 2.0), 16, "reads no calls"),
+        (replace(IDLE, cpu_s=IDLE.cpu_s + 2.0), 16, "does not read calls"),
     ],
 )
 def test_what_processes_do_tells_whether_an_answer_may_come(now: Activity, num_steps: int, says: str | None) -> None:

@@ -12,7 +12,7 @@ import pytest
 from genserve.engine.vllm.liveness import Liveness
 from genserve.engine.vllm.workers import WorkerError, Workers
 from genserve.errors import DeadlineError
-from genserve.worker.contract import Ack, Progress
+from genserve.worker.contract.calls import Ack, Progress
 
 HERE, ELSEWHERE, NEXT_TO_IT = "tp0", "tp1", "tp2"
 RANKS = (HERE, ELSEWHERE, NEXT_TO_IT)
@@ -52,7 +52,7 @@ def core() -> ScriptedCore:
 async def workers(core: ScriptedCore) -> AsyncIterator[Workers]:
     """Three ranks, two of them on another host."""
     made = Workers(core, Liveness(lambda: None), len(RANKS))
-    made.other_hosts = {"there": [ELSEWHERE, NEXT_TO_IT]}
+    made.other_machines = {"there": [ELSEWHERE, NEXT_TO_IT]}
     yield made
     made.close()
 
@@ -98,9 +98,9 @@ async def test_one_that_is_never_done_is_not_waited_for(workers: Workers, core: 
     assert len(core.asked) == asked
 
 
-async def test_without_other_hosts_nobody_is_asked(workers: Workers, core: ScriptedCore) -> None:
+async def test_without_other_machines_nobody_is_asked(workers: Workers, core: ScriptedCore) -> None:
     """Every question would take the engine's time."""
-    workers.other_hosts = {}
+    workers.other_machines = {}
     preparing = asyncio.create_task(prepared(workers))
     await asyncio.sleep(0.05)
     for rank in RANKS:

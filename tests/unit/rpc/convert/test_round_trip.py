@@ -27,12 +27,14 @@ from genserve.engine.generation import (
     Stop,
 )
 from genserve.engine.protocol import EngineInfo, Load, LoadedLora
+from genserve.rpc.answers import Answers
 from genserve.rpc.convert.control import ServerFacts, to_load, to_lora, to_server_info
 from genserve.rpc.convert.generation_request import generation_request
 from genserve.rpc.convert.generation_response import to_response
 from genserve.rpc.convert.values import to_lease, to_state
-from genserve.rpc.convert.weights import to_applied, to_get_push_response
-from genserve.weights.push.types import Applied, PushOutcome, PushReport
+from genserve.rpc.convert.weights import to_applied, to_push
+from genserve.v1 import weights_pb2
+from genserve.weights.push.types import Applied, PushReport
 from tests.unit.rpc.convert.distinct import distinct, said
 
 LEASE_NAMES = {"expire_time_s": "expire_time"}
@@ -67,7 +69,7 @@ def test_the_load() -> None:
 def test_what_is_served() -> None:
     """The engine's facts are those of `test_control`; these are the daemon's, and its state."""
     facts, state = distinct(ServerFacts), distinct(EngineState)
-    message = sent(to_server_info(distinct(EngineInfo), facts, state))
+    message = sent(Answers(lambda: state)(to_server_info, distinct(EngineInfo), facts))
     assert (message.host_id, tuple(message.ingest_ports)) == (facts.host_id, tuple(facts.ingest_ports))
     info = told.ServerInfo.of(message)
     assert (info.model, info.features) == (facts.model, list(facts.features))
@@ -88,7 +90,9 @@ def test_an_adapter() -> None:
 def test_a_push_and_what_applying_it_did() -> None:
     """The digest and the adapter's name are in the message alone."""
     report, applied, state = distinct(PushReport), distinct(Applied), distinct(EngineState)
-    message = sent(to_get_push_response(PushOutcome(report, applied), state))
+    message = sent(
+        weights_pb2.GetPushResponse(push=to_push(report), applied=to_applied(applied), state=to_state(state))
+    )
     result = PushResult.of(message)
     expected = renamed(said(report), {"manifest_digest": "", "lora_name": ""})
     expected["issues"] = [[issue.tensor, issue.description] for issue in report.issues]

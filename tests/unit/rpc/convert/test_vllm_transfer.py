@@ -1,20 +1,16 @@
 """What the calls of vLLM's own weight transfer ask for, defaults and mistakes included."""
 
 import json
-from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
 from google.protobuf import json_format
 
-from genserve.control.conditions import Phase
-from genserve.control.pause import Hold
-from genserve.control.state import EngineState
 from genserve.engine.protocol import KvPolicy, PauseMode
 from genserve.errors import InvalidFieldError
-from genserve.rpc.convert.vllm_transfer import call_timeout_s, init_info, to_start_response, update_info, update_options
+from genserve.rpc.convert.vllm_transfer import call_timeout_s, init_info, update_info, update_options
 from genserve.v1 import weights_pb2
-from genserve.weights.vllm_transfer import OpenUpdate, UpdateOptions
+from genserve.weights.vllm_transfer import UpdateOptions
 
 
 def options(**fields: Any) -> UpdateOptions:
@@ -24,7 +20,7 @@ def options(**fields: Any) -> UpdateOptions:
 
 def test_a_bare_start_has_the_contract_s_defaults() -> None:
     """KEEP, RECOMPUTE, 60 s to begin, and 60 s until a trainer that has died is noticed."""
-    assert options() == UpdateOptions("", PauseMode.KEEP, KvPolicy.RECOMPUTE, "", ttl_s=60.0, timeout_s=60.0)
+    assert options() == UpdateOptions(PauseMode.KEEP, KvPolicy.RECOMPUTE, "", update_id="", ttl_s=60.0, timeout_s=60.0)
 
 
 def test_everything_in_a_start_arrives() -> None:
@@ -32,7 +28,7 @@ def test_everything_in_a_start_arrives() -> None:
     given = options(
         updateId="u", pauseMode="PAUSE_MODE_WAIT", kvPolicy="KV_POLICY_REUSE", pauseLeaseId="l", ttl="2s", timeout="3s"
     )
-    assert given == UpdateOptions("u", PauseMode.WAIT, KvPolicy.REUSE, "l", ttl_s=2.0, timeout_s=3.0)
+    assert given == UpdateOptions(PauseMode.WAIT, KvPolicy.REUSE, "l", update_id="u", ttl_s=2.0, timeout_s=3.0)
 
 
 @pytest.mark.parametrize("name", ["InitWeightTransfer", "UpdateWeights", "FinishWeightUpdate"])
@@ -65,11 +61,3 @@ def test_information_is_passed_on_as_it_came() -> None:
         init_info(weights_pb2.InitWeightTransferRequest(init_info=f"[{text}]"))
     with pytest.raises(InvalidFieldError, match=r"object or a list$"):
         update_info(weights_pb2.UpdateWeightsRequest(update_info="1"))
-
-
-def test_an_update_that_has_begun_is_told() -> None:
-    """Its id, minted or not, and what the pause did to requests."""
-    update = OpenUpdate("u", 60.0, 0.0, Hold(kept=3, aborted=4, pause_s=0.5), AsyncExitStack())
-    response = to_start_response(update, EngineState("instance", 1, Phase.APPLYING, (), 0, 0))
-    assert (response.update_id, response.requests_kept, response.requests_aborted) == ("u", 3, 4)
-    assert response.state.instance_id == "instance"

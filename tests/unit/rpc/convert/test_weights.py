@@ -10,15 +10,15 @@ from genserve.control.leases import PauseLease
 from genserve.control.state import EngineState
 from genserve.engine.protocol import KvPolicy, PauseMode, WeightDigest
 from genserve.errors import InvalidFieldError
+from genserve.rpc.answers import Answers
 from genserve.rpc.convert.values import to_state
 from genserve.rpc.convert.weights import (
     manifest,
     push_header,
-    to_commit_response,
-    to_discard_response,
-    to_get_push_response,
-    to_push_response,
-    to_weights_response,
+    to_applied,
+    to_digests,
+    to_manifest,
+    to_push,
 )
 from genserve.tensors.manifest import Manifest, PushIssue, TensorSpec
 from genserve.v1 import types_pb2, weights_pb2
@@ -27,7 +27,6 @@ from genserve.weights.push.types import (
     ApplyOptions,
     PushAction,
     PushHeader,
-    PushOutcome,
     PushReport,
     PushState,
     StepTiming,
@@ -71,12 +70,12 @@ def test_everything_in_a_header_arrives() -> None:
 
 def json_manifest() -> dict[str, Any]:
     """MANIFEST as GetWeights tells it."""
-    return json_format.MessageToDict(to_weights_response(0, MANIFEST, [], resident=True, state=STATE).manifest)
+    return json_format.MessageToDict(to_manifest(MANIFEST))
 
 
 def test_a_manifest_survives_the_round_trip() -> None:
     """What GetWeights tells can be pushed as it is."""
-    assert manifest(to_weights_response(0, MANIFEST, [], resident=True, state=STATE).manifest) == MANIFEST
+    assert manifest(to_manifest(MANIFEST)) == MANIFEST
 
 
 @pytest.mark.parametrize(
@@ -96,12 +95,12 @@ def test_a_bad_field_is_named_by_its_path_in_the_frame(fields: dict[str, Any], p
     assert caught.value.violations[0].field == path
 
 
-def test_an_outcome_arrives_in_both_responses() -> None:
-    """PushWeights and GetPush tell the same."""
+def test_an_outcome_arrives_in_a_response() -> None:
+    """With the state of the engine."""
     report = PushReport("p", PushState.APPLIED, 4, 16, 32, ((16, 20), (24, 32)), (PushIssue("w", "is odd"),), "digest")
-    outcome = PushOutcome(report, Applied(3, 4, (StepTiming("receive", 0.25), StepTiming("commit", 0.5)), 0.125, 5, 6))
-    response = to_push_response(outcome, STATE)
-    assert to_get_push_response(outcome, STATE).SerializeToString() == response.SerializeToString()
+    applied = Applied(3, 4, (StepTiming("receive", 0.25), StepTiming("commit", 0.5)), 0.125, 5, 6)
+    answer = Answers(lambda: STATE)
+    response = answer(weights_pb2.PushWeightsResponse, push=to_push(report), applied=to_applied(applied))
     assert json_format.MessageToDict(response) == {
         "push": {
             "pushId": "p", "state": "PUSH_STATE_APPLIED", "weightVersion": 4, "receivedBytes": "16", "totalBytes": "32",
@@ -120,25 +119,22 @@ def test_an_outcome_arrives_in_both_responses() -> None:
 
 def test_nothing_applied_is_not_applied_with_zeros() -> None:
     """`applied` is unset; and `paused` is unset when the engine stays paused."""
-    report = PushReport("p", PushState.STAGED, 4, 16, 16)
-    assert not to_push_response(PushOutcome(report), STATE).HasField("applied")
-    staying = PushOutcome(report, Applied(0, 1, (), None, 0, 0))
-    assert not to_push_response(staying, STATE).applied.HasField("paused")
+    assert not weights_pb2.PushWeightsResponse(applied=to_applied(None)).HasField("applied")
+    staying = to_applied(Applied(0, 1, (), None, 0, 0))
+    assert staying is not None and not staying.HasField("paused")
 
 
 def test_every_push_state_has_its_value() -> None:
     """Names on the wire are those inside."""
     for state in PushState:
-        response = to_push_response(PushOutcome(PushReport("p", state, 1, 0, 0)), STATE)
-        assert weights_pb2.PushState.Name(response.push.state) == f"PUSH_STATE_{state.name}"
+        push = to_push(PushReport("p", state, 1, 0, 0))
+        assert weights_pb2.PushState.Name(push.state) == f"PUSH_STATE_{state.name}"
 
 
-def test_weights_without_a_checkpoint_have_no_manifest() -> None:
-    """Rather than an empty one, which would say that nothing has to be pushed."""
-    response = to_weights_response(2, None, [WeightDigest("dp0:pp0:pcp0:tp0", "w", "ab")], resident=False, state=STATE)
-    assert not response.HasField("manifest")
-    assert response.weight_version == 2
-    assert [(d.rank, d.name, d.sha256) for d in response.digests] == [("dp0:pp0:pcp0:tp0", "w", "ab")]
+def test_a_digest_arrives_with_its_rank_and_name() -> None:
+    """One message for each."""
+    (digest,) = to_digests([WeightDigest("dp0:pp0:pcp0:tp0", "w", "ab")])
+    assert (digest.rank, digest.name, digest.sha256) == ("dp0:pp0:pcp0:tp0", "w", "ab")
 
 
 def test_leases_tell_when_they_end_only_if_they_do() -> None:
@@ -154,14 +150,3 @@ def test_leases_tell_when_they_end_only_if_they_do() -> None:
 def test_every_phase_has_its_value(phase: Phase) -> None:
     """Names on the wire are those inside."""
     assert types_pb2.Phase.Name(to_state(EngineState("i", 0, phase, (), 0, 0)).phase) == f"PHASE_{phase.name}"
-
-
-def test_a_commit_and_a_discard_tell_the_push_as_the_others_do() -> None:
-    """A discard has applied nothing."""
-    report = PushReport("p", PushState.APPLIED, 4, 16, 32, manifest_digest="digest")
-    outcome = PushOutcome(report, Applied(3, 4, (StepTiming("commit", 0.5),), 0.125, 5, 6))
-    told, committed, discarded = (
-        each(outcome, STATE) for each in (to_push_response, to_commit_response, to_discard_response)
-    )
-    assert (committed.push, committed.applied, committed.state) == (told.push, told.applied, told.state)
-    assert (discarded.push, discarded.state) == (told.push, told.state)

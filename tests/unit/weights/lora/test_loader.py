@@ -22,14 +22,13 @@ from genserve.errors import (
     UnsupportedError,
 )
 from genserve.memory.arena import Arena
-from genserve.rpc.convert.weights import manifest
 from genserve.tensors.manifest import Manifest
 from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor
 from genserve.weights.checkpoint_files import CheckpointError, CheckpointFile
 from genserve.weights.lora.config import LoraConfig, lora_issues
 from genserve.weights.lora.files import LoraFiles, sweep
 from genserve.weights.push.types import LoraAdapter, PushAction, PushHeader, PushState
-from tests.phases import enter_phase
+from tests.support.phases import enter_phase
 from tests.unit.weights.conftest import Rig, num_arenas, send
 from tests.unit.weights.conftest import header as weights_header
 
@@ -43,7 +42,7 @@ def space(tensors: dict[str, torch.Tensor]) -> tuple[Manifest, bytes]:
     """The manifest and the bytes of a push."""
     sources = tensor_sources(tensors, tied_once=False)
     data = b"".join(bytes(source.read()) for source in sorted(sources, key=lambda source: source.name))
-    return manifest(ByteSpace(sources).manifest(partial=False)), data
+    return ByteSpace(sources).manifest(partial=False), data
 
 
 def header(**fields: Any) -> PushHeader:
@@ -55,8 +54,8 @@ def header(**fields: Any) -> PushHeader:
     ("changes", "issue"),
     [
         ({}, None),
-        ({B: None}, (A, "without its B")),
-        ({A: None}, (B, "without its A")),
+        ({B: None}, (A, "missing its B")),
+        ({A: None}, (B, "missing its A")),
         ({B: torch.zeros(6, 3)}, (A, "has rank 2, and its B 3")),
         ({A: torch.zeros(2, 5)}, (A, "has 5 columns, the module's weight has 4")),
         ({B: torch.zeros(7, 2)}, (B, "has 7 rows, the module's weight has 6")),

@@ -8,7 +8,7 @@ import os
 import pytest
 
 from genserve.errors import ChunkOutOfRangeError
-from tests.unit.weights.push.test_staging import new_staging
+from tests.unit.weights.push.staging import new_staging
 
 
 def num_descriptors(memory: tuple[int, int]) -> int:

@@ -45,10 +45,10 @@ async def test_the_time_to_live_counts_from_the_last_bytes_that_were_new(push: L
     """A trainer that sends the same bytes for ever keeps nothing alive."""
     assert push.idle_until_s == 100.0 + TTL_S
     clock.now_s = 103.0
-    push.write(push.round, 0, DATA[:8], None)
+    push.write(push.attempt, 0, DATA[:8], None)
     assert push.idle_until_s == 103.0 + TTL_S
     clock.now_s = 105.0
-    push.write(push.round, 0, DATA[:8], None)
+    push.write(push.attempt, 0, DATA[:8], None)
     assert push.idle_until_s == 103.0 + TTL_S
 
 
@@ -57,19 +57,19 @@ async def test_bytes_that_a_thread_has_written_count_as_those_of_a_message(
     push: LivePush, clock: Clock, written: bool
 ) -> None:
     """And those that did not come do not."""
-    claim = push.claim(push.round, 0, 8)
+    claim = push.claim(push.attempt, 0, 8)
     assert claim is not None
     clock.now_s = 107.0
-    push.settle(push.round, claim, written=written)
+    push.settle(push.attempt, claim, written=written)
     assert push.idle_until_s == (107.0 if written else 100.0) + TTL_S
     assert push.staging.num_counted == (8 if written else 0)
 
 
 async def test_a_further_attempt_begins_anew_with_its_own_time(push: LivePush, clock: Clock) -> None:
     """Its header says how long; what is there counts for the attempt of the same name alone."""
-    push.write(push.round, 0, DATA[:8], None)
+    push.write(push.attempt, 0, DATA[:8], None)
     clock.now_s = 200.0
-    first = push.round
+    first = push.attempt
     again = push.join(replace(push.header, staging_ttl_s=3.0))
     assert again is not first
     assert (push.idle_until_s, push.staging.num_counted) == (203.0, 8)
@@ -97,7 +97,7 @@ async def test_a_push_id_stands_for_one_push(push: LivePush) -> None:
 async def test_bytes_are_read_by_others_while_they_are_good_and_do_not_change(push: LivePush) -> None:
     """From when they are checked to when they are served, or the push has failed."""
     assert not push.is_readable
-    push.write(push.round, 0, DATA, None)
+    push.write(push.attempt, 0, DATA, None)
     push.complete()
     assert not push.is_readable
     push.stage()

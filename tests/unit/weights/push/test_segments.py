@@ -7,7 +7,7 @@ import pytest
 from genserve.memory.daemon_processes import DaemonProcesses
 from genserve.memory.segment import SegmentChunk
 from genserve.weights.push.segments import SegmentReader
-from tests.rpc.conftest import idle_process
+from tests.support.idle_process import idle_process
 from tests.unit.weights.conftest import Rig, header, tensors, weights
 
 

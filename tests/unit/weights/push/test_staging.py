@@ -9,16 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from genserve.errors import ChecksumMismatchError, ChunkOutOfRangeError, PushConflictError, StagingFullError
-from genserve.memory.arena import Arena
 from genserve.weights.push import staging as staging_module
 from genserve.weights.push.staging import Staging
-from tests.unit.weights.conftest import MANIFEST, weights
+from tests.unit.weights.conftest import weights
+from tests.unit.weights.push.staging import new_staging
 
 DATA = weights(1)
-
-
-def new_staging() -> Staging:
-    return Staging("p1", MANIFEST, Arena.allocate(MANIFEST.total_bytes))
 
 
 @pytest.fixture

@@ -281,7 +281,7 @@ def test_a_walk_ends() -> None:
 
 def test_a_walk_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was not looked at may be a weight."""
-    monkeypatch.setattr("genserve.worker.model.reach.MAX_OBJECTS", 50)
+    monkeypatch.setattr("genserve.worker.model.references.MAX_OBJECTS", 50)
     live = model()
     experts(live).kernel = [[i] for i in range(50)]
     with pytest.raises(ValueError, match="more than 50 objects"):

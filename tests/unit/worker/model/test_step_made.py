@@ -12,11 +12,11 @@ import vllm
 from torch import nn
 
 from genserve.worker.model.audit import audit
-from genserve.worker.model.step_made import LEFT, OF_NUMBERS, OF_WEIGHTS, Row
+from genserve.worker.model.step_made import FROM_NUMBERS, FROM_WEIGHTS, WEIGHT_FREE, Row
 from genserve.worker.model.tree import holdings
 from genserve.worker.update.device import Device
 from genserve.worker.update.exchange import PointerExchange, exchange, matched
-from tests.unit.worker.kept_device import KeptDevice
+from tests.support.kept_device import KeptDevice
 
 CPU = Device(torch.device("cpu"))
 
@@ -169,14 +169,14 @@ def test_adapters_that_experts_keep_are_nothing_that_a_step_has_made() -> None:
     exchange(holdings(live), holdings(model(2.0)), CPU)
 
 
-@pytest.mark.parametrize("row", OF_WEIGHTS, ids=lambda row: f"{row.owner}.{row.key}")
+@pytest.mark.parametrize("row", FROM_WEIGHTS, ids=lambda row: f"{row.owner}.{row.key}")
 def test_a_layer_whose_first_step_makes_something_out_of_weights_is_refused_at_the_start(row: Any) -> None:
     """Before there is such a step, and also when it has been: by path, with what it makes."""
     kind = type(row.owner, (nn.Module,), {})
     for value in (None, False, torch.ones(2)):
         live = nn.Sequential(kind())
         setattr(live[0], row.key, value)
-        with pytest.raises(ValueError, match=rf"0\.{row.key}: the first step makes {row.made} out of weights"):
+        with pytest.raises(ValueError, match=rf"0\.{row.key}: the first step makes {row.made} from weights"):
             audit(live, nn.Sequential(kind()), copied=True)
     live = nn.Sequential(kind())  # of another model that calls its layer the same
     audit(live, nn.Sequential(kind()), copied=True)
@@ -201,7 +201,7 @@ def classes(row: Any) -> Iterator[ast.ClassDef]:
                 yield node
 
 
-@pytest.mark.parametrize("row", [*LEFT, *OF_NUMBERS, *OF_WEIGHTS], ids=lambda row: f"{row.file}:{row.owner}")
+@pytest.mark.parametrize("row", [*WEIGHT_FREE, *FROM_NUMBERS, *FROM_WEIGHTS], ids=lambda row: f"{row.file}:{row.owner}")
 def test_vllm_still_makes_what_the_tables_say(row: Any) -> None:
     """By class and attribute, in that file."""
     assert any(classes(row)), row.owner

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from genserve.worker.contract import drafts_with_served_checkpoint
+from genserve.worker.model.draft import Draft, draft_digests, shared_names
 from genserve.worker.update import draft as drafting
 from genserve.worker.update.device import Device
-from genserve.worker.update.draft import Draft, WithDraft, draft_digests, draft_update, shared_names
+from genserve.worker.update.draft import WithDraft, draft_update
 
 HOST = Device(torch.device("cpu"))
 
@@ -89,7 +89,7 @@ def test_what_the_device_keeps_is_given_up_last() -> None:
     """Nothing of it may be in use then: what drafts has let go of its part before."""
     update, said = both()
     update.give_up()
-    assert said == ["served take_back", "draft let_go", "served give_up"]
+    assert said == ["draft let_go", "served give_up"]
 
 
 def test_what_cannot_be_exchanged_is_left_and_told_of(
@@ -112,15 +112,3 @@ def test_what_cannot_be_exchanged_is_left_and_told_of(
     monkeypatch.setattr(drafting, "DraftUpdate", exhaust)
     with pytest.raises(torch.OutOfMemoryError):
         draft_update(worker, HOST, "beside")
-
-
-@pytest.mark.parametrize(
-    ("method", "model", "expected"),
-    [("mtp", "served", True), ("mtp", "other", False), ("eagle3", "served", False), ("ngram", None, False)],
-)
-def test_layers_of_the_served_checkpoint_are_in_every_push(method: str, model: str | None, expected: bool) -> None:
-    """Others are in none."""
-    draft_model = None if model is None else SimpleNamespace(model=model)
-    speculative = SimpleNamespace(method=method, draft_model_config=draft_model)
-    config = SimpleNamespace(speculative_config=speculative, model_config=SimpleNamespace(model="served"))
-    assert drafts_with_served_checkpoint(config) is expected

@@ -1,6 +1,5 @@
 """Exchanging weights of small modules, without an engine."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -10,10 +9,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from genserve.worker.model.tree import holdings
 from genserve.worker.update.device import Device
-from genserve.worker.update.exchange import Buffer, ContentExchange, PointerExchange, exchange
-from tests.unit.worker.kept_device import KeptDevice
-
-CPU = Device(torch.device("cpu"))
+from genserve.worker.update.exchange import Buffer, PointerExchange, exchange
+from tests.support.kept_device import KeptDevice
+from tests.unit.worker.update.exchanges import CPU, Plain, addresses, exchange_of
 
 
 class Packed(nn.Module):
@@ -32,30 +30,6 @@ class Packed(nn.Module):
         """What the layer computes with, by place."""
         packed = self.cpu_linear(torch.ones(1))
         return [float(t[0]) for t in (self.norm, self.scale, self.derived, packed)]
-
-
-class Plain(nn.Module):
-    """A layer whose weights are all tensors: a norm and its tie, a fused weight with a view of a part, and what is
-    derived."""
-
-    def __init__(self, value: float) -> None:
-        super().__init__()
-        self.norm = nn.Parameter(torch.full((4,), value))
-        self.head = self.norm
-        self.fused = nn.Parameter(torch.full((6, 2), value))
-        self.register_buffer("part", self.fused.data[2:4])
-        self.register_buffer("scale", torch.tensor(value))
-        self.derived = torch.full((3, 2), value).t()
-
-    def seen(self) -> set[float]:
-        """Every value that the layer computes with."""
-        tensors = [self.norm, self.head, self.fused, self.part, self.scale, self.derived]
-        return {float(value) for tensor in tensors for value in tensor.reshape(-1)}
-
-
-def exchange_of(live: nn.Module, prepared: nn.Module, device: Device = CPU) -> PointerExchange | ContentExchange:
-    """A prepared version of small modules."""
-    return exchange(holdings(live), holdings(prepared), device, Buffer(holdings(live), device))
 
 
 def test_a_commit_exchanges_every_place_and_a_rollback_puts_it_back() -> None:
@@ -130,11 +104,6 @@ def test_what_is_empty_is_not_compared(device: Device) -> None:
     exchange_of(live, prepared, device).commit()
     assert live.seen() == {2.0}
     assert live.packed.dtype == torch.bfloat16
-
-
-def addresses(module: nn.Module) -> Mapping[str, int]:
-    """Where the tensors of a module lie."""
-    return {name: place.value.data_ptr() for name, place in holdings(module).items()}
 
 
 @pytest.mark.parametrize("device", [CPU, KeptDevice()])

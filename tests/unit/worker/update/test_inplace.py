@@ -2,6 +2,7 @@
 
 import inspect
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -10,8 +11,11 @@ from vllm.model_executor.model_loader import utils
 from vllm.model_executor.model_loader.weight_tying import maybe_retie_word_embeddings
 
 from genserve.worker.model.tree import owners
-from genserve.worker.update.inplace import LayerShadow, _by_layer, _LayerModel
-from genserve.worker.update.shadow import Shadow
+from genserve.worker.update.device import Device
+from genserve.worker.update.inplace import _by_layer, _LayerModel, layer_shadows
+from genserve.worker.update.structure import Structure
+
+CPU = Device(torch.device("cpu"))
 
 
 class Model(nn.Module):
@@ -73,20 +77,19 @@ class Kernel:
         self.packed = torch.ones(2)
 
 
-def whole_shadow(model: Model) -> Shadow:
-    """As `Shadow` is when it has built this model."""
-    shadow = object.__new__(Shadow)
+def structure_of(model: Model) -> Structure:
+    """As `Structure.build` has it for this model, but for the storage."""
+    config: Any = SimpleNamespace(quantization=None)
     own = owners(model).values()
-    vars(shadow).update(
-        _config=SimpleNamespace(model_config=SimpleNamespace(quantization=None)),
-        _model=model,
-        _slots=[],
-        _bare=[(owner, dict(vars(owner))) for owner in own if isinstance(owner, nn.Module)],
-        _bare_parts=[(owner, dict(vars(owner))) for owner in own if not isinstance(owner, nn.Module)],
-        _shared=set(),
-        constants=None,
+    return Structure(
+        model,
+        config,
+        config,
+        slots=[],
+        modules=[(owner, dict(vars(owner))) for owner in own if isinstance(owner, nn.Module)],
+        parts=[(owner, dict(vars(owner))) for owner in own if not isinstance(owner, nn.Module)],
+        shared=frozenset(),
     )
-    return shadow
 
 
 def test_what_post_processing_makes_on_objects_that_it_makes_belongs_to_the_layer() -> None:
@@ -94,7 +97,7 @@ def test_what_post_processing_makes_on_objects_that_it_makes_belongs_to_the_laye
     model, shared = Model(), Kernel()
     for layer in model.layers:
         layer.shared = shared  # type: ignore[assignment]
-    first, second = (LayerShadow.of(whole_shadow(model), torch.device("cpu"))[number] for number in (0, 1))
+    first, second = (layer_shadows(structure_of(model), CPU)[number] for number in (0, 1))
     for number, shadow in enumerate((first, second)):
         model.layers[number].kernel = Kernel()  # type: ignore[assignment]
         shared.packed = torch.zeros(2)
@@ -110,7 +113,7 @@ def test_a_parameter_of_which_a_part_is_missing_is_named(missing: str) -> None:
     layer = layer_of(Model(), 1)
     assert layer.load_weights(halves) == {"layers.1.weight"}
     present = [(name, tensor) for name, tensor in halves if not name.endswith(missing)]
-    with pytest.raises(ValueError, match=r"no tensor gave a value to all of layers\.1\.weight \(1 in all\)"):
+    with pytest.raises(ValueError, match=r"no tensor gave a complete value to layers\.1\.weight \(1 in all\)"):
         layer.load_weights(present * 2)
 
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from genserve.worker.update.pinned_ring import PinnedRing
-from genserve.worker.update.swap import LEAST_SLOTS, HostSwap
+from genserve.worker.update.swap import LEAST_SLOTS, CpuSwap
 from tests.unit.worker.late_gpu import POLICIES, LateDevice, LateEvent, LateGpu, LateRing, LateStream
-from tests.unit.worker.update.test_exchange import Plain, addresses, exchange_of
+from tests.unit.worker.update.exchanges import Plain, addresses, exchange_of
 
 SHAPES = [(40,), (3, 50), (7,), (2, 3, 40), (1, 300)]
 
@@ -31,10 +31,10 @@ def are_equal(some: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
     return all(torch.equal(one, other) for one, other in zip(some, others, strict=True))
 
 
-def swap_of(gpu: LateGpu, live: list[torch.Tensor], new: list[torch.Tensor], num_slots: int = 8) -> HostSwap:
+def swap_of(gpu: LateGpu, live: list[torch.Tensor], new: list[torch.Tensor], num_slots: int = 8) -> CpuSwap:
     """With slots of 100 bytes: the five tensors are 33 pieces."""
     ring = LateRing(gpu, 100, num_slots)
-    return HostSwap(zip(live, new, strict=True), ring, LateStream(gpu), LateStream(gpu))
+    return CpuSwap(zip(live, new, strict=True), ring, LateStream(gpu), LateStream(gpu))
 
 
 @pytest.mark.parametrize("num_slots", [LEAST_SLOTS, 8, 11])
@@ -118,7 +118,7 @@ def test_both_directions_are_at_work_at_once() -> None:
 
     down, up = Named(gpu), Named(gpu)
     down.name, up.name = "down", "up"
-    HostSwap(zip(live, new, strict=True), LateRing(gpu, 100), down, up).commit()
+    CpuSwap(zip(live, new, strict=True), LateRing(gpu, 100), down, up).commit()
     assert order == ["down", *["down", "up"] * 7, "up"]
 
 
@@ -126,7 +126,7 @@ def test_a_ring_that_is_too_short_is_refused() -> None:
     """Slots would be used again before they are free."""
     ring = PinnedRing([torch.zeros(8, dtype=torch.uint8)] * 5, [LateEvent() for _ in range(5)])
     with pytest.raises(ValueError, match="needs 6 slots, the ring has 5"):
-        HostSwap([], ring, LateStream(LateGpu("late")), LateStream(LateGpu("late")))
+        CpuSwap([], ring, LateStream(LateGpu("late")), LateStream(LateGpu("late")))
 
 
 @pytest.mark.parametrize("policy", POLICIES)

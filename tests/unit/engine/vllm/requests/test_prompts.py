@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 from genserve.engine.generation import ChatMessage, ChatPrompt, TextPrompt, TokenPrompt
 from genserve.engine.vllm.requests.prompts import PromptCodec
 from genserve.errors import InvalidFieldError, PromptTooLongError
-from tests.models import tiny_qwen3
+from tests.support.models import tiny_qwen3
 
 MAX_MODEL_LEN = 2048
 ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"

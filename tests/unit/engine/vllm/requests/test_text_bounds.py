@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 
 from genserve.demo_model import demo_model_path
 from genserve.engine.vllm.requests.text_bounds import TextBounds, bounds_of, text_bounds
-from tests.models import tiny_qwen3
+from tests.support.models import tiny_qwen3
 
 texts = st.one_of(
     st.text(max_size=300),

@@ -15,9 +15,9 @@ from genserve.engine.vllm import engine as vllm
 from genserve.engine.vllm.start import config as vllm_config
 from genserve.engine.vllm.start.config import AsyncEngineArgs
 from genserve.engine.vllm.start.failure import EngineStartError
-from genserve.worker.contract import WEIGHT_UPDATE_KEY
+from genserve.worker.contract.vllm_settings import WEIGHT_UPDATE_KEY
 from genserve.worker.update import choice as update
-from tests import models
+from tests.support import models
 
 
 def test_a_draft_model_keeps_its_weights_through_level_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,7 +42,7 @@ def test_a_way_that_the_platform_does_not_have_is_refused(tmp_path: Path, monkey
         for asked in WEIGHT_UPDATES:
             flags = vllm_config.parser("serve", "").parse_args([])
             if asked in refused:
-                with pytest.raises(ValueError, match=f"--weight-update {asked} is for a GPU"):
+                with pytest.raises(ValueError, match=f"--weight-update {asked} needs a GPU"):
                     vllm_config.check_flags(flags, asked)
             else:
                 vllm_config.check_flags(flags, asked)

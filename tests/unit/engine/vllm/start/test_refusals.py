@@ -1,4 +1,4 @@
-"""The table of settings that cannot be combined with pushed weights, on vLLM's own configurations."""
+"""The table of settings that cannot be used with pushed weights, on vLLM's own configurations."""
 
 import copy
 import inspect
@@ -22,7 +22,7 @@ from genserve.engine.vllm.start import config as vllm_config
 from genserve.engine.vllm.start import refusals
 from genserve.engine.vllm.start.failure import EngineStartError
 from genserve.engine.vllm.start.refusals import TABLE, Row, check, rows
-from tests import models
+from tests.support import models
 
 Make = Callable[..., VllmConfig]
 
@@ -333,7 +333,7 @@ def test_what_flags_show_by_themselves_is_refused_without_a_model(row: Row, monk
 def test_the_guide_tells_of_every_row() -> None:
     """As the row says it, and of no other one."""
     page = (Path(__file__).parents[5] / "docs/gpu.md").read_text()
-    listed = page.partition("## What is refused")[2]
+    listed = page.partition("## Flags that are refused")[2]
     for row in TABLE:
         flags = ", ".join(f"`{flag}`" for flag in row.flags)
         assert f"| {row.name} | {flags} | {row.reason} | {row.instead} |" in listed

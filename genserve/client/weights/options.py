@@ -1,0 +1,121 @@
+"""Keyword arguments of a push: into the header of the push, and into how it is sent. Every option is declared once."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Self, TypedDict
+
+from genserve.client.transport.enums import KvPolicy, PauseMode, PushAction, wire_value
+from genserve.client.transport.fields import build, check_count, optional_duration
+from genserve.client.weights.push import PushProgress
+from genserve.client.weights.served import ServedWeights
+from genserve.v1 import types_pb2, weights_pb2
+
+MIB: Final = 1 << 20
+
+
+class ApplyOptions(TypedDict, total=False):
+    """How weights that have come are applied."""
+
+    expected_version: int | None
+    """Refuse the push unless this version is served."""
+    pause_mode: PauseMode | None
+    """What the pause does to requests; default keep."""
+    kv_policy: KvPolicy | None
+    """What becomes of the KV cache; default recompute."""
+    pause_lease_id: str
+    """Apply under this lease, and leave the engine paused."""
+    apply_timeout_s: float | None
+    """Seconds that applying may take; default 300."""
+
+
+class SendOptions(TypedDict, total=False):
+    """How bytes reach the daemon."""
+
+    push_id: str
+    """Names the push: a repeat answers what the first one answered. Default: a new UUID."""
+    shared_memory: bool | None
+    """Whether bytes are written to memory from which a daemon on this host copies them, which is several times faster
+    than a socket and takes 16 MiB a stream until the client is closed. Default None: where it can be done. True raises
+    UnsupportedError or InvalidFieldError where it cannot."""
+    progress: Callable[[PushProgress], None] | None
+    """Called after each chunk, on the event loop; `Client` calls it in the thread that pushes."""
+
+
+class PushOptions(ApplyOptions, SendOptions, total=False):
+    """Every option of `push_weights`."""
+
+    attempt: str
+    """Names one attempt at a push. Bytes that another attempt left in the daemon count only once they are sent again.
+    Default: a new UUID for a single caller. Several callers send everything again after a broken stream, unless all of
+    them are given the same new UUID: then only what is missing."""
+    action: PushAction
+    """apply (the default); stage: keep the bytes until `commit_push`; validate: check the manifest and send no byte."""
+    partial: bool
+    """Whether tensors of the checkpoint may be missing: they keep their present values. Default False."""
+    force: bool
+    """Whether the version may be one that is not above the served one. Default False."""
+    staging_ttl_s: float | None
+    """Seconds for which bytes are kept that are incomplete or not committed; default 300."""
+    layout: ServedWeights | None
+    """What `get_weights` told one of several callers that each bring some of the tensors; the same for all."""
+    callers: int | None
+    """How many make the push together; default: the number of ranks that the DTensors are spread over, else 1."""
+    streams: int
+    """How many streams each caller sends at once; default 1."""
+    chunk_bytes: int
+    """Bytes in a message; default 1 MiB."""
+    checksum: bool
+    """Whether each chunk has its CRC32C; default True. Needs google-crc32c."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """How one caller sends its part of a push."""
+
+    num_callers: int
+    num_streams: int
+    chunk_bytes: int
+    checksum: bool
+    progress: Callable[[PushProgress], None] | None
+
+    @classmethod
+    def of(cls, options: PushOptions, num_callers: int) -> Self:
+        """Raises InvalidFieldError for what is not a number of something."""
+        delivery = cls(
+            num_callers=num_callers,
+            num_streams=options.get("streams", 1),
+            chunk_bytes=options.get("chunk_bytes", MIB),
+            checksum=options.get("checksum", True),
+            progress=options.get("progress"),
+        )
+        check_count(delivery.chunk_bytes, "chunk_bytes")
+        check_count(delivery.num_callers, "callers")
+        check_count(delivery.num_streams, "streams")
+        return delivery
+
+
+def push_header(version: int, options: PushOptions) -> weights_pb2.PushHeader:
+    """The header of a push of weights, without tensors. Raises InvalidFieldError."""
+    fields = {
+        "push_id": options.get("push_id"),
+        "weight_version": version,
+        "expected_version": options.get("expected_version"),
+        "manifest": build(weights_pb2.Manifest, {"partial": options.get("partial")}),
+        "action": wire_value(weights_pb2.PushAction, options.get("action", "apply"), "header.action"),
+        "apply": apply_message(options, field="header.apply"),
+        "staging_ttl": optional_duration(options.get("staging_ttl_s"), "staging_ttl_s"),
+        "force": options.get("force"),
+        "attempt": options.get("attempt"),
+    }
+    return build(weights_pb2.PushHeader, fields, path="header")
+
+
+def apply_message(options: ApplyOptions, *, field: str) -> weights_pb2.ApplyOptions:
+    """The message; None leaves it to the daemon. `field` is its path in the request."""
+    fields = {
+        "pause_mode": wire_value(types_pb2.PauseMode, options.get("pause_mode"), f"{field}.pause_mode"),
+        "kv_policy": wire_value(types_pb2.KvPolicy, options.get("kv_policy"), f"{field}.kv_policy"),
+        "pause_lease_id": options.get("pause_lease_id"),
+        "timeout": optional_duration(options.get("apply_timeout_s"), f"{field}.apply_timeout_s"),
+    }
+    return build(weights_pb2.ApplyOptions, fields, path=field)

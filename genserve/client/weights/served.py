@@ -1,0 +1,54 @@
+"""The weights that a daemon serves, as `get_weights` tells them."""
+
+import math
+from dataclasses import dataclass
+
+from genserve.client.control.state import EngineState
+from genserve.client.weights.frames import manifest_of
+from genserve.tensors.dtypes import item_bytes
+from genserve.tensors.manifest import Manifest
+from genserve.v1 import weights_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class ServedTensor:
+    """A tensor of the served checkpoint; `dtype` is safetensors' name."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ServedWeights:
+    """The weights that are served. `digests` is SHA-256 in hex by (rank, name of vLLM's parameter), when asked for;
+    `resident`: whether they can be pulled, and completed by partial pushes."""
+
+    weight_version: int
+    tensors: list[ServedTensor]
+    total_bytes: int
+    manifest_digest: str
+    digests: dict[tuple[str, str], str]
+    resident: bool
+    state: EngineState
+
+    @classmethod
+    def of(cls, message: weights_pb2.GetWeightsResponse) -> "ServedWeights":
+        """From the wire."""
+        manifest = manifest_of(message.manifest)
+        return cls(
+            weight_version=message.weight_version,
+            tensors=[ServedTensor(each.name, each.dtype, each.shape) for each in manifest.tensors],
+            total_bytes=manifest.total_bytes,
+            manifest_digest=manifest.digest,
+            digests={(each.rank, each.name): each.sha256 for each in message.digests},
+            resident=message.resident,
+            state=EngineState.of(message.state),
+        )
+
+    def layout(self) -> Manifest:
+        """Where the tensors lie in a push of several callers. Raises DtypeError."""
+        return Manifest.end_to_end(
+            (each.name, each.dtype, each.shape, math.prod(each.shape) * item_bytes(each.name, each.dtype))
+            for each in self.tensors
+        )

@@ -1,0 +1,248 @@
+"""Sends one push of weights: streams the bytes, and when a stream breaks, those that are missing."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, aclosing
+from typing import Any, Final
+
+import grpc.aio
+
+from genserve.client.transport.connection import Connection
+from genserve.client.transport.final_status import FinalStatus
+from genserve.client.weights.frames import END_FRAME, chunk_frame, header_frame, segment_frame
+from genserve.client.weights.layout import ByteSpace
+from genserve.client.weights.options import Delivery
+from genserve.client.weights.push import Push, PushProgress, PushResult
+from genserve.client.weights.push_channels import PushChannels
+from genserve.errors import DeadlineError, GenserveError, PushNotFoundError, PushTruncatedError, UnavailableError
+from genserve.memory.ring import PIECE_BYTES, SharedRing, SpareRings
+from genserve.tensors.ranges import Range, common, num_bytes, split
+from genserve.v1 import weights_pb2
+
+MAX_RESUMES: Final = 5
+RECONNECT_TIMEOUT_S: Final = 30.0
+_EXPLAIN_TIMEOUT_S: Final = 5.0
+_NUM_NAMED: Final = 3
+_PUSH_WEIGHTS: Final = "/genserve.v1.WeightService/PushWeights"
+
+
+class Upload:
+    """Sends one push, or a caller's part of it, until it is done, cannot go on, or its deadline has passed.
+
+    With `rings` the bytes are written to shared memory, and the daemon copies them; it raises InvalidFieldError naming
+    the segment when the daemon cannot have it. `without_rings` goes on then.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        header: weights_pb2.PushHeader,
+        space: ByteSpace,
+        delivery: Delivery,
+        *,
+        rings: SpareRings | None,
+        ingest_ports: Sequence[int],
+        timeout_s: float | None,
+    ) -> None:
+        self._connection = connection
+        self._header = header
+        self._space = space
+        self._delivery = delivery
+        self._rings = rings
+        self._channels = PushChannels(connection, ingest_ports)
+        self._timeout_s = timeout_s
+        self._clock = asyncio.get_running_loop().time
+        self._started_at = self._clock()
+        self._own_bytes = num_bytes(space.ranges)
+        self._sent_bytes = 0
+        self._num_resumes = 0
+        self._reached_daemon = False
+
+    async def run(self) -> PushResult:
+        """Sends everything; after a broken or truncated stream asks what is missing and sends that."""
+        validates = self._header.action == weights_pb2.PUSH_ACTION_VALIDATE
+        missing: Sequence[Range] = () if validates else self._space.ranges
+        while True:
+            try:
+                return await self._until_deadline(missing)
+            except (UnavailableError, PushTruncatedError) as error:
+                reached_daemon = self._reached_daemon or isinstance(error, PushTruncatedError)
+                if not reached_daemon or self._num_resumes >= MAX_RESUMES:
+                    raise
+                self._num_resumes += 1
+                known = await self._look_up(error)
+            if known is not None:
+                is_own = known.push.attempt == self._header.attempt != ""
+                if known.push.state == "valid" or (known.push.state == "applied" and is_own):
+                    return known  # only the answer was lost
+                missing = self._space.ranges  # what another attempt has brought is compared
+                if is_own or (known.push.state == "receiving" and not self._header.attempt):
+                    missing = common(known.push.missing, self._space.ranges)
+
+    async def _until_deadline(self, ranges: Sequence[Range]) -> PushResult:
+        """`_send_all`; what was missing at the deadline is asked while the streams are still there: without them their
+        bytes may not count."""
+        sending = asyncio.create_task(self._send_all(ranges))
+        try:
+            await asyncio.wait({sending}, timeout=self._remaining_s())
+            if not sending.done():
+                raise await self._explained(DeadlineError(f"the push did not end within {self._timeout_s:g} s"))
+            return sending.result()
+        finally:
+            sending.cancel()
+            await asyncio.wait({sending})
+
+    async def _explained(self, error: DeadlineError) -> DeadlineError:
+        """Says what other callers have not sent, if that is what the deadline passed for."""
+        if self._delivery.num_callers == 1:
+            return error
+        request = weights_pb2.GetPushRequest(push_id=self._header.push_id)
+        try:
+            response = await self._connection.unary(self._connection.weights.GetPush, request, _EXPLAIN_TIMEOUT_S)
+        except GenserveError as failure:
+            error.add_note(f"what was missing is not known: {failure}")
+            return error
+        push = Push.of(response.push)
+        names = self._space.names(push.missing)
+        if push.state != "receiving" or not names or common(push.missing, self._space.ranges):
+            return error
+        others = f" and {len(names) - _NUM_NAMED} more" if len(names) > _NUM_NAMED else ""
+        return DeadlineError(
+            f"nothing was applied: of the {self._delivery.num_callers} callers of push {push.push_id!r} some have not "
+            f"sent {num_bytes(push.missing)} bytes of {', '.join(names[:_NUM_NAMED])}{others}",
+            metadata={"push_id": push.push_id},
+        )
+
+    def without_rings(self) -> None:
+        """From here on bytes are sent; those that the daemon copied already are sent again, and found to be equal."""
+        self._rings = None
+
+    async def _send_all(self, ranges: Sequence[Range]) -> PushResult:
+        """All streams at once. Every one of them gets the outcome of the push; the first that fails ends the others."""
+        self._sent_bytes = self._own_bytes - num_bytes(ranges)
+        headers = self._headers()
+        parts = split(ranges, len(headers))
+        async with AsyncExitStack() as stack:
+            channels = await self._channels.open(len(headers), stack)
+            streams = zip(channels, headers, parts, strict=True)
+            sending = [asyncio.create_task(self._send(*stream)) for stream in streams]
+            try:
+                return (await asyncio.gather(*sending))[0]
+            finally:
+                for task in sending:
+                    task.cancel()
+                await asyncio.gather(*sending, return_exceptions=True)
+
+    def _headers(self) -> list[weights_pb2.PushHeader]:
+        """One for each stream; the first brings the manifest."""
+        first = weights_pb2.PushHeader()
+        first.CopyFrom(self._header)
+        first.num_streams = self._delivery.num_streams * self._delivery.num_callers
+        further = weights_pb2.PushHeader()
+        further.CopyFrom(first)
+        further.ClearField("manifest")
+        return [first] + [further] * (self._delivery.num_streams - 1)
+
+    async def _send(
+        self, channel: grpc.aio.Channel, header: weights_pb2.PushHeader, ranges: Sequence[Range]
+    ) -> PushResult:
+        """One stream: the header, the bytes of `ranges`, the end."""
+        method: Any = channel.stream_unary(
+            _PUSH_WEIGHTS, response_deserializer=weights_pb2.PushWeightsResponse.FromString
+        )
+        remaining_s = self._remaining_s()
+        timeout_s = None if remaining_s is None else remaining_s + _EXPLAIN_TIMEOUT_S
+        call = method(timeout=timeout_s, metadata=self._connection.metadata)
+        status = FinalStatus(call)
+        ring = None if self._rings is None else self._rings.take()
+        writing = asyncio.create_task(self._write_frames(call, header, ranges, ring))
+        # The answer says why the daemon did not want more: nobody takes what is in the ring then.
+        call.add_done_callback(lambda _: writing.cancel())
+        try:
+            await asyncio.wait([writing])
+            if not writing.cancelled():
+                writing.result()
+            with self._connection.typed_errors():
+                result = PushResult.of(await status.of(call))
+            if ring is not None and self._rings is not None:
+                self._rings.give_back(ring)
+                ring = None
+            return result
+        finally:
+            call.cancel()
+            writing.cancel()
+            await asyncio.wait([writing])
+            if ring is not None:
+                ring.close()
+
+    async def _write_frames(
+        self,
+        call: "grpc.aio.StreamUnaryCall[bytes, Any]",
+        header: weights_pb2.PushHeader,
+        ranges: Sequence[Range],
+        ring: SharedRing | None,
+    ) -> None:
+        """Writes until the end or until the daemon has answered; its answer says why it did not want more."""
+        try:
+            await call.write(header_frame(header))
+            self._reached_daemon = True
+            async with aclosing(self._frames(ranges, ring)) as frames:
+                await self._write_ahead(call, frames)
+            await call.write(END_FRAME)
+            await call.done_writing()
+        except (asyncio.InvalidStateError, grpc.RpcError):
+            return
+
+    async def _frames(
+        self, ranges: Sequence[Range], ring: SharedRing | None
+    ) -> AsyncGenerator[tuple[bytes, int], None]:
+        """Chunks of `ranges` as frames, each with the number of bytes of the weights in it."""
+        chunk_bytes = self._delivery.chunk_bytes if ring is None else PIECE_BYTES
+        async for offset, parts in self._space.chunks(ranges, chunk_bytes):
+            if ring is None:
+                frame = chunk_frame(offset, parts, checksum=self._delivery.checksum)
+            else:
+                frame = segment_frame(offset, await ring.put(parts))
+            yield frame, sum(map(len, parts))
+
+    async def _write_ahead(
+        self, call: "grpc.aio.StreamUnaryCall[bytes, Any]", frames: AsyncGenerator[tuple[bytes, int], None]
+    ) -> None:
+        """Makes the next frame while gRPC's threads send the one before."""
+        following = await anext(frames, None)
+        while following is not None:
+            frame, num_bytes = following
+            writing = asyncio.ensure_future(call.write(frame))
+            try:
+                await asyncio.sleep(0)  # it begins
+                following = await anext(frames, None)
+            finally:
+                await writing
+            self._report(num_bytes)
+
+    async def _look_up(self, error: GenserveError) -> PushResult | None:
+        """What the daemon has of the push; None when it knows nothing. Raises `error` if it cannot be asked."""
+        remaining_s = self._remaining_s()
+        timeout_s = RECONNECT_TIMEOUT_S if remaining_s is None else min(remaining_s, RECONNECT_TIMEOUT_S)
+        request = weights_pb2.GetPushRequest(push_id=self._header.push_id)
+        try:
+            method = self._connection.weights.GetPush
+            response = await self._connection.unary(method, request, timeout_s, wait_for_ready=True)
+            return PushResult.of(response)
+        except PushNotFoundError:
+            return None
+        except (DeadlineError, UnavailableError):
+            raise error from None
+
+    def _remaining_s(self) -> float | None:
+        """Seconds until the deadline of the whole push."""
+        if self._timeout_s is None:
+            return None
+        return max(self._started_at + self._timeout_s - self._clock(), 0.0)
+
+    def _report(self, new_bytes: int) -> None:
+        self._sent_bytes += new_bytes
+        if self._delivery.progress is not None:
+            elapsed_s = self._clock() - self._started_at
+            push_id, total_bytes = self._header.push_id, self._own_bytes
+            self._delivery.progress(PushProgress(push_id, self._sent_bytes, total_bytes, elapsed_s, self._num_resumes))

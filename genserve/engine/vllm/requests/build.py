@@ -1,0 +1,176 @@
+"""Builds what is sent to vLLM's engine process, and checks it with vLLM's own rules and codec.
+
+EngineCore decodes requests outside of any `try`: one value of a wrong type ends the thread that reads requests, for
+everybody. So every request is encoded and decoded here before it is sent.
+"""
+
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import msgspec
+from vllm.exceptions import MaxQueuedTokensError, QueueOverflowError, VLLMValidationError
+from vllm.inputs.engine import tokens_input
+from vllm.lora.request import LoRARequest
+from vllm.sampling_params import (
+    RepetitionDetectionParams,
+    RequestOutputKind,
+    SamplingParams,
+    StructuredOutputsParams,
+)
+from vllm.v1.engine import EngineCoreRequest
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
+from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
+
+from genserve.engine.generation import GenerationRequest
+from genserve.engine.protocol import EngineInfo
+from genserve.engine.vllm.requests.sampling import request_field, sampling_fields
+from genserve.engine.vllm.requests.timed_threads import TimedThreads
+from genserve.errors import EngineDeadError, GenserveError, InvalidFieldError, QueueFullError
+
+_CHECK_LIMIT_S = 10.0
+_NUM_CHECK_THREADS = 2
+_MAX_INT32, _MAX_INT64 = 2**31 - 1, 2**63 - 1
+_MAX_CACHE_SALT = 1024  # characters
+
+_FIELDS = {f.name: f.type for f in msgspec.structs.fields(SamplingParams) if not f.name.startswith("_")}
+_TYPES = {**_FIELDS, "prompt_logprob_token_ids": list[list[int]] | None}  # vLLM turns it into an array
+_NESTED = {"repetition_detection": frozenset(RepetitionDetectionParams.__dataclass_fields__)}
+"""Parameters that are objects -> the names of their fields: the codec drops unknown fields."""
+
+
+class RequestBuilder:
+    """Makes vLLM's requests. `max_sequences`: the largest n of a request."""
+
+    def __init__(self, llm: AsyncLLM, info: EngineInfo, max_sequences: int) -> None:
+        self._llm = llm
+        self._info = info
+        self._max_sequences = max_sequences
+        self._encoder = MsgpackEncoder()
+        self._decoder = MsgpackDecoder(EngineCoreRequest)
+        self._checks = TimedThreads("constraints", _NUM_CHECK_THREADS, _CHECK_LIMIT_S)
+
+    def close(self) -> None:
+        """Ends the threads."""
+        self._checks.close()
+
+    def check_early(self, request: GenerationRequest) -> None:
+        """The checks that are possible before the prompt is tokenised. Raises InvalidFieldError."""
+        num_sequences = request.sampling.n or 1
+        if num_sequences > self._max_sequences:
+            raise InvalidFieldError.of("sampling.n", f"must be at most {self._max_sequences}, is {num_sequences}")
+        if request.sampling.seed is not None and request.sampling.seed + num_sequences - 1 > _MAX_INT64:
+            # vLLM adds the index of each of the n sequences to the seed.
+            raise InvalidFieldError.of("sampling.seed", "seed + n - 1, the seed of the last sequence, exceeds 64 bits")
+        if len(request.cache_salt) > _MAX_CACHE_SALT:
+            raise InvalidFieldError.of("cache.salt", f"must be at most {_MAX_CACHE_SALT} characters long")
+
+    async def engine_request(
+        self, request: GenerationRequest, ids: list[int], lora: LoRARequest | None
+    ) -> EngineCoreRequest:
+        """The request for EngineCore. Raises InvalidFieldError."""
+        try:
+            build = partial(
+                self._llm.input_processor.process_inputs,
+                request.request_id,
+                tokens_input(ids, cache_salt=request.cache_salt or None),
+                self._sampling_params(request),
+                supported_tasks=await self._llm.get_supported_tasks(),
+                lora_request=lora,
+                priority=request.priority,
+                data_parallel_rank=request.data_parallel_rank,
+            )
+            prepared = await self._built(build, request)
+        except TimeoutError:
+            raise InvalidFieldError.of("constraint", f"was not compiled within {_CHECK_LIMIT_S:g} s") from None
+        except Exception as error:
+            raise translated(error) from error
+        self._check_crossing(prepared)
+        return prepared
+
+    async def _built(self, build: Callable[[], EngineCoreRequest], request: GenerationRequest) -> EngineCoreRequest:
+        # vLLM compiles constraints and tokenises bad words in this call.
+        if request.constraint is None and not request.sampling.bad_words:
+            return build()
+        return await self._checks.run(build)
+
+    def _check_crossing(self, prepared: EngineCoreRequest) -> None:
+        # The prompt's ids are integers of the vocabulary, and there may be very many.
+        small = msgspec.structs.replace(prepared, prompt_token_ids=[])
+        try:
+            self._decoder.decode(self._encoder.encode(small))
+        except Exception as error:
+            found = re.search(r"at `\$\[\d+\]\.(\w+)", str(error))
+            raise InvalidFieldError.of(request_field(found[1] if found else None), str(error)) from error
+
+    def _sampling_params(self, request: GenerationRequest) -> SamplingParams:
+        fields = sampling_fields(request, _FIELDS.keys())
+        for name in request.engine_params:
+            fields[name] = _typed(name, fields[name])
+        chunked = self._llm.vllm_config.scheduler_config.enable_chunked_prefill
+        if "seed" in fields and chunked and self._info.device == "cpu":
+            # See engine.vllm.start.config.adapted: it would kill the engine.
+            raise InvalidFieldError.of("sampling.seed", "cannot be used on the CPU with --enable-chunked-prefill")
+        if request.output.prompt_logprobs is not None and self._info.max_loras and self._info.device == "cpu":
+            # vLLM 0.32 kills its engine: on the CPU its LoRA layers take the prompt's tokens for the batch's requests.
+            raise InvalidFieldError.of("output.prompt_logprobs", "cannot be used on the CPU with --enable-lora")
+        if request.constraint is not None:
+            fields["structured_outputs"] = StructuredOutputsParams(
+                **{request.constraint.kind.value: request.constraint.value}
+            )
+        interval = request.output.stream_interval
+        kind = RequestOutputKind.FINAL_ONLY if interval == 0 else RequestOutputKind.DELTA
+        return SamplingParams(output_kind=kind, skip_clone=True, **fields)
+
+
+def translated(error: Exception) -> GenserveError:
+    """The error for a client from an error that vLLM raised for its request."""
+    if isinstance(error, GenserveError):
+        return error
+    if isinstance(error, VllmEngineDeadError):
+        return EngineDeadError("the engine has died")
+    if isinstance(error, (QueueOverflowError, MaxQueuedTokensError)):
+        return QueueFullError(error.message, retry_after_s=1.0)
+    if isinstance(error, VLLMValidationError):
+        return InvalidFieldError.of(_field_of(error), error.args[0])
+    return InvalidFieldError.of("request", str(error) or type(error).__name__)
+
+
+def _typed(name: str, value: object) -> Any:
+    """The value of one of engine_params with the type that vLLM declares. Raises InvalidFieldError."""
+    path = f"engine_params.{name}"
+    if isinstance(value, dict) and name in _NESTED and (unknown := value.keys() - _NESTED[name]):
+        there_are = ", ".join(sorted(_NESTED[name]))
+        raise InvalidFieldError.of(f"{path}.{min(unknown)}", f"is unknown; loaded are {there_are}")
+    _check_integers(path, value)
+    try:
+        return msgspec.convert(value, _TYPES[name])
+    except msgspec.ValidationError as error:
+        raise InvalidFieldError.of(path, str(error)) from error
+    except VLLMValidationError as error:
+        raise InvalidFieldError.of(path, error.args[0]) from error
+
+
+def _check_integers(path: str, value: object) -> None:
+    """Checks that numbers fit: workers store every number of a request in 32 or 64 bits."""
+    pending = [value]
+    while pending:
+        each = pending.pop()
+        if isinstance(each, dict):
+            pending += each.values()
+        elif isinstance(each, list):
+            pending += each
+        elif isinstance(each, int) and not -_MAX_INT32 <= each <= _MAX_INT32:
+            raise InvalidFieldError.of(path, "contains a number that exceeds 32 bits")
+
+
+def _field_of(error: VLLMValidationError) -> str:
+    """Path of the field that vLLM's error is about; some of vLLM's errors only mention the subject."""
+    text = str(error).lower()
+    if error.parameter is None and "data_parallel_rank" in text:
+        return "data_parallel_rank"
+    if error.parameter is None and any(word in text for word in ("grammar", "json", "regex", "choice", "structur")):
+        return "constraint"
+    return request_field(error.parameter)

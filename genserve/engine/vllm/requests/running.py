@@ -1,0 +1,135 @@
+"""The requests that an engine works on, from their admission until their streams end."""
+
+import asyncio
+from collections.abc import Sequence
+
+from vllm.lora.request import LoRARequest
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
+
+from genserve.engine.generation import FinishReason, GenerationRequest, prompt_too_long
+from genserve.engine.vllm.liveness import Liveness
+from genserve.engine.vllm.loras import LiveLoras
+from genserve.engine.vllm.requests.build import RequestBuilder, translated
+from genserve.engine.vllm.requests.prompts import PromptCodec
+from genserve.engine.vllm.requests.stream import VllmStream
+from genserve.errors import EngineDeadError, GenserveError, QueueFullError, RequestIdInUseError
+
+
+class RunningRequests:
+    """Admits requests while there is room for their sequences. Holds each one's id, adapter and stream until it ends.
+
+    `max_active`: sequences admitted and unfinished, above which new ones are refused; `max_model_len`: in tokens.
+    """
+
+    def __init__(
+        self,
+        llm: AsyncLLM,
+        liveness: Liveness,
+        prompts: PromptCodec,
+        builder: RequestBuilder,
+        loras: LiveLoras,
+        *,
+        max_active: int,
+        max_model_len: int,
+    ) -> None:
+        self._llm = llm
+        self._liveness = liveness
+        self._prompts = prompts
+        self._builder = builder
+        self._loras = loras
+        self._max_active = max_active
+        self._max_model_len = max_model_len
+        self._streams: dict[str, VllmStream | None] = {}  # None while a request is being admitted
+        self._num_sequences: dict[str, int] = {}  # by request, from before it is admitted
+        self._num_active = 0  # their sum
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def streams(self) -> list[VllmStream]:
+        """Those of the admitted requests."""
+        return [stream for stream in self._streams.values() if stream is not None]
+
+    async def submit(self, request: GenerationRequest) -> VllmStream:
+        """Admits a request. Raises RequestIdInUseError, QueueFullError, and what is wrong with the request."""
+        if request.request_id in self._streams:
+            raise RequestIdInUseError(f"a request {request.request_id!r} is running")
+        self._builder.check_early(request)
+        num_sequences = request.sampling.n or 1
+        if self._num_active + num_sequences > self._max_active:
+            raise QueueFullError(
+                f"{self._num_active} sequences are running or waiting, of {self._max_active} at most",
+                retry_after_s=1.0,
+            )
+        self._streams[request.request_id] = None  # the id is taken from here on
+        self._num_sequences[request.request_id] = num_sequences
+        self._num_active += num_sequences
+        self._idle.clear()
+        try:
+            stream = self._streams[request.request_id] = await self._admit(request)
+        except BaseException:
+            self._forget(request.request_id)
+            raise
+        return stream
+
+    async def wait_idle(self) -> None:
+        """Returns when no request is left."""
+        await self._idle.wait()
+
+    def abort(self, request_ids: Sequence[str] | None) -> tuple[list[str], list[str]]:
+        """Ends these requests, or all, with reason ABORTED; the ids that were running, and those that were not."""
+        wanted = list(self._streams) if request_ids is None else list(request_ids)
+        running = {i: stream for i in wanted if (stream := self._streams.get(i)) is not None}
+        for stream in running.values():
+            stream.end_soon(FinishReason.ABORTED)
+        return list(running), [i for i in wanted if i not in running]
+
+    async def _admit(self, request: GenerationRequest) -> VllmStream:
+        ids = await self._prompts.encode(request.prompt)
+        if len(ids) >= self._max_model_len:
+            raise prompt_too_long(f"{len(ids)} tokens", len(ids), self._max_model_len)
+        prepared = await self._builder.engine_request(request, ids, self._lora(request))
+        try:
+            # internal: vLLM takes what its input processor made, and calls it deprecated. Only so is it known what is
+            # sent, and are constraints compiled beside the event loop.
+            collector = await self._llm.add_request(request.request_id, prepared, prepared.params)
+        except BaseException as error:
+            if not self._liveness.dead:
+                await asyncio.shield(self._llm.abort(request.request_id))
+            if isinstance(error, Exception):
+                raise translated(error) from error
+            raise
+        # internal: vLLM's states by sequence, for the live starts of the weight spans.
+        processor = self._llm.output_processor
+        internal_ids = processor.external_req_ids.get(request.request_id, ())
+        states = [processor.request_states[i] for i in internal_ids if i in processor.request_states]
+        for state in states:
+            # internal: vLLM would turn every alternative into text on the event loop, and no client gets that text.
+            state.logprobs_processor.tokenizer = None
+        by_index = {state.request_index: state for state in states}
+        return VllmStream(request, collector, by_index, self._abort_stream, self._forget, _stream_failure)
+
+    def _lora(self, request: GenerationRequest) -> LoRARequest | None:
+        if not request.lora_name:
+            return None
+        lora = self._loras.use(request.lora_name, request.request_id)
+        return LoRARequest(lora.unique_name, lora.lora_id, lora.files.directory)
+
+    async def _abort_stream(self, stream: VllmStream) -> None:
+        if not self._liveness.dead:
+            await self._llm.abort(stream.collector.request_id, internal=True)
+
+    def _forget(self, request_id: str) -> None:
+        self._streams.pop(request_id, None)
+        self._num_active -= self._num_sequences.pop(request_id, 0)
+        self._loras.release(request_id)
+        if not self._streams:
+            self._idle.set()
+
+
+def _stream_failure(error: Exception) -> GenserveError:
+    """What ended a stream that had begun."""
+    if isinstance(error, VllmEngineDeadError):
+        return EngineDeadError("the engine has died")
+    return GenserveError(f"the engine failed: {type(error).__name__}: {error}")

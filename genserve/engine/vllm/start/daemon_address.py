@@ -1,0 +1,47 @@
+"""The address at which workers on other machines reach the daemon, as vLLM's flags spread an engine. Pure."""
+
+from collections.abc import Callable
+from typing import Any
+
+from genserve.engine.vllm.start.failure import EngineStartError
+from genserve.memory.host import is_loopback
+
+ParallelConfig = Any
+"""vLLM's ParallelConfig, or what has its fields."""
+
+_WILDCARDS = frozenset({"0.0.0.0", "::", "[::]"})
+
+
+def daemon_address(parallel: ParallelConfig, host: str, port: int, own_ip: Callable[[], str]) -> str:
+    """The "HOST:PORT" at which other machines reach the daemon that listens on `host` and `port`; "" if there are none,
+    or none that is known. `own_ip` returns this machine's address, for Ray, which alone knows where workers will be.
+    Raises EngineStartError naming the flag that keeps other machines from reaching it."""
+    if parallel.use_ray:
+        return "" if port <= 0 or is_loopback(host) else _joined(own_ip() if host in _WILDCARDS else host, port)
+    first = _first_machine(parallel)
+    if first == "" or is_loopback(first):
+        return ""
+    if port <= 0:
+        raise EngineStartError(
+            f"--port {port}: workers on other hosts fetch pushed weights from the daemon, and end when it ends: pass "
+            "a port, the same on every host"
+        )
+    if is_loopback(host):
+        raise EngineStartError(
+            f"--host {host}: workers on other hosts fetch pushed weights from the daemon, and cannot reach this "
+            f"address: listen on {first} or 0.0.0.0"
+        )
+    return _joined(first if host in _WILDCARDS else host, port)
+
+
+def _joined(host: str, port: int) -> str:
+    return f"[{host.strip('[]')}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _first_machine(parallel: ParallelConfig) -> str:
+    """The daemon's machine, as the other machines address it; "" if there are none."""
+    if parallel.nnodes > 1:
+        return str(parallel.master_addr)
+    if parallel.data_parallel_size_local < parallel.data_parallel_size:
+        return str(parallel.data_parallel_master_ip)
+    return ""

@@ -1,0 +1,87 @@
+"""The pushes whose bytes are here, by id. Owns their memory and their time to live; who may open one is `registry`."""
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+
+from genserve.control.change import Change
+from genserve.errors import DrainingError, GenserveError, PushNotFoundError
+from genserve.weights.push.live_push import LivePush
+
+
+class LivePushes(Mapping[str, LivePush]):
+    """Frees the bytes of a push when it is dropped or idle for too long, and forgets it when it is applied. `clock`
+    gives monotonic seconds."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._pushes: dict[str, LivePush] = {}
+        self._changed = Change()
+
+    def __getitem__(self, push_id: str) -> LivePush:
+        return self._pushes[push_id]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._pushes)
+
+    def __len__(self) -> int:
+        return len(self._pushes)
+
+    def find(self, push_id: str) -> LivePush:
+        """A push. Raises PushNotFoundError."""
+        if (push := self._pushes.get(push_id)) is None:
+            raise not_found(push_id)
+        return push
+
+    def add(self, push: LivePush) -> None:
+        """A push has been opened."""
+        self._pushes[push.push_id] = push
+        self.tell_change()
+
+    def drop(self, push: LivePush, error: GenserveError) -> "asyncio.Future[None]":
+        """Its bytes are freed, and whoever is at it gets `error`; done when they are."""
+        self._pushes.pop(push.push_id, None)
+        push.drop(error)
+        self.tell_change()
+        return self._free(push)
+
+    def forget(self, push: LivePush) -> None:
+        """It is applied: its bytes are freed, unless they are served."""
+        del self._pushes[push.push_id]
+        self._free(push)
+
+    def _free(self, push: LivePush) -> "asyncio.Future[None]":
+        """In a thread, as it takes long enough for token streams to notice."""
+        return asyncio.get_running_loop().run_in_executor(None, push.close)
+
+    def tell_change(self) -> None:
+        """Wakes everyone who waits for a change of any push."""
+        self._changed.tell()
+
+    async def wait_change(self) -> None:
+        """Returns when a push changed after the call."""
+        await self._changed.wait()
+
+    async def run(self) -> None:
+        """Drops those whose time to live is over. Never returns."""
+        while True:
+            idle = [push for push in self._pushes.values() if not push.lifecycle.is_busy]
+            due_s = min((push.idle_until_s for push in idle), default=None)
+            try:
+                async with asyncio.timeout(None if due_s is None else max(0.0, due_s - self._clock())):
+                    await self.wait_change()
+            except TimeoutError:
+                for push in idle:
+                    if not push.gone.is_set() and not push.lifecycle.is_busy and self._clock() >= push.idle_until_s:
+                        self.drop(push, push.truncation())
+
+    async def close(self) -> None:
+        """Waits for one that is being applied, and drops all others."""
+        while busy := [p.task for p in self._pushes.values() if p.lifecycle.is_busy and p.task is not None]:
+            await asyncio.wait(busy)
+        for push in list(self._pushes.values()):
+            self.drop(push, DrainingError("the daemon is shutting down"))
+
+
+def not_found(push_id: str) -> PushNotFoundError:
+    """The error for an id under which no bytes are here."""
+    return PushNotFoundError(f"there is no push {push_id!r}; it may have timed out", metadata={"push_id": push_id})

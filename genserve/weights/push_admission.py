@@ -1,0 +1,131 @@
+"""The checks before a push may send a byte. Pure: everything is refused before anything is allocated."""
+
+from genserve.errors import (
+    FieldViolation,
+    InvalidFieldError,
+    ManifestMismatchError,
+    VersionNotNewerError,
+    WeightVersionMismatchError,
+)
+from genserve.tensors.manifest import Manifest, PushIssue, structural_issues, too_many_tensors
+from genserve.weights.checkpoint import CheckpointIndex, checkpoint_issues
+from genserve.weights.lora.config import check_lora_name, lora_issues
+from genserve.weights.push.types import ApplyOptions, LoraAdapter, PushHeader
+
+MAX_STREAMS = 1024
+_MAX_ID_LENGTH = 256
+_MAX_STAGING_TTL_S = 24 * 3600.0
+_MAX_SHOWN_ISSUES = 3
+
+
+def check_header(header: PushHeader) -> None:
+    """Raises InvalidFieldError for an invalid field, by its path in PushWeightsRequest."""
+    for field in ("push_id", "attempt"):
+        name = getattr(header, field)
+        if len(name) > _MAX_ID_LENGTH or not name.isprintable():
+            raise InvalidFieldError.of(
+                f"header.{field}", f"must be printable and at most {_MAX_ID_LENGTH} characters long"
+            )
+    if header.lora is not None:
+        _check_lora(header, header.lora)
+    elif not 1 <= header.weight_version < 1 << 32:
+        raise InvalidFieldError.of("header.weight_version", f"must be in [1, 2^32), is {header.weight_version}")
+    if not 0 < header.staging_ttl_s <= _MAX_STAGING_TTL_S:
+        raise InvalidFieldError.of(
+            "header.staging_ttl",
+            f"must be above 0 s and at most {_MAX_STAGING_TTL_S:g} s, is {header.staging_ttl_s:g} s",
+        )
+    if not 1 <= header.num_streams <= MAX_STREAMS:
+        raise InvalidFieldError.of("header.num_streams", f"must be in [1, {MAX_STREAMS}], is {header.num_streams}")
+    check_apply(header.apply, "header.apply")
+    digest = header.manifest_digest
+    if digest and (len(digest) != 64 or not set(digest) <= set("0123456789abcdef")):
+        raise InvalidFieldError.of("header.manifest_digest", "must be a SHA-256 in 64 lower-case hex digits")
+    if header.manifest is None and not digest:
+        raise InvalidFieldError.of("header.manifest", "is required, or manifest_digest on further streams")
+    if header.manifest is None and not header.push_id:
+        raise InvalidFieldError.of("header.push_id", "is required on further streams")
+
+
+def _check_lora(header: PushHeader, lora: LoraAdapter) -> None:
+    check_lora_name(lora.lora_name, "header.lora.lora_name")
+    if header.weight_version or header.expected_version is not None:
+        field = "expected_version" if header.expected_version is not None else "weight_version"
+        raise InvalidFieldError.of(f"header.{field}", "an adapter has no version")
+    if header.manifest is not None and header.manifest.partial:
+        raise InvalidFieldError.of("header.manifest.partial", "an adapter cannot be partial")
+
+
+def check_apply(apply: ApplyOptions, field: str) -> None:
+    """Raises InvalidFieldError for invalid options. `field` is their path in the request."""
+    if not apply.timeout_s > 0:
+        raise InvalidFieldError.of(f"{field}.timeout", f"must be above 0 s, is {apply.timeout_s:g} s")
+
+
+def check_version(header: PushHeader, served_version: int) -> None:
+    """Raises VersionNotNewerError or WeightVersionMismatchError if the version may not follow the served one."""
+    if header.lora is not None:
+        return
+    metadata = {"weight_version": str(served_version)}
+    if header.weight_version <= served_version and not header.force:
+        raise VersionNotNewerError(
+            f"version {header.weight_version} is not above the served version {served_version}; `force` allows it",
+            metadata=metadata,
+        )
+    if header.expected_version is not None and header.expected_version != served_version:
+        raise WeightVersionMismatchError(
+            f"version {served_version} is served, not {header.expected_version} as expected", metadata=metadata
+        )
+
+
+def examine(
+    manifest: Manifest | None, claimed_digest: str, checkpoint: CheckpointIndex | None, *, lora: bool = False
+) -> tuple[str, list[PushIssue]]:
+    """Returns the digest of a manifest, of weights or of an adapter, and its issues.
+
+    The time is proportional to the checkpoint, not to the manifest: a manifest that is too large is refused unread.
+    Raises InvalidFieldError if the digest is not the claimed one.
+    """
+    if manifest is None:
+        return claimed_digest, []
+    if checkpoint is not None and len(manifest.tensors) > _max_tensors(checkpoint, lora=lora):
+        return "", checkpoint_issues(manifest, checkpoint)
+    issues = structural_issues(manifest)
+    if issues:
+        return "", issues
+    if claimed_digest and claimed_digest != manifest.digest:
+        raise InvalidFieldError.of("header.manifest_digest", f"the manifest's is {manifest.digest}")
+    if lora:
+        return manifest.digest, lora_issues(manifest, checkpoint)
+    return manifest.digest, checkpoint_issues(manifest, checkpoint) if checkpoint is not None else []
+
+
+def check_num_tensors(num_tensors: int, checkpoint: CheckpointIndex | None, *, lora: bool = False) -> None:
+    """Raises ManifestMismatchError if a manifest of weights or of an adapter has too many tensors."""
+    if checkpoint is not None:
+        refuse_issues(too_many_tensors(num_tensors, _max_tensors(checkpoint, lora=lora)))
+    refuse_issues(too_many_tensors(num_tensors))
+
+
+def refuse_issues(issues: list[PushIssue]) -> None:
+    """Raises ManifestMismatchError naming the tensors, if there is any issue."""
+    if not issues:
+        return
+    # The first of each kind: a name with a wrong prefix is unknown, and the name without it is missing.
+    kinds = {issue.description: issue for issue in reversed(issues) if issue.tensor or issue is issues[0]}
+    shown = list(reversed(kinds.values()))[:_MAX_SHOWN_ISSUES]
+    about = "; ".join(f"{i.tensor[:256]!r} {i.description}" if i.tensor else f"it {i.description}" for i in shown)
+    others = f"; {len(issues) - len(shown)} more in the error's details" if len(issues) > len(shown) else ""
+    raise ManifestMismatchError(
+        f"the manifest does not match the checkpoint: {about}{others}",
+        violations=[FieldViolation(_field(issue.tensor), issue.description) for issue in issues],
+    )
+
+
+def _field(tensor: str) -> str:
+    return f'header.manifest.tensors["{tensor[:256]}"]' if tensor else "header.manifest"
+
+
+def _max_tensors(checkpoint: CheckpointIndex, *, lora: bool) -> int:
+    """An adapter has at most two tensors for each tensor of the checkpoint."""
+    return checkpoint.max_tensors * (2 if lora else 1)

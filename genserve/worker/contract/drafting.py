@@ -1,0 +1,12 @@
+"""Which weights that draft are pushed: read from a VllmConfig, as the daemon refuses and warns by it too."""
+
+from typing import Any
+
+
+def drafts_with_served_checkpoint(config: Any) -> bool:
+    """Whether the weights that draft are in the checkpoint that is served, and so in every push of all of it: layers
+    for multi-token prediction (MTP). `config`: a VllmConfig, or what has its fields."""
+    speculative = config.speculative_config
+    if speculative is None or speculative.method != "mtp" or speculative.draft_model_config is None:
+        return False
+    return bool(speculative.draft_model_config.model == config.model_config.model)

@@ -1,0 +1,72 @@
+"""Ends a worker with the daemon, however the daemon ends.
+
+vLLM's processes would outlive a killed daemon with all their memory: EngineCore waits for requests for ever, but ends
+when one of its workers ends.
+"""
+
+import os
+import select
+import socket
+import threading
+import time
+from functools import cache
+from typing import Any
+
+_EXIT_FAILED = 1
+_CHECK_INTERVAL_S = 2.0
+_CONNECT_TIMEOUT_S = 5.0
+_MAX_REFUSED = 3
+_UNREACHABLE_S = 60.0
+_START_TIMEOUT_S = 600.0
+
+
+@cache  # once, whoever calls it
+def end_with_process(pid: int) -> None:
+    """Ends this process with another one on this machine."""
+    try:
+        ended = os.pidfd_open(pid)
+    except ProcessLookupError:
+        os._exit(_EXIT_FAILED)
+
+    def watch() -> None:
+        watched = select.poll()
+        watched.register(ended, select.POLLIN)
+        watched.poll()
+        os._exit(_EXIT_FAILED)
+
+    threading.Thread(target=watch, name="genserve-watch", daemon=True).start()
+
+
+@cache
+def end_with_address(address: str, start_timeout_s: float = _START_TIMEOUT_S) -> None:
+    """Ends this process when nobody listens at "HOST:PORT" any more: after some seconds if that machine says so, after
+    a minute if it does not answer. The daemon begins to listen after its workers have been attached, so it has
+    `start_timeout_s` at first."""
+
+    def watch() -> None:
+        _wait_for_end(address, start_timeout_s)
+        os._exit(_EXIT_FAILED)
+
+    threading.Thread(target=watch, name="genserve-watch", daemon=True).start()
+
+
+def _wait_for_end(address: str, start_timeout_s: float) -> None:
+    host, _, port = address.rpartition(":")
+    found: Any = None
+    patience_s = start_timeout_s
+    seen_s, num_refused, was_there = time.monotonic(), 0, False
+    while time.monotonic() - seen_s < patience_s and not (was_there and num_refused >= _MAX_REFUSED):
+        time.sleep(_CHECK_INTERVAL_S)
+        try:
+            # Resolved once: a name that cannot be resolved later says nothing about the daemon.
+            found = found or socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
+            family, _, _, _, where = found
+            with socket.socket(family, socket.SOCK_STREAM) as probe:
+                probe.settimeout(_CONNECT_TIMEOUT_S)
+                probe.connect(where)
+        except ConnectionRefusedError:
+            num_refused += 1
+        except OSError:
+            pass
+        else:
+            seen_s, num_refused, was_there, patience_s = time.monotonic(), 0, True, _UNREACHABLE_S

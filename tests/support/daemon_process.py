@@ -1,0 +1,105 @@
+"""A daemon in a process of its own, as a user starts it."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+import psutil
+
+from tests.support.warm.process import WarmPopen
+
+START_TIMEOUT_S = 120.0
+SMALL_ENGINE = ("--max-model-len", "2048", "--kv-cache-memory-bytes", str(256 << 20))
+"""Flags that make the engine of a tiny model small."""
+BOTH_CORES = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
+"""The environment of an engine of two ranks on a machine of two cores."""
+
+
+class DaemonProcess:
+    """`genserve serve` on a free port. `address` is where it serves, `stderr` what it has said so far; `within` is the
+    beginning of a command that runs the rest of it elsewhere. `cold` starts a Python interpreter for it, in ten times
+    the time: for what a start itself does."""
+
+    def __init__(
+        self,
+        flags: Sequence[str],
+        log: Path,
+        env: dict[str, str] | None = None,
+        within: Sequence[str] = (),
+        *,
+        cold: bool = False,
+    ) -> None:
+        self._log = log
+        port = () if "--port" in flags else ("--port", "0")
+        with log.open("wb") as stderr:
+            self.process = (subprocess.Popen if cold else WarmPopen)(
+                [*within, sys.executable, "-m", "genserve", "serve", *port, *flags],
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                env={**os.environ, **(env or {})},
+                text=True,
+                # A group, to be killed as one, and not a session: Linux shares CPUs out by session, and with two on two
+                # cores the test may not run for seconds while the engine does.
+                process_group=0,
+            )
+        self.address = ""
+
+    def wait_serving(self, timeout_s: float = START_TIMEOUT_S) -> Self:
+        """Waits for the line that says where it serves."""
+        timer = threading.Timer(timeout_s, self.kill)
+        timer.start()
+        try:
+            assert self.process.stdout is not None
+            for line in self.process.stdout:
+                if line.startswith("genserve: serving "):
+                    self.address = line.rsplit(" on ", 1)[1].strip()
+                    return self
+        finally:
+            timer.cancel()
+        raise AssertionError(f"the daemon ended with {self.process.wait()}:\n{self.stderr[-4000:]}")
+
+    @property
+    def stderr(self) -> str:
+        """What it said on stderr."""
+        return self._log.read_text(errors="replace")
+
+    def descendant(self, name: str) -> psutil.Process:
+        """The process of its engine that vLLM calls so."""
+        found = psutil.Process(self.process.pid).children(recursive=True)
+        return next(each for each in found if name in each.name() or name in "".join(each.cmdline()))
+
+    def stop(self, timeout_s: float = 60.0) -> int:
+        """Asks it to drain, and waits; the exit status."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(timeout_s)
+        finally:
+            self.kill()
+
+    def end(self) -> None:
+        """Asks it to drain, and goes on; `wait_ended` waits."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        _ending.append(self)
+
+    def kill(self) -> None:
+        """Ends it and everything it has started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+_ending: list[DaemonProcess] = []
+
+
+def wait_ended() -> None:
+    """Waits for each daemon that was asked to end. Raises TimeoutExpired if one does not."""
+    while _ending:
+        _ending.pop().stop()

@@ -1,0 +1,40 @@
+"""A program for the tests of warm starts: `python -m tests.support.warm.probe` starts a process of its own through
+multiprocessing, says on its output what both have got, and waits for its input to end."""
+
+import json
+import multiprocessing
+import os
+import sys
+import threading
+from multiprocessing.connection import Connection
+
+
+def describe() -> dict[str, object]:
+    """What a process has from the one that started it, and what it has got otherwise."""
+    return {
+        "pid": os.getpid(),
+        "parent": os.getppid(),
+        "group": os.getpgid(0),
+        "directory": os.getcwd(),
+        "arguments": sys.argv[1:],
+        "variable": os.environ.get("GENSERVE_PROBE"),
+        "imported": "vllm.v1.engine.core" in sys.modules,
+        "threads": threading.active_count(),
+    }
+
+
+def tell(connection: Connection) -> None:
+    """The program of the process that it starts."""
+    connection.send(describe())
+
+
+if __name__ == "__main__":
+    ours, theirs = multiprocessing.Pipe()
+    child = multiprocessing.get_context("spawn").Process(target=tell, args=(theirs,))
+    child.start()
+    told = ours.recv()
+    child.join()
+    print(json.dumps({"own": describe(), "child": told, "child_status": child.exitcode}), flush=True)
+    print("on stderr", file=sys.stderr)
+    sys.stdin.read()
+    sys.exit(7)

@@ -1,0 +1,23 @@
+"""Commands in processes of their own."""
+
+import asyncio
+import sys
+from typing import Any
+
+from tests.unit.client.scripted_daemon import ScriptedDaemon
+
+
+async def start(daemon: ScriptedDaemon, *arguments: str, stdout: int = asyncio.subprocess.PIPE) -> Any:
+    """Starts a command as a process of its own.
+
+    A test run in the background of a shell ignores SIGINT, and the command would do so too. It is told there and not
+    between fork and exec: what gRPC does in a forked process may close the command's pipes.
+    """
+    program = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "from genserve.cli import main; sys.exit(main())"
+    )
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-c", program, *arguments, "--target", daemon.target,
+        stdout=stdout, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip

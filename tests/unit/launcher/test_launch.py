@@ -1,0 +1,330 @@
+"""How a launched daemon starts and ends. tests/engine/test_launch.py has a real one."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import typing
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import psutil
+import pytest
+
+import genserve
+from genserve.client import AsyncClient, Client
+from genserve.launcher import DaemonFailedError, Launch, LaunchedServer, server
+from genserve.launcher.process_group import members_of, wait_ended
+
+Env = dict[str, str]
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where logs are made that nobody has named."""
+    directory = tmp_path / "temporary"
+    directory.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(directory))
+    return directory
+
+
+def test_a_daemon_is_launched_and_drains_at_the_end_of_the_block(fake: Env, temporary: Path) -> None:
+    """With a blocking client; its log is removed when all was well."""
+    with genserve.launch("whatever", env=fake) as launched:
+        assert isinstance(launched.client, Client)
+        assert (launched.model, launched.address) == ("a model", "127.0.0.1:9")
+        assert launched.client._client._connection.target == launched.address
+        assert launched.log.parent == temporary
+        assert launched.exit_status is None
+        assert members_of(launched.pid) == [launched.pid]
+    assert launched.exit_status == 0
+    assert os.listdir(temporary) == []
+
+
+async def test_a_daemon_is_launched_with_an_asynchronous_client(fake: Env, temporary: Path, tmp_path: Path) -> None:
+    """A log that was named is kept."""
+    log = tmp_path / "log"
+    async with genserve.launch("whatever", env=fake, log=log) as launched:
+        assert isinstance(launched.client, AsyncClient)
+    assert launched.exit_status == 0
+    assert log.read_text().endswith("genserve: drained after SIGTERM\n")
+    assert os.listdir(temporary) == []
+
+
+def test_type_checkers_know_which_client_it_is() -> None:
+    """One context manager, two protocols."""
+    assert typing.get_type_hints(Launch.__enter__)["return"] == LaunchedServer[Client]
+    assert typing.get_type_hints(Launch.__aenter__)["return"] == LaunchedServer[AsyncClient]
+
+
+@pytest.mark.parametrize(
+    ("model", "status", "says"),
+    [
+        ("that exits", 1, "ended with status 1: starting the engine for that exits; no such model"),
+        ("that is killed", -9, "was ended by SIGKILL: "),
+    ],
+)
+def test_a_daemon_that_ends_at_its_start_is_an_error_in_its_own_words(
+    fake: Env, temporary: Path, model: str, status: int, says: str
+) -> None:
+    """In one line, at once; its log is kept, and named."""
+    began_s = time.monotonic()
+    with pytest.raises(DaemonFailedError) as raised, genserve.launch(model, env=fake):
+        pass
+    assert time.monotonic() - began_s < 10
+    assert says in str(raised.value)
+    assert "\n" not in str(raised.value)
+    assert raised.value.exit_status == status
+    assert [raised.value.log] == list(temporary.iterdir())
+    assert str(raised.value.log) in str(raised.value)
+
+
+async def test_the_same_is_an_error_with_asyncio(fake: Env) -> None:
+    """Of the same class."""
+    with pytest.raises(DaemonFailedError, match="no such model"):
+        async with genserve.launch("that exits", env=fake):
+            pass
+
+
+def test_a_flag_that_the_real_daemon_refuses_is_told_before_it_loads_anything() -> None:
+    """By genserve itself, in the words of its parser."""
+    with pytest.raises(DaemonFailedError, match=r"status 2: argument --weight-update: invalid choice") as raised:
+        genserve.launch(weight_update="sideways").__enter__()
+    assert raised.value.exit_status == 2
+    with pytest.raises(DaemonFailedError, match="no directory /no/where"):
+        genserve.launch("/no/where").__enter__()
+
+
+def test_a_daemon_that_does_not_serve_in_time_is_ended(fake: Env) -> None:
+    """The error says what it was doing."""
+    with pytest.raises(DaemonFailedError, match=r"did not serve within 1 s .*starting the engine") as raised:
+        genserve.launch("that never serves", env=fake, start_timeout_s=1.0).__enter__()
+    assert_nobody_writes_to(raised.value.log)
+
+
+async def test_a_start_that_is_cancelled_ends_the_daemon(fake: Env, temporary: Path) -> None:
+    """Without a trace: nothing has failed."""
+
+    async def start() -> None:
+        async with genserve.launch("that never serves", env=fake):
+            raise AssertionError
+
+    before = set(psutil.Process().children())
+    starting = asyncio.create_task(start())
+    await asyncio.sleep(0.3)
+    started = set(psutil.Process().children()) - before
+    assert started
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert not any(map(psutil.Process.is_running, started))
+    assert os.listdir(temporary) == []
+
+
+def test_what_a_daemon_writes_never_fills_a_pipe(fake: Env) -> None:
+    """Before and after it serves: all of it is in the log."""
+    with genserve.launch("that floods", env=fake) as launched:
+        wait_for(launched.log, "genserve: flooded")
+        text = launched.log.read_text()
+    assert text.count("x") >= 1 << 20
+    assert text.count("y") >= 1 << 20
+
+
+@pytest.mark.parametrize("model", ["that ignores SIGTERM", "with a child"])
+def test_what_does_not_end_in_time_is_killed_and_a_warning_says_so(
+    fake: Env, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The daemon itself, or a process that it has left."""
+    monkeypatch.setattr(server, "_CLOSE_S", 1.3)
+    with (
+        pytest.warns(RuntimeWarning, match=r"had to be killed 1\.5 s after"),
+        genserve.launch(model, env=fake, drain_timeout_s=0.2) as launched,
+    ):
+        assert members_of(launched.pid)
+    assert launched.exit_status == (-9 if model == "that ignores SIGTERM" else 0)
+    assert launched.log.exists()
+    assert members_of(launched.pid) == []
+
+
+async def test_the_same_is_killed_with_asyncio(fake: Env, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the event loop runs meanwhile."""
+    monkeypatch.setattr(server, "_CLOSE_S", 0.3)
+    with pytest.warns(RuntimeWarning, match="had to be killed"):
+        async with genserve.launch("that ignores SIGTERM", env=fake, drain_timeout_s=0.2):
+            ticking = asyncio.create_task(asyncio.sleep(0.1))
+    assert ticking.done()
+
+
+def test_a_daemon_that_ends_in_the_block_is_told(fake: Env) -> None:
+    """As a warning, or as a note on the error that it has caused."""
+    with (
+        pytest.warns(RuntimeWarning, match=r"status 3: .*the engine has died"),
+        genserve.launch("that fails later", env=fake) as launched,
+    ):
+        assert ends_within(launched.pid, 10)
+    with pytest.raises(OSError, match="lost") as raised, genserve.launch("that fails later", env=fake) as launched:
+        fail_after_the_end_of(launched.pid)
+    assert "the engine has died" in raised.value.__notes__[0]
+    assert launched.log.exists()
+
+
+def test_an_error_of_the_block_keeps_the_log_and_names_it(fake: Env) -> None:
+    """Although the daemon drained as it should: it may know more."""
+    with pytest.raises(OSError, match="lost") as raised, genserve.launch("whatever", env=fake) as launched:
+        raise OSError("lost")
+    assert raised.value.__notes__ == [f"the daemon's log: {launched.log}"]
+    assert launched.exit_status == 0
+    assert launched.log.exists()
+
+
+def test_a_daemon_outlives_the_thread_that_has_launched_it(fake: Env) -> None:
+    """The kernel ends a child that asks for it with the thread that started it, and not with the process."""
+    stack = ExitStack()
+    with ThreadPoolExecutor(1) as pool:
+        launched = pool.submit(stack.enter_context, genserve.launch("whatever", env=fake)).result()
+    with stack:
+        assert not ends_within(launched.pid, 0.5)
+    assert launched.exit_status == 0
+
+
+def test_a_process_that_is_forked_in_the_block_does_not_end_the_daemon(fake: Env) -> None:
+    """As the worker of a data loader that leaves the block by an exception."""
+    launch = genserve.launch("whatever", env=fake)
+    with launch as launched:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            child = os.fork()
+        if child == 0:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)  # waiting for a thread that it does not have would never end
+            signal.alarm(5)
+            launch.__exit__(None, None, None)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert not ends_within(launched.pid, 0.3)
+
+
+def test_a_launch_is_for_one_daemon(fake: Env) -> None:
+    """Another block needs another launch."""
+    launch = genserve.launch("whatever", env=fake)
+    with launch:
+        pass
+    with pytest.raises(RuntimeError, match="call launch"):
+        launch.__enter__()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("start_timeout_s", float("nan")), ("drain-timeout-s", -1.0), ("headless", True)]
+)
+def test_what_cannot_be_launched_is_refused_at_once(name: str, value: typing.Any) -> None:
+    """Before there is a process."""
+    with pytest.raises(ValueError, match=name):
+        genserve.launch(**{name.replace("-", "_"): value})
+
+
+LAUNCHER = """
+import sys, genserve
+with genserve.launch({model!r}, log={log!r}) as launched:
+    print(launched.pid, flush=True)
+    sys.stdin.read()
+"""
+
+
+def launcher(fake: Env, model: str, log: Path) -> tuple["subprocess.Popen[str]", psutil.Process]:
+    """A program of its own that has launched a daemon, in a group as a terminal has it; and the daemon."""
+    program = f"import os\nos.environ.update({fake})\n" + LAUNCHER.format(model=model, log=str(log))
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0,
+    )  # fmt: skip
+    assert process.stdout is not None
+    return process, psutil.Process(int(process.stdout.readline()))
+
+
+def test_a_daemon_ends_with_a_launcher_that_is_killed(fake: Env, tmp_path: Path) -> None:
+    """It drains: what its other clients have begun may end."""
+    process, daemon = launcher(fake, "whatever", tmp_path / "log")
+    process.kill()
+    process.communicate()
+    _, alive = psutil.wait_procs([daemon], timeout=10)
+    for each in alive:
+        each.kill()
+    assert alive == []
+    assert "genserve: drained after SIGTERM" in (tmp_path / "log").read_text()
+
+
+def test_an_interrupt_from_the_terminal_ends_the_block_and_the_daemon_drains(fake: Env, tmp_path: Path) -> None:
+    """Ctrl-C goes to the whole group, and the daemon is not in it."""
+    process, daemon = launcher(fake, "whatever", tmp_path / "log")
+    os.killpg(process.pid, signal.SIGINT)
+    _, stderr = process.communicate(timeout=20)
+    assert "KeyboardInterrupt" in stderr
+    assert not daemon.is_running()
+    assert "genserve: drained after SIGTERM" in (tmp_path / "log").read_text()
+
+
+def test_a_second_interrupt_kills_the_daemon(fake: Env, tmp_path: Path) -> None:
+    """One that takes too long to drain."""
+    process, daemon = launcher(fake, "that ignores SIGTERM", tmp_path / "log")
+    process.send_signal(signal.SIGINT)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(1.0)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)
+    assert process.returncode == -signal.SIGINT
+    assert not daemon.is_running()
+
+
+def test_importing_genserve_loads_nothing_else() -> None:
+    """And `launch` is there all the same."""
+    program = (
+        "import sys; before = set(sys.modules); import genserve; print(sorted(set(sys.modules) - before))\n"
+        "from genserve import launch\n"
+        "import genserve.launcher\n"
+        "print(launch is genserve.launch is genserve.launcher.launch, {'torch', 'vllm', 'numpy'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["['genserve']", "True set()"]
+
+
+def ends_within(pid: int, timeout_s: float) -> bool:
+    """Whether a child ends, which is left to whoever has started it to wait for."""
+    began_s = time.monotonic()
+    wait_ended([pid], timeout_s)
+    return time.monotonic() - began_s < timeout_s
+
+
+def fail_after_the_end_of(pid: int) -> None:
+    """As a call to a daemon that has died."""
+    assert ends_within(pid, 10)
+    raise OSError("lost")
+
+
+def wait_for(log: Path, text: str) -> None:
+    """Until a log has it."""
+    deadline_s = time.monotonic() + 10
+    while text not in log.read_text():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
+
+
+def assert_nobody_writes_to(log: Path) -> None:
+    """No process has it open."""
+    for process in psutil.process_iter():
+        try:
+            assert str(log) not in {each.path for each in process.open_files()}
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+
+
+def test_the_environment_is_this_one_with_what_was_given(fake: Env, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The given ones win."""
+    monkeypatch.setenv("GENSERVE_A", "here")
+    monkeypatch.setenv("GENSERVE_B", "here")
+    with genserve.launch("whatever", env={**fake, "GENSERVE_B": "given"}) as launched:
+        found = psutil.Process(launched.pid).environ()
+    assert (found["GENSERVE_A"], found["GENSERVE_B"]) == ("here", "given")

@@ -1,0 +1,44 @@
+"""Where tests keep what they share."""
+
+import ast
+from pathlib import Path
+
+TESTS = Path(__file__).parents[1]
+AREAS = {"engine", "faults", "gpu", "rpc", "unit"}
+"""The others are no tests: what they share, the harness of benchmarks and an environment with TRL."""
+
+
+def imported() -> list[tuple[Path, Path]]:
+    """Every import of one of tests' modules by another: who imports, and what, as paths below tests/."""
+    found = []
+    for path in sorted(TESTS.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module is not None and node.module.split(".")[0] == "tests":
+                names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+            elif isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names if alias.name.startswith("tests.")]
+            else:
+                continue
+            for name in names:
+                module = Path(*name.split(".")[1:]).with_suffix(".py")
+                if (TESTS / module).is_file():
+                    found.append((path.relative_to(TESTS), module))
+    return found
+
+
+def test_no_test_file_is_imported() -> None:
+    """What two test files need is in a module beside them, or in tests/support."""
+    assert imported(), "no module of tests imports another: the search finds nothing"
+    assert [f"{who} imports {what}" for who, what in imported() if what.name.startswith("test_")] == []
+
+
+def test_what_two_directories_of_tests_share_is_in_support() -> None:
+    """So that a directory can be read, moved and run without another one."""
+    areas = [(who, what) for who, what in imported() if {who.parts[0], what.parts[0]} <= AREAS]
+    assert [f"{who} imports {what}" for who, what in areas if who.parts[0] != what.parts[0]] == []
+
+
+def test_support_needs_no_directory_of_tests() -> None:
+    """It is the ground that they stand on."""
+    ground = [(who, what) for who, what in imported() if who.parts[0] == "support"]
+    assert [f"{who} imports {what}" for who, what in ground if what.parts[0] in AREAS] == []
