@@ -165,7 +165,7 @@ class _Daemon:
         return self._failure()
 
     async def drain(self) -> int:
-        """Lets what runs end, within the drain timeout; the exit status."""
+        """Lets running work end, within the drain timeout. Returns the exit status."""
         parts = self.parts
         drain = Drain(self.engine, parts.board, parts.pauses, parts.transfers, parts.registry)
         try:
@@ -190,7 +190,7 @@ class _Daemon:
         return EXIT_FAILED
 
     def _failure(self) -> str | None:
-        """What to say of the background task that has ended; None if all go on."""
+        """The message for a background task that has ended; None if all run."""
         for task in self.background:
             if task.done():
                 if task.get_name() == "engine":

@@ -19,6 +19,7 @@ NUM_AT_A_TIME = 2
 """Processes of pytest: one waits while the other one computes. Tests have bounds on time, which hold with two."""
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """For `-n auto`, which scripts/test asks for: several for whole directories, and pytest itself for chosen files or
     tests, and beside a GPU, which there may be one of."""

@@ -28,7 +28,7 @@ class AsyncClient(GenerationCalls, LoraCalls, TransferCalls, ControlCalls):
         super().__init__(Connection(target, **settings))
 
     async def close(self) -> None:
-        """Closes the connection; calls under way raise ClientClosedError, and so does every later one."""
+        """Closes the connection; calls in progress raise ClientClosedError, and so does every later one."""
         await self._connection.close()
 
     async def __aenter__(self) -> Self:

@@ -3,7 +3,7 @@
 SERVICE = "genserve.internal.Ingest"
 METHOD = "Push"
 PATH_KEY = "genserve-ingest-path"
-"""Metadata: the memory that segments of this stream may lie in, and no other."""
+"""Metadata: the only memory that segments of this stream may use."""
 ACK_PATH_KEY = "genserve-ingest-ack-path"
 """Metadata: the pipe on which the daemon acknowledges them, and no other."""
 OUTCOME = b"\x01"

@@ -21,7 +21,7 @@ from genserve.tensors.checksum import crc32c_of
 from genserve.tensors.chunk_frame import parse_chunk
 from genserve.v1 import weights_pb2
 
-_NICENESS = 5  # generation goes first
+_NICENESS = 5  # generation has precedence
 _GRACE_S = 1.0
 
 
@@ -82,7 +82,7 @@ class Relay:
         self._daemon = daemon
 
     async def push_weights(self, frames: AsyncIterator[bytes], context: "grpc.aio.ServicerContext[Any, Any]") -> bytes:
-        """A stream of a client's, answered as the daemon answers it."""
+        """Handles one stream of a client. The answer is the daemon's."""
         ring = SharedRing()
         metadata = [(k, v) for k, v in context.invocation_metadata() or () if k == "authorization"]
         metadata += [(PATH_KEY, ring.path), (ACK_PATH_KEY, ring.ack_path)]
@@ -118,7 +118,7 @@ class Relay:
 async def _pass_on(frame: bytes, call: Any, ring: SharedRing) -> None:
     """Writes the bytes of a chunk to the ring, and to the daemon where they lie; any other frame as it is."""
     chunk = parse_chunk(frame)
-    # What is wrong goes on as it is: the daemon says so.
+    # An invalid frame is passed on: the daemon answers with the error.
     if chunk is None or (chunk.crc32c is not None and crc32c_of(chunk.data) != chunk.crc32c):
         await call.write(frame)
         return

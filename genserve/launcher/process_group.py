@@ -13,8 +13,7 @@ _TRACKERS_TIMEOUT_S: Final = 2.0
 
 
 def members_of(group: int, proc: Path = Path("/proc")) -> list[int]:
-    """The processes of a group that have not ended. One that has and was not waited for is nobody's any more, and stays
-    where there is no process that waits for orphans."""
+    """The processes of a group that have not ended. A zombie does not count: if nothing waits for orphans, it stays."""
     members = []
     for stat in proc.glob("[0-9]*/stat"):
         with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
@@ -25,7 +24,7 @@ def members_of(group: int, proc: Path = Path("/proc")) -> list[int]:
 
 
 def kill_group(group: int) -> None:
-    """Python's resource trackers come last: they remove shared memory and semaphores that the others have left."""
+    """Kills Python's resource trackers last: they remove the shared memory and semaphores of the others."""
     members = members_of(group)
     trackers = [pid for pid in members if _is_resource_tracker(pid)]
     if trackers:
@@ -33,7 +32,7 @@ def kill_group(group: int) -> None:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         wait_ended(trackers, _TRACKERS_TIMEOUT_S)
-    if members_of(group):  # else the number may be somebody else's by now
+    if members_of(group):  # otherwise the id may belong to another group by now
         with suppress(ProcessLookupError):
             os.killpg(group, signal.SIGKILL)
 

@@ -36,8 +36,8 @@ class AckPipe:
             raise _refused(f"must belong to the process that owns the memory {memory_path}")
         try:
             if daemon is not None and daemon.include(int(matched[1])):
-                raise _refused("is of the daemon's own processes")
-            wanted = _checked(os.stat(path))  # before opening: a device might act on that
+                raise _refused("belongs to one of the daemon's own processes")
+            wanted = _checked(os.stat(path))  # checked before opening: a device might act on an open
             if daemon is not None:
                 await asyncio.to_thread(cls._refuse_own, wanted, daemon)
             fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)

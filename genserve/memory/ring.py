@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-# Below this a push is over before it has been asked whether memory can be handed over.
+# A smaller push would be over before the daemon has said whether it can read shared memory.
 MIN_BYTES: Final = 8 << 20
 PIECE_BYTES: Final = 4 << 20
-NUM_PIECES: Final = 4  # all of them stay in a processor's cache, so that the daemon reads what was written from there
+NUM_PIECES: Final = 4  # all of them stay in a processor's cache, so that the daemon reads from the cache
 NAME_PREFIX: Final = "genserve-push"
 """How the names of all memory begin that the daemon opens."""
 
@@ -33,7 +33,7 @@ class SharedRing:
     has copied. For one stream at a time."""
 
     def __init__(self) -> None:
-        """Raises OSError where the kernel refuses."""
+        """Raises OSError if the kernel refuses."""
         fd = os.memfd_create(NAME_PREFIX, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self._fds = [fd]
         self._close = weakref.finalize(self, _close_all, self._fds)  # also when a client is dropped and never closed
@@ -48,7 +48,7 @@ class SharedRing:
         self._num_put = self._num_acknowledged = 0
 
     async def put(self, parts: Sequence[bytes | memoryview]) -> Piece:
-        """Writes `parts`, PIECE_BYTES at most, to the oldest place once the daemon has copied what was there."""
+        """Writes `parts`, at most PIECE_BYTES, to the oldest place once the daemon has copied its bytes."""
         while self._num_put - self._num_acknowledged == NUM_PIECES:
             await self._read_acks()
         start = position = self._num_put % NUM_PIECES * PIECE_BYTES

@@ -136,7 +136,7 @@ class Segment:
 
 
 def _map(fd: int) -> memoryview | None:
-    """The memory, if it stays as long as it is; None = it has to be read."""
+    """The mapped memory, if its size cannot change; None = it must be read."""
     try:
         if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SIZE_SEALS == _SIZE_SEALS:
             return memoryview(mmap.mmap(fd, 0, prot=mmap.PROT_READ))

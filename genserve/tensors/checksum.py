@@ -27,5 +27,5 @@ def _extend() -> Callable[[int, bytes | memoryview], int]:
         as_array = import_module("numpy").frombuffer
     except ImportError:
         return lambda before, data: extend(before, bytes(data))
-    # It takes bytes and no memoryview, but an array over one.
+    # The function accepts bytes but no memoryview; an array over the memoryview works.
     return lambda before, data: extend(before, data if isinstance(data, bytes) else as_array(data, "uint8"))

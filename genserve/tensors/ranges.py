@@ -41,7 +41,7 @@ class ByteRanges:
         return new
 
     def gaps(self, start: int, end: int) -> list[Range]:
-        """The parts of [start, end) that are not there, in order."""
+        """The parts of [start, end) that are missing, in order."""
         gaps = []
         position = start
         for index in range(bisect_right(self._ends, start), len(self._starts)):
@@ -55,7 +55,7 @@ class ByteRanges:
         return gaps
 
     def missing(self, total: int) -> list[Range]:
-        """The parts of [0, total) that are not there, in order."""
+        """The parts of [0, total) that are missing, in order."""
         return self.gaps(0, total)
 
     @property
@@ -75,7 +75,7 @@ def num_bytes(ranges: Iterable[Range]) -> int:
 
 
 def merged(ranges: Iterable[Range]) -> list[Range]:
-    """Ranges in order, those that touch as one, those without a byte left out."""
+    """The ranges in order; adjacent ones are joined and empty ones are left out."""
     joined: list[Range] = []
     for start, end in ranges:
         if joined and joined[-1][1] == start:
@@ -100,7 +100,8 @@ def common(one: Sequence[Range], other: Sequence[Range]) -> list[Range]:
 
 
 def split(ranges: Sequence[Range], num_parts: int) -> list[list[Range]]:
-    """The ranges in `num_parts` parts of about the same number of bytes, some empty if there are few."""
+    """Splits the ranges into `num_parts` parts of about the same number of bytes; some are empty if there are few
+    bytes."""
     total_bytes = num_bytes(ranges)
     cuts = [total_bytes * part // num_parts for part in range(num_parts + 1)]
     parts: list[list[Range]] = []

@@ -90,8 +90,8 @@ def read_header(path: Path, size_bytes: int, read: Callable[[int, int], bytes]) 
 
 
 def write_safetensors(path: Path, tensors: Iterable[StoredTensor]) -> None:
-    """Writes one file, whole or not at all. Raises OSError."""
-    # So that all are aligned; those without a known size need not be.
+    """Writes one file, completely or not at all. Raises OSError."""
+    # Larger elements first, so that all are aligned; tensors without a known size need no alignment.
     ordered = sorted(tensors, key=lambda each: (-ITEM_BYTES.get(each.dtype, 0), each.name))
     unfinished = path.with_name(f".{path.name}.unfinished")
     try:

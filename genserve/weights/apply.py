@@ -44,14 +44,14 @@ class WeightUpdater:
 
     @asynccontextmanager
     async def between_pushes(self, timeout_s: float) -> AsyncIterator[None]:
-        """Waits until the push that is being applied has ended, and has the next one wait. Raises DeadlineError, naming
-        the push."""
+        """Waits until the push that is being applied has ended, and makes the next one wait. Raises DeadlineError,
+        naming the push."""
         async with self._its_turn(timeout_s, lambda: self._still_under_way(timeout_s)):
             yield
 
     def _still_under_way(self, timeout_s: float) -> str:
         if not self._applied_id:
-            return f"another sleep or wake-up was still under way after {timeout_s:g} s"
+            return f"another sleep or wake-up was still in progress after {timeout_s:g} s"
         return (
             f"push {self._applied_id!r} was still being applied after {timeout_s:g} s: allow more time, or call again "
             "when GetPush says that it has ended"
@@ -73,7 +73,7 @@ class WeightUpdater:
         On any error the previous version is served and the engine is as it was: PauseLeaseLostError, DeadlineError,
         DrainingError, EngineDeadError, EngineSleepingError when a sleep of the weights came first, and
         PushRolledBackError for what went wrong in the engine. The exception is EngineTaintedError: the live weights are
-        unknown then, and the engine stands still. To undo what took too long takes time beyond the timeout.
+        unknown then, and the engine is stopped. Undoing a late push takes time beyond the timeout.
 
         `verify` is the time that checksums took while bytes were received, so it is part of `receive` as well.
         """
@@ -150,7 +150,7 @@ class WeightUpdater:
         """Exchanges the weights; seconds it took."""
         version = push.header.weight_version
         timeout_s = _remaining_s(deadline_s, "commit")
-        # A push that heals a tainted engine leaves it tainted when it fails.
+        # If a push into a tainted engine fails, the engine stays tainted.
         if_failed = EngineCondition.TAINTED if self._board.engine_condition is EngineCondition.TAINTED else None
         push.lifecycle.applying()
         began_s = time.perf_counter()
@@ -158,7 +158,7 @@ class WeightUpdater:
             healed = await uninterrupted(self._commit_or_heal(nonce, version, timeout_s))
         if healed is not None:
             raise PushRolledBackError(
-                f"the commit failed, version {self._engine.weight_version} was applied anew: {healed}"
+                f"the commit failed, version {self._engine.weight_version} was applied again: {healed}"
             )
         push.serve()
         return time.perf_counter() - began_s

@@ -71,7 +71,7 @@ class CheckpointIndex:
         return _MAX_TIMES_TENSORS * len(self.tensors) + _MAX_MORE_TENSORS
 
     def as_manifest(self) -> Manifest:
-        """The tensors end to end in order of their names: what GetWeights tells."""
+        """The tensors end to end in order of their names, as GetWeights returns them."""
         return Manifest.end_to_end((name, t.dtype, t.shape, t.length) for name, t in self.tensors.items())
 
 

@@ -28,7 +28,7 @@ class Room:
             log.warning("the resident weights give way to a larger push")
             resident.release_memory()
         elif self.releases_replaced:
-            resident.release_replaced()  # whoever still pulls an old version has to begin again
+            resident.release_replaced()  # pulls of a replaced version must start again
 
 
 def plan_room(
@@ -67,7 +67,7 @@ def _plan(
         return Room(leftovers)
     if staged_bytes + resident.served_bytes + size_bytes <= max_bytes:
         return Room(leftovers, releases_replaced=True)
-    # A push in a wider type than the checkpoint's is larger than what it replaces. It is worth more.
+    # A push in a wider type than the checkpoint's is larger than the version that it replaces, and worth more.
     if staged_bytes == 0 and size_bytes <= max_bytes and not partial:
         return Room(leftovers, releases_replaced=True, releases_resident=True)
     taken_bytes = staged_bytes + resident.held_bytes

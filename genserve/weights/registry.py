@@ -216,7 +216,7 @@ class PushRegistry:
         self._pushes.drop(push, error)
 
     def _advance(self, push: LivePush) -> None:
-        """A stream of the push has ended or was cut off: carries the push out, or tells that bytes are missing."""
+        """A stream of the push has ended or was cut off: carries out the push, or reports missing bytes."""
         if push.lifecycle.stage is Stage.RECEIVING and not push.attempt.result.done() and not self._closed:
             if push.attempt.has_ended and push.staging.is_complete:
                 self._completion.start(push, self._ended)
@@ -301,7 +301,7 @@ class PushRegistry:
         return outcome
 
     async def run(self) -> None:
-        """Frees staged bytes whose time to live is over. Never returns."""
+        """Frees staged bytes whose time to live has ended. Never returns."""
         await self._pushes.run()
 
     async def close(self) -> None:
@@ -310,5 +310,5 @@ class PushRegistry:
         await self._pushes.close()
 
     def find(self, push_id: str) -> LivePush:
-        """A push whose bytes are here. Raises PushNotFoundError."""
+        """A push with bytes in the daemon. Raises PushNotFoundError."""
         return self._pushes.find(push_id)

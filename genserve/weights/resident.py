@@ -244,7 +244,7 @@ class ResidentStore:
             self._absence = absence
 
     def release_replaced(self) -> None:
-        """Frees versions that are read but no longer served."""
+        """Frees versions that are read but not served any more."""
         for version in self._replaced:
             version.free()
         self._replaced.clear()

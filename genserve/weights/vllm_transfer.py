@@ -278,7 +278,7 @@ class TransferUpdates:
         return time.perf_counter() - began_s
 
     async def _undo(self, update: OpenUpdate, cause: str) -> None:
-        """Serves the version before again. Raises EngineTaintedError if that cannot be."""
+        """Serves the previous version again. Raises EngineTaintedError if it cannot."""
         async with update.leaving:
             try:
                 await self._engine.transfer.abandon(_ABANDON_TIMEOUT_S)

@@ -36,7 +36,7 @@ class FetchError(Exception):
 
 
 class FetchedBytes:
-    """The bytes of one version. Made by the worker that fetches them, which also frees them."""
+    """The bytes of one version. The worker that fetches them makes this object and frees them."""
 
     def __init__(self, rank: str, request: Fetch) -> None:
         self.nonce = request.nonce

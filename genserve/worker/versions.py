@@ -45,7 +45,7 @@ class Versions:
         self._other_machine = _end_with_daemon(attach)
         self._update, chosen = make_update(worker)
         self._placement, self._device = chosen.placement, chosen.device
-        # Before anything is served: a weight that no push would reach shall not be found by those who are answered.
+        # Before anything is served: clients must not be the ones who find a weight that no push reaches.
         self._constants = self._update.audit().paths
         self._model_memory = model_memory(worker.model_runner.get_model(), self._constants)
         self._slept = SleptWeights(worker)
@@ -82,7 +82,7 @@ class Versions:
         """Starts to fetch a version's bytes to this machine, if that is this worker's to do."""
         if self.rank not in request.ranks:
             return
-        from genserve.worker.fetch import FetchedBytes  # gRPC, which workers beside the daemon need not load
+        from genserve.worker.fetch import FetchedBytes  # gRPC, which workers on the daemon's host need not load
 
         before, copy = self._fetched, FetchedBytes(self.rank, request)
         self._fetched = copy
@@ -127,8 +127,8 @@ class Versions:
             self._update.rollback()
 
     def discard(self, nonce: str) -> None:
-        """Frees the version that is not live, in the background: requests are running again. A preparation that is
-        still under way stops at its next tensor, and frees what it has."""
+        """Frees the version that is not live, in the background, because requests run again. A running preparation
+        stops at its next tensor and frees its memory."""
         if self._fetched is not None and self._fetched.nonce == nonce:
             self._drop_fetched()
         if self._nonce != nonce:
@@ -196,7 +196,7 @@ class Versions:
         ack = acknowledged(self.rank, request.nonce, lambda: self._prepare(request, cancelled, before))
         self._outcome = Progress(self.rank, request.nonce, True, ack.error)
         if self._other_machine:
-            return  # the daemon's socket is not here: it asks
+            return  # the daemon's socket is not on this host: the daemon polls
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as report:
             report.sendto(json.dumps(ack.to_wire()).encode(), self._attach.report_socket)
 

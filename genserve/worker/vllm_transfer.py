@@ -1,8 +1,8 @@
-"""vLLM's own weight transfer in a worker: its calls, and the way out of an update that was not finished.
+"""vLLM's own weight transfer in a worker: its calls, and how to abandon an update that was not finished.
 
-vLLM has no such way: from the start of an update to its end the live layers are on the meta device, and a failed end
-leaves the worker refusing every further update. `_abandon` gives the layers the tensors back that they had, of which
-some may have new contents already: what is live is not a version then, until one is prepared and committed over it.
+vLLM cannot abandon an update: from its start to its end the live layers are on the meta device, and after a failed end
+the worker refuses every further update. `_abandon` gives the layers their previous tensors back, some of which may have
+new contents already. The live weights are inconsistent then, until a version is prepared and committed.
 """
 
 import json

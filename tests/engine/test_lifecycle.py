@@ -19,8 +19,8 @@ from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess
 
 
 @pytest.fixture
-def own_daemon(checkpoints: dict[str, Path], tmp_path: Path) -> Iterator[DaemonProcess]:
-    """A daemon for one test."""
+def own_daemon(request: pytest.FixtureRequest, checkpoints: dict[str, Path], tmp_path: Path) -> Iterator[DaemonProcess]:
+    """A daemon for one test; with the parameter "cold", whose Python starts with it."""
     flags = [
         "--model",
         str(checkpoints["a"]),
@@ -30,7 +30,7 @@ def own_daemon(checkpoints: dict[str, Path], tmp_path: Path) -> Iterator[DaemonP
         "--uds",
         str(tmp_path / "sock"),
     ]
-    process = DaemonProcess(flags, tmp_path / "stderr")
+    process = DaemonProcess(flags, tmp_path / "stderr", cold=getattr(request, "param", "") == "cold")
     try:
         yield process.wait_serving()
     finally:
@@ -52,6 +52,7 @@ async def until_refused(client: AsyncClient) -> None:
             return
 
 
+@pytest.mark.parametrize("own_daemon", ["cold", "warm"], indirect=True)
 async def test_a_terminated_daemon_finishes_what_runs_and_refuses_what_comes(
     own_daemon: DaemonProcess, tmp_path: Path
 ) -> None:

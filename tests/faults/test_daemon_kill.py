@@ -74,7 +74,7 @@ async def test_a_daemon_killed_while_its_engine_starts_leaves_nothing_of_it(
     checkpoints: dict[str, Path], tmp_path: Path
 ) -> None:
     """Its workers do not wait to be attached: from their first import on they end with it."""
-    daemon = daemon_process(checkpoints["a"], tmp_path)
+    daemon = daemon_process(checkpoints["a"], tmp_path, cold=True)
     async with asyncio.timeout(120):
         while not any("VLLM::Worker" in process.name() for process in tree(daemon.process.pid)):
             await asyncio.sleep(0.05)

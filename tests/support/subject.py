@@ -200,10 +200,10 @@ class Kept:
 
 
 def daemon_process(
-    checkpoint: Path, directory: Path, *flags: str, env: Mapping[str, str] | None = None
+    checkpoint: Path, directory: Path, *flags: str, env: Mapping[str, str] | None = None, cold: bool = False
 ) -> DaemonProcess:
     """A daemon whose workers fail as ordered in `directory`; it writes its stderr there too."""
     directory.mkdir(parents=True, exist_ok=True)
     cache = ("--kv-cache-memory-bytes", str(_KV_CACHE_BYTES))
     command = ["--model", str(checkpoint), *SMALL_ENGINE, *cache, "--worker-extension-cls", FAULTY_EXTENSION, *flags]
-    return DaemonProcess(command, directory / "stderr", env={FAULTS_VARIABLE: str(directory), **(env or {})})
+    return DaemonProcess(command, directory / "stderr", env={FAULTS_VARIABLE: str(directory), **(env or {})}, cold=cold)

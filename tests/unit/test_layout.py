@@ -1,6 +1,7 @@
 """Where tests keep what they share."""
 
 import ast
+from functools import cache
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
@@ -8,6 +9,7 @@ AREAS = {"engine", "faults", "gpu", "rpc", "unit"}
 """The others are no tests: what they share, the harness of benchmarks and an environment with TRL."""
 
 
+@cache
 def imported() -> list[tuple[Path, Path]]:
     """Every import of one of tests' modules by another: who imports, and what, as paths below tests/."""
     found = []

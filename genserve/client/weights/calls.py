@@ -89,9 +89,9 @@ class WeightCalls(ServiceCalls):
         with naming("layout"):
             layout = None if served is None else served.layout()
         if several and not header.push_id:
-            raise InvalidFieldError.of("push_id", "several callers need the same one")
+            raise InvalidFieldError.of("push_id", "is required with several callers: pass the same one to each")
         if several and layout is None and all(source.share is None for source in sources):
-            raise InvalidFieldError.of("layout", "several callers need the same, as each knows its own tensors only")
+            raise InvalidFieldError.of("layout", "is required with several callers: each knows only its own tensors")
         space = ByteSpace(sources, layout)
         manifest = space.manifest(partial=header.manifest.partial)
         header.manifest.CopyFrom(manifest_message(manifest))

@@ -63,7 +63,7 @@ class ByteSpace:
         """The place of the bytes held here: everything, or a part."""
 
     def manifest(self, *, partial: bool) -> Manifest:
-        """All tensors with their places; `partial`: others of the checkpoint keep their present values."""
+        """All tensors with their places. `partial`: the checkpoint's other tensors keep their present values."""
         return replace(self._manifest, partial=partial)
 
     def names(self, ranges: Sequence[Range]) -> list[str]:

@@ -21,8 +21,8 @@ class ServedTensor:
 
 @dataclass(frozen=True, slots=True)
 class ServedWeights:
-    """The weights that are served. `digests` is SHA-256 in hex by (rank, name of vLLM's parameter), when asked for;
-    `resident`: whether they can be pulled, and completed by partial pushes."""
+    """The served weights. `digests` are SHA-256 in hex by (rank, name of vLLM's parameter), if requested. `resident`:
+    whether the weights can be pulled, and used to complete partial pushes."""
 
     weight_version: int
     tensors: list[ServedTensor]

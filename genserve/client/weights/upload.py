@@ -27,10 +27,10 @@ _PUSH_WEIGHTS: Final = "/genserve.v1.WeightService/PushWeights"
 
 
 class Upload:
-    """Sends one push, or a caller's part of it, until it is done, cannot go on, or its deadline has passed.
+    """Sends one push, or a caller's part of it, until it is done, fails, or its deadline has passed.
 
-    With `rings` the bytes are written to shared memory, and the daemon copies them; it raises InvalidFieldError naming
-    the segment when the daemon cannot have it. `without_rings` goes on then.
+    With `rings` the bytes are written to shared memory, and the daemon copies them. If the daemon cannot read it, this
+    raises InvalidFieldError naming the segment; call `without_rings` and try again.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Upload:
         self._reached_daemon = False
 
     async def run(self) -> PushResult:
-        """Sends everything; after a broken or truncated stream asks what is missing and sends that."""
+        """Sends everything. After a broken or truncated stream it asks for the missing ranges and sends those."""
         validates = self._header.action == weights_pb2.PUSH_ACTION_VALIDATE
         missing: Sequence[Range] = () if validates else self._space.ranges
         while True:
@@ -75,13 +75,13 @@ class Upload:
                 is_own = known.push.attempt == self._header.attempt != ""
                 if known.push.state == "valid" or (known.push.state == "applied" and is_own):
                     return known  # only the answer was lost
-                missing = self._space.ranges  # what another attempt has brought is compared
+                missing = self._space.ranges  # bytes of another attempt are compared
                 if is_own or (known.push.state == "receiving" and not self._header.attempt):
                     missing = common(known.push.missing, self._space.ranges)
 
     async def _until_deadline(self, ranges: Sequence[Range]) -> PushResult:
-        """`_send_all`; what was missing at the deadline is asked while the streams are still there: without them their
-        bytes may not count."""
+        """`_send_all` with a deadline. The missing bytes are requested while the streams are open: without streams, the
+        bytes of an attempt may not count."""
         sending = asyncio.create_task(self._send_all(ranges))
         try:
             await asyncio.wait({sending}, timeout=self._remaining_s())
@@ -93,7 +93,7 @@ class Upload:
             await asyncio.wait({sending})
 
     async def _explained(self, error: DeadlineError) -> DeadlineError:
-        """Says what other callers have not sent, if that is what the deadline passed for."""
+        """Names what other callers did not send, if this is why the deadline passed."""
         if self._delivery.num_callers == 1:
             return error
         request = weights_pb2.GetPushRequest(push_id=self._header.push_id)
@@ -114,11 +114,11 @@ class Upload:
         )
 
     def without_rings(self) -> None:
-        """From here on bytes are sent; those that the daemon copied already are sent again, and found to be equal."""
+        """Sends bytes from now on. Those that the daemon copied already are sent again and compared."""
         self._rings = None
 
     async def _send_all(self, ranges: Sequence[Range]) -> PushResult:
-        """All streams at once. Every one of them gets the outcome of the push; the first that fails ends the others."""
+        """Sends on all streams at once; each gets the outcome. The first stream that fails ends the others."""
         self._sent_bytes = self._own_bytes - num_bytes(ranges)
         headers = self._headers()
         parts = split(ranges, len(headers))
@@ -134,7 +134,7 @@ class Upload:
                 await asyncio.gather(*sending, return_exceptions=True)
 
     def _headers(self) -> list[weights_pb2.PushHeader]:
-        """One for each stream; the first brings the manifest."""
+        """One header for each stream; the first one has the manifest."""
         first = weights_pb2.PushHeader()
         first.CopyFrom(self._header)
         first.num_streams = self._delivery.num_streams * self._delivery.num_callers
@@ -156,7 +156,7 @@ class Upload:
         status = FinalStatus(call)
         ring = None if self._rings is None else self._rings.take()
         writing = asyncio.create_task(self._write_frames(call, header, ranges, ring))
-        # The answer says why the daemon did not want more: nobody takes what is in the ring then.
+        # The answer says why the daemon stopped reading: it does not read the ring any more either.
         call.add_done_callback(lambda _: writing.cancel())
         try:
             await asyncio.wait([writing])
@@ -182,7 +182,7 @@ class Upload:
         ranges: Sequence[Range],
         ring: SharedRing | None,
     ) -> None:
-        """Writes until the end or until the daemon has answered; its answer says why it did not want more."""
+        """Writes until the end, or until the daemon has answered. The answer says why it stopped reading."""
         try:
             await call.write(header_frame(header))
             self._reached_daemon = True
@@ -208,7 +208,7 @@ class Upload:
     async def _write_ahead(
         self, call: "grpc.aio.StreamUnaryCall[bytes, Any]", frames: AsyncGenerator[tuple[bytes, int], None]
     ) -> None:
-        """Makes the next frame while gRPC's threads send the one before."""
+        """Makes the next frame while gRPC's threads send the previous one."""
         following = await anext(frames, None)
         while following is not None:
             frame, num_bytes = following
@@ -221,7 +221,8 @@ class Upload:
             self._report(num_bytes)
 
     async def _look_up(self, error: GenserveError) -> PushResult | None:
-        """What the daemon has of the push; None when it knows nothing. Raises `error` if it cannot be asked."""
+        """The state of the push in the daemon; None if it is unknown there. Raises `error` if the daemon cannot be
+        asked."""
         remaining_s = self._remaining_s()
         timeout_s = RECONNECT_TIMEOUT_S if remaining_s is None else min(remaining_s, RECONNECT_TIMEOUT_S)
         request = weights_pb2.GetPushRequest(push_id=self._header.push_id)

@@ -182,7 +182,7 @@ class VllmEngine:
 
     @property
     def is_settled(self) -> bool:
-        """Whether every call has ended that the next one would have to wait for."""
+        """Whether all calls have ended for which the next one would have to wait."""
         return self._liveness.is_settled
 
     async def settled(self) -> None:

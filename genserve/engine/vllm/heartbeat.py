@@ -1,10 +1,10 @@
-"""Asks the engine once a second whether it still takes calls, and gives it up when it does not.
+"""Asks the engine once a second whether it still takes calls, and gives it up if it does not.
 
-A ping goes the way of every call: through EngineCore's input thread and its loop, and to the workers where no step
-does. EngineCore takes calls between two steps, so a ping that is not answered means one of two things. Either a step
-takes long (a long prefill on the CPU, a kernel that is compiled): then the processes work, and it ends by itself. Or
-nothing will ever come: the processes were stopped or stand still, or steps go on although the ping is not read. Owns
-that judgement.
+A ping takes the path of every call: through EngineCore's input thread and its loop, and to the workers where no step
+does. EngineCore takes calls between two steps, so an unanswered ping means one of two things. Either a step takes long
+(a long prefill on the CPU, a kernel that is compiled): then the processes work, and the step ends by itself. Or no
+answer will ever come: the processes are stopped or idle, or steps continue although the ping is not read. This module
+decides which it is.
 """
 
 import asyncio

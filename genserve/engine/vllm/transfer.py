@@ -9,17 +9,17 @@ from genserve.worker.contract.calls import Transfer
 
 
 class LiveTransfer:
-    """vLLM's own transfer over the live weights of all ranks, as `WeightTransfer` has it.
+    """vLLM's own transfer over the live weights of all ranks, as `WeightTransfer` specifies.
 
-    It goes through our extension and not through AsyncLLM's methods of these names: a rank that raises there leaves
-    late replies for the next call, and one of a further data-parallel engine is not heard at all.
+    It uses genserve's worker extension and not AsyncLLM's methods of these names: a rank that raises there leaves late
+    replies for the next call, and errors of other data-parallel engines are lost.
     """
 
     def __init__(self, weights: LiveWeights) -> None:
         self._weights = weights
 
     async def init(self, info: str, timeout_s: float) -> None:
-        """Connects every rank with the trainer."""
+        """Connects every rank to the trainer."""
         await self._call("init", timeout_s, info)
 
     async def start(self, timeout_s: float) -> None:

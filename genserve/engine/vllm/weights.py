@@ -57,7 +57,7 @@ class LiveWeights:
                 "fetch pushed weights: listen on an address of this host (--host, --port)"
             )
         if self._workers.other_machines and takes_adapters:
-            # What flags show is told by refusals. Where Ray puts its workers is known only now.
+            # The refusals cover what flags show. Where Ray runs its workers is known only now.
             raise RuntimeError(
                 "--enable-lora: some workers run on other hosts, and an adapter is loaded from files that the daemon "
                 "writes on its own [adapters-on-other-hosts]"
@@ -112,7 +112,7 @@ class LiveWeights:
         step = Step(nonce).to_wire()
         deadline_s = time.monotonic() + timeout_s
         try:
-            # A busy machine is late; one that hangs is given up.
+            # A busy machine is late; a worker that hangs is given up.
             await self._workers.step("genserve_commit", step, timeout_s=timeout_s + GRACE_S)
             await self.label(str(version), timeout_s + GRACE_S)
         except DeadlineError as error:

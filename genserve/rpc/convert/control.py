@@ -45,7 +45,7 @@ class PauseArguments:
 
 
 def pause_arguments(message: control_pb2.PauseRequest) -> PauseArguments:
-    """What a Pause asks for, defaults filled in."""
+    """The arguments of a Pause, with defaults."""
     ttl_s: float | None = seconds_or(message, "ttl", DEFAULT_PAUSE_TTL_S)
     if message.no_expiry:
         if message.HasField("ttl"):
@@ -62,7 +62,7 @@ def pause_arguments(message: control_pb2.PauseRequest) -> PauseArguments:
 
 
 def sleep_arguments(message: control_pb2.SleepRequest) -> tuple[PauseMode, SleepDepth, float]:
-    """Mode, what is given back, and timeout in seconds of a Sleep, defaults filled in."""
+    """Mode, parts to release, and timeout in seconds of a Sleep, with defaults."""
     timeout_s = seconds_or(message, "timeout", DEFAULT_PAUSE_TIMEOUT_S)
     depth = SleepDepth.of(message.level if message.HasField("level") else None, message.tags)
     return pause_mode(message.mode, "mode"), depth, timeout_s
@@ -74,12 +74,12 @@ def load_timeout_s(message: control_pb2.LoadLoraRequest) -> float:
 
 
 def renewed_ttl_s(message: control_pb2.RenewPauseRequest) -> float | None:
-    """Seconds from now; None = as the Pause said."""
+    """Seconds from now; None = the lease's first time to live."""
     return seconds_or(message, "ttl", None)
 
 
 def watch_interval_s(message: control_pb2.WatchStatusRequest) -> float:
-    """Seconds between two looks at the load."""
+    """Seconds between two checks of the load."""
     interval_s = seconds_or(message, "interval", DEFAULT_WATCH_INTERVAL_S)
     if interval_s < MIN_WATCH_INTERVAL_S:
         raise InvalidFieldError.of("interval", f"must be at least {MIN_WATCH_INTERVAL_S} s, is {interval_s:g} s")

@@ -37,7 +37,7 @@ def seconds(duration: Duration, field: str) -> float:
 
 
 def seconds_or(message: Message, field: str, default: T, *, within: str = "") -> float | T:
-    """A span of time that has to pass, or `default` where the field is not set. `within` is the path of the message in
+    """A duration that must be above 0, or `default` where the field is not set. `within` is the path of the message in
     the request."""
     if not message.HasField(field):
         return default

@@ -38,7 +38,7 @@ def call_timeout_s(
     | weights_pb2.UpdateWeightsRequest
     | weights_pb2.FinishWeightUpdateRequest,
 ) -> float:
-    """Seconds that vLLM's call may take."""
+    """Time limit of vLLM's call, in seconds."""
     return seconds_or(message, "timeout", DEFAULT_CALL_TIMEOUT_S)
 
 

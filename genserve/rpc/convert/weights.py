@@ -42,7 +42,7 @@ def push_header(message: weights_pb2.PushHeader) -> PushHeader:
         action=action,
         apply=apply_options(message.apply, "header.apply"),
         staging_ttl_s=seconds_or(message, "staging_ttl", DEFAULT_STAGING_TTL_S, within="header"),
-        # No presence in the message: 0 is what a client sends that knows nothing of several streams.
+        # The field has no presence: a client that does not know about several streams sends 0.
         num_streams=1 if message.num_streams == 0 else message.num_streams,
         force=message.force,
         lora=LoraAdapter(message.lora.lora_name, message.lora.config) if message.HasField("lora") else None,

@@ -101,15 +101,15 @@ async def read_chunks(frames: Frames, stream: PushStream, segments: SegmentReade
                 case SegmentChunk() if segments is not None:
                     await segments.take(stream, frame)
                 case SegmentChunk():
-                    raise InvalidFieldError.of("segment", "only a peer on the daemon's own host may hand memory over")
+                    raise InvalidFieldError.of("segment", "only a client on the daemon's host may send shared memory")
                 case weights_pb2.PushEnd():
                     async for _ in frames:
-                        raise InvalidFieldError.of("frame", "nothing may follow the end")
+                        raise InvalidFieldError.of("frame", "no frame may follow the end frame")
                     ended = True
                 case weights_pb2.PushHeader() | OversizedFrame():
-                    raise InvalidFieldError.of("frame", "header cannot come here")
+                    raise InvalidFieldError.of("frame", "header is not allowed here")
                 case UnknownFrame():
-                    raise InvalidFieldError.of("frame", "an unknown one cannot come here")
+                    raise InvalidFieldError.of("frame", "an unknown frame is not allowed here")
         if segments is not None:
             await segments.finish()
     finally:

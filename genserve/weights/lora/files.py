@@ -47,7 +47,8 @@ class LoraFiles:
 
     @classmethod
     def of_push(cls, config: LoraConfig, manifest: Manifest, staged: Arena, push_id: str) -> "LoraFiles":
-        """Copies what was staged: takes a second a GiB, call it in a thread. Raises StagingFullError and OSError."""
+        """Copies the staged bytes. It takes a second per GiB, so call it in a thread. Raises StagingFullError and
+        OSError."""
         header = encoded_header((each.name, each.dtype, each.shape, each.length) for each in manifest.tensors)
         tensors = Arena.allocate(len(header) + sum(each.length for each in manifest.tensors))
         try:

@@ -16,7 +16,7 @@ _MAX_AHEAD = 8
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
-    """A piece on its way; `done` tells whether it was copied."""
+    """A piece that is being copied. `done` says whether it was copied."""
 
     stream: PushStream
     claim: Claim
@@ -36,7 +36,7 @@ class CopyQueue:
     def put(
         self, stream: PushStream, claim: Claim, chunk: SegmentChunk, segment: Segment, pipe: AckPipe | None
     ) -> None:
-        """Copies a piece to the claimed place, soon, and tells the pipe; the claim is settled then, or at once if no
+        """Copies a piece to the claimed place, soon, and acknowledges it; the claim is settled then, or at once if no
         thread can be had, which raises RuntimeError."""
         try:
             done = self._thread.submit(self._copy, segment, pipe, chunk, claim.target)
@@ -66,8 +66,8 @@ class CopyQueue:
         self._thread.shutdown(wait=False)
 
     def _copy(self, segment: Segment, pipe: AckPipe | None, chunk: SegmentChunk, target: memoryview) -> bool:
-        """In the thread. After a failure pieces are told to be taken all the same: whoever waits for their memory sends
-        on then, and gets the error."""
+        """Copies in the thread. After a failure it keeps acknowledging pieces, so that the sender does not block before
+        it sees the error."""
         try:
             if self._gave_up:
                 return False
@@ -103,7 +103,7 @@ class CopyQueue:
                 self._error = None
 
     async def _until_left(self, num_left: int) -> None:
-        """Until at most so many are on their way."""
+        """Waits until at most this many pieces are being copied."""
         while len(self._copies) > num_left:
             self._settled.clear()
             await self._settled.wait()

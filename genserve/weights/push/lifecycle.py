@@ -13,7 +13,7 @@ class Stage(enum.Enum):
     CHECKING = "every byte is there, and the tensors are compared with each other"
     STAGED = "every byte is there and verified"
     PREPARING = "workers build the version beside the live one"
-    APPLYING = "generation stands still while the workers switch"
+    APPLYING = "generation is stopped while the workers exchange the weights"
     APPLIED = "the version is served"
     FAILED = "applying failed, nothing changed, and the bytes are still here"
     GONE = "the bytes were freed"

@@ -130,7 +130,7 @@ class LivePush:
         return self.attempt
 
     def meets_other(self, header: PushHeader) -> bool:
-        """Whether streams of another attempt than the header's are here."""
+        """Whether streams of another attempt than the header's are open."""
         return not self.lifecycle.is_busy and self.attempt.is_live and header.attempt != self.attempt.name
 
     def begin_commit(self, header: PushHeader) -> Attempt:
@@ -152,16 +152,16 @@ class LivePush:
                 self.progress()
         elif self.lifecycle.stage is Stage.APPLIED:
             self.staging.check(offset, data, crc32c)
-            self.compare_served(attempt.name, offset, data)  # the arena may be another version's by now
+            self.compare_served(attempt.name, offset, data)  # the arena may belong to another version by now
         else:
             self.staging.compare(offset, data, crc32c)
 
     def claim(self, attempt: Attempt, offset: int, length: int) -> Claim | None:
-        """As `Staging.claim`; None once the bytes are all there."""
+        """As `Staging.claim`; None if the push is complete."""
         return self.staging.claim(offset, length) if self._receives(attempt) else None
 
     def settle(self, attempt: Attempt, claim: Claim, *, written: bool) -> None:
-        """As `Staging.settle`. Raises what ended the push."""
+        """As `Staging.settle`. Raises the error that ended the push."""
         is_present = attempt is self.attempt and self.lifecycle.stage is Stage.RECEIVING
         if self.staging.settle(claim, written=written, counts=is_present):
             self.progress()
@@ -202,7 +202,8 @@ class LivePush:
         self.checked.set()
 
     def truncate(self) -> None:
-        """The attempt has ended with bytes or ends missing: what an earlier one has staged is as it was."""
+        """Records that the attempt ended with bytes or end frames missing. Bytes that an earlier one staged do not
+        change."""
         self.attempt.answer(self.truncation())
         self.lifecycle.truncated()
         if self._staged_as is not None:
@@ -248,7 +249,7 @@ class LivePush:
         missing_bytes = total_bytes - self.staging.num_counted
         lacks = f"lacks {missing_bytes} of {total_bytes} bytes"
         if not missing_bytes:
-            lacks = f"was not ended by all of its {self.attempt.num_streams} streams"
+            lacks = f"did not get an end frame from all of its {self.attempt.num_streams} streams"
         return PushTruncatedError(
             f"push {self.push_id!r} {lacks}",
             metadata={"push_id": self.push_id, "missing_bytes": str(missing_bytes)},
@@ -268,7 +269,7 @@ class LivePush:
 
     @property
     def _keeps_counting(self) -> bool:
-        """Whether the next stream finds its bytes counted: those of an attempt without a name end with its streams."""
+        """Whether the bytes still count for the next stream: those of an attempt without a name do not."""
         return self.attempt.name != "" or self.attempt.is_live
 
     def report(self, state: PushState | None = None) -> PushReport:

@@ -38,7 +38,7 @@ class LivePushes(Mapping[str, LivePush]):
         self.tell_change()
 
     def drop(self, push: LivePush, error: GenserveError) -> "asyncio.Future[None]":
-        """Its bytes are freed, and whoever is at it gets `error`; done when they are."""
+        """Frees the bytes of a push, and gives its streams `error`. The future is done afterwards."""
         self._pushes.pop(push.push_id, None)
         push.drop(error)
         self.tell_change()
@@ -50,7 +50,7 @@ class LivePushes(Mapping[str, LivePush]):
         self._free(push)
 
     def _free(self, push: LivePush) -> "asyncio.Future[None]":
-        """In a thread, as it takes long enough for token streams to notice."""
+        """Frees in a thread, because it would delay token streams."""
         return asyncio.get_running_loop().run_in_executor(None, push.close)
 
     def tell_change(self) -> None:

@@ -83,7 +83,7 @@ class SegmentReader:
 
     async def _open(self, path: str) -> Segment:
         if self._own is not None and path != self._own.path:
-            raise InvalidFieldError.of("segment", "only a peer on the daemon's own host may hand memory over")
+            raise InvalidFieldError.of("segment", "only a client on the daemon's host may send shared memory")
         if self._segment is None or not self._segment.is_at(path):
             await self.finish()
             self._close_segment()

@@ -106,7 +106,7 @@ class LiveStream:
         await self._push.staging.claims.wait_settled()
 
     def claim(self, offset: int, length: int) -> Claim | None:
-        """The right to write bytes that are not there."""
+        """The right to write missing bytes."""
         return self._push.claim(self._attempt, offset, length)
 
     def settle(self, claim: Claim, *, written: bool) -> None:

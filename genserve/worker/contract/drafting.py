@@ -4,8 +4,8 @@ from typing import Any
 
 
 def drafts_with_served_checkpoint(config: Any) -> bool:
-    """Whether the weights that draft are in the checkpoint that is served, and so in every push of all of it: layers
-    for multi-token prediction (MTP). `config`: a VllmConfig, or what has its fields."""
+    """Whether the draft model's weights are in the served checkpoint, and so in every complete push: layers for
+    multi-token prediction (MTP). `config`: a VllmConfig, or an object with its fields."""
     speculative = config.speculative_config
     if speculative is None or speculative.method != "mtp" or speculative.draft_model_config is None:
         return False

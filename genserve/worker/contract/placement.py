@@ -59,7 +59,7 @@ class Placement:
 
 
 def place(asked: str, facts: WorkerFacts) -> Placement:
-    """The way for what --weight-update asks for. Raises ValueError for one that cannot be had, with those that can."""
+    """The way for the requested --weight-update. Raises ValueError if it is not possible, naming the possible ways."""
     left = facts.left_bytes
     if left is None:
         return _on_cpu(asked, facts)
@@ -112,7 +112,7 @@ def _remedies(ways: Sequence[str], facts: WorkerFacts, left: int) -> list[str]:
 def _reason(
     way: str, asked: str, facts: WorkerFacts, left: int, lacking: Mapping[str, str], possible: Sequence[str]
 ) -> str:
-    """In a sentence for the log. `possible`: what --weight-update may say as well."""
+    """A sentence for the log. `possible`: other possible values of --weight-update."""
     pause = f"a push pauses for about {duration(pause_s(way, facts.weight_bytes))} (computed)"
     others = [f"{each} {lacking[each]}" for each in WAYS[: WAYS.index(way)] if each in lacking]
     why = "as --weight-update says" if asked == way else f"as {'; '.join(others)}"

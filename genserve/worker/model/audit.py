@@ -1,18 +1,18 @@
 """Finds weights that a push would miss, before the first push.
 
-An exchange replaces what `tree.holdings` sees. A model may keep tensors where that does not look, such as in a
-dataclass on a layer: they would stay those of the old version, and the engine would serve a mix of two, with no error
-anywhere. So every tensor that the live model refers to has to be accounted for:
+An exchange replaces the holdings of `tree`. A model may keep tensors in other places, such as in a dataclass on a
+layer. They would stay those of the old version, and the engine would serve a mix of two versions without an error. So
+every tensor that the live model refers to must belong to one of these kinds:
 
-- it is exchanged: it is a holding, a parameter or a buffer that somebody refers to a second time, part of a closure
-  that is exchanged whole, or, where contents are copied, it looks into the memory of one that is exchanged;
-- it is the KV cache;
-- no version can change it. It is empty; or it is one of the tensors that vLLM's steps leave on layers (`step_made`);
-  or the model's construction has made it, before anything was loaded: the bare structure that pushes are built in has
-  one of the same type in the same place. Loading could still write such a tensor, so `Constants` looks whether it has,
-  in that structure, whenever a version is prepared.
+- It is exchanged: it is a holding, a second reference to a parameter or buffer, part of a closure that is exchanged
+  whole, or, where contents are copied, a view of the memory of an exchanged tensor.
+- It is the KV cache.
+- No version can change it: it is empty; or vLLM's steps leave it on layers (`step_made`); or the model's construction
+  made it, before anything was loaded, and the bare structure in which pushes are built has one of the same type in the
+  same place. Loading could still write such a tensor, so `Constants` checks this in the structure whenever a version is
+  prepared.
 
-Everything else is refused.
+Every other tensor is refused.
 """
 
 import hashlib
@@ -154,7 +154,8 @@ class Constants:
             raise ValueError(f"{', '.join(written[:_MAX_NAMED])} was written by loading and cannot be exchanged")
 
     def _digests(self, places: Sequence[Reference]) -> list[str]:
-        """Of what lies there, "" for no tensor. Layers share some, such as scratch memory: each is read once."""
+        """Digests of the contents, "" for a value that is not a tensor. Layers share some, such as scratch memory: each
+        is read once."""
         modules = modules_by_name(self._structure) if places else {}
         tensors = [references.follow(modules, place) for place in places]
         read = {id(tensor): digest(tensor) for tensor in _distinct(tensors)}
@@ -172,8 +173,8 @@ def _distinct(tensors: Sequence[Any]) -> list[torch.Tensor]:
 
 
 def _replaces_a_weight(reference: Reference, bare: BareModel) -> bool:
-    """Whether a step has put a copy in the place of a reference to a weight: loading makes no such copy, so none is
-    exchanged. Attention on the CPU does so with its sinks, for their type."""
+    """Whether a step replaced a reference to a weight by a copy: loading makes no such copy, so none is exchanged.
+    Attention on the CPU does so with its sinks, for their type."""
     if isinstance(reference.owner, nn.Module) or not reference.tensor.is_inference():
         return False
     return isinstance(references.follow(bare.modules, reference), nn.Parameter)
@@ -189,13 +190,13 @@ def passes_weight_free(reference: Reference) -> bool:
 
 
 def _is_constructed(reference: Reference, bare: BareModel) -> bool:
-    """Whether construction has made it. A parameter is a weight whoever has made it."""
+    """Whether construction made it. A parameter is always a weight."""
     before = references.follow(bare.modules, reference)
     if not isinstance(before, torch.Tensor):
         return False
     if isinstance(before, nn.Parameter) or isinstance(reference.tensor, nn.Parameter):
         return False
-    # Scratch memory grows when a step needs more: what steps have made of it may have another shape.
+    # Scratch memory grows when a step needs more: after steps it may have another shape.
     same_shape = before.shape == reference.tensor.shape or reference.tensor.is_inference()
     return bool(same_shape and before.dtype == reference.tensor.dtype)
 

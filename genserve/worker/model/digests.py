@@ -1,11 +1,11 @@
-"""Digests of the weights that are really used.
+"""Digests of the weights that the model really uses.
 
-vLLM's own checksums read named parameters, which on the CPU are empty once a linear is packed. A linear whose packed
-weight lies outside of torch is read back by multiplying the identity with it. Products with one and sums of zeros are
-exact, so the result is the weight; of int8 weights, which are scaled on the way out, any two still give two results.
-What is packed into tensors, such as experts and 4-bit weights, is read as it is: packing is deterministic, so equal
-weights have equal bytes. What only `references` finds is read as well: a digest must show what an exchange
-would miss.
+vLLM's own checksums read named parameters, which on the CPU are empty once a linear layer is packed. A packed weight
+outside of torch is read back by multiplying it with the identity. Products with one and sums of zeros are exact, so the
+result is the weight. int8 weights are scaled in the result, but two different weights still give two results. Weights
+that are packed into tensors, such as experts and 4-bit weights, are read directly: packing is deterministic, so equal
+weights have equal bytes. Tensors that only `references` finds are read as well, because a digest must show what an
+exchange would miss.
 """
 
 import hashlib

@@ -16,12 +16,12 @@ from genserve.worker.model.digests import weight_digests
 from genserve.worker.model.tree import held_by, holdings, modules_by_name
 
 PREFIX = "draft."
-"""Of the names of its weights in digests, as vLLM has it."""
+"""The prefix of the names of its weights in digests, as in vLLM."""
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A model that drafts, the one it drafts for, and what vLLM has built it from."""
+    """A draft model, the model it drafts for, and the configuration from which vLLM built it."""
 
     model: nn.Module
     served: nn.Module
@@ -61,7 +61,7 @@ def draft_digests(draft: Draft, constants: Collection[str] = ()) -> dict[str, st
 
 
 def shared_names(draft: Draft) -> frozenset[str]:
-    """Names, in the model that drafts, of the modules and tensors that are the served model's as well."""
+    """Names, in the draft model, of the modules and tensors that it shares with the served model."""
     served = {id(each) for each in held_by(draft.served)} | {id(module) for module in draft.served.modules()}
     modules = {name for name, module in modules_by_name(draft.model).items() if name and id(module) in served}
     return frozenset(modules | {name for name, place in holdings(draft.model).items() if id(place.value) in served})

@@ -43,7 +43,7 @@ def model_memory(live: nn.Module, constants: Collection[str]) -> dict[str, int]:
         if reference.tensor.is_meta or (address := address_of(reference.tensor)) is None:
             continue
         key = (reference.tensor.device, address)
-        # A reference that an exchange reaches says more of a memory than one that it does not.
+        # A reference that an exchange reaches has precedence over one that it does not reach.
         known = found.get(key, (0, "hidden"))[1]
         what = min(known, kind(reference, address), key=KINDS.index)
         found[key] = (reference.tensor.untyped_storage().nbytes(), what)

@@ -1,11 +1,11 @@
 """Every reference to a tensor in a model, and the way to it.
 
-`tree` knows where weights are exchanged. This module knows nothing of that: it follows every reference that a model
-holds, through modules, plain objects, dataclasses, slots, containers, closures, partial functions, bound methods and
-the attributes of tensors, so that `audit` can tell what `tree` does not see.
+`tree` knows where weights are exchanged. This module does not use that knowledge: it follows every reference in a
+model, through modules, plain objects, dataclasses, slots, containers, closures, partial functions, bound methods and
+the attributes of tensors, so that `audit` can find what `tree` misses.
 
-What cannot hold weights is not entered: configurations, process groups, compiled code (it gets the weights as inputs),
-adapters, and the objects of libraries that bring no layers.
+It does not enter objects that cannot hold weights: configurations, process groups, compiled code (which gets the
+weights as inputs), adapters, and the objects of libraries without layers.
 """
 
 import functools
@@ -115,7 +115,7 @@ def to_tensors(
 
 
 def follow(modules: Mapping[str, nn.Module], reference: Reference) -> Any:
-    """What lies at the same place in another model, None if there is no such place. `modules`: that model's, by name
+    """The object at the same place in another model, None if there is no such place. `modules`: that model's, by name
     (`tree.modules_by_name`)."""
     value: Any = modules.get(reference.module)
     for step in reference.steps:
@@ -150,11 +150,11 @@ class _Place(NamedTuple):
 
 
 _ReferencesByKind = list[tuple[str, Iterable[tuple[Any, Any]]]]
-"""What an object refers to: kinds of steps, and keys and values of each."""
+"""The references of an object: kinds of steps, and keys and values of each."""
 
 
 def _references(owner: Any) -> _ReferencesByKind:
-    """Copies of what may change meanwhile: steps run in other threads."""
+    """Copies of values that may change meanwhile, because steps run in other threads."""
     traits = _traits(type(owner))
     found: _ReferencesByKind = []
     match traits.shape:
@@ -214,7 +214,7 @@ def _traits_of(kind: type) -> _Traits:
             member: Any = vars(each).get(_mangled(each, key))
             if key not in ("__dict__", "__weakref__") and hasattr(member, "__get__"):
                 slots.append((key, member))
-    # Modules are looked into whoever wrote them.
+    # Modules are entered whoever wrote them.
     is_not_entered = issubclass(kind, (*_ATOMS, QuantizationConfig)) or (
         not issubclass(kind, nn.Module | FunctionType) and _is_not_entered_module(str(kind.__module__))
     )
@@ -246,7 +246,7 @@ def _is_filled(cell: Any) -> bool:
 
 
 def _is_not_entered(value: Any, traits: _Traits) -> bool:
-    """Whether an object is of a kind that holds no weights, or empty."""
+    """Whether an object is empty, or of a type that holds no weights."""
     if traits.is_not_entered or (type(value) in _OFTEN_EMPTY and not value):
         return True
     # A wrapper of a function says that it is of the module of what it wraps; its globals do not.

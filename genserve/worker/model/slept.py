@@ -1,8 +1,8 @@
-"""What a sleep of level 2 drops and no push brings back.
+"""Tensors that a sleep of level 2 drops and no push restores.
 
 vLLM drops the memory pool in which the model was loaded. Parameters come back with the next version, buffers from the
-copies that vLLM's worker keeps. In the same pool lie tensors that are neither: attributes of layers and of what hangs
-on them, such as the lock words of a Marlin kernel, and the stacks of LoRA layers. vLLM leaves those as it finds them.
+copies of vLLM's worker. The same pool contains tensors that are neither: attributes of layers and of their objects,
+such as the lock words of a Marlin kernel, and the stacks of LoRA layers. vLLM does not restore them.
 """
 
 from collections.abc import Callable, Iterator
@@ -94,8 +94,8 @@ def _pool(device: torch.device) -> Callable[[torch.Tensor], bool]:
     # internal: the allocations of vLLM's pools, by address.
     allocator: Any = get_mem_allocator_instance()
     allocations = allocator.pointer_to_data.items()
-    spans = [(start, start + data.handle[1]) for start, data in allocations if data.tag == _WEIGHTS_TAG]
-    return lambda tensor: any(start <= tensor.data_ptr() < end for start, end in spans)
+    ranges = [(start, start + data.handle[1]) for start, data in allocations if data.tag == _WEIGHTS_TAG]
+    return lambda tensor: any(start <= tensor.data_ptr() < end for start, end in ranges)
 
 
 def _empty_slots(manager: Any) -> None:

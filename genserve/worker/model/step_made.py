@@ -1,14 +1,14 @@
-"""What vLLM's steps make on a model when it is loaded already, as read in vLLM 0.32.
+"""Values that vLLM's steps make on a loaded model, as read in vLLM 0.32.
 
-No exchange replaces it, as loading does not make it. So each is in one of three tables here, by class and attribute.
+No exchange replaces them, because loading does not make them. So each is in one of three tables, by class and
+attribute:
 
-- `WEIGHT_FREE` does not depend on weights: tables of positions, scratch memory, what belongs to a step. A push leaves
-  it as it is.
-- `FROM_NUMBERS` is computed once from numbers that are exchanged themselves, the scales of an fp8 KV cache. A push
-  leaves it as it is, and is refused if one of those numbers changes.
+- `WEIGHT_FREE` does not depend on weights: tables of positions, scratch memory, state of a step. A push keeps it.
+- `FROM_NUMBERS` is computed once from numbers that are exchanged: the scales of an fp8 KV cache. A push keeps it, and
+  is refused if one of those numbers changes.
 - `FROM_WEIGHTS` is computed from weights once, and a push does not update it. A model that has one is refused.
 
-A push that finds a number or a tensor which is in none of them is refused: it may be computed from weights.
+A push is refused if it finds a number or a tensor that is in no table, because it may be computed from weights.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -38,7 +38,7 @@ _ATTENTION = "v1/attention/backends/"
 _MODELS = "model_executor/models/"
 
 WEIGHT_FREE: tuple[Row, ...] = (
-    # Of a step: results that another layer takes, and handles of exchanges between ranks.
+    # Of a step: results for another layer, and handles of communication between ranks.
     Row("model_executor/layers/fused_moe/runner/shared_experts.py", "SharedExperts", ("_output",)),
     Row("model_executor/layers/fused_moe/router/zero_expert_router.py", "ZeroExpertRouter", ("_zero_expert_output",)),
     Row(_EP + "deepep_ht.py", "DeepEPHTPrepareAndFinalize", ("handles",)),
@@ -192,13 +192,13 @@ _WEIGHT_FREE_BY_KEY, _FROM_NUMBERS_BY_KEY = _index(WEIGHT_FREE), _index(FROM_NUM
 
 
 def is_weight_free(owner: Any, key: Any, tensor: Any) -> bool:
-    """Whether `tensor`, which attribute `key` of `owner` is or leads to, is none that a version changes."""
+    """Whether `tensor`, which attribute `key` of `owner` is or leads to, does not depend on the version."""
     row = _row(_WEIGHT_FREE_BY_KEY, owner, key)
     return row is not None and (not row.in_steps or not isinstance(tensor, torch.Tensor) or tensor.is_inference())
 
 
 def is_from_numbers(owner: Any, key: str) -> bool:
-    """Whether a step computes that number from others that are exchanged."""
+    """Whether a step computes this number from others that are exchanged."""
     return _row(_FROM_NUMBERS_BY_KEY, owner, key) is not None
 
 
@@ -221,7 +221,7 @@ def refuse_unknown(places: Mapping[str, Holding]) -> None:
 
 
 def from_weights(owners: Mapping[str, Any]) -> Iterator[str]:
-    """What steps will make, or have made, out of weights on these objects, by path."""
+    """The paths of values on these objects that steps make, or have made, from weights."""
     names = {row.owner for row in FROM_WEIGHTS}
     for path, owner in owners.items():
         kinds = {kind.__name__ for kind in type(owner).__mro__} & names

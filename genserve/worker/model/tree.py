@@ -1,8 +1,8 @@
-"""Where a model keeps its weights: parameters, buffers, and what post-processing left in attributes.
+"""The places in which a model keeps its weights: parameters, buffers, and attributes that post-processing writes.
 
-vLLM packs weights after loading. On the CPU a packed linear lives in the closure `cpu_linear` of its layer or, if it is
-int8, in a kernel object of the layer's quantisation scheme, and the parameter it came from is empty or gone. MLA keeps
-derived tensors as plain attributes, attention keeps scales as numbers. All of those must change together.
+vLLM packs weights after loading. On the CPU a packed linear layer is in the closure `cpu_linear` of its layer or, if it
+is int8, in a kernel object of the layer's quantisation scheme, and its parameter is empty or gone. MLA keeps derived
+tensors as plain attributes, attention keeps scales as numbers. All of these must change together.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

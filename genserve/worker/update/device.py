@@ -1,10 +1,10 @@
-"""The device that a worker's model lives on: what background work needs of it, and what pushes keep of its memory.
+"""The device of a worker's model: what background work needs of it, and the memory that is reserved for pushes.
 
-On the CPU there is nothing to select, to wait for or to keep. On CUDA
+On the CPU there is nothing to select, to wait for or to reserve. On CUDA
 
-- the device is selected in each thread: another one would work on the first GPU;
-- background work has a stream of its own, as a copy in the stream of the model waits for its steps;
-- the memory of a push is kept in a pool from before vLLM sizes its KV cache: it takes all that is left;
+- each thread selects the device: otherwise it would work on the first GPU;
+- background work has its own stream, because a copy in the stream of the model waits for its steps;
+- the memory of a push is reserved in a pool before vLLM sizes its KV cache, which takes all that is left;
 - copies from the CPU go through pinned memory.
 """
 
@@ -132,12 +132,12 @@ class CudaDevice(Device):
             target.copy_(source, non_blocking=True)
 
     def can_swap(self, live: torch.Tensor, new: torch.Tensor) -> bool:
-        """If it is large. Copies of a tensor with gaps would take memory of the device."""
+        """True for large tensors. Copies of a tensor with gaps would take memory of the device."""
         is_from_cpu = live.device == self.device and new.device.type == "cpu"
         return self._ring is not None and is_from_cpu and goes_through(live, new) and live.is_contiguous()
 
     def swap(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> CpuSwap:
-        """In two streams of its own, for the two directions."""
+        """Uses two streams of its own, for the two directions."""
         assert self._ring is not None
         return CpuSwap(pairs, self._ring, self._down, self._up)
 

@@ -1,8 +1,8 @@
-"""Exchanges the model that drafts together with the model that it drafts for.
+"""Exchanges a draft model together with the model that it drafts for.
 
-A push of a whole checkpoint has the weights of its layers for multi-token prediction (MTP). EAGLE heads and draft
-models have checkpoints of their own, which no push has: they stay as they are, and `engine.vllm.start.refusals` warns
-of it.
+A push of a complete checkpoint has the weights of its layers for multi-token prediction (MTP). EAGLE heads and draft
+models have their own checkpoints, which no push contains: they do not change, and `engine.vllm.start.refusals` warns
+about this.
 """
 
 import logging
@@ -129,7 +129,7 @@ def draft_update(worker: Any, device: Device, way: str) -> DraftUpdate | None:
 
 def warn_of(error: Exception) -> None:
     """Says why what drafts is not exchanged."""
-    log.warning("pushes leave the model that drafts (--speculative-config) as it is: %s", error)
+    log.warning("pushes do not change the draft model (--speculative-config): %s", error)
 
 
 class WithDraft:
@@ -142,7 +142,7 @@ class WithDraft:
         self.can_roll_back = served.can_roll_back
 
     def audit(self) -> Constants:
-        """Of both; answers the served model's constants."""
+        """Audits both. Returns the served model's constants."""
         constants = self._served.audit()
         self._draft.audit()
         return constants

@@ -1,10 +1,10 @@
 """The exchange of live weights for prepared ones, and back.
 
-The live model keeps its modules, parameters and attention layers, which hold the KV cache and which others refer to;
-what they point at changes. Where addresses have to stay (CUDA graphs, kernels, vLLM's sleep), contents change places
-instead, tensor by tensor through a buffer that is as large as the largest one, or through pinned memory (`swap`) where
-prepared ones are on the CPU: nothing is allocated by a commit, and what was prepared holds what was live, which is the
-way back.
+The live model keeps its modules, parameters and attention layers, which hold the KV cache and to which others refer.
+Only what they point at changes. Where addresses must not change (CUDA graphs, kernels, vLLM's sleep), the contents are
+exchanged instead: tensor by tensor through a buffer of the largest one's size, or through pinned memory (`swap`) if the
+prepared ones are on the CPU. A commit allocates nothing. After it the prepared tensors hold the previous contents, so
+it can be undone.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -38,7 +38,7 @@ def exchange(
     *,
     untouched: Collection[str] = (),
 ) -> "PointerExchange | ContentExchange":
-    """A prepared version, ready to change places with the live one, in the way that the device asks for.
+    """The exchange of a prepared version with the live one, of the kind that the device needs.
 
     `untouched`: names of what preparing found and did not write; `prepared` lacks them. Raises ValueError, naming what
     differs, unless both have the same structure; what steps have made on the live model since is `step_made`'s.
@@ -63,7 +63,7 @@ def matched(
             continue
         new, present = content(prepared[name].value), content(place.value)
         if _same(new, present) or step_made.is_weight_free(place.owner, place.key, place.value):
-            continue  # shared by the models, such as the rotary table, or made anew by a step
+            continue  # shared by the models, such as the rotary table, or made again by a step
         if type(present) is not type(new):
             raise ValueError(f"{name} is a {type(present).__name__} live and a {type(new).__name__} prepared")
         if isinstance(present, torch.Tensor):
@@ -195,9 +195,8 @@ class ContentExchange:
                 raise ValueError(f"{pair.name} is larger than any tensor that the model had at the start")
 
     def commit(self) -> None:
-        """Swaps the contents; raises RuntimeError for what the device refuses. `rollback` is the way back from any
-        point of it."""
-        self._device.synchronize()  # what steps and the preparation have begun
+        """Exchanges the contents. Raises RuntimeError if the device refuses. `rollback` works from any point of it."""
+        self._device.synchronize()  # the work of steps and of the preparation
         if self._cpu_swap is not None:
             self._cpu_swap.commit()
         for pair in self._by_buffer:
@@ -227,7 +226,7 @@ class ContentExchange:
         self._device.synchronize()
 
     def free(self) -> None:
-        """Lets go of the values that are not live, one at a time."""
+        """Frees the values that are not live, one at a time."""
         self._cpu_swap = None
         self._by_buffer = []
         while self._pairs:

@@ -1,10 +1,10 @@
-"""A new version over the live one, layer by layer, where a device has no room for a second model.
+"""Loads a new version over the live one, layer by layer, if a device has no memory for a second model.
 
-Not on top of vLLM's layerwise reload, which gives the live layers their loading form back: what fails leaves half-built
-layers behind, what a version lacks is served from uninitialised memory, and on the CPU a tied head keeps its old packed
-weight even when all goes well (tests/engine/test_vllm_trap.py). Here the live model never takes another form: each
-layer is built beside it, in the structure that `Shadow` keeps without storage, and exchanged when it is whole. That
-takes room for the largest layer.
+It does not use vLLM's layerwise reload, which puts the live layers back into their loading form: a failure leaves
+half-built layers behind, missing tensors are served from uninitialised memory, and on the CPU a tied head keeps its old
+packed weight even after a success (tests/engine/test_vllm_trap.py). Here the live model never takes another form: each
+layer is built beside it, in the structure that `Shadow` keeps without storage, and exchanged when it is complete. This
+needs memory for the largest layer.
 """
 
 from collections import defaultdict

@@ -32,7 +32,7 @@ class Update(Protocol):
         """Makes the prepared version the live one; only while nothing is scheduled."""
 
     def rollback(self) -> None:
-        """Undoes a commit, whole or in part; without one it does nothing."""
+        """Undoes a complete or partial commit. Does nothing without one."""
 
     def give_up(self) -> None:
         """Frees what is prepared, and the device's memory that is kept for pushes, while nothing is served."""
@@ -42,7 +42,7 @@ class Update(Protocol):
         prepared."""
 
     def discard(self) -> None:
-        """Frees what is prepared, or what a commit replaced."""
+        """Frees the prepared version, or the one that a commit replaced."""
 
     def draft_digests(self) -> dict[str, str]:
         """SHA-256 (hex) of the weights that draft, by name, if this update exchanges them; else nothing."""

@@ -1,7 +1,8 @@
 """Builds versions of the weights in a second model beside the live one.
 
-Its structure is built once, while nothing is served. A push gives it storage, loads and post-processes in a background
-thread, takes the finished tensors out, and leaves it bare again. Exchanging them with the live ones is not done here.
+The structure of this model is built once, while nothing is served. A push gives it storage, loads and post-processes in
+a background thread, takes the finished tensors out, and leaves the structure without storage again. `exchange`
+exchanges the tensors with the live ones.
 """
 
 import inspect
@@ -115,7 +116,7 @@ class Shadow:
         return written
 
     def strip(self) -> None:
-        """Takes everything out again: the structure stays, without storage and as it was before post-processing."""
+        """Removes everything again: the structure stays, without storage and as it was before post-processing."""
         self._structure.strip(self._place)
         modules, parts = self._structure.modules, self._structure.parts
         self._bare = {id(owner): dict(vars(owner)) for owner, _ in [*modules, *parts]}
@@ -128,7 +129,7 @@ class Shadow:
 
     @contextmanager
     def _as_vllm_loads(self) -> Iterator[None]:
-        """What vLLM loads and post-processes weights under, for this thread alone."""
+        """The context in which vLLM loads and post-processes weights, for this thread only."""
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
             stack.enter_context(set_current_vllm_config(self._structure.config))
@@ -182,7 +183,7 @@ class Shadow:
 
 
 def cancellable(tensors: Iterable[tuple[str, torch.Tensor]], cancelled: Event) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors, until the event `cancelled` is set: then PrepareCancelledError."""
+    """Yields the tensors until the event `cancelled` is set, and then raises PrepareCancelledError."""
     for item in tensors:
         if cancelled.is_set():
             raise PrepareCancelledError

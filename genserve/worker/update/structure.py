@@ -141,7 +141,7 @@ class Structure:
 
 
 def _take_views(slots: Iterable[Slot], modules: Iterable[tuple[nn.Module, Attributes]]) -> None:
-    """Leaves it to slots to make the buffers that look into parameters."""
+    """Makes slots create the buffers that view parameters."""
     by_address = {
         slot.parameter.data_ptr(): slot for slot in slots if slot.shape.numel() and not slot.parameter.is_meta
     }
@@ -183,7 +183,7 @@ def _constants(attributes: Attributes) -> dict[str, torch.Tensor]:
 
 
 def _shallow_copy(attributes: Attributes) -> Attributes:
-    """Copies the dict and torch's tables in it, not what they hold."""
+    """Copies the dict and torch's tables in it, but not their values."""
     return {key: copy.copy(value) if key in MODULE_TABLES else value for key, value in attributes.items()}
 
 

@@ -1,9 +1,11 @@
-"""Swaps contents of live tensors on a CUDA device with those of prepared ones on the CPU, both directions at once.
+"""Exchanges contents of live tensors on a CUDA device with those of prepared ones on the CPU, in both directions at
+once.
 
-Tensors are cut into pieces, and each piece takes two slots of the pinned ring: its live contents go down through one
-while its prepared contents go up through the other. Pieces follow each other closely: while one goes down, the one
-before it goes up, and both are copied between slots and prepared tensors by threads. Whatever fails, what a piece has
-replaced is in its slot or in the prepared tensor: that is the way back. No memory of the device is needed for it.
+Tensors are cut into pieces, and each piece uses two slots of the pinned ring: its live contents are copied from the
+device through one, while its prepared contents are copied to the device through the other. The pieces overlap: while
+one is copied from the device, the previous one is copied to it, and threads copy both between the slots and the
+prepared tensors. Whatever fails, the replaced contents of a piece are in its slot or in the prepared tensor, and can be
+restored. This needs no memory of the device.
 """
 
 from collections.abc import Iterable, Iterator
@@ -49,7 +51,7 @@ class _Piece:
 
 
 class CpuSwap:
-    """Swaps the tensors of one version. Synchronise the device before each call, and after it: only then are the copies
+    """Exchanges the tensors of one version. Synchronize the device before and after each call: only then are the copies
     complete."""
 
     def __init__(
@@ -62,7 +64,7 @@ class CpuSwap:
         self._down, self._up = down, up
         half = len(ring.slots) // 2
         if len(ring.slots) < LEAST_SLOTS:
-            raise ValueError(f"a swap needs {LEAST_SLOTS} slots, the ring has {len(ring.slots)}")
+            raise ValueError(f"an exchange needs {LEAST_SLOTS} slots, the ring has {len(ring.slots)}")
         self._down_slots, self._up_slots = ring.slots[:half], ring.slots[half:]
         self._pieces: list[_Piece] = []
 

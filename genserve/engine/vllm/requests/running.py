@@ -54,7 +54,7 @@ class RunningRequests:
     async def submit(self, request: GenerationRequest) -> VllmStream:
         """Admits a request. Raises RequestIdInUseError, QueueFullError, and what is wrong with the request."""
         if request.request_id in self._streams:
-            raise RequestIdInUseError(f"a request {request.request_id!r} is running")
+            raise RequestIdInUseError(f"a request {request.request_id!r} is already running")
         self._builder.check_early(request)
         num_sequences = request.sampling.n or 1
         if self._num_active + num_sequences > self._max_active:

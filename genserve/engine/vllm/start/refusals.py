@@ -1,14 +1,13 @@
-"""Which of vLLM's settings cannot be combined with weights that are pushed, and why.
+"""The settings of vLLM that cannot be used with pushed weights, and why.
 
-A table, without vLLM: each row looks at a VllmConfig, or what has its fields. A refused setting would corrupt what is
-served, or hang it, at a push that may come hours after the start; so it is told at the start, before a process exists.
-A warned one costs something that the user has to know of.
+This is a table, without vLLM: each row checks a VllmConfig, or an object with its fields. A refused setting would
+corrupt or hang the engine at a push, perhaps hours after the start, so it is reported at the start, before a process
+exists. A warning is for a setting with a cost that the user must know.
 
-Rows that need only flags are checked twice: before vLLM makes a configuration, whose own checks may complain first and
-ask for companions of a refused flag; and on the configuration, as other things set it too.
+Rows that need only flags are checked twice: before vLLM makes a configuration, because its own checks may complain
+first and ask for flags that belong to a refused one; and on the configuration, because other things set it too.
 
-What depends on the model and not on settings, such as weights that no exchange reaches, is found by
-`worker.model.audit`.
+`worker.model.audit` finds what depends on the model and not on settings, such as weights that no exchange reaches.
 """
 
 import os

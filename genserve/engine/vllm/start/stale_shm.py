@@ -1,11 +1,11 @@
 """Shared memory that killed engines have left behind.
 
-Ours has no name and goes with the last process (see memory.arena). vLLM's ranks share a file in /dev/shm on the CPU,
-which nobody removes when they are killed.
+genserve's memory is anonymous and is freed with the last process (see memory.arena). On the CPU vLLM's ranks share a
+file in /dev/shm, which nobody removes when they are killed.
 
-What Python has made for them (psm_*, sem.mp-*) is left alone. Its resource tracker removes that when an engine is
-killed; it stays if the tracker is killed as well, as by a container that ends. Nothing tells then whose it was: any
-program of the user has such names, and one that nobody maps may be waiting for a process that is about to map it.
+Files of Python (psm_*, sem.mp-*) are kept. Python's resource tracker removes them when an engine is killed. They stay
+if the tracker is killed too, for example when a container ends. Then nothing tells their owner: any program of the user
+has such names, and an unmapped file may be waiting for a process that is about to map it.
 """
 
 import os

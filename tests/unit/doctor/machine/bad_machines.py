@@ -12,7 +12,7 @@ BAD: list[tuple[str, MachineFacts, str, Level, str]] = [
     ("host memory", machine(host=host(available_bytes=20 * GIB)), "-tp 4", Level.WARN, "5.0 for each of 4 ranks"),
     ("host memcpy", machine(host=host(memcpy_bytes_per_s=0.9 * GB)), "", Level.WARN, "0.9 GB/s"),
     ("host memcpy", machine(host=host(memcpy_bytes_per_s=0.0)), "", Level.WARN, "not measured"),
-    ("/dev/shm", machine(host=host(shm_bytes=None)), "", Level.FAIL, "there is none"),
+    ("/dev/shm", machine(host=host(shm_bytes=None)), "", Level.FAIL, "it does not exist"),
     ("/dev/shm", machine(host=host(shm_free_bytes=64 << 20)), "", Level.WARN, "0.06 of 64.00 GiB"),
     ("/dev/shm", machine(host=host(shm_free_bytes=64 << 20)), "-tp 2", Level.FAIL, "0.06 of 64.00 GiB"),
     (

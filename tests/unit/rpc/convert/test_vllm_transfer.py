@@ -20,7 +20,7 @@ def options(**fields: Any) -> UpdateOptions:
 
 def test_a_bare_start_has_the_contract_s_defaults() -> None:
     """KEEP, RECOMPUTE, 60 s to begin, and 60 s until a trainer that has died is noticed."""
-    assert options() == UpdateOptions(PauseMode.KEEP, KvPolicy.RECOMPUTE, "", update_id="", ttl_s=60.0, timeout_s=60.0)
+    assert options() == UpdateOptions(PauseMode.KEEP, KvPolicy.RECOMPUTE, "", "", ttl_s=60.0, timeout_s=60.0)
 
 
 def test_everything_in_a_start_arrives() -> None:
@@ -28,7 +28,7 @@ def test_everything_in_a_start_arrives() -> None:
     given = options(
         updateId="u", pauseMode="PAUSE_MODE_WAIT", kvPolicy="KV_POLICY_REUSE", pauseLeaseId="l", ttl="2s", timeout="3s"
     )
-    assert given == UpdateOptions(PauseMode.WAIT, KvPolicy.REUSE, "l", update_id="u", ttl_s=2.0, timeout_s=3.0)
+    assert given == UpdateOptions(PauseMode.WAIT, KvPolicy.REUSE, "l", "u", ttl_s=2.0, timeout_s=3.0)
 
 
 @pytest.mark.parametrize("name", ["InitWeightTransfer", "UpdateWeights", "FinishWeightUpdate"])

@@ -9,7 +9,7 @@ from genserve.errors import PushConflictError
 from genserve.weights.push.live_push import LivePush, PushIdentity
 from genserve.weights.push.types import LoraAdapter
 from tests.unit.weights.conftest import MANIFEST, header, weights
-from tests.unit.weights.push.test_staging import new_staging
+from tests.unit.weights.push.staging import new_staging
 
 TTL_S = 10.0
 DATA = weights(1)
