@@ -104,5 +104,5 @@ def raised_by(check: Callable[..., None], *conditions: object) -> Error:
 @pytest.mark.parametrize("phase", Phase)
 def test_only_a_start_is_worth_waiting_for(phase: Phase) -> None:
     """Clients come again after a second; what else refuses does not end by itself."""
-    for refusal in (RULES[phase].admission, RULES[phase].control):
+    for refusal in (RULES[phase].generation, RULES[phase].control):
         assert refusal is None or refusal().retry_after_s == (1.0 if phase is Phase.STARTING else None)

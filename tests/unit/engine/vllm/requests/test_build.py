@@ -10,7 +10,7 @@ from vllm.v1.engine import EngineCoreRequest
 
 from genserve.engine.generation import GenerationRequest, Sampling, TokenPrompt
 from genserve.engine.protocol import EngineInfo
-from genserve.engine.vllm.admission import Admission
+from genserve.engine.vllm.requests.build import RequestBuilder
 from genserve.errors import InvalidFieldError
 
 INFO = EngineInfo("m", "M", "bfloat16", 8, "cpu", 64, 4, 4, 1, 1, 1, {})
@@ -42,14 +42,14 @@ async def test_what_a_request_says_of_its_scheduling_reaches_vllm() -> None:
     processor = InputProcessor()
     config = SimpleNamespace(scheduler_config=SimpleNamespace(enable_chunked_prefill=False))
     llm: Any = SimpleNamespace(input_processor=processor, get_supported_tasks=supported_tasks, vllm_config=config)
-    admission = Admission(llm, INFO, 4)
+    builder = RequestBuilder(llm, INFO, 4)
     request = GenerationRequest(
         "r", TokenPrompt([1, 2]), Sampling(temperature=0.5), priority=-3, data_parallel_rank=2, cache_salt="salt"
     )
     try:
-        prepared = await admission.engine_request(request, [1, 2], LORA)
+        prepared = await builder.engine_request(request, [1, 2], LORA)
     finally:
-        admission.close()
+        builder.close()
     asked = processor.asked
     assert (asked["request_id"], asked["temperature"], asked["supported_tasks"]) == ("r", 0.5, ("generate",))
     assert (asked["priority"], asked["data_parallel_rank"], asked["lora_request"]) == (-3, 2, LORA)
@@ -67,11 +67,9 @@ async def test_what_a_request_says_of_its_scheduling_reaches_vllm() -> None:
 )
 def test_what_cannot_be_is_refused_before_the_prompt_is_read(fields: dict[str, Any], path: str) -> None:
     """And what just can be is not."""
-    admission = Admission(SimpleNamespace(), INFO, 4)  # type: ignore[arg-type]
-    admission.check_early(
-        GenerationRequest("r", TokenPrompt([1]), Sampling(n=4, seed=2**63 - 4), cache_salt="x" * 1024)
-    )
+    builder = RequestBuilder(SimpleNamespace(), INFO, 4)  # type: ignore[arg-type]
+    builder.check_early(GenerationRequest("r", TokenPrompt([1]), Sampling(n=4, seed=2**63 - 4), cache_salt="x" * 1024))
     with pytest.raises(InvalidFieldError) as caught:
-        admission.check_early(GenerationRequest("r", TokenPrompt([1]), **fields))
+        builder.check_early(GenerationRequest("r", TokenPrompt([1]), **fields))
     assert caught.value.violations[0].field == path
-    admission.close()
+    builder.close()
