@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from genserve.errors import StagingFullError
 from genserve.memory.available import require_memory
-from genserve.weights.push.lifecycle import Stage
+from genserve.weights.push.lifecycle import State
 from genserve.weights.push.live_push import LivePush
 from genserve.weights.resident import ResidentStore
 
@@ -42,7 +42,7 @@ def plan_room(
     for push in pushes:
         if push.is_held:
             raise push.in_progress()
-    leftovers = tuple(push for push in pushes if push.lifecycle.stage is not Stage.STAGED)
+    leftovers = tuple(push for push in pushes if push.lifecycle.state is not State.STAGED)
     staged_bytes = sum(push.size_bytes for push in pushes if push not in leftovers)
     room = _plan(size_bytes, staged_bytes, max_bytes, resident, leftovers, partial=partial)
     freed_bytes = sum(push.arena.size_bytes for push in leftovers) + resident.spare_bytes

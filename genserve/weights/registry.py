@@ -23,7 +23,7 @@ from genserve.weights.checkpoint import CheckpointIndex
 from genserve.weights.completion import Completion
 from genserve.weights.lora.loader import LoraLoader
 from genserve.weights.push.attempt import Attempt
-from genserve.weights.push.lifecycle import Stage
+from genserve.weights.push.lifecycle import State
 from genserve.weights.push.live_push import LivePush
 from genserve.weights.push.live_pushes import LivePushes, not_found
 from genserve.weights.push.outcomes import AppliedPush, Outcomes
@@ -119,7 +119,7 @@ class PushRegistry:
         push = self._pushes.get(header.push_id)
         if push is None or header.action is PushAction.VALIDATE:
             return ""
-        if push.lifecycle.stage is Stage.CHECKING:
+        if push.lifecycle.state is State.CHECKING:
             return "check"
         return "attempt" if can_leave and push.meets_other(header) else ""
 
@@ -217,7 +217,7 @@ class PushRegistry:
 
     def _advance(self, push: LivePush) -> None:
         """A stream of the push has ended or was cut off: carries out the push, or reports missing bytes."""
-        if push.lifecycle.stage is Stage.RECEIVING and not push.attempt.result.done() and not self._closed:
+        if push.lifecycle.state is State.RECEIVING and not push.attempt.result.done() and not self._closed:
             if push.attempt.has_ended and push.staging.is_complete:
                 self._completion.start(push, self._ended)
             elif push.attempt.is_over:
@@ -226,7 +226,7 @@ class PushRegistry:
 
     def _ended(self, push: LivePush) -> None:
         """The daemon is done with a push: it is applied, or waits for a commit, a retry or its expiry."""
-        if push.lifecycle.stage is Stage.APPLIED:
+        if push.lifecycle.state is State.APPLIED:
             self._pushes.forget(push)
         self._pushes.tell_change()
 

@@ -152,13 +152,13 @@ class Versions:
         self._slept.before_sleep(level)
         self._prepared = False
         self._release()
-        self._update.give_up()
+        self._update.release_memory()
 
     def after_wake_up(self) -> None:
         """Restores what was kept, and reserves device memory again, if it is available: a trainer may still use it."""
         self._slept.after_wake_up()
         try:
-            self._update.take_back()
+            self._update.reserve_memory()
         except torch.OutOfMemoryError as error:
             log.warning("no memory for pushes is kept after the sleep, the next one looks for it: %s", error)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from genserve.weights.push.types import PushState
 
 
-class Stage(enum.Enum):
+class State(enum.Enum):
     """The state of a push. `PushState` is the state on the wire, which has no value for the two that are internal."""
 
     RECEIVING = "bytes are arriving"
@@ -19,63 +19,63 @@ class Stage(enum.Enum):
     GONE = "the bytes were freed"
 
 
-TRANSITIONS: Mapping[tuple[str, Stage], Stage] = {
+TRANSITIONS: Mapping[tuple[str, State], State] = {
     # A stream begins a new attempt.
-    ("joined", Stage.RECEIVING): Stage.RECEIVING,
-    ("joined", Stage.STAGED): Stage.RECEIVING,
-    ("joined", Stage.FAILED): Stage.RECEIVING,
+    ("joined", State.RECEIVING): State.RECEIVING,
+    ("joined", State.STAGED): State.RECEIVING,
+    ("joined", State.FAILED): State.RECEIVING,
     # The attempt ended with bytes missing; bytes that an earlier one staged do not change.
-    ("truncated", Stage.RECEIVING): Stage.RECEIVING,
-    ("restored", Stage.RECEIVING): Stage.STAGED,
+    ("truncated", State.RECEIVING): State.RECEIVING,
+    ("restored", State.RECEIVING): State.STAGED,
     # Every stream of the attempt has ended and every byte has arrived; or a commit applies a staged push.
-    ("completed", Stage.RECEIVING): Stage.CHECKING,
-    ("completed", Stage.STAGED): Stage.CHECKING,
-    ("completed", Stage.FAILED): Stage.CHECKING,
-    ("staged", Stage.CHECKING): Stage.STAGED,
-    ("preparing", Stage.STAGED): Stage.PREPARING,
-    ("applying", Stage.PREPARING): Stage.APPLYING,
-    ("applied", Stage.PREPARING): Stage.APPLIED,  # an adapter: nothing is paused
-    ("applied", Stage.APPLYING): Stage.APPLIED,
-    ("failed", Stage.CHECKING): Stage.FAILED,
-    ("failed", Stage.PREPARING): Stage.FAILED,
-    ("failed", Stage.APPLYING): Stage.FAILED,
+    ("completed", State.RECEIVING): State.CHECKING,
+    ("completed", State.STAGED): State.CHECKING,
+    ("completed", State.FAILED): State.CHECKING,
+    ("staged", State.CHECKING): State.STAGED,
+    ("preparing", State.STAGED): State.PREPARING,
+    ("applying", State.PREPARING): State.APPLYING,
+    ("applied", State.PREPARING): State.APPLIED,  # an adapter: nothing is paused
+    ("applied", State.APPLYING): State.APPLIED,
+    ("failed", State.CHECKING): State.FAILED,
+    ("failed", State.PREPARING): State.FAILED,
+    ("failed", State.APPLYING): State.FAILED,
     # Discarded, expired, in conflict with itself, or removed for another push.
-    ("dropped", Stage.RECEIVING): Stage.GONE,
-    ("dropped", Stage.STAGED): Stage.GONE,
-    ("dropped", Stage.FAILED): Stage.GONE,
+    ("dropped", State.RECEIVING): State.GONE,
+    ("dropped", State.STAGED): State.GONE,
+    ("dropped", State.FAILED): State.GONE,
 }
 """(event, state before) -> state after. Other transitions cannot happen."""
 
-_BUSY = frozenset({Stage.CHECKING, Stage.PREPARING, Stage.APPLYING})
-_TOLD = {Stage.CHECKING: PushState.RECEIVING, Stage.GONE: PushState.FAILED}
+_BUSY = frozenset({State.CHECKING, State.PREPARING, State.APPLYING})
+_TOLD = {State.CHECKING: PushState.RECEIVING, State.GONE: PushState.FAILED}
 
 
 class Lifecycle:
     """The state of one push. Each method is an event, and raises RuntimeError if the table has no transition for it."""
 
     def __init__(self) -> None:
-        self._stage = Stage.RECEIVING
+        self._state = State.RECEIVING
         self._was_staged = False
 
     @property
-    def stage(self) -> Stage:
+    def state(self) -> State:
         """The internal state."""
-        return self._stage
+        return self._state
 
     @property
-    def state(self) -> PushState:
+    def push_state(self) -> PushState:
         """The state on the wire."""
-        return _TOLD.get(self._stage) or PushState[self._stage.name]
+        return _TOLD.get(self._state) or PushState[self._state.name]
 
     @property
     def is_busy(self) -> bool:
         """Whether the daemon carries out the push: nobody may change or free its bytes."""
-        return self._stage in _BUSY
+        return self._state in _BUSY
 
     @property
     def can_commit(self) -> bool:
         """Whether one attempt has brought every byte, and the push waits for a commit."""
-        return self._stage in (Stage.STAGED, Stage.FAILED)
+        return self._state in (State.STAGED, State.FAILED)
 
     def joined(self) -> None:
         """A stream began a new attempt."""
@@ -117,7 +117,7 @@ class Lifecycle:
         self._go("dropped")
 
     def _go(self, event: str) -> None:
-        after = TRANSITIONS.get((event, self._stage))
+        after = TRANSITIONS.get((event, self._state))
         if after is None:
-            raise RuntimeError(f"a push that is {self._stage.name} cannot be {event}")
-        self._stage = after
+            raise RuntimeError(f"a push that is {self._state.name} cannot be {event}")
+        self._state = after

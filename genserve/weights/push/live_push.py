@@ -19,11 +19,11 @@ from genserve.memory.arena import Arena
 from genserve.tensors.manifest import Manifest, PushIssue
 from genserve.weights.push.attempt import Attempt
 from genserve.weights.push.claims import Claim
-from genserve.weights.push.lifecycle import Lifecycle, Stage
+from genserve.weights.push.lifecycle import Lifecycle, State
 from genserve.weights.push.staging import Staging
 from genserve.weights.push.types import LoraAdapter, PushHeader, PushReport, PushState
 
-_READABLE = frozenset({Stage.STAGED, Stage.PREPARING, Stage.APPLYING})
+_READABLE = frozenset({State.STAGED, State.PREPARING, State.APPLYING})
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class LivePush:
     @property
     def is_readable(self) -> bool:
         """Whether its bytes are complete and checked, and do not change in this state."""
-        return self.lifecycle.stage in _READABLE
+        return self.lifecycle.state in _READABLE
 
     @property
     def is_held(self) -> bool:
@@ -150,7 +150,7 @@ class LivePush:
         if self._receives(attempt):
             if self.staging.write(offset, data, crc32c):
                 self.progress()
-        elif self.lifecycle.stage is Stage.APPLIED:
+        elif self.lifecycle.state is State.APPLIED:
             self.staging.check(offset, data, crc32c)
             self.compare_served(attempt.name, offset, data)  # the arena may belong to another version by now
         else:
@@ -162,7 +162,7 @@ class LivePush:
 
     def settle(self, attempt: Attempt, claim: Claim, *, written: bool) -> None:
         """As `Staging.settle`. Raises the error that ended the push."""
-        is_present = attempt is self.attempt and self.lifecycle.stage is Stage.RECEIVING
+        is_present = attempt is self.attempt and self.lifecycle.state is State.RECEIVING
         if self.staging.settle(claim, written=written, counts=is_present):
             self.progress()
         self._check_here()
@@ -170,7 +170,7 @@ class LivePush:
     def _receives(self, attempt: Attempt) -> bool:
         """Whether bytes are still written. Raises PushConflictError for an attempt that another one has followed."""
         self._check_here()
-        if self.lifecycle.stage is not Stage.RECEIVING:
+        if self.lifecycle.state is not State.RECEIVING:
             return False
         if attempt is not self.attempt:
             raise PushConflictError(
@@ -238,7 +238,7 @@ class LivePush:
     def in_progress(self) -> ApplyInProgressError:
         """The error for other callers who want to change the weights while this push is in progress."""
         return ApplyInProgressError(
-            f"push {self.push_id!r} is in progress ({self.lifecycle.state.value})",
+            f"push {self.push_id!r} is in progress ({self.lifecycle.push_state.value})",
             metadata={"push_id": self.push_id},
             retry_after_s=1.0,
         )
@@ -263,7 +263,7 @@ class LivePush:
 
     @property
     def _num_counted(self) -> int:
-        if self.lifecycle.stage is not Stage.RECEIVING:
+        if self.lifecycle.state is not State.RECEIVING:
             return self.staging.manifest.total_bytes
         return self.staging.num_counted if self._keeps_counting else 0
 
@@ -276,11 +276,11 @@ class LivePush:
         """The progress of the push."""
         total_bytes = self.staging.manifest.total_bytes
         missing: tuple[tuple[int, int], ...] = ()
-        if self.lifecycle.stage is Stage.RECEIVING and total_bytes:
+        if self.lifecycle.state is State.RECEIVING and total_bytes:
             missing = self.staging.missing if self._keeps_counting else ((0, total_bytes),)
         return PushReport(
             push_id=self.push_id,
-            state=state or self.lifecycle.state,
+            state=state or self.lifecycle.push_state,
             weight_version=self.header.weight_version,
             received_bytes=self._num_counted,
             total_bytes=total_bytes,

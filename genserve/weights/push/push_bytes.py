@@ -23,7 +23,7 @@ class PushBytes(ArenaBytes):
     def check(self) -> None:
         """Raises ValueError if the push has moved on."""
         if not self._push.is_readable:
-            raise ValueError(f"push {self._push.push_id!r} is {self._push.lifecycle.state.value}")
+            raise ValueError(f"push {self._push.push_id!r} is {self._push.lifecycle.push_state.value}")
 
     def view(self, start: int, end: int) -> memoryview:
         """The bytes [start, end), not copied."""

@@ -33,7 +33,7 @@ class BesideUpdate:
         with device.work():
             self._shadow = self._shadow_of(config, place)
             self._buffer = Buffer(self._exchanged(), device)
-        self.take_back()
+        self.reserve_memory()
         self._exchange: PointerExchange | ContentExchange | None = None
 
     @property
@@ -71,13 +71,13 @@ class BesideUpdate:
         if self._exchange is not None:
             self._exchange.rollback()
 
-    def give_up(self) -> None:
+    def release_memory(self) -> None:
         """Frees the prepared version and the reserved device memory, while nothing is served."""
         self.discard()
-        self._buffer.give_up()
-        self._device.give_up()
+        self._buffer.release_memory()
+        self._device.release_memory()
 
-    def take_back(self, along: Reserving = nullcontext) -> None:
+    def reserve_memory(self, along: Reserving = nullcontext) -> None:
         """Reserves the memory again, together with `along`. Raises torch.OutOfMemoryError; then the next version looks
         for memory when it is prepared."""
         with self.reserved(), along():

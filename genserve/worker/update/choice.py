@@ -85,7 +85,7 @@ def choose(worker: Any) -> Chosen:
     if drafting is None and worker.device.type != "cpu":
         drafting = draft_update(worker, device, placement.way)
     if drafting is not None:
-        WithDraft(served, drafting).take_back()  # each has taken memory alone, and a push needs both at once
+        WithDraft(served, drafting).reserve_memory()  # each has taken memory alone, and a push needs both at once
     return Chosen(placement, device, served, drafting)
 
 

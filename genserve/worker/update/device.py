@@ -62,7 +62,7 @@ class Device:
         """Of tensors that it takes."""
         raise NotImplementedError("exchanging with tensors in host memory")
 
-    def give_up(self) -> None:
+    def release_memory(self) -> None:
         """Frees the memory reserved for pushes, until something is allocated again."""
 
     @property
@@ -115,7 +115,7 @@ class CudaDevice(Device):
         """The pinned ring."""
         return nullcontext() if self._ring is None else ThroughRing(self._ring)
 
-    def give_up(self) -> None:
+    def release_memory(self) -> None:
         """Frees the pool, which nothing may use."""
         self._pool = None
         torch.cuda.empty_cache()

@@ -98,9 +98,9 @@ class DraftUpdate(BesideUpdate):
         return draft_digests(self._draft, self._constants)
 
     def let_go(self) -> None:
-        """As `give_up`, but for the memory that the device keeps: the served model's update gives that up."""
+        """As `release_memory`, but for the memory that the device keeps: the served model's update gives that up."""
         self.discard()
-        self._buffer.give_up()
+        self._buffer.release_memory()
 
     def _shadow_of(self, config: VllmConfig, place: torch.device) -> Shadow:
         return DraftShadow(self._draft, place, self._device)
@@ -162,14 +162,14 @@ class WithDraft:
         self._draft.rollback()
         self._served.rollback()
 
-    def give_up(self) -> None:
+    def release_memory(self) -> None:
         """Gives up both. The served model's update frees the reserved memory."""
         self._draft.let_go()
-        self._served.give_up()
+        self._served.release_memory()
 
-    def take_back(self) -> None:
+    def reserve_memory(self) -> None:
         """Of both, at the same time: a push needs both at once."""
-        self._served.take_back(self._draft.reserved)
+        self._served.reserve_memory(self._draft.reserved)
 
     def discard(self) -> None:
         """Discards both."""

@@ -147,7 +147,7 @@ class Buffer:
         if self._bytes.numel() < self.size_bytes:
             self._bytes = torch.empty(self.size_bytes, dtype=torch.uint8, device=self._device)
 
-    def give_up(self) -> None:
+    def release_memory(self) -> None:
         """Frees it, until it is taken again."""
         self._bytes = torch.empty(0, dtype=torch.uint8)
 
@@ -258,7 +258,7 @@ def pairs(entries: list[Entry]) -> list[Pair]:
             by_storage.setdefault(present.untyped_storage().data_ptr(), []).append(Pair(entry.name, present, entry.new))
     for sharing in by_storage.values():
         kept: list[Pair] = []
-        for pair in sorted(sharing, key=lambda each: -_span(each.live)):
+        for pair in sorted(sharing, key=lambda each: -_extent(each.live)):
             if not any(_covers(larger, pair) for larger in kept):
                 kept.append(pair)
         found += kept
@@ -268,10 +268,10 @@ def pairs(entries: list[Entry]) -> list[Pair]:
 def _covers(larger: Pair, pair: Pair) -> bool:
     """Whether a pair changes with one that is as large or larger. Raises ValueError if it would change only in part."""
     offset = pair.live.data_ptr() - larger.live.data_ptr()
-    if offset >= _span(larger.live) or offset + _span(pair.live) <= 0:
+    if offset >= _extent(larger.live) or offset + _extent(pair.live) <= 0:
         return False
     is_equal = offset == 0 and (pair.live.shape, pair.live.stride()) == (larger.live.shape, larger.live.stride())
-    is_inside = _span(larger.live) == larger.live.nbytes and 0 <= offset <= _span(larger.live) - _span(pair.live)
+    is_inside = _extent(larger.live) == larger.live.nbytes and 0 <= offset <= _extent(larger.live) - _extent(pair.live)
     is_shared_alike = (
         pair.new.data_ptr() - larger.new.data_ptr() == offset
         and larger.new.stride() == larger.live.stride()
@@ -282,7 +282,7 @@ def _covers(larger: Pair, pair: Pair) -> bool:
     return True
 
 
-def _span(tensor: torch.Tensor) -> int:
+def _extent(tensor: torch.Tensor) -> int:
     """The number of bytes from its first element to the end of its last one."""
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return int((last + 1) * tensor.itemsize)

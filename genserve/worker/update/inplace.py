@@ -54,7 +54,7 @@ class InPlaceUpdate:
         with device.work():
             self._layers = layer_shadows(whole, device)
             self._elsewhere = LayerShadow(whole, [], [], device)  # for tensors of layers that the model leaves out
-        self.take_back()
+        self.reserve_memory()
         self._tensors: list[tuple[str, torch.Tensor]] | None = None
         self._began = False
         self._constants: Constants | None = None
@@ -100,12 +100,12 @@ class InPlaceUpdate:
         if self._began:
             raise RuntimeError("the weights that an update in place replaced are gone")
 
-    def give_up(self) -> None:
+    def release_memory(self) -> None:
         """Forgets the prepared version and frees the reserved device memory, while nothing is served."""
         self.discard()
-        self._device.give_up()
+        self._device.release_memory()
 
-    def take_back(self, along: Reserving = nullcontext) -> None:
+    def reserve_memory(self, along: Reserving = nullcontext) -> None:
         """Reserves the memory again, with `along` for each layer. Raises torch.OutOfMemoryError; then the next version
         looks for memory when it is prepared."""
         with self._device.work():

@@ -80,7 +80,7 @@ class PinnedRing:
         """The caller may change `source` afterwards."""
         for to_part, from_part in parts(target, source, self.slot_bytes):
             slot = self._free_slot()
-            staged = staged_as(self._slots[slot], to_part)
+            staged = shaped_as(self._slots[slot], to_part)
             self._copy_here(staged, from_part)
             to_part.copy_(staged, non_blocking=True)
             self._mark(slot)
@@ -89,7 +89,7 @@ class PinnedRing:
         """Complete when it returns, because this thread writes the host's memory."""
         for to_part, from_part in parts(target, source, self.slot_bytes):
             slot = self._free_slot()
-            staged = staged_as(self._slots[slot], from_part)
+            staged = shaped_as(self._slots[slot], from_part)
             staged.copy_(from_part, non_blocking=True)
             self._mark(slot)
             self._events[slot].synchronize()
@@ -129,7 +129,7 @@ def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
         target.copy_(source)
 
 
-def staged_as(slot: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+def shaped_as(slot: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
     """The beginning of a slot, with the part's shape and type."""
     return slot[: part.nbytes].view(part.dtype).view(part.shape)
 

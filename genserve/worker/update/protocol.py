@@ -34,10 +34,10 @@ class Update(Protocol):
     def rollback(self) -> None:
         """Undoes a complete or partial commit. Does nothing without one."""
 
-    def give_up(self) -> None:
+    def release_memory(self) -> None:
         """Frees what is prepared, and the device's memory that is kept for pushes, while nothing is served."""
 
-    def take_back(self) -> None:
+    def reserve_memory(self) -> None:
         """Keeps that memory again. Raises torch.OutOfMemoryError; then the next version looks for memory when it is
         prepared."""
 
@@ -51,5 +51,5 @@ class Update(Protocol):
 class ServedUpdate(Update, Protocol):
     """An update of the served model, beside which a model that drafts may be updated."""
 
-    def take_back(self, along: Reserving = ...) -> None:
+    def reserve_memory(self, along: Reserving = ...) -> None:
         """As of any update, with what a push needs `along` with it."""

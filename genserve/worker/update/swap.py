@@ -16,7 +16,7 @@ from typing import Final, Protocol
 
 import torch
 
-from genserve.worker.update.pinned_ring import Event, PinnedRing, parts, staged_as
+from genserve.worker.update.pinned_ring import Event, PinnedRing, parts, shaped_as
 
 LEAST_SLOTS: Final = 6
 """Minimum number of slots of a ring: a piece needs its two slots until the third one after it begins."""
@@ -93,7 +93,7 @@ class CpuSwap:
         in_slots = [piece for piece in self._pieces if piece.is_overwritten and not piece.is_kept]
         for piece in in_slots:
             slot, event = piece.down
-            self._up.copy(piece.live, staged_as(slot, piece.live))
+            self._up.copy(piece.live, shaped_as(slot, piece.live))
             self._up.record(event)
         for piece in in_slots:
             piece.down[1].synchronize()
@@ -115,9 +115,9 @@ class CpuSwap:
             piece.up[1].synchronize()
         self._pieces.append(piece)
         slot, event = piece.down
-        self._down.copy(staged_as(slot, live), live)
+        self._down.copy(shaped_as(slot, live), live)
         self._down.record(event)
-        piece.filling = self._ring.start_copy(staged_as(piece.up[0], new), new)
+        piece.filling = self._ring.start_copy(shaped_as(piece.up[0], new), new)
 
     def _overwrite(self, piece: _Piece) -> None:
         """Sends the prepared contents to the device, as soon as the live ones are on the host."""
@@ -125,7 +125,7 @@ class CpuSwap:
         slot, event = piece.up
         self._up.wait(piece.down[1])
         piece.is_overwritten = True
-        self._up.copy(piece.live, staged_as(slot, piece.live))
+        self._up.copy(piece.live, shaped_as(slot, piece.live))
         self._up.record(event)
 
     def _keep(self, piece: _Piece) -> None:
@@ -133,7 +133,7 @@ class CpuSwap:
         left theirs."""
         slot, event = piece.down
         event.synchronize()
-        piece.keeping = self._ring.start_copy(piece.new, staged_as(slot, piece.new))
+        piece.keeping = self._ring.start_copy(piece.new, shaped_as(slot, piece.new))
 
     def _filled(self, piece: _Piece) -> None:
         """Waits until the prepared contents are in the slot."""

@@ -74,7 +74,7 @@ def built_beside(pool: Pool, num_bytes: int, buffer_bytes: int) -> Any:
     update = object.__new__(BesideUpdate)
     fields = {"_device": pool, "_place": torch.device("cuda"), "_live": None, "can_roll_back": True}
     vars(update).update(fields, _shadow=CountedShadow(pool, num_bytes), _buffer=Buffer(pool, buffer_bytes))
-    update.take_back()
+    update.reserve_memory()
     return update
 
 
@@ -83,7 +83,7 @@ def test_both_versions_and_both_buffers_are_kept(monkeypatch: pytest.MonkeyPatch
     pool = Pool()
     monkeypatch.setattr(beside, "sizes_of", lambda live: [80])
     monkeypatch.setattr(torch, "empty", lambda size, **options: Taken(pool, size))
-    WithDraft(built_beside(pool, 80, 2), built_beside(pool, 12, 2)).take_back()
+    WithDraft(built_beside(pool, 80, 2), built_beside(pool, 12, 2)).reserve_memory()
     assert pool.kept >= 80 + 2 + 12 + 2
     assert pool.used == 2 + 2
 
@@ -109,6 +109,6 @@ def test_in_place_the_draft_is_kept_beside_the_largest_layer(monkeypatch: pytest
     draft = built_beside(pool, 12, 2)
     monkeypatch.setattr(beside, "sizes_of", lambda live: [12])
     monkeypatch.setattr(torch, "empty", lambda size, **options: Taken(pool, size))
-    WithDraft(served, draft).take_back()
+    WithDraft(served, draft).reserve_memory()
     assert pool.kept >= 9 + 12 + 2
     assert pool.used == 2

@@ -1,45 +1,45 @@
-"""The states of a push: every pair of an event and a stage, and nothing that is not in the table."""
+"""The states of a push: every pair of an event and a state, and nothing that is not in the table."""
 
 import pytest
 
-from genserve.weights.push.lifecycle import TRANSITIONS, Lifecycle, Stage
+from genserve.weights.push.lifecycle import TRANSITIONS, Lifecycle, State
 from genserve.weights.push.types import PushState
 
 EVENTS = ("joined", "truncated", "completed", "staged", "preparing", "applying", "applied", "failed", "dropped")
-TO_STAGE: dict[Stage, list[str]] = {
-    Stage.RECEIVING: [],
-    Stage.CHECKING: ["completed"],
-    Stage.STAGED: ["completed", "staged"],
-    Stage.PREPARING: ["completed", "staged", "preparing"],
-    Stage.APPLYING: ["completed", "staged", "preparing", "applying"],
-    Stage.APPLIED: ["completed", "staged", "preparing", "applying", "applied"],
-    Stage.FAILED: ["completed", "failed"],
-    Stage.GONE: ["dropped"],
+TO_STATE: dict[State, list[str]] = {
+    State.RECEIVING: [],
+    State.CHECKING: ["completed"],
+    State.STAGED: ["completed", "staged"],
+    State.PREPARING: ["completed", "staged", "preparing"],
+    State.APPLYING: ["completed", "staged", "preparing", "applying"],
+    State.APPLIED: ["completed", "staged", "preparing", "applying", "applied"],
+    State.FAILED: ["completed", "failed"],
+    State.GONE: ["dropped"],
 }
 
 
-def at(stage: Stage) -> Lifecycle:
+def at(state: State) -> Lifecycle:
     """A push that has come so far."""
     lifecycle = Lifecycle()
-    for event in TO_STAGE[stage]:
+    for event in TO_STATE[state]:
         getattr(lifecycle, event)()
-    assert lifecycle.stage is stage
+    assert lifecycle.state is state
     return lifecycle
 
 
-@pytest.mark.parametrize("stage", Stage)
+@pytest.mark.parametrize("state", State)
 @pytest.mark.parametrize("event", EVENTS)
-def test_every_event_is_in_the_table_or_raises(stage: Stage, event: str) -> None:
+def test_every_event_is_in_the_table_or_raises(state: State, event: str) -> None:
     """What may not happen cannot be written; it changes nothing."""
-    lifecycle = at(stage)
-    after = TRANSITIONS.get((event, stage))
+    lifecycle = at(state)
+    after = TRANSITIONS.get((event, state))
     if after is None:
-        with pytest.raises(RuntimeError, match=f"{stage.name} cannot be {event}"):
+        with pytest.raises(RuntimeError, match=f"{state.name} cannot be {event}"):
             getattr(lifecycle, event)()
-        assert lifecycle.stage is stage
+        assert lifecycle.state is state
     else:
         getattr(lifecycle, event)()
-        assert lifecycle.stage is after
+        assert lifecycle.state is after
 
 
 def test_events_have_methods_and_ways_of_the_table_have_events() -> None:
@@ -49,27 +49,27 @@ def test_events_have_methods_and_ways_of_the_table_have_events() -> None:
 
 def test_nothing_leads_out_of_the_end() -> None:
     """What is applied or gone stays so."""
-    assert not {stage for _, stage in TRANSITIONS} & {Stage.APPLIED, Stage.GONE}
+    assert not {state for _, state in TRANSITIONS} & {State.APPLIED, State.GONE}
 
 
 def test_a_staged_push_is_staged_again_when_another_attempt_breaks_off() -> None:
     """Its bytes were compared, never written."""
-    lifecycle = at(Stage.STAGED)
+    lifecycle = at(State.STAGED)
     lifecycle.joined()
-    assert lifecycle.stage is Stage.RECEIVING
+    assert lifecycle.state is State.RECEIVING
     lifecycle.truncated()
-    assert lifecycle.stage is Stage.STAGED
+    assert lifecycle.state is State.STAGED
 
 
 def test_busy_is_what_nobody_may_take_away() -> None:
     """Whatever is busy cannot be dropped or joined."""
-    for stage in Stage:
-        lifecycle = at(stage)
-        forbidden = {("dropped", stage), ("joined", stage)} & TRANSITIONS.keys()
-        assert lifecycle.is_busy == (not forbidden and stage not in (Stage.APPLIED, Stage.GONE))
+    for state in State:
+        lifecycle = at(state)
+        forbidden = {("dropped", state), ("joined", state)} & TRANSITIONS.keys()
+        assert lifecycle.is_busy == (not forbidden and state not in (State.APPLIED, State.GONE))
 
 
 def test_every_stage_has_a_word_on_the_wire() -> None:
     """Also those that the wire does not know."""
-    assert [at(stage).state for stage in (Stage.CHECKING, Stage.GONE)] == [PushState.RECEIVING, PushState.FAILED]
-    assert all(isinstance(at(stage).state, PushState) for stage in Stage)
+    assert [at(state).push_state for state in (State.CHECKING, State.GONE)] == [PushState.RECEIVING, PushState.FAILED]
+    assert all(isinstance(at(state).push_state, PushState) for state in State)

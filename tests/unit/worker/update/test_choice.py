@@ -130,7 +130,7 @@ def test_what_drafts_takes_part_unless_its_first_steps_have_made_it_something_el
     monkeypatch.setattr(update, "BesideUpdate", lambda *_: served)
     monkeypatch.setattr(update, "draft_update", lambda *_: draft)
     made, chosen = make_update(worker("beside"))
-    assert said[0] == ("served", "take_back", draft.reserved)
+    assert said[0] == ("served", "reserve_memory", draft.reserved)
     assert chosen.placement.way == "beside"
     made.discard()
     if failure is None:

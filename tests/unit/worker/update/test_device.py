@@ -132,7 +132,7 @@ def test_what_is_kept_is_counted_and_can_be_given_up(monkeypatch: pytest.MonkeyP
     with device.work():
         pass
     assert device.reserved_bytes == 123
-    device.give_up()
+    device.release_memory()
     assert device.reserved_bytes == 0
     assert runtime.log[-1] == "empty_cache"
     with device.work():

@@ -88,8 +88,8 @@ def test_a_commit_that_fails_in_what_drafts_is_undone_in_both() -> None:
 def test_what_the_device_keeps_is_given_up_last() -> None:
     """Nothing of it may be in use then: what drafts has let go of its part before."""
     update, said = both()
-    update.give_up()
-    assert said == ["draft let_go", "served give_up"]
+    update.release_memory()
+    assert said == ["draft let_go", "served release_memory"]
 
 
 def test_what_cannot_be_exchanged_is_left_and_told_of(

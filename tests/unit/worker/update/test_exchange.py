@@ -204,7 +204,7 @@ def test_the_buffer_is_given_up_and_taken_again() -> None:
     """Around a sleep."""
     live = Plain(1.0)
     buffer = Buffer(holdings(live), KeptDevice())
-    buffer.give_up()
+    buffer.release_memory()
     assert buffer._bytes.numel() == 0
     buffer.take()
     assert buffer.like(live.fused).shape == live.fused.shape
