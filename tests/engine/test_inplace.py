@@ -102,6 +102,6 @@ def test_after_a_failed_commit_the_next_version_is_exact(
     assert all(digest in (cold["a"][key], cold["b"][key]) for key, digest in mixed.items())
     assert mixed != cold["b"]
     assert (mixed == cold["a"]) == (name == "loading the first layer")
-    assert "is gone" in rolled_back["error"]
+    assert "are gone" in rolled_back["error"]
     assert healing[2] == cold["a"]
     assert answers[f"{name}, and then another"][2::3] == [cold["b"], cold["a"]]

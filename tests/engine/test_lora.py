@@ -176,7 +176,7 @@ async def test_what_does_not_fit_changes_nothing(
     before, (name, tensor) = await scores(client, "policy"), next(iter(good.items()))
     b = name.replace("lora_A", "lora_B")
     bad_tensors: dict[str, Tensors] = {
-        "without its A": {key: value for key, value in good.items() if key != name},
+        "is missing its A": {key: value for key, value in good.items() if key != name},
         "has rank 4, and its B 3": good | {b: good[b][:, :3]},
         "columns": good | {name: torch.cat([tensor, tensor], 1)},
         "does not have": good | {key.replace("layers.0", "layers.7"): value.clone() for key, value in good.items()},
