@@ -8,9 +8,9 @@ from functools import cached_property
 from os import PathLike
 from typing import Any, Unpack
 
+from genserve.client.transport import push_channels
 from genserve.client.transport.connection import UNSET, ServiceCalls, Timeout
 from genserve.client.transport.fields import build, check_count, naming, refuse_unknown
-from genserve.client.weights import push_channels
 from genserve.client.weights.download import Download, PulledWeights
 from genserve.client.weights.frames import manifest_message
 from genserve.client.weights.layout import ByteSpace

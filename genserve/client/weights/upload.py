@@ -9,11 +9,11 @@ import grpc.aio
 
 from genserve.client.transport.connection import Connection
 from genserve.client.transport.final_status import FinalStatus
+from genserve.client.transport.push_channels import PushChannels
 from genserve.client.weights.frames import END_FRAME, chunk_frame, header_frame, segment_frame
 from genserve.client.weights.layout import ByteSpace
 from genserve.client.weights.options import Delivery
 from genserve.client.weights.push import Push, PushProgress, PushResult
-from genserve.client.weights.push_channels import PushChannels
 from genserve.errors import DeadlineError, GenserveError, PushNotFoundError, PushTruncatedError, UnavailableError
 from genserve.memory.ring import PIECE_BYTES, SharedRing, SpareRings
 from genserve.tensors.ranges import Range, common, num_bytes, split

@@ -9,7 +9,7 @@ import grpc.aio
 import pytest
 
 from genserve.client.transport.connection import Connection
-from genserve.client.weights.push_channels import PushChannels
+from genserve.client.transport.push_channels import PushChannels
 from genserve.v1 import control_pb2, control_pb2_grpc, types_pb2
 
 
@@ -72,7 +72,7 @@ async def test_without_processes_that_can_be_reached_the_daemon_is_used(
     ports: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first stream takes the connection that is there, the others have one each."""
-    monkeypatch.setattr("genserve.client.weights.push_channels.CONNECT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("genserve.client.transport.push_channels.CONNECT_TIMEOUT_S", 0.2)
     async with (
         serving("daemon") as daemon,
         connected(f"127.0.0.1:{daemon}", ports) as (connection, push_channels),
@@ -86,7 +86,7 @@ async def test_without_processes_that_can_be_reached_the_daemon_is_used(
 
 async def test_what_could_not_be_reached_once_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A firewall would cost every stream, and every resume, its timeout."""
-    monkeypatch.setattr("genserve.client.weights.push_channels.CONNECT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("genserve.client.transport.push_channels.CONNECT_TIMEOUT_S", 0.2)
     async with serving("free") as port:
         pass
     async with (
