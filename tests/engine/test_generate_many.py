@@ -86,15 +86,15 @@ async def test_one_is_aborted_and_the_others_run_to_their_end(client: AsyncClien
 
 
 async def test_a_client_that_goes_away_leaves_no_request_behind(client: AsyncClient) -> None:
-    """All of them end within a second."""
-    task = asyncio.create_task(client.generate_many([[n + 1] for n in range(16)], max_tokens=500, ignore_eos=True))
+    """They end long before their last token."""
+    task = asyncio.create_task(client.generate_many([[n + 1] for n in range(16)], max_tokens=1900, ignore_eos=True))
     async with asyncio.timeout(20):
         while (await client.status()).load.running < 16:
             await asyncio.sleep(0.01)
     task.cancel()
     began_s = time.monotonic()
     await wait_idle(client)
-    assert time.monotonic() - began_s < 1.0
+    assert time.monotonic() - began_s < 5.0
 
 
 async def test_more_prompts_than_the_daemon_takes_are_all_generated(

