@@ -40,7 +40,9 @@ class ServeConfig:
     max_n: int = _setting(256, "limit of sequences (n) of one request; they start together")
     max_message_bytes: int = _setting(64 << 20, "limit of the size of a message, in bytes")
     max_staging_bytes: int = _setting(
-        0, "limit of staged and resident bytes together; 0 = twice the checkpoint + 256 MiB"
+        0,
+        "limit of staged and resident bytes together; 0 = twice the checkpoint + 256 MiB, or 64 GiB if the "
+        "checkpoint's files are not on this machine",
     )
     no_resident_weights: bool = _setting(
         False,

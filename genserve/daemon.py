@@ -29,8 +29,7 @@ from genserve.control.state import StateBoard
 from genserve.demo_model import DemoModelError, demo_model_path
 from genserve.engine.vllm.engine import EngineOptions, VllmEngine
 from genserve.engine.vllm.start import config as vllm_config
-from genserve.engine.vllm.start import headless
-from genserve.engine.vllm.start import stale_shm as leftovers
+from genserve.engine.vllm.start import headless, stale_shm
 from genserve.engine.vllm.start.config import AsyncEngineArgs
 from genserve.errors import GenserveError
 from genserve.ingest.relay import IngestSettings
@@ -56,6 +55,7 @@ DESCRIPTION = (
 )
 EXIT_FAILED = 1
 _STAGING_MARGIN_BYTES = 256 << 20
+_STAGING_BYTES_OF_UNKNOWN_MODEL = 64 << 30
 _CLOSE_GRACE_S = 2.0
 # Objects allocated between collections. Python's default of 700 is less than one step of the engine allocates and
 # frees.
@@ -183,9 +183,8 @@ class _Daemon:
         """Notifies clients of the failure. Returns the exit status."""
         self.parts.board.enter(EngineCondition.DEAD)
         _say(failure)
-        # Calls that the failure has ended get their answers first: a server that is stopping may delay them until its
-        # grace
-        # period ends.
+        # Calls that the failure has ended get their answers first: a server that is stopping may delay them until
+        # its grace period ends.
         await asyncio.sleep(_LAST_ANSWERS_S)
         return EXIT_FAILED
 
@@ -227,7 +226,7 @@ async def _build_services(
 def _sweep() -> None:
     """Removes what killed daemons left behind."""
     lora_files.sweep()
-    if swept := leftovers.sweep():
+    if swept := stale_shm.sweep():
         _say(f"removed shared memory of killed engines: {', '.join(swept)}")
 
 
@@ -289,8 +288,7 @@ def _directory(model: str) -> Path | None:
 
 
 def _open_local_checkpoint(model: str) -> OpenedCheckpoint | None:
-    """The one in the directory that `model` names, if any. Call it before the engine reads its files, so that it can be
-    seen whether those were changed meanwhile."""
+    """The checkpoint in the directory that `model` names, if it names one."""
     directory = _directory(model)
     return None if directory is None else _open_checkpoint(directory)
 
@@ -334,8 +332,10 @@ def _resident(config: ServeConfig, opened: OpenedCheckpoint | None, load_format:
 
 
 def _max_staging_bytes(config: ServeConfig, checkpoint: CheckpointIndex | None) -> int:
-    if config.max_staging_bytes or checkpoint is None:
-        return config.max_staging_bytes or 64 << 30
+    if config.max_staging_bytes > 0:
+        return config.max_staging_bytes
+    if checkpoint is None:
+        return _STAGING_BYTES_OF_UNKNOWN_MODEL
     return 2 * checkpoint.total_bytes + _STAGING_MARGIN_BYTES
 
 

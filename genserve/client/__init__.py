@@ -6,8 +6,7 @@ Importing this module loads grpc and protobuf, but not torch, numpy or vllm.
 import os
 
 # Set before grpc is imported, which reads it once. With its fork handlers gRPC 1.85 crashes one in ten children that
-# are
-# forked during a call and start a thread, as the workers of a data loader do. Set it to 1 if you need the handlers.
+# are forked during a call and start a thread, as the workers of a data loader do. Set it to 1 if you need the handlers.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 from genserve.client.async_client import AsyncClient

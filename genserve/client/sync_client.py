@@ -166,10 +166,10 @@ class BlockingContext(AbstractContextManager[T, bool | None]):
 class Client(Closing):
     """`AsyncClient` for code without asyncio: scripts, training loops, notebooks.
 
-    Same methods and errors; `stream`, `generate_as_completed` and `watch_status` are iterators that can be closed,
-    `paused` is a context manager. May be used from several threads at once, also where an event loop is running. An
-    interrupt (Ctrl-C) cancels the call it hits. `progress` is called in the thread that has made the call, with what is
-    latest then, and may make other calls.
+    The methods of `AsyncClient` except `stream_many`, with the same errors. `stream`, `generate_as_completed` and
+    `watch_status` are iterators that can be closed, `paused` is a context manager. May be used from several threads at
+    once, also where an event loop is running. An interrupt (Ctrl-C) cancels the call it hits. `progress` is called in
+    the thread that has made the call, with what is latest then, and may make other calls.
 
     Every call ends: with its result, at its deadline, or with ClientClosedError when the client is closed, which the
     end of the program does too. In a forked process a client raises ClientMisuseError: make it there.

@@ -1,19 +1,19 @@
-"""News for everyone who waits, which are told again and again."""
+"""An event that happens again and again, for any number of tasks that wait for it."""
 
 import asyncio
 
 
 class Change:
-    """Something that changes. Nobody who waits misses the next change, and none is kept for who comes later."""
+    """Wakes every task that waits when `tell` is called. A task that waits later waits for the next call."""
 
     def __init__(self) -> None:
         self._next = asyncio.Event()
 
     def tell(self) -> None:
-        """It has changed: everyone who waits goes on."""
+        """Wakes every task that waits now."""
         self._next.set()
         self._next = asyncio.Event()
 
     async def wait(self) -> None:
-        """Returns when it has changed after the call."""
+        """Returns at the next `tell`."""
         await self._next.wait()

@@ -96,8 +96,8 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What a phase allows. `serves`: health says SERVING. `admission`: why generation requests are refused; None = they
-    are admitted, and may have to wait. `control`: the same for pauses, pushes and adapters; see `weights_refusal`."""
+    """What a phase allows. `serves`: health says SERVING. `generation`: why requests are refused; None = they are
+    admitted, and may have to wait. `control`: the same for pauses, pushes and adapters; see `weights_refusal`."""
 
     serves: bool
     generation: Refusal | None = None

@@ -14,10 +14,9 @@ from genserve.control.conditions import EngineCondition, may_run
 from genserve.control.leases import LeaseTable, PauseLease, check_text, check_ttl
 from genserve.control.phase_admission import check_control
 from genserve.control.state import StateBoard
-from genserve.control.turn import EngineTurn, uninterrupted
+from genserve.control.turn import EngineTurn, remaining_s, uninterrupted
 from genserve.engine.protocol import Engine, KvPolicy, PauseCounts, PauseMode
 from genserve.errors import (
-    DeadlineError,
     EngineDeadError,
     InvalidFieldError,
     PauseLeaseLostError,
@@ -196,11 +195,11 @@ class PauseController:
         joins = self._paused
         try:
             if not joins or mode is PauseMode.ABORT:
-                counts = await self._pause_engine(mode, kv_policy, remaining_s(deadline_s))
+                counts = await self._pause_engine(mode, kv_policy, remaining_s(deadline_s, "pause"))
                 self._paused = True
                 return counts
             if kv_policy is KvPolicy.RECOMPUTE:
-                await self._engine.reset_caches(remaining_s(deadline_s))
+                await self._engine.reset_caches(remaining_s(deadline_s, "pause"))
         except EngineDeadError:
             raise
         except BaseException:
@@ -265,11 +264,3 @@ class PauseController:
     def _tell_change(self) -> None:
         self._changed.set()
         self._board.notify()
-
-
-def remaining_s(deadline_s: float) -> float:
-    """Seconds until a time on the monotonic clock. Raises DeadlineError."""
-    left_s = deadline_s - time.monotonic()
-    if left_s <= 0:
-        raise DeadlineError("no time was left to pause")
-    return left_s

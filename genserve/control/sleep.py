@@ -12,10 +12,10 @@ from typing import Protocol
 
 from genserve.control.asleep import Asleep, SleepDepth, tags_of
 from genserve.control.conditions import EngineCondition
-from genserve.control.pause import PauseController, remaining_s
+from genserve.control.pause import PauseController
 from genserve.control.phase_admission import check_sound
 from genserve.control.state import StateBoard
-from genserve.control.turn import check_timeout, uninterrupted
+from genserve.control.turn import check_timeout, remaining_s, uninterrupted
 from genserve.engine.protocol import MEMORY_TAGS, Engine, KvPolicy, PauseMode, SleepTag
 from genserve.errors import EngineDeadError, GenserveError, UnsupportedError
 
@@ -60,7 +60,7 @@ class SleepController:
             if SleepTag.WEIGHTS in depth.tags:
                 # Taken before the turn, because the push needs the turn for its commit.
                 await between.enter_async_context(self._restores.between_pushes(timeout_s))
-            async with self._pauses.turn.take(remaining_s(ends_s), for_weights=True) as deadline_s:
+            async with self._pauses.turn.take(remaining_s(ends_s, "sleep"), for_weights=True) as deadline_s:
                 check_sound(self._board.engine_condition)
                 before = self._board.asleep
                 if not before.takes(depth):  # another call did it meanwhile
@@ -70,7 +70,7 @@ class SleepController:
                 await self._pauses.stand_still(mode, KvPolicy.REUSE, deadline_s)
                 after, falling = before.after_sleep(depth), (depth.tags - before.tags) | _SCHEDULING
                 try:
-                    await self._engine.sleep(depth.level, falling, remaining_s(deadline_s))
+                    await self._engine.sleep(depth.level, falling, remaining_s(deadline_s, "sleep"))
                 except EngineDeadError:
                     raise
                 except BaseException:

@@ -38,6 +38,14 @@ def check_timeout(timeout_s: float) -> None:
         raise InvalidFieldError.of("timeout", f"must be above 0 s, is {timeout_s:g} s")
 
 
+def remaining_s(deadline_s: float, step: str) -> float:
+    """Seconds until a deadline on the monotonic clock. Raises DeadlineError if none is left for the step."""
+    left_s = deadline_s - time.monotonic()
+    if left_s <= 0:
+        raise DeadlineError(f"no time was left to {step}; nothing changed")
+    return left_s
+
+
 class EngineTurn:
     """The turn. If a caller gives up (its client is gone, its time is over), the engine is still at work, and the turn
     lasts until it has finished. Otherwise the next pause would time out, and undoing that pause would too."""

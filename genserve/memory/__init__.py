@@ -1,1 +1,1 @@
-"""Memory that processes share, who can share it, and checksums of what lies there."""
+"""Memory that processes share, which processes can share it, and how much of it there is."""

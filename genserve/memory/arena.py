@@ -86,8 +86,7 @@ class Arena:
             return memoryview(bytearray())
         if self._writable is None:
             # Kept with its page tables: a write to a mapped page takes a third of the time of pwrite, a write to an
-            # unmapped page
-            # takes as long as pwrite.
+            # unmapped page takes as long as pwrite.
             try:
                 self._writable = mmap.mmap(self._fd, self._size_bytes)
             except OSError as error:
@@ -133,8 +132,7 @@ class Arena:
             return
         fd, self._fd = self._fd, -1
         # Unmapping takes a third of the time and holds Python's global lock: in pieces, other threads get their turn.
-        # The kernel
-        # frees the pages with the last reference, which is the descriptor; this does not need the lock.
+        # The kernel frees the pages with the last reference, which is the descriptor; this does not need the lock.
         for mapped in filter(None, (self._mapped(), self._writable)):
             for start in range(0, self._size_bytes, _UNMAPPED_AT_ONCE_BYTES):
                 mapped.madvise(mmap.MADV_DONTNEED, start, min(_UNMAPPED_AT_ONCE_BYTES, self._size_bytes - start))

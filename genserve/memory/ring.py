@@ -1,4 +1,4 @@
-"""Memory that a process writes round and round and the daemon, on the same host, copies: no byte goes over a socket."""
+"""A ring buffer in shared memory: a process writes pieces, and the daemon on its host copies and acknowledges them."""
 
 import asyncio
 import fcntl

@@ -122,7 +122,7 @@ class Segment:
 
     def _read_into(self, piece: memoryview, position: int) -> None:
         if self._mapped is not None and piece:
-            # Only who reads needs numpy.
+            # Only readers need numpy.
             import numpy as np
 
             there = self._mapped[position : position + len(piece)]

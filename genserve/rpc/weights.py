@@ -32,7 +32,7 @@ from genserve.rpc.convert.weights import (
 )
 from genserve.rpc.frames.pull import pull_frames
 from genserve.rpc.frames.push import Frames, read_chunks, read_header, until_expired
-from genserve.rpc.interceptor import status_of
+from genserve.rpc.status import known_error, to_message
 from genserve.v1 import weights_pb2
 from genserve.v1.weights_pb2_grpc import WeightServiceServicer
 from genserve.weights.checkpoint import CheckpointIndex
@@ -101,8 +101,7 @@ class WeightServicer(WeightServiceServicer):
             outcome = await self._push(aiter(request_iterator), SegmentReader(self._processes, ring))
             answer = wire.OUTCOME + outcome.SerializeToString()
         except (GenserveError, DecodeError) as error:
-            status, _ = status_of(error, wire.METHOD)
-            answer = wire.FAILED + dict(status.trailing_metadata)["grpc-status-details-bin"]
+            answer = wire.FAILED + to_message(known_error(error, wire.METHOD)).SerializeToString()
         await context.write(answer)
 
     async def _push(self, frames: Frames, segments: SegmentReader | None) -> weights_pb2.PushWeightsResponse:

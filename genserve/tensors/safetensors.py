@@ -71,7 +71,7 @@ def read_header(path: Path, size_bytes: int, read: Callable[[int, int], bytes]) 
     data_start = _LENGTH_BYTES + header_bytes
     # Bounded before it is read: another file would ask for any amount.
     if not 2 <= header_bytes <= MAX_HEADER_BYTES or data_start > size_bytes:
-        raise CheckpointFileError(f"{path}: is no safetensors file, its header would be {header_bytes} bytes long")
+        raise CheckpointFileError(f"{path}: is not a safetensors file: its header would be {header_bytes} bytes long")
     header = _parse_json(path, read(_LENGTH_BYTES, header_bytes))
     header.pop("__metadata__", None)
     specs = [_tensor_spec(path, name, entry, data_start, size_bytes) for name, entry in header.items()]

@@ -16,7 +16,7 @@ from genserve.control.conditions import EngineCondition
 from genserve.control.pause import PauseController
 from genserve.control.phase_admission import check_weights
 from genserve.control.state import StateBoard
-from genserve.control.turn import uninterrupted
+from genserve.control.turn import remaining_s, uninterrupted
 from genserve.engine.protocol import ArenaRef, Engine
 from genserve.errors import DeadlineError, EngineDeadError, EngineTaintedError, GenserveError, PushRolledBackError
 from genserve.memory.arena import Arena
@@ -106,12 +106,12 @@ class WeightUpdater:
             self._pauses.require(options.pause_lease_id)  # reported now, not after a long preparation
         try:
             began_s = time.perf_counter()
-            await self._prepare(nonce, push.weights, push.arena, _remaining_s(deadline_s, "prepare"), push.push_id)
+            await self._prepare(nonce, push.weights, push.arena, remaining_s(deadline_s, "prepare"), push.push_id)
             prepare_s = time.perf_counter() - began_s
             async with self._pauses.hold(
                 options.pause_mode,
                 options.kv_policy,
-                timeout_s=_remaining_s(deadline_s, "pause"),
+                timeout_s=remaining_s(deadline_s, "pause"),
                 lease_id=options.pause_lease_id,
             ) as hold:
                 commit_s = await self._commit(push, nonce, deadline_s)
@@ -149,7 +149,7 @@ class WeightUpdater:
     async def _commit(self, push: LivePush, nonce: str, deadline_s: float) -> float:
         """Exchanges the weights; seconds it took."""
         version = push.header.weight_version
-        timeout_s = _remaining_s(deadline_s, "commit")
+        timeout_s = remaining_s(deadline_s, "commit")
         # If a push into a tainted engine fails, the engine stays tainted.
         if_failed = EngineCondition.TAINTED if self._board.engine_condition is EngineCondition.TAINTED else None
         push.lifecycle.applying()
@@ -206,10 +206,3 @@ class WeightUpdater:
             pass  # its memory is freed with the engine
         except Exception:
             log.exception("weights that are not needed any more could not be freed")
-
-
-def _remaining_s(deadline_s: float, step: str) -> float:
-    remaining_s = deadline_s - time.monotonic()
-    if remaining_s <= 0:
-        raise DeadlineError(f"no time was left to {step}; nothing changed")
-    return remaining_s

@@ -1,7 +1,7 @@
 """Who may open a push, and who may have it applied or discarded.
 
-Owns the rules between pushes. Whether a header is good is `admission`, one push is `live_push`, those that are here and
-their time to live are `live_pushes`, what came of those that are gone is `outcomes`, and applying is `completion`.
+Owns the rules between pushes. `push_admission` checks a header, `push.live_push` is one push, `push.live_pushes` holds
+those whose bytes are here, `push.outcomes` remembers the others, and `completion` applies.
 """
 
 import asyncio

@@ -20,7 +20,7 @@ from genserve.control.leases import check_text, check_ttl
 from genserve.control.pause import Hold, PauseController
 from genserve.control.phase_admission import check_sound, check_weights
 from genserve.control.state import StateBoard
-from genserve.control.turn import uninterrupted
+from genserve.control.turn import remaining_s, uninterrupted
 from genserve.engine.protocol import Engine
 from genserve.errors import (
     DeadlineError,
@@ -173,13 +173,11 @@ class TransferUpdates:
             # Another caller may have left inconsistent weights meanwhile.
             check_sound(self._board.engine_condition)
             self._check_whole()
-            remaining_s = deadline_s - time.monotonic()
-            if remaining_s <= 0:
-                raise DeadlineError("no time was left to begin; nothing changed")
+            left_s = remaining_s(deadline_s, "begin")
             stack.enter_context(self._board.applying(if_failed=EngineCondition.TAINTED))
             stack.callback(self._forget_open)
             update = self._open = OpenUpdate(update_id, options.ttl_s, 0.0, hold, stack.pop_all())
-        await self._carry_out(update, self._engine.transfer.start(remaining_s))
+        await self._carry_out(update, self._engine.transfer.start(left_s))
         return update
 
     async def update(self, update_id: str, info: str, timeout_s: float) -> None:

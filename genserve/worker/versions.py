@@ -60,8 +60,7 @@ class Versions:
         self._settling = threading.Lock()  # a preparation either ends before a discard, or sees it
         self._threads: list[threading.Thread] = []
         # Every operation of the live model releases Python's global lock: it must not wait 5 ms for a background thread
-        # to
-        # release it again.
+        # to release it again.
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
 
     def attached(self) -> Attached:

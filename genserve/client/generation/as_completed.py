@@ -70,10 +70,6 @@ class CompletedStream(AsyncClosing, AsyncIterator[tuple[int, Generation]]):
         generation.error = item.error
         return position, generation
 
-    async def aclose(self) -> None:
-        """Cancels the call unless it is over."""
-        self.cancel()
-
     def cancel(self) -> None:
         """`aclose` for callbacks."""
         self._closed = True

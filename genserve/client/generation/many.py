@@ -123,10 +123,6 @@ class ManyStream(AsyncClosing, AsyncIterator[ManyItem]):
             self._running.discard(item.request_id)
         return item
 
-    async def aclose(self) -> None:
-        """Cancels the call unless it is over."""
-        self.cancel()
-
     def cancel(self) -> None:
         """`aclose` for callbacks."""
         self._items.clear()

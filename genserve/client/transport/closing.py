@@ -18,11 +18,15 @@ class Closing:
 
 
 class AsyncClosing:
-    """Adds `async with` to a class that has an `aclose`."""
+    """Adds `async with` and `aclose` to a class that has a `cancel`."""
+
+    def cancel(self) -> None:
+        """`aclose` for callbacks. May be called more than once."""
+        raise NotImplementedError
 
     async def aclose(self) -> None:
-        """May be called more than once."""
-        raise NotImplementedError
+        """Cancels the call unless it is over."""
+        self.cancel()
 
     async def __aenter__(self) -> Self:
         return self

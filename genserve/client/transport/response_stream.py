@@ -72,8 +72,7 @@ class MessageReader:
 
     def __del__(self) -> None:
         # Called on any thread by the garbage collector, so it can neither wait nor touch the call, which belongs to the
-        # loop's
-        # thread. A forked process has no such thread.
+        # loop's thread. A forked process has no such thread.
         if self._pid == os.getpid() and not self._reading.done():
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(_cancel, self._reading, self._call)
@@ -97,10 +96,6 @@ class ResponseStream(AsyncClosing, AsyncIterator[ItemT], Generic[ItemT]):
         if message is EOF:
             raise StopAsyncIteration
         return self._convert(message)
-
-    async def aclose(self) -> None:
-        """Cancels the call unless it is over."""
-        self.cancel()
 
     def cancel(self) -> None:
         """`aclose` for callbacks."""

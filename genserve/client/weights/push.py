@@ -1,4 +1,4 @@
-"""One push of weights: streams the bytes, and after a broken stream only the missing ones."""
+"""The results of a push: its progress, its state in the daemon, and what applying did. `upload` sends it."""
 
 from dataclasses import dataclass, field
 

@@ -59,8 +59,8 @@ def tensor_sources(weights: Any, *, tied_once: bool = True) -> list[TensorSource
     sends it. The bytes are read while they are sent: do not train on them meanwhile.
 
     Raises TypeError for anything else and for types that safetensors has no name for; CheckpointFileError or OSError
-    for files; ValueError for a DTensor whose share cannot be sent as it lies (`shares.shared_out`), or only in too many
-    pieces.
+    for files; ValueError for a DTensor whose share cannot be sent as it lies (`dtensor.shared_out`), or only in too
+    many pieces.
     """
     if isinstance(weights, str | os.PathLike):
         stored = read_checkpoint(Path(weights))

@@ -211,14 +211,14 @@ class Upload:
         """Makes the next frame while gRPC's threads send the previous one."""
         following = await anext(frames, None)
         while following is not None:
-            frame, num_bytes = following
+            frame, new_bytes = following
             writing = asyncio.ensure_future(call.write(frame))
             try:
                 await asyncio.sleep(0)  # it begins
                 following = await anext(frames, None)
             finally:
                 await writing
-            self._report(num_bytes)
+            self._report(new_bytes)
 
     async def _look_up(self, error: GenserveError) -> PushResult | None:
         """The state of the push in the daemon; None if it is unknown there. Raises `error` if the daemon cannot be

@@ -90,8 +90,7 @@ class Heartbeat:
     async def _is_answered(self, pinging: "asyncio.Task[None]") -> bool:
         """Whether the answer says that all is well. A stopped process is not noticed unless it is pinged."""
         # A long call has its own deadline, and ends the engine itself if necessary. A call that was made after the ping
-        # is no
-        # excuse.
+        # is not an excuse.
         excuses = self._liveness.occupying
         while not self._liveness.dead:
             began_s = self._clock()

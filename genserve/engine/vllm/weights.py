@@ -87,7 +87,7 @@ class LiveWeights:
             fetched = await self._fetch(nonce, arena, timeout_s) if self._workers.other_machines else {}
             request = Prepare(nonce, arena.path, arena.size_bytes, places, fetched)
             left_s = max(0.0, deadline_s - time.monotonic())
-            await self._workers.step_and_report("genserve_prepare", request.to_wire(), nonce, timeout_s=left_s)
+            await self._workers.prepare(request, timeout_s=left_s)
         except WorkerError as error:
             raise PushRolledBackError(f"the weights could not be prepared; nothing changed: {error}") from error
 

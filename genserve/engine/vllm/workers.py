@@ -9,7 +9,7 @@ from typing import Any
 
 from genserve.engine.vllm.liveness import Liveness
 from genserve.errors import EngineDeadError, GenserveError
-from genserve.worker.contract.calls import Ack, Progress, Step
+from genserve.worker.contract.calls import Ack, Prepare, Progress, Step
 
 _MAX_REPORT_BYTES = 64 << 10
 _FIRST_POLL_S = 0.02
@@ -43,7 +43,7 @@ class Workers:
         self._socket.close()
 
     async def call(self, method: str, message: dict[str, Any], *, timeout_s: float) -> list[dict[str, Any]]:
-        """The answers of all ranks to one method of worker.contract.WeightWorker.
+        """The answers of all ranks to one method of worker.contract.calls.WeightWorker.
 
         It calls every data-parallel engine: vLLM's own collective_rpc returns only the first engine's answers, and
         would miss a failure elsewhere. vLLM gets no timeout, because after its own timeout it reads a late reply as the
@@ -78,8 +78,10 @@ class Workers:
         answers = await self.call(method, message, timeout_s=timeout_s)
         self._require([Ack.from_wire(answer) for answer in answers], message.get("nonce", ""))
 
-    async def step_and_report(self, method: str, message: dict[str, Any], nonce: str, *, timeout_s: float) -> None:
-        """Like `step`, for background work: returns when every rank has reported its end."""
+    async def prepare(self, request: Prepare, *, timeout_s: float) -> None:
+        """`genserve_prepare` on every rank: returns when every rank has reported the end of its background work. Raises
+        as `step`."""
+        nonce = request.nonce
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         done: asyncio.Future[list[Ack]] = loop.create_future()
@@ -87,12 +89,10 @@ class Workers:
         elsewhere = {rank for ranks in self.other_machines.values() for rank in ranks}
         asking: asyncio.Task[None] | None = None
         try:
-            await self.step(method, message, timeout_s=timeout_s)
+            await self.step("genserve_prepare", request.to_wire(), timeout_s=timeout_s)
             if elsewhere:
-                asking = asyncio.create_task(self._report_progress("genserve_prepared", nonce, elsewhere, deadline))
-            acks = await self._liveness.wait(
-                _result(done), what=method.removeprefix("genserve_"), timeout_s=max(0.0, deadline - loop.time())
-            )
+                asking = asyncio.create_task(self._report_progress(nonce, elsewhere, deadline))
+            acks = await self._liveness.wait(_result(done), what="prepare", timeout_s=max(0.0, deadline - loop.time()))
             self._require(acks, nonce)
         finally:
             del self._reports[nonce]
@@ -115,9 +115,9 @@ class Workers:
                     waiting.discard(each.rank)
                     yield each
 
-    async def _report_progress(self, method: str, nonce: str, ranks: Collection[str], deadline: float) -> None:
+    async def _report_progress(self, nonce: str, ranks: Collection[str], deadline: float) -> None:
         try:
-            async for each in self.progress(method, nonce, ranks, deadline):
+            async for each in self.progress("genserve_prepared", nonce, ranks, deadline):
                 self._report(Ack(each.rank, each.nonce, each.error))
         except GenserveError:
             pass  # the engine has died, or the time is over: the caller that waits for reports gets the same error

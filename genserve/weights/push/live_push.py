@@ -1,6 +1,6 @@
 """One push with bytes in the daemon. It owns the push's state, attempts, streams, bytes and result.
 
-It owns no task and no rule about other pushes: `registry` decides who may open a push, and carries it out.
+It owns no task and no rule about other pushes: `registry` decides who may open one, and `completion` carries it out.
 """
 
 import asyncio

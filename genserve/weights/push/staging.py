@@ -9,10 +9,9 @@ from collections.abc import Mapping
 from genserve.errors import ChecksumMismatchError, ChunkOutOfRangeError, PushConflictError, StagingFullError
 from genserve.memory.arena import Arena
 from genserve.tensors.checksum import crc32c_of
-from genserve.tensors.manifest import Manifest, completed
+from genserve.tensors.manifest import Manifest, PushIssue, completed
 from genserve.tensors.ranges import ByteRanges
 from genserve.weights.push.claims import Claim, Claims
-from genserve.weights.push.types import PushIssue
 from genserve.weights.resident import ResidentVersion
 
 _MAX_RANGES = 65_536

@@ -8,23 +8,6 @@ from genserve.control.pause import Hold
 from genserve.engine.protocol import KvPolicy, PauseMode
 from genserve.tensors.manifest import Manifest, PushIssue
 
-__all__ = [
-    "DEFAULT_APPLY_TIMEOUT_S",
-    "DEFAULT_STAGING_TTL_S",
-    "Applied",
-    "ApplyOptions",
-    "HoldOptions",
-    "LoraAdapter",
-    "PushAction",
-    "PushHeader",
-    "PushIssue",
-    "PushOutcome",
-    "PushReport",
-    "PushState",
-    "StepTiming",
-    "timings_of",
-]
-
 DEFAULT_APPLY_TIMEOUT_S = 300.0
 DEFAULT_STAGING_TTL_S = 300.0
 

@@ -156,8 +156,8 @@ def pause_s(way: str, weights: int) -> float:
 def refusal(quantization: str | None, way: str, *, is_online: bool) -> str | None:
     """Why weights of this quantisation cannot be taken in this way on an accelerator; None if they can.
 
-    `quantization` and `is_online` as in Facts. `way`: beside = built on the device, host = built on the host and copied
-    to the device, inplace = built on the device layer by layer, from a structure on the host.
+    `quantization` and `is_online` as in WorkerFacts. `way`: beside = built on the device, host = built on the CPU and
+    copied to the device, inplace = built on the device layer by layer, from a structure on the CPU.
     """
     if quantization is None or way == "beside":
         return None

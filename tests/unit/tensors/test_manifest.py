@@ -174,7 +174,7 @@ def million_and_one() -> Manifest:
 def test_hostile_manifest_of_a_million_tensors_is_refused_at_once(
     million_and_one: Manifest, checkpoint: CheckpointIndex | None
 ) -> None:
-    """A million and one tensors: refused before they are looked at, whether or not the checkpoint is known, and named."""
+    """A million and one tensors: refused before they are looked at, whether or not the checkpoint is known."""
     began_s = time.thread_time()
     _, issues = examine(million_and_one, "", checkpoint)
     with pytest.raises(ManifestMismatchError):

@@ -87,7 +87,7 @@ def test_a_header_above_the_limit_is_not_read(tmp_path: Path) -> None:
     with path.open("wb") as file:
         file.write(struct.pack("<Q", MAX_HEADER_BYTES + 1))
         file.truncate(MAX_HEADER_BYTES + 100)
-    with pytest.raises(CheckpointFileError, match="is no safetensors file"):
+    with pytest.raises(CheckpointFileError, match="is not a safetensors file"):
         read_checkpoint(path)
 
 

@@ -142,8 +142,8 @@ def _typed(name: str, value: object) -> Any:
     """The value of one of engine_params with the type that vLLM declares. Raises InvalidFieldError."""
     path = f"engine_params.{name}"
     if isinstance(value, dict) and name in _NESTED and (unknown := value.keys() - _NESTED[name]):
-        there_are = ", ".join(sorted(_NESTED[name]))
-        raise InvalidFieldError.of(f"{path}.{min(unknown)}", f"is unknown; loaded are {there_are}")
+        known = ", ".join(sorted(_NESTED[name]))
+        raise InvalidFieldError.of(f"{path}.{min(unknown)}", f"is unknown; known are {known}")
     _check_integers(path, value)
     try:
         return msgspec.convert(value, _TYPES[name])

@@ -39,8 +39,7 @@ class _Job:
             self._given_up = True
             if self._thread_id is not None:
                 # CPython raises it at the thread's next bytecode. A single long call into C is not interrupted, and
-                # keeps its
-                # thread: the others continue, and callers that find no thread in time get an error.
+                # keeps its thread: the others continue, and callers that find no thread in time get an error.
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread_id), ctypes.py_object(_TimeIsUp))
 
 

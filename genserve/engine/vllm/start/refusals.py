@@ -89,8 +89,7 @@ def _refuse(found: Sequence[Row]) -> None:
 # Speculative methods without their own weights.
 _WITHOUT_DRAFT_WEIGHTS = frozenset({"ngram", "ngram_gpu", "suffix", "extract_hidden_states"})
 # Connectors that drop their keys and values if vLLM asks them to; the others do not answer, and vLLM takes this for a
-# yes
-# (distributed/kv_transfer/kv_connector/v1/base.py reset_cache).
+# yes (distributed/kv_transfer/kv_connector/v1/base.py reset_cache).
 _RESETTING_CONNECTORS = frozenset({"OffloadingConnector", "SimpleCPUOffloadConnector", "MooncakeStoreConnector"})
 
 

@@ -12,7 +12,7 @@ import pytest
 from genserve.engine.vllm.liveness import Liveness
 from genserve.engine.vllm.workers import WorkerError, Workers
 from genserve.errors import DeadlineError
-from genserve.worker.contract.calls import Ack, Progress
+from genserve.worker.contract.calls import Ack, Prepare, Progress
 
 HERE, ELSEWHERE, NEXT_TO_IT = "tp0", "tp1", "tp2"
 RANKS = (HERE, ELSEWHERE, NEXT_TO_IT)
@@ -65,7 +65,7 @@ def report(workers: Workers, rank: str, error: str = "") -> None:
 
 async def prepared(workers: Workers, timeout_s: float = 5.0) -> None:
     """A preparation."""
-    await workers.step_and_report("genserve_prepare", {"nonce": "n"}, "n", timeout_s=timeout_s)
+    await workers.prepare(Prepare("n", "", 0, [], {}), timeout_s=timeout_s)
 
 
 async def test_ranks_elsewhere_are_asked_until_they_are_done(workers: Workers, core: ScriptedCore) -> None:
