@@ -1,4 +1,4 @@
-"""A daemon in a process of its own, `genserve serve`, and the thread that starts, reads and ends it.
+"""A daemon in a separate process, `genserve serve`, and the thread that starts, reads and ends it.
 
 Everything that waits does so in that thread, without an event loop, so that blocking code and asyncio have the same to
 wait for: two futures.
@@ -76,7 +76,7 @@ class DaemonProcess:
 
     @property
     def exit_status(self) -> int | None:
-        """None while it runs; -N if signal N has ended it."""
+        """The exit status: None while the daemon runs, -N after signal N."""
         status: int | None = self.process.poll()
         return status
 

@@ -1,4 +1,4 @@
-"""What a process and its descendants are ended by: the process group that they share."""
+"""The process group of a daemon: lists, kills and awaits its members."""
 
 import os
 import select

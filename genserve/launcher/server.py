@@ -19,9 +19,9 @@ ClientT = TypeVar("ClientT", Client, AsyncClient)
 
 _DEFAULT_START_TIMEOUT_S: Final = 600.0
 _CLOSE_S: Final = 30.0
-"""What a daemon gets above its drain timeout, to end its engine."""
+"""Time to end the engine, in addition to the drain timeout."""
 _GIVE_UP_S: Final = 3.0
-"""What one gets that was not waited for: it serves nobody yet."""
+"""Time to end for a daemon that did not serve in time."""
 
 
 class LaunchedServer(Generic[ClientT]):
@@ -38,7 +38,7 @@ class LaunchedServer(Generic[ClientT]):
 
     @property
     def exit_status(self) -> int | None:
-        """None while it runs, 0 if it has drained, -N if signal N has ended it."""
+        """The exit status: None while the daemon runs, 0 after a drain, -N after signal N."""
         return self._process.exit_status
 
 

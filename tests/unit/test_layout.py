@@ -1,6 +1,8 @@
 """Where tests keep what they share."""
 
 import ast
+import pkgutil
+import tomllib
 from functools import cache
 from pathlib import Path
 
@@ -44,3 +46,11 @@ def test_support_needs_no_directory_of_tests() -> None:
     """It is the ground that they stand on."""
     ground = [(who, what) for who, what in imported() if who.parts[0] == "support"]
     assert [f"{who} imports {what}" for who, what in ground if what.parts[0] in AREAS] == []
+
+
+def test_every_module_of_the_worker_but_its_contract_is_protected() -> None:
+    """The daemon cannot import a new one because somebody forgot to list it."""
+    contracts = tomllib.loads((TESTS.parent / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    (protected,) = (each["protected_modules"] for each in contracts if each["id"] == "worker")
+    here = {each.name for each in pkgutil.iter_modules([str(TESTS.parent / "genserve" / "worker")])} - {"contract"}
+    assert set(protected) == {f"genserve.worker.{name}" for name in here}

@@ -26,7 +26,7 @@ class Logprobs:
     width: int = 0
     """Number of alternatives per token."""
     token_ids: list[int] = field(default_factory=list)
-    """Alternatives, most likely first; row-major, `width` a token."""
+    """Alternatives, most likely first; row-major, `width` per token."""
     values: list[float] = field(default_factory=list)
     """Their log-probabilities, laid out as `token_ids`."""
 

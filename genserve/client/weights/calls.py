@@ -51,21 +51,9 @@ class WeightCalls(ServiceCalls):
         with the same `layout` (the result of `get_weights` on one rank) and the number of ranks as `callers`. Its
         default is the number of ranks that the DTensors are spread over, else 1. If a rank does not call within
         `timeout_s`, the others get a DeadlineError, which names what that rank did not send. Ranks that bring other
-        tensors or versions get a PushConflictError. `streams`: number of parallel streams of each caller.
+        tensors or versions get a PushConflictError.
 
-        `attempt` names one attempt at a push. Bytes that another attempt left in the daemon count only once they are
-        sent again; sending different bytes raises PushConflictError and ends the push for all of its callers. A single
-        caller gets a new name for each call. With several callers and no `attempt`, all of them send everything again
-        after a broken stream; pass the same new UUID on all of them to send again only what is missing.
-
-        `shared_memory`: whether the bytes are written to memory from which a daemon on this host copies them, which is
-        several times faster than a socket, and takes 16 MiB per stream until the client is closed. None uses it if
-        possible; True raises UnsupportedError or InvalidFieldError if it is not.
-
-        Defaults of the daemon: pause mode keep, KV cache recompute, `apply_timeout_s` 300. A stream that breaks is
-        resumed with what is missing, a few times within `timeout_s`. `progress` is called on the event loop after each
-        chunk (`Client` calls it in the thread that pushes). A repeat with the same `push_id` returns the first outcome;
-        the client generates an id if none is given.
+        A stream that breaks is resumed with what is missing, a few times within `timeout_s`.
 
         Raises a `GenserveError` (ManifestMismatchError names the tensors), TypeError or ValueError for weights that
         cannot be sent.

@@ -1,4 +1,4 @@
-"""Which weights that draft are pushed: read from a VllmConfig, as the daemon refuses and warns by it too."""
+"""Whether pushes contain the weights of the draft model: read from a VllmConfig. The daemon refuses and warns by it."""
 
 from typing import Any
 

@@ -130,7 +130,7 @@ def _reason(
 
 
 def _needed(facts: WorkerFacts) -> int:
-    """Of the device, by beside."""
+    """Device memory that `beside` needs, in bytes."""
     return facts.weight_bytes + facts.largest_bytes
 
 

@@ -18,7 +18,7 @@ KINDS = ("exchanged", "kv_cache", "constant", "hidden")
 
 def model_memory(live: nn.Module, constants: Collection[str]) -> dict[str, int]:
     """Of torch's memory, by kind (`KINDS`) and in all ("reachable"), in bytes; what several tensors look into counts
-    once. `constants`: paths of tensors that an audit has found to be no weights.
+    once. `constants`: paths of tensors that an audit has found not to be weights.
 
     "exchanged" is the memory that an exchange replaces, "constant" what no version changes; "hidden" is the rest, which
     an audit would refuse.

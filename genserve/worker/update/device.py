@@ -59,7 +59,7 @@ class Device:
         return False
 
     def swap(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> CpuSwap:
-        """Of tensors that it takes."""
+        """Exchanges pairs for which `can_swap` is true."""
         raise NotImplementedError("exchanging with tensors in host memory")
 
     def release_memory(self) -> None:

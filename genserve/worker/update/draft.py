@@ -71,13 +71,13 @@ class DraftUpdate(BesideUpdate):
         super().__init__(draft.model, draft.config, device, place)
 
     def audit(self) -> Constants:
-        """As for any update."""
+        """See `Update.audit`."""
         constants = super().audit()
         self._constants = constants.paths
         return constants
 
     def prepare(self, tensors: Iterable[tuple[str, torch.Tensor]], cancelled: Event) -> None:
-        """As for any update."""
+        """See `Update.prepare`."""
         try:
             super().prepare(tensors, cancelled)
         except NoDraftWeightsError:
@@ -177,5 +177,5 @@ class WithDraft:
         self._draft.discard()
 
     def draft_digests(self) -> dict[str, str]:
-        """Of what drafts."""
+        """The digests of the draft model."""
         return self._draft.draft_digests()
