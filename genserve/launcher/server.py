@@ -87,6 +87,7 @@ class Launch:
         process, client = self._process, self._client
         if process is None or client is None or os.getpid() != self._pid:
             return  # of a process that was forked in the block: the daemon is its parent's
+        has_ended = process.exit_status is not None
         try:
             try:
                 client.close()
@@ -97,7 +98,7 @@ class Launch:
             process.kill()
             process.ended.result()
             raise
-        self._tell(process, was_killed, error)
+        self._tell(process, was_killed and not has_ended, error)
 
     async def __aenter__(self) -> LaunchedServer[AsyncClient]:
         process = self._start()
@@ -121,6 +122,7 @@ class Launch:
         process, client = self._process, self._async_client
         if process is None or client is None or os.getpid() != self._pid:
             return
+        has_ended = process.exit_status is not None
         try:
             try:
                 await client.close()
@@ -131,7 +133,7 @@ class Launch:
             process.kill()
             await asyncio.wrap_future(process.ended)
             raise
-        self._tell(process, was_killed, error)
+        self._tell(process, was_killed and not has_ended, error)
 
     def _start(self) -> DaemonProcess:
         if self._process is not None:
@@ -206,8 +208,13 @@ def launch(
     Raises ValueError and TypeError for what cannot be, on entering the block DaemonFailedError, with the daemon's last
     words in its one line, and OSError.
     """
-    if "headless" in flags:
+    if isinstance(args, str):
+        raise TypeError("args: a list of words, and not one string")
+    in_args = {word.partition("=")[0] for word in args}
+    if "headless" in flags or "--headless" in in_args:
         raise ValueError("headless: the workers of another host serve nobody, so nobody can wait until they do")
+    if "--drain-timeout-s" in in_args:
+        raise ValueError("args: give drain_timeout_s as a keyword, so that the daemon is not killed while it drains")
     checked = ServeConfig() if drain_timeout_s is None else ServeConfig(drain_timeout_s=drain_timeout_s)
     named = {"model": model, "port": port, "drain_timeout_s": checked.drain_timeout_s, **flags}
     return Launch(

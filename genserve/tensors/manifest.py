@@ -14,9 +14,9 @@ from genserve.tensors.dtypes import ITEM_BYTES, objection
 MAX_TENSORS = 1_000_000
 MAX_NAMED_ISSUES = 20
 _MAX_COUNTED_ISSUES = 1000
-_MAX_RANK = 16
+MAX_RANK = 16
 _MAX_NAME_LENGTH = 1024
-_MAX_BYTES = 1 << 63
+MAX_BYTES = 1 << 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ def bounded(issues: Iterable[PushIssue]) -> list[PushIssue]:
 
 
 def _structural_issues(manifest: Manifest) -> Iterator[PushIssue]:
-    if not 0 <= manifest.total_bytes < _MAX_BYTES:
+    if not 0 <= manifest.total_bytes < MAX_BYTES:
         yield PushIssue("", f"total_bytes {manifest.total_bytes} is out of range")
         return
     if not manifest.tensors:
@@ -143,9 +143,9 @@ def _size_issue(spec: TensorSpec, total_bytes: int) -> str:
     item_bytes = ITEM_BYTES.get(spec.dtype)
     if item_bytes is None:
         return objection(spec.dtype)
-    if len(spec.shape) > _MAX_RANK:
-        return f"has {len(spec.shape)} dimensions, the limit is {_MAX_RANK}"
-    if any(not 0 <= size < _MAX_BYTES for size in spec.shape):
+    if len(spec.shape) > MAX_RANK:
+        return f"has {len(spec.shape)} dimensions, the limit is {MAX_RANK}"
+    if any(not 0 <= size < MAX_BYTES for size in spec.shape):
         return f"shape {list(spec.shape)} is out of range"
     # Python's integers do not overflow: a product beyond 2**64 is exact, and differs from any length.
     size_bytes = math.prod(spec.shape) * item_bytes

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from genserve.tensors.dtypes import ITEM_BYTES, DtypeError, item_bytes
-from genserve.tensors.manifest import TensorSpec
+from genserve.tensors.manifest import MAX_BYTES, MAX_RANK, TensorSpec
 
 MAX_HEADER_BYTES: Final = 100_000_000
 """The limit of the reference implementation."""
@@ -151,7 +151,9 @@ def _parse_json(path: Path, text: bytes) -> dict[str, Any]:
 
     try:
         document = json.loads(text, object_pairs_hook=unique)
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except CheckpointFileError:
+        raise
+    except (ValueError, RecursionError) as error:  # numbers of thousands of digits are a ValueError too
         raise CheckpointFileError(f"{path}: not JSON: {error}") from error
     if not isinstance(document, dict):
         raise CheckpointFileError(f"{path}: not a JSON object")
@@ -166,6 +168,9 @@ def _tensor_spec(path: Path, name: str, entry: Any, data_start: int, size_bytes:
             raise CheckpointFileError(f"{path}: {name}: needs dtype, shape and two data_offsets")
     if not all(type(number) is int and number >= 0 for number in (*shape, begin, end)):
         raise CheckpointFileError(f"{path}: {name}: shape and data_offsets must be whole numbers")
+    if len(shape) > MAX_RANK or any(size >= MAX_BYTES for size in shape):
+        # Before they are multiplied: a product of a million numbers takes minutes, and holds the global lock.
+        raise CheckpointFileError(f"{path}: {name}: the shape is out of range")
     data_bytes = size_bytes - data_start
     if not begin <= end <= data_bytes:
         raise CheckpointFileError(

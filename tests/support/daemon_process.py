@@ -100,6 +100,12 @@ _ending: list[DaemonProcess] = []
 
 
 def wait_ended() -> None:
-    """Waits for each daemon that was asked to end. Raises TimeoutExpired if one does not."""
+    """Waits for each daemon that was asked to end. Raises an ExceptionGroup of TimeoutExpired for those that do not."""
+    late: list[subprocess.TimeoutExpired] = []
     while _ending:
-        _ending.pop().stop()
+        try:
+            _ending.pop().stop()
+        except subprocess.TimeoutExpired as error:
+            late.append(error)
+    if late:
+        raise ExceptionGroup("daemons that did not end", late)

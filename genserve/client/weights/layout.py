@@ -46,7 +46,7 @@ class ByteSpace:
             spec = places.get(source.name)
             if spec is None:
                 raise ValueError(f"{source.name} is not in the layout")
-            if (spec.dtype, spec.shape) != (source.dtype, source.shape):
+            if (spec.dtype, tuple(spec.shape)) != (source.dtype, source.shape):
                 raise ValueError(
                     f"{source.name} is {source.dtype}{list(source.shape)}, "
                     f"the layout has {spec.dtype}{list(spec.shape)}"

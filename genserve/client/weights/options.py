@@ -35,8 +35,8 @@ class SendOptions(TypedDict, total=False):
     """Names the push: a repeat answers what the first one answered. Default: a new UUID."""
     shared_memory: bool | None
     """Whether bytes are written to memory from which a daemon on this host copies them, which is several times faster
-    than a socket and takes 16 MiB per stream until the client is closed. Default None: where it can be done. True raises
-    UnsupportedError or InvalidFieldError where it cannot."""
+    than a socket and takes 16 MiB per stream until the client is closed. Default None: where it can be done. True
+    raises UnsupportedError or InvalidFieldError where it cannot."""
     progress: Callable[[PushProgress], None] | None
     """Called after each chunk, on the event loop; `Client` calls it in the thread that pushes."""
 

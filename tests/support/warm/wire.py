@@ -54,7 +54,9 @@ def ask(server: socket.socket, launch: Launch, files: Sequence[int]) -> int:
         _set_subreaper(False)
     if len(answer) != 8:
         raise ConnectionResetError("the server of warm processes has ended")
-    return int.from_bytes(answer, "little")
+    if (pid := int.from_bytes(answer, "little")) == 0:  # which kill and killpg take for this process's own group
+        raise ChildProcessError("a warm process could not be forked")
+    return pid
 
 
 def receive(server: socket.socket) -> tuple[Launch, list[int]] | None:

@@ -12,6 +12,7 @@ import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -328,3 +329,17 @@ def test_the_environment_is_this_one_with_what_was_given(fake: Env, monkeypatch:
     with genserve.launch("whatever", env={**fake, "GENSERVE_B": "given"}) as launched:
         found = psutil.Process(launched.pid).environ()
     assert (found["GENSERVE_A"], found["GENSERVE_B"]) == ("here", "given")
+
+
+@pytest.mark.parametrize(
+    ("args", "error", "says"),
+    [
+        ("--max-model-len 2048", TypeError, "a list of words"),
+        (["--headless"], ValueError, "serve nobody"),
+        (["--drain-timeout-s=100"], ValueError, "as a keyword"),
+    ],
+)
+def test_words_that_would_be_misunderstood_are_refused(args: Any, error: type[Exception], says: str) -> None:
+    """Before anything is started."""
+    with pytest.raises(error, match=says):
+        genserve.launch(args=args)

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import struct
+import time
 from pathlib import Path
 from typing import Any
 
@@ -138,3 +139,20 @@ def test_a_missing_file_is_an_os_error(tmp_path: Path) -> None:
     """As from open()."""
     with pytest.raises(FileNotFoundError):
         read_checkpoint(tmp_path / "none.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("shape", "says"),
+    [
+        (",".join(["9"] * 50_000), "out of range"),
+        ("9" * 4000, "out of range"),
+        ("9" * 5000, "JSON"),  # more digits than Python's parser takes
+    ],
+)
+def test_a_shape_that_would_take_minutes_to_multiply_is_refused(tmp_path: Path, shape: str, says: str) -> None:
+    """A product of large numbers holds Python's lock: nothing else would run meanwhile."""
+    header = b'{"a": {"dtype": "F32", "shape": [%s], "data_offsets": [0, 4]}}' % shape.encode()
+    began_s = time.thread_time()
+    with pytest.raises(CheckpointFileError, match=says):
+        read_checkpoint(write(tmp_path / "m.safetensors", header, b"\0" * 4))
+    assert time.thread_time() - began_s < 0.5

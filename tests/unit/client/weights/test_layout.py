@@ -1,5 +1,7 @@
 """Where tensors lie, and whose they are."""
 
+from dataclasses import replace
+
 import pytest
 
 from genserve.client.weights.layout import ByteSpace
@@ -51,3 +53,9 @@ def test_tensor_that_is_not_of_the_layout_is_refused(tensor: tuple[str, str, tup
     """Here, and by its name, rather than by the daemon."""
     with pytest.raises(ValueError, match=message):
         ByteSpace([source(*tensor)], LAYOUT)
+
+
+def test_a_layout_whose_shapes_are_lists_is_the_same() -> None:
+    """As one that was sent to other ranks as JSON."""
+    listed = replace(LAYOUT, tensors=tuple(replace(each, shape=list(each.shape)) for each in LAYOUT.tensors))
+    assert ByteSpace(SOURCES, listed).total_bytes == ByteSpace(SOURCES, LAYOUT).total_bytes

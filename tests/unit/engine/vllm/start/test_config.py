@@ -27,6 +27,7 @@ def test_a_draft_model_keeps_its_weights_through_level_2(tmp_path: Path, monkeyp
     args = AsyncEngineArgs(model=model, enable_sleep_mode=True, sleep_preserve_parameter_names=["*.bias"])
     assert vllm_config.adapted(args, "auto").sleep_preserve_parameter_names == ["*.bias", "draft.*"]
     assert vllm_config.adapted(args, "auto").sleep_preserve_parameter_names == ["*.bias", "draft.*"]
+    assert os.environ["TORCHDYNAMO_DISABLE"] == "1", "a first request would wait for a compiler"
     assert vllm_config.adapted(AsyncEngineArgs(model=model), "auto").sleep_preserve_parameter_names == []
 
 
