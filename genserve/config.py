@@ -138,6 +138,7 @@ class ServeConfig:
 
 def check_model(model: str) -> None:
     """Raises ValueError for a path that does not exist. Any other name without a file may be a repository."""
-    if model.startswith(("/", ".", "~")) and not os.path.exists(model):
+    looks_like_path = model.startswith(("/", ".", "~")) or (model.count("/") > 1 and "://" not in model)
+    if looks_like_path and not os.path.exists(model):
         hint = ": write the path in full, ~ is not expanded here" if os.path.exists(os.path.expanduser(model)) else ""
         raise ValueError(f"--model: no directory {model}{hint}")

@@ -35,7 +35,7 @@ async def main() -> int:
         parser.error("--target and --model go together")
     if options.target is not None:
         return await show(options.target, options.model)
-    step("Starting the daemon: genserve.launch(max_model_len=2048)")
+    step("Starting a daemon: genserve.launch(max_model_len=2048). It takes a minute, and longer the first time")
     async with genserve.launch(max_model_len=2048) as server:
         say(f"serving {server.model} on {server.address}")
         return await show(server.address, Path(server.model))

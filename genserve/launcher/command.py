@@ -55,4 +55,4 @@ def _text(name: str, value: object) -> str:
 
 
 def _unfit(name: str, value: object) -> TypeError:
-    return TypeError(f"--{name}: a flag cannot be given a {type(value).__name__}")
+    return TypeError(f"{name.replace('-', '_')}: a value of type {type(value).__name__} cannot be given to a flag")

@@ -35,7 +35,7 @@ async def test_many_give_what_each_alone_gives(client: AsyncClient) -> None:
         for alike, another in zip(one.sequences, other.sequences, strict=True):
             # By value: of two alternatives that are about as likely, a batch may put another one first.
             assert alike.logprobs is not None and another.logprobs is not None
-            assert alike.logprobs.values == pytest.approx(another.logprobs.values, abs=5e-2)
+            assert alike.logprobs.values == pytest.approx(another.logprobs.values, abs=1e-1)
         assert one.prompt is not None and other.prompt is not None
         assert one.prompt.logprobs is not None and other.prompt.logprobs is not None
         assert one.prompt.logprobs.sampled == pytest.approx(other.prompt.logprobs.sampled, abs=1e-3)

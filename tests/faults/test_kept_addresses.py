@@ -36,7 +36,7 @@ async def test_a_copy_that_fails_leaves_the_old_version_live(addressed: Subject,
     """The first, second or third one of a swap, and the end of all. A swap that was under way is undone as well."""
     version = await addressed.oracle.served_version()
     error = await addressed.fails(PushRolledBackError, Fault("commit", after=after))
-    assert f"the commit failed, version {version} is served" in error.message
+    assert f"the commit failed; version {version} is served" in error.message
     await addressed.oracle.holds((version, "a"))
 
 

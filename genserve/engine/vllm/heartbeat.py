@@ -12,6 +12,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,7 +85,8 @@ class Heartbeat:
                 return
             finally:
                 pinging.cancel()
-            await asyncio.sleep(interval_s)
+            with suppress(TimeoutError):  # a death that somebody else has found is told at once
+                await asyncio.wait_for(self._liveness.wait_dead(), interval_s)
             self._silent_s += interval_s  # the engine may have stopped right after its answer
 
     async def _is_answered(self, pinging: "asyncio.Task[None]") -> bool:

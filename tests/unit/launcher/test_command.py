@@ -37,7 +37,7 @@ def test_a_switch_of_the_daemons_own_that_is_off_is_left_out() -> None:
 @pytest.mark.parametrize("value", [object(), b"bytes", [[1]], [True], {1, 2}])
 def test_what_cannot_be_written_as_a_flag_is_refused(value: Any) -> None:
     """By the flag's name."""
-    with pytest.raises(TypeError, match="--max-model-len: "):
+    with pytest.raises(TypeError, match="max_model_len: "):
         flags_of({"max_model_len": value})
 
 

@@ -237,7 +237,9 @@ with genserve.launch({model!r}, log={log!r}) as launched:
 
 def launcher(fake: Env, model: str, log: Path) -> tuple["subprocess.Popen[str]", psutil.Process]:
     """A program of its own that has launched a daemon, in a group as a terminal has it; and the daemon."""
-    program = f"import os\nos.environ.update({fake})\n" + LAUNCHER.format(model=model, log=str(log))
+    # Tests that run in the background of a shell ignore SIGINT, and so would what they start.
+    heeding = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    program = f"{heeding}import os\nos.environ.update({fake})\n" + LAUNCHER.format(model=model, log=str(log))
     process = subprocess.Popen(
         [sys.executable, "-c", program],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0,
