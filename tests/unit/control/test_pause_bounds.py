@@ -1,10 +1,15 @@
-"""What a pause may leave behind for everybody to see."""
+"""What a pause may leave behind for everybody to see, and what is told of how long it took."""
+
+import asyncio
+import time
 
 import pytest
 
-from genserve.engine.protocol import PauseMode
+from genserve.control.pause import Hold
+from genserve.engine.protocol import KvPolicy, PauseMode
 from genserve.errors import InvalidFieldError, QueueFullError
 from genserve.rpc.convert.values import to_state
+from tests.support.scripted_engine import Gate
 from tests.unit.control.conftest import Rig
 
 
@@ -29,3 +34,27 @@ async def test_leases_are_bounded(rig: Rig) -> None:
     assert to_state(rig.board.state()).ByteSize() < 1 << 20
     await rig.pauses.resume(grants[0].lease.lease_id)
     await rig.pause()
+
+
+@pytest.mark.parametrize("mode", list(PauseMode))
+async def test_while_a_pause_waits_for_requests_generation_does_not_stand_still(rig: Rig, mode: PauseMode) -> None:
+    """With WAIT they run until the pause has taken hold. The other modes stop them at once."""
+    gate = rig.engine.gates["pause"] = Gate()
+
+    async def push() -> Hold:
+        async with rig.pauses.hold(mode, KvPolicy.REUSE, timeout_s=60.0) as hold:
+            return hold
+
+    began_s = time.perf_counter()
+    pushing = asyncio.create_task(push())
+    await gate.reached.wait()
+    await asyncio.sleep(0.05)
+    gate.open.set()
+    hold = await pushing
+    elapsed_s = time.perf_counter() - began_s
+    assert hold.paused_s is not None
+    assert hold.pause_s >= 0.05
+    if mode is PauseMode.WAIT:
+        assert hold.pause_s + hold.paused_s <= elapsed_s
+    else:
+        assert hold.paused_s >= hold.pause_s

@@ -108,3 +108,17 @@ async def test_weights_that_are_dropped_while_an_update_waits_refuse_it(updating
     await updating.push(header())
     await updating.sleeps.wake_up()
     assert (updating.engine.live, updating.engine.running) == (tensors(1), True)
+
+
+async def test_weights_that_become_inconsistent_while_an_update_waits_refuse_it(updating: Rig) -> None:
+    """As they would have before: what vLLM transfers is not verified, and heals nothing. A push does."""
+    async with updating.pauses.undisturbed(5.0):
+        starting = asyncio.create_task(updating.transfers.start(UpdateOptions()))
+        await asyncio.sleep(0.01)
+        updating.board.enter(EngineCondition.TAINTED)
+    with pytest.raises(EngineTaintedError):
+        await starting
+    assert "transfer_start" not in updating.engine.calls
+    assert updating.board.phase is Phase.TAINTED
+    await updating.push(header())
+    assert (updating.board.phase, updating.engine.live, updating.engine.running) == (Phase.RUNNING, tensors(1), True)

@@ -1,6 +1,7 @@
 """Updates through vLLM's own transfer engines: what fails, hangs or is left alone ends with the version before."""
 
 import asyncio
+import time
 
 import pytest
 
@@ -55,6 +56,7 @@ async def update(rig: Rig) -> None:
 
 async def test_an_update_stands_still_from_start_to_finish(updating: Rig) -> None:
     """One pause around all calls, and what was received is live by its version."""
+    began_s = time.perf_counter()
     await updating.transfers.init("{}", 5.0)
     begun = await updating.transfers.start(UpdateOptions(pause_mode=PauseMode.ABORT, kv_policy=KvPolicy.REUSE))
     assert updating.board.phase is Phase.APPLYING
@@ -72,6 +74,8 @@ async def test_an_update_stands_still_from_start_to_finish(updating: Rig) -> Non
     assert (applied.previous_version, applied.active_version, updating.engine.weight_version) == (0, 4, 4)
     assert (applied.requests_kept, applied.requests_aborted) == (0, 5)
     assert [timing.step for timing in applied.timings] == ["pause", "receive", "commit", "resume"]
+    assert all(timing.duration_s > 0 for timing in applied.timings)
+    assert sum(timing.duration_s for timing in applied.timings) < time.perf_counter() - began_s
     assert applied.paused_s is not None
     assert updating.board.phase is Phase.RUNNING
 

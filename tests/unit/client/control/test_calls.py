@@ -200,6 +200,16 @@ async def test_a_wake_up_may_take_as_long_as_a_push(daemon: ScriptedDaemon, clie
     assert 60 < daemon.deadline_s <= 310
 
 
+@pytest.mark.parametrize("call", ["sleep", "pause"])
+async def test_a_call_that_pauses_ends_ten_seconds_after_the_daemon_s_limit(
+    daemon: ScriptedDaemon, client: AsyncClient, call: str
+) -> None:
+    """The daemon gives up first and says why, rather than the connection."""
+    await getattr(client, call)(timeout_s=60.0)
+    assert daemon.deadline_s is not None
+    assert 60 < daemon.deadline_s < 70.5  # what gRPC says of it may be rounded up
+
+
 @pytest.mark.parametrize("call", ["sleep", "wake_up"])
 async def test_a_tag_alone_is_no_list_of_letters(client: AsyncClient, call: str) -> None:
     """Text where a sequence is meant names the field."""

@@ -80,11 +80,21 @@ def test_watching_faster_than_ten_times_a_second_is_refused() -> None:
     assert caught.value.violations[0].field == "interval"
 
 
-@pytest.mark.parametrize("value", [Duration(), Duration(seconds=-1), Duration(nanos=-1), Duration(seconds=1 << 40)])
+YEAR_S = 366 * 24 * 3600
+
+
+@pytest.mark.parametrize(
+    "value", [Duration(), Duration(seconds=-1), Duration(nanos=-1), Duration(seconds=YEAR_S, nanos=1000)]
+)
 def test_a_span_of_time_that_cannot_pass_is_refused(value: Duration) -> None:
     """Zero, negative and beyond a year."""
     with pytest.raises(InvalidFieldError):
         seconds(value, "f")
+
+
+def test_the_longest_span_of_time_is_a_leap_year() -> None:
+    """To the second."""
+    assert seconds(Duration(seconds=YEAR_S), "f") == YEAR_S
 
 
 def test_durations_survive_the_round_trip() -> None:

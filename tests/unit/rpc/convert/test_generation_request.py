@@ -173,6 +173,22 @@ def test_a_bad_field_is_named(fields: dict[str, Any], path: str) -> None:
     assert refused_field(**fields) == path
 
 
+@pytest.mark.parametrize("bias", [100.0, -100.0])
+def test_the_largest_bias_is_a_hundred_either_way(bias: float) -> None:
+    """As with OpenAI's API."""
+    assert converted(sampling={"logitBias": {"1": bias}}).sampling.logit_bias == {1: bias}
+    assert refused_field(sampling={"logitBias": {"1": bias * 1.001}}) == "sampling.logit_bias"
+
+
+def test_parameters_of_the_engine_have_room_for_a_list_as_long_as_the_context() -> None:
+    """64 KiB, and 16 bytes for each of 64 tokens: not one byte more."""
+    request = generation_pb2.GenerateRequest(text="hi")
+    request.engine_params["x"] = "x" * 66_000
+    num_characters = 66_000 + (1 << 16) + 16 * 64 - request.engine_params.ByteSize()
+    assert converted(engineParams={"x": "x" * num_characters}).engine_params == {"x": "x" * num_characters}
+    assert refused_field(engineParams={"x": "x" * (num_characters + 1)}) == "engine_params"
+
+
 def test_a_request_without_a_prompt_is_refused() -> None:
     """All the rest being well."""
     with pytest.raises(InvalidFieldError) as caught:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,20 @@ async def test_a_pushed_adapter_is_loaded(rig: Rig) -> None:
     loaded = load_file(Path(rig.engine.loras.files["policy"].directory) / "adapter_model.safetensors")
     assert all(torch.equal(loaded[name], TENSORS[name]) for name in TENSORS)
     assert rig.engine.calls == ["load_lora policy"]
+    rig.engine.loras.unload("policy")
+
+
+async def test_the_time_of_an_adapter_is_told_step_by_step(rig: Rig) -> None:
+    """Nothing is paused for it, and no version comes of it."""
+    rig.engine.max_loras = 1
+    began_s = time.perf_counter()
+    applied = (await rig.push(header(), space(TENSORS)[1])).applied
+    elapsed_s = time.perf_counter() - began_s
+    assert applied is not None
+    assert [timing.step for timing in applied.timings] == ["receive", "verify", "prepare", "commit"]
+    assert all(0 < timing.duration_s < elapsed_s for timing in applied.timings)
+    assert (applied.previous_version, applied.active_version, applied.paused_s) == (0, 0, 0.0)
+    assert (applied.requests_kept, applied.requests_aborted) == (0, 0)
     rig.engine.loras.unload("policy")
 
 

@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from genserve.errors import ChecksumMismatchError, ChunkOutOfRangeError, PushConflictError, StagingFullError
+from genserve.memory.arena import Arena
+from genserve.tensors.manifest import Manifest, TensorSpec
 from genserve.weights.push import staging as staging_module
 from genserve.weights.push.staging import Staging
 from tests.unit.weights.conftest import weights
@@ -67,8 +69,9 @@ def test_checksum_zero_is_a_checksum(staging: Staging) -> None:
 @pytest.mark.parametrize(("offset", "length"), [(-1, 1), (31, 2), (32, 1), (2**63, 1)])
 def test_chunk_outside_is_refused(staging: Staging, offset: int, length: int) -> None:
     """Not one byte of it is taken."""
-    with pytest.raises(ChunkOutOfRangeError):
+    with pytest.raises(ChunkOutOfRangeError) as error:
         staging.write(offset, b"x" * length, None)
+    assert error.value.metadata == {"offset": str(offset), "total_bytes": "32"}
     assert staging.num_counted == 0
 
 
@@ -77,8 +80,9 @@ def test_other_bytes_than_before_are_a_conflict(staging: Staging) -> None:
     staging.write(8, DATA[8:16], None)
     before = bytes(staging.arena.view(0, 32))
     chunk = DATA[4:15] + b"\xff" + DATA[16:20]
-    with pytest.raises(PushConflictError):
+    with pytest.raises(PushConflictError) as error:
         staging.write(4, chunk, None)
+    assert error.value.metadata == {"push_id": "p1", "offset": "8"}
     assert bytes(staging.arena.view(0, 32)) == before
     assert staging.num_counted == 8
     staging.write(4, DATA[4:20], None)
@@ -124,6 +128,14 @@ def test_bytes_that_an_earlier_attempt_wrote_elsewhere_do_not_count(staging: Sta
 def test_tensors_are_staged_where_the_manifest_says(staging: Staging) -> None:
     """Errors name the tensor that a byte belongs to."""
     assert [staging.tensor_at(offset) for offset in (0, 15, 16, 31, 32)] == ["a", "a", "b", "b", ""]
+
+
+def test_a_tensor_without_bytes_owns_none() -> None:
+    """Its place may be the first byte of another one."""
+    specs = (TensorSpec("a", "U8", (4,), 0, 4), TensorSpec("b", "U8", (4,), 4, 4), TensorSpec("c", "U8", (0,), 4, 0))
+    staging = Staging("p1", Manifest(specs, 8), Arena.allocate(8))
+    assert [staging.tensor_at(offset) for offset in (3, 4, 7)] == ["a", "b", "b"]
+    staging.close()
 
 
 def test_the_times_are_those_of_the_present_attempt(staging: Staging, monkeypatch: pytest.MonkeyPatch) -> None:
