@@ -127,7 +127,7 @@ async def test_a_call_that_was_made_after_the_ping_is_no_excuse(pinged: Pinged) 
     began_s = asyncio.get_running_loop().time()
     with pytest.raises(EngineDeadError):
         await pinged.liveness.call(asyncio.Event().wait(), what="digests", timeout_s=60.0)
-    assert asyncio.get_running_loop().time() - began_s < 2 * LIMITS.timeout_s
+    assert asyncio.get_running_loop().time() - began_s < 10 * LIMITS.timeout_s
 
 
 async def test_a_stopped_worker_is_found_though_nobody_asks_it(pinged: Pinged) -> None:
