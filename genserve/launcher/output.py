@@ -13,6 +13,7 @@ _NUM_LAST_READS: Final = 256
 _READ_BYTES: Final = 64 << 10
 _TAIL_BYTES: Final = 64 << 10
 _TAIL_LINES: Final = 3
+"""Of what others have said. Of its own lines a daemon's last one says why it ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ class StdoutReader:
 
 
 def last_words(log: Path) -> str:
-    """ ": " and the last lines that a daemon has said on stderr, of its own where there are any, in one line; "" if it
+    """ ": " and the last lines that a daemon has said on stderr, or its own last one where there is one, in one line; "" if it
     has said nothing, or the log was removed. Raises OSError."""
     try:
         with log.open("rb") as file:
@@ -77,5 +78,5 @@ def last_words(log: Path) -> str:
         return ""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     own = [line.removeprefix(prefix) for line in lines for prefix in _OWN_PREFIXES if line.startswith(prefix)]
-    words = "; ".join((own or lines)[-_TAIL_LINES:])
+    words = own[-1] if own else "; ".join(lines[-_TAIL_LINES:])
     return f": {words}" if words else ""

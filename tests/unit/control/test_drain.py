@@ -8,7 +8,7 @@ import pytest
 from genserve.control.conditions import EngineCondition, Phase
 from genserve.control.drain import Drain
 from genserve.engine.protocol import PauseMode
-from genserve.errors import DrainingError
+from genserve.errors import DrainingError, EngineDeadError
 from tests.support.phases import enter_phase
 from tests.support.scripted_engine import Gate
 from tests.unit.control.conftest import Rig
@@ -118,6 +118,21 @@ async def test_a_push_that_does_not_end_is_given_up_at_the_deadline(rig: Rig, dr
         "gave up a push that did not end in time",
         "aborted requests that did not finish in time: 1",
     ]
+
+
+async def test_an_engine_that_has_died_is_told_to_whoever_drains(rig: Rig, drain: Drain) -> None:
+    """Nothing is left to wait for, and it was no end in order."""
+    enter_phase(rig.board, Phase.DEAD)
+    with pytest.raises(EngineDeadError):
+        await asyncio.wait_for(drain.run(60.0), 20)
+
+
+async def test_what_is_given_up_does_not_go_on_later(rig: Rig, drain: Drain, pushes: Weights) -> None:
+    """A push that ends after all finds nobody who would wait for requests."""
+    pushes.ended.clear()
+    await asyncio.wait_for(drain.run(0.05), 20)
+    await asyncio.sleep(0)
+    assert "drain" not in {task.get_name() for task in asyncio.all_tasks()}
 
 
 async def test_an_update_that_hangs_is_no_end_in_order(rig: Rig, drain: Drain, updates: Weights) -> None:

@@ -66,7 +66,7 @@ def test_type_checkers_know_which_client_it_is() -> None:
 @pytest.mark.parametrize(
     ("model", "status", "says"),
     [
-        ("that exits", 1, "ended with status 1: starting the engine for that exits; no such model"),
+        ("that exits", 1, "ended with status 1: no such model"),
         ("that is killed", -9, "was ended by SIGKILL: "),
     ],
 )
