@@ -68,8 +68,8 @@ class StdoutReader:
 
 
 def last_words(log: Path) -> str:
-    """ ": " and the last lines that a daemon has said on stderr, or its own last one where there is one, in one line; "" if it
-    has said nothing, or the log was removed. Raises OSError."""
+    """ ": " and why a daemon ended, in one line: the last line of its own on stderr, or the last lines of others; "" if
+    there is none, or the log was removed. Raises OSError."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
