@@ -112,6 +112,7 @@ async def test_cancelled_pause_is_undone(rig: Rig) -> None:
         await pausing
     assert rig.leases.active == ()
     assert rig.engine.running
+    assert "pause" not in {task.get_name() for task in asyncio.all_tasks()}  # its call to the engine has ended too
 
 
 async def test_failed_abort_joining_a_pause_leaves_the_engine_paused(rig: Rig) -> None:
