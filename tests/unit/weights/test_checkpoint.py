@@ -78,15 +78,15 @@ def file_of(header: dict[str, Any], data_bytes: int) -> bytes:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"", "no safetensors file"),
-        (struct.pack("<Q", 1 << 62) + b"{}", "no safetensors file"),
+        (b"", "is not a safetensors file"),
+        (struct.pack("<Q", 1 << 62) + b"{}", "is not a safetensors file"),
         (struct.pack("<Q", 2) + b"[]", "not a JSON object"),
         (struct.pack("<Q", 4) + b"nope", "Expecting value"),
         (struct.pack("<Q", 8) + b'{"a":{}}', "a: needs dtype, shape"),
         (file_of({"a": entry(0, 1), "b": entry(2, 3)}, 3), "b: begins at 2, the one before it ends at 1"),
         (file_of({"a": entry(0, 1)}, 2), "2 bytes of data, 1 in the header"),
         (file_of({"a": entry(0, 1), "b": entry(1, 2)}, 1), "may be truncated"),
-        (struct.pack("<Q", MAX_HEADER_BYTES + 1) + bytes(100), "no safetensors file"),
+        (struct.pack("<Q", MAX_HEADER_BYTES + 1) + bytes(100), "is not a safetensors file"),
     ],
 )
 def test_file_that_is_none_is_told_by_name(tmp_path: Path, content: bytes, says: str) -> None:
