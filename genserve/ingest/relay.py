@@ -19,7 +19,7 @@ from genserve.memory.allocator import keep_freed_memory
 from genserve.memory.ring import PIECE_BYTES, SharedRing
 from genserve.tensors.checksum import crc32c_of
 from genserve.tensors.chunk_frame import parse_chunk
-from genserve.v1 import weights_pb2
+from genserve.wire import segment_frame
 
 _NICENESS = 5  # generation has precedence
 _GRACE_S = 1.0
@@ -124,14 +124,7 @@ async def _pass_on(frame: bytes, call: Any, ring: SharedRing) -> None:
         return
     for start in range(0, max(len(chunk.data), 1), PIECE_BYTES):
         piece = await ring.put([chunk.data[start : start + PIECE_BYTES]])
-        segment = weights_pb2.PushSegment(
-            path=piece.path,
-            segment_offset=piece.start,
-            offset=chunk.offset + start,
-            length=piece.length,
-            taken_path=piece.ack_path,
-        )
-        await call.write(weights_pb2.PushWeightsRequest(segment=segment).SerializeToString())
+        await call.write(segment_frame(chunk.offset + start, piece))
 
 
 async def _end_of_stdin() -> None:

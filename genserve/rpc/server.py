@@ -20,7 +20,7 @@ from genserve.control.pause import PauseController
 from genserve.control.sleep import SleepController
 from genserve.control.state import StateBoard
 from genserve.engine.protocol import Engine, EngineInfo
-from genserve.ingest import protocol as wire
+from genserve.ingest import protocol as ingest_protocol
 from genserve.ingest.supervisor import IngestProcesses
 from genserve.memory.daemon_processes import DaemonProcesses
 from genserve.memory.host import host_id
@@ -156,7 +156,8 @@ def _relay_server(config: ServeConfig, weights: WeightServicer) -> grpc.aio.Serv
     relayed: grpc.RpcMethodHandler[Frame, bytes] = grpc.stream_stream_rpc_method_handler(
         weights.relayed_push, request_deserializer=frame_parser(weights.max_header_bytes)
     )
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(wire.SERVICE, {wire.METHOD: relayed}),))
+    methods = {ingest_protocol.METHOD: relayed}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(ingest_protocol.SERVICE, methods),))
     return server
 
 

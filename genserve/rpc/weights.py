@@ -12,7 +12,7 @@ from genserve.control.phase_admission import check_whole
 from genserve.control.state import StateBoard
 from genserve.engine.protocol import Engine, WeightDigest
 from genserve.errors import DeadlineError, GenserveError
-from genserve.ingest import protocol as wire
+from genserve.ingest.protocol import ACK_PATH_KEY, FAILED, METHOD, OUTCOME, PATH_KEY
 from genserve.memory.daemon_processes import DaemonProcesses
 from genserve.memory.host import is_local
 from genserve.rpc.answers import Answers
@@ -27,7 +27,6 @@ from genserve.rpc.convert.weights import (
     push_header,
     to_applied,
     to_digests,
-    to_manifest,
     to_push,
 )
 from genserve.rpc.frames.pull import pull_frames
@@ -41,6 +40,7 @@ from genserve.weights.push.segments import OwnRing, SegmentReader
 from genserve.weights.registry import PushRegistry
 from genserve.weights.resident import ResidentStore, ResidentVersion
 from genserve.weights.vllm_transfer import TransferUpdates
+from genserve.wire import manifest_message
 
 if TYPE_CHECKING:
     from grpc.aio import ServicerContext
@@ -84,7 +84,7 @@ class WeightServicer(WeightServiceServicer):
             return None
         # Four times: an adapter has two tensors for each, with longer names; then there are names of tied tensors,
         # other layouts, an unknown tensor or two that deserve a proper answer.
-        return _MIN_HEADER_BYTES + 4 * to_manifest(self._manifest).ByteSize()
+        return _MIN_HEADER_BYTES + 4 * manifest_message(self._manifest).ByteSize()
 
     async def PushWeights(  # type: ignore[override]  # its frames are typed by `frame_parser`
         self, request_iterator: Frames, context: "ServicerContext[Any, Any]"
@@ -96,12 +96,12 @@ class WeightServicer(WeightServiceServicer):
         """PushWeights as a receiving process passes it on: segments lie in the memory of that process alone. Its
         clients may be anywhere. Callers are trusted to be such a process: register it where nobody else can call it."""
         metadata = dict(context.invocation_metadata() or ())
-        ring = OwnRing(str(metadata.get(wire.PATH_KEY, "")), str(metadata.get(wire.ACK_PATH_KEY, "")))
+        ring = OwnRing(str(metadata.get(PATH_KEY, "")), str(metadata.get(ACK_PATH_KEY, "")))
         try:
             outcome = await self._push(aiter(request_iterator), SegmentReader(self._processes, ring))
-            answer = wire.OUTCOME + outcome.SerializeToString()
+            answer = OUTCOME + outcome.SerializeToString()
         except (GenserveError, DecodeError) as error:
-            answer = wire.FAILED + to_message(known_error(error, wire.METHOD)).SerializeToString()
+            answer = FAILED + to_message(known_error(error, METHOD)).SerializeToString()
         await context.write(answer)
 
     async def _push(self, frames: Frames, segments: SegmentReader | None) -> weights_pb2.PushWeightsResponse:
@@ -167,7 +167,7 @@ class WeightServicer(WeightServiceServicer):
         return self._answer(
             weights_pb2.GetWeightsResponse,
             weight_version=weight_version,
-            manifest=None if self._manifest is None else to_manifest(self._manifest),
+            manifest=None if self._manifest is None else manifest_message(self._manifest),
             digests=to_digests(digests),
             resident=self._resident.served is not None,
         )

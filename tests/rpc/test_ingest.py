@@ -18,7 +18,7 @@ import pytest
 
 from genserve.client import AsyncClient
 from genserve.config import ServeConfig
-from genserve.ingest import protocol as wire
+from genserve.ingest.protocol import METHOD, SERVICE
 from genserve.ingest.relay import IngestSettings
 from genserve.ingest.supervisor import IngestProcesses
 from genserve.memory.daemon_processes import DaemonProcesses
@@ -141,9 +141,7 @@ async def test_what_processes_pass_on_comes_to_their_own_socket_alone(
     async with serving(config, processes if with_process else None) as daemon:
         for address in (daemon.address, f"unix:{config.uds}"):
             async with grpc.aio.insecure_channel(address) as channel:
-                method: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(
-                    f"/{wire.SERVICE}/{wire.METHOD}"
-                )
+                method: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(f"/{SERVICE}/{METHOD}")
                 # Nothing is sent: a write after the answer would hide it.
                 assert await method(timeout=10).code() is grpc.StatusCode.UNIMPLEMENTED
         if with_process:

@@ -7,10 +7,10 @@ from typing import Any
 import grpc
 import pytest
 
-from genserve.client.weights.frames import manifest_message
 from genserve.client.weights.layout import ByteSpace
 from genserve.client.weights.sources import tensor_sources
 from genserve.v1 import control_pb2, weights_pb2
+from genserve.wire import manifest_message
 from tests.rpc.adapter import CONFIG, TENSORS
 from tests.rpc.conftest import Daemon, field_of, reason_of
 from tests.rpc.frames import END, Frame, push, refused

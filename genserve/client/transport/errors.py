@@ -15,6 +15,7 @@ from genserve.errors import (
     UnavailableError,
     error_for_reason,
 )
+from genserve.wire import seconds_of
 
 
 class ClientClosedError(RuntimeError):
@@ -67,8 +68,7 @@ def _typed(code: grpc.StatusCode, description: str | None, status: status_pb2.St
             request = error_details_pb2.BadRequest.FromString(detail.value)
             violations += [FieldViolation(each.field, each.description) for each in request.field_violations]
         elif detail.Is(error_details_pb2.RetryInfo.DESCRIPTOR):
-            delay = error_details_pb2.RetryInfo.FromString(detail.value).retry_delay
-            retry_after_s = delay.seconds + delay.nanos / 1e9
+            retry_after_s = seconds_of(error_details_pb2.RetryInfo.FromString(detail.value).retry_delay)
 
     details = description or code.name
     metadata = dict(info.metadata) if info is not None else {}

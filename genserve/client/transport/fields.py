@@ -12,6 +12,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
 from genserve.errors import InvalidFieldError
+from genserve.wire import duration_of
 
 MessageT = TypeVar("MessageT", bound=Message)
 
@@ -69,9 +70,7 @@ def duration(seconds: float, option: str) -> Duration:
     """Seconds as protobuf's Duration. Raises InvalidFieldError, naming `option`, for an invalid time."""
     if not is_seconds(seconds) or abs(seconds) > _MAX_SECONDS:
         raise InvalidFieldError.of(option, f"{reprlib.repr(seconds)} is not a number of seconds")
-    message = Duration()
-    message.FromNanoseconds(round(seconds * 1e9))
-    return message
+    return duration_of(seconds)
 
 
 def is_seconds(value: object) -> bool:

@@ -12,7 +12,6 @@ from genserve.client.transport import push_channels
 from genserve.client.transport.connection import UNSET, ServiceCalls, Timeout
 from genserve.client.transport.fields import build, check_count, naming, refuse_unknown
 from genserve.client.weights.download import Download, PulledWeights
-from genserve.client.weights.frames import manifest_message
 from genserve.client.weights.layout import ByteSpace
 from genserve.client.weights.options import MIB, ApplyOptions, Delivery, PushOptions, apply_message, push_header
 from genserve.client.weights.push import Push, PushResult
@@ -25,6 +24,7 @@ from genserve.memory.ring import MIN_BYTES, SpareRings
 from genserve.tensors.ranges import num_bytes
 from genserve.v1 import weights_pb2
 from genserve.v1.control_pb2 import GetServerInfoRequest, GetServerInfoResponse
+from genserve.wire import manifest_message
 
 
 class WeightCalls(ServiceCalls):

@@ -9,13 +9,14 @@ from typing import Any, Final
 
 from genserve.client.transport.connection import Connection
 from genserve.client.transport.fields import build
-from genserve.client.weights.frames import computes_checksums, manifest_of
+from genserve.client.weights.frames import computes_checksums
 from genserve.client.weights.sources import to_torch
 from genserve.errors import ChecksumMismatchError, PushTruncatedError, UnavailableError
 from genserve.tensors.checksum import crc32c_of
 from genserve.tensors.manifest import Manifest
 from genserve.tensors.safetensors import StoredTensor, write_safetensors
 from genserve.v1 import weights_pb2
+from genserve.wire import manifest_of
 
 MAX_RESUMES: Final = 5
 

@@ -1,52 +1,20 @@
-"""Frames of a push as bytes, and the manifest in the first of them."""
+"""Frames of a push as bytes."""
 
 import warnings
 from collections.abc import Sequence
 from functools import cache
 from typing import Final
 
-from genserve.memory.ring import Piece
 from genserve.tensors.checksum import crc32c_of, is_fast
 from genserve.tensors.chunk_frame import chunk_frame as encoded_chunk
-from genserve.tensors.manifest import Manifest, TensorSpec
 from genserve.v1 import weights_pb2
 
 END_FRAME: Final = weights_pb2.PushWeightsRequest(end=weights_pb2.PushEnd()).SerializeToString()
 
 
-def manifest_message(manifest: Manifest) -> weights_pb2.Manifest:
-    """For the wire."""
-    return weights_pb2.Manifest(
-        tensors=[
-            weights_pb2.TensorSpec(name=t.name, dtype=t.dtype, shape=t.shape, offset=t.offset, length=t.length)
-            for t in manifest.tensors
-        ],
-        total_bytes=manifest.total_bytes,
-        partial=manifest.partial,
-    )
-
-
-def manifest_of(message: weights_pb2.Manifest) -> Manifest:
-    """From the wire."""
-    tensors = tuple(TensorSpec(t.name, t.dtype, tuple(t.shape), t.offset, t.length) for t in message.tensors)
-    return Manifest(tensors, message.total_bytes, message.partial)
-
-
 def header_frame(header: weights_pb2.PushHeader) -> bytes:
     """The first frame."""
     return weights_pb2.PushWeightsRequest(header=header).SerializeToString()
-
-
-def segment_frame(offset: int, piece: Piece) -> bytes:
-    """The bytes of the byte space at `offset`, in shared memory."""
-    segment = weights_pb2.PushSegment(
-        path=piece.path,
-        segment_offset=piece.start,
-        offset=offset,
-        length=piece.length,
-        taken_path=piece.ack_path,
-    )
-    return weights_pb2.PushWeightsRequest(segment=segment).SerializeToString()
 
 
 def chunk_frame(offset: int, pieces: Sequence[bytes | memoryview], *, checksum: bool) -> bytes:

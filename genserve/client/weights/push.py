@@ -8,6 +8,7 @@ from genserve.client.control.state import EngineState
 from genserve.client.transport.enums import word_of
 from genserve.tensors.ranges import Range
 from genserve.v1 import weights_pb2
+from genserve.wire import seconds_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +73,8 @@ class Applied:
         return cls(
             previous_version=message.previous_version,
             active_version=message.active_version,
-            step_s={timing.step: timing.duration.ToNanoseconds() / 1e9 for timing in message.timings},
-            paused_s=message.paused.ToNanoseconds() / 1e9,  # unset, which reads as 0: it was paused before
+            step_s={timing.step: seconds_of(timing.duration) for timing in message.timings},
+            paused_s=seconds_of(message.paused),  # unset, which reads as 0: it was paused before
             requests_kept=message.requests_kept,
             requests_aborted=message.requests_aborted,
         )

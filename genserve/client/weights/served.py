@@ -4,10 +4,10 @@ import math
 from dataclasses import dataclass
 
 from genserve.client.control.state import EngineState
-from genserve.client.weights.frames import manifest_of
 from genserve.tensors.dtypes import item_bytes
 from genserve.tensors.manifest import Manifest
 from genserve.v1 import weights_pb2
+from genserve.wire import manifest_of
 
 
 @dataclass(frozen=True, slots=True)

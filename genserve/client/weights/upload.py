@@ -10,7 +10,7 @@ import grpc.aio
 from genserve.client.transport.connection import Connection
 from genserve.client.transport.final_status import FinalStatus
 from genserve.client.transport.push_channels import PushChannels
-from genserve.client.weights.frames import END_FRAME, chunk_frame, header_frame, segment_frame
+from genserve.client.weights.frames import END_FRAME, chunk_frame, header_frame
 from genserve.client.weights.layout import ByteSpace
 from genserve.client.weights.options import Delivery
 from genserve.client.weights.push import Push, PushProgress, PushResult
@@ -18,6 +18,7 @@ from genserve.errors import DeadlineError, GenserveError, PushNotFoundError, Pus
 from genserve.memory.ring import PIECE_BYTES, SharedRing, SpareRings
 from genserve.tensors.ranges import Range, common, num_bytes, split
 from genserve.v1 import weights_pb2
+from genserve.wire import segment_frame
 
 MAX_RESUMES: Final = 5
 RECONNECT_TIMEOUT_S: Final = 30.0

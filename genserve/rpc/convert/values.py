@@ -12,6 +12,7 @@ from genserve.control.state import EngineState
 from genserve.engine.protocol import KvPolicy, PauseMode
 from genserve.errors import InvalidFieldError
 from genserve.v1 import types_pb2
+from genserve.wire import seconds_of
 
 T = TypeVar("T")
 
@@ -30,7 +31,7 @@ _PHASES_OUT = {phase: types_pb2.Phase.Value(f"PHASE_{phase.value}") for phase in
 
 def seconds(duration: Duration, field: str) -> float:
     """A duration above 0 and at most a year, in seconds. `field` is its path in the request."""
-    value = duration.seconds + duration.nanos / 1e9
+    value = seconds_of(duration)
     if not 0 < value <= MAX_DURATION_S:
         raise InvalidFieldError.of(field, f"must be above 0 s and at most {MAX_DURATION_S:.0f} s, is {value:g} s")
     return value
@@ -42,13 +43,6 @@ def seconds_or(message: Message, field: str, default: T, *, within: str = "") ->
     if not message.HasField(field):
         return default
     return seconds(getattr(message, field), f"{within}.{field}" if within else field)
-
-
-def to_duration(value_s: float) -> Duration:
-    """Seconds, to the nanosecond."""
-    duration = Duration()
-    duration.FromNanoseconds(round(value_s * 1e9))
-    return duration
 
 
 def to_timestamp(unix_s: float) -> Timestamp:

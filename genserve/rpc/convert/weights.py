@@ -4,8 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from genserve.engine.protocol import KvPolicy, WeightDigest
 from genserve.errors import InvalidFieldError
-from genserve.rpc.convert.values import kv_policy, pause_mode, seconds_or, to_duration
-from genserve.tensors.manifest import Manifest, TensorSpec
+from genserve.rpc.convert.values import kv_policy, pause_mode, seconds_or
 from genserve.v1 import weights_pb2
 from genserve.weights.push.types import (
     DEFAULT_APPLY_TIMEOUT_S,
@@ -18,6 +17,7 @@ from genserve.weights.push.types import (
     PushReport,
     PushState,
 )
+from genserve.wire import duration_of, manifest_of
 
 _ACTIONS = {
     weights_pb2.PUSH_ACTION_UNSPECIFIED: PushAction.APPLY,
@@ -37,7 +37,7 @@ def push_header(message: weights_pb2.PushHeader) -> PushHeader:
         push_id=message.push_id,
         weight_version=message.weight_version,
         expected_version=message.expected_version if message.HasField("expected_version") else None,
-        manifest=manifest(message.manifest) if message.HasField("manifest") else None,
+        manifest=manifest_of(message.manifest) if message.HasField("manifest") else None,
         manifest_digest=message.manifest_digest,
         action=action,
         apply=apply_options(message.apply, "header.apply"),
@@ -48,12 +48,6 @@ def push_header(message: weights_pb2.PushHeader) -> PushHeader:
         lora=LoraAdapter(message.lora.lora_name, message.lora.config) if message.HasField("lora") else None,
         attempt=message.attempt,
     )
-
-
-def manifest(message: weights_pb2.Manifest) -> Manifest:
-    """The tensors as they were sent, unchecked."""
-    tensors = tuple(TensorSpec(t.name, t.dtype, tuple(t.shape), t.offset, t.length) for t in message.tensors)
-    return Manifest(tensors, message.total_bytes, message.partial)
 
 
 def apply_options(message: weights_pb2.ApplyOptions, field: str) -> ApplyOptions:
@@ -69,18 +63,6 @@ def apply_options(message: weights_pb2.ApplyOptions, field: str) -> ApplyOptions
 def to_digests(digests: Iterable[WeightDigest]) -> list[weights_pb2.WeightDigest]:
     """Digests of live tensors."""
     return [weights_pb2.WeightDigest(rank=d.rank, name=d.name, sha256=d.sha256) for d in digests]
-
-
-def to_manifest(served: Manifest) -> weights_pb2.Manifest:
-    """The tensors and their places."""
-    return weights_pb2.Manifest(
-        tensors=[
-            weights_pb2.TensorSpec(name=t.name, dtype=t.dtype, shape=t.shape, offset=t.offset, length=t.length)
-            for t in served.tensors
-        ],
-        total_bytes=served.total_bytes,
-        partial=served.partial,
-    )
 
 
 def to_push(push: PushReport) -> weights_pb2.Push:
@@ -111,10 +93,10 @@ def to_applied(applied: Applied | None) -> weights_pb2.Applied | None:
         previous_version=applied.previous_version,
         active_version=applied.active_version,
         timings=[
-            weights_pb2.StepTiming(step=timing.step, duration=to_duration(timing.duration_s))
+            weights_pb2.StepTiming(step=timing.step, duration=duration_of(timing.duration_s))
             for timing in applied.timings
         ],
-        paused=None if applied.paused_s is None else to_duration(applied.paused_s),
+        paused=None if applied.paused_s is None else duration_of(applied.paused_s),
         requests_kept=applied.requests_kept,
         requests_aborted=applied.requests_aborted,
     )

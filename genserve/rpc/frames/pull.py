@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 
 from genserve.errors import InvalidFieldError, WeightVersionMismatchError
-from genserve.rpc.convert.weights import to_manifest
 from genserve.tensors.checksum import crc32c_of
 from genserve.tensors.chunk_frame import chunk_frame
 from genserve.v1 import weights_pb2
 from genserve.weights.resident import ResidentVersion
+from genserve.wire import manifest_message
 
 DEFAULT_CHUNK_BYTES = 1 << 20
 MAX_CHUNK_BYTES = 64 << 20
@@ -38,7 +38,7 @@ async def pull_frames(request: weights_pb2.PullWeightsRequest, version: Resident
 def _header(version: ResidentVersion) -> bytes:
     header = weights_pb2.PushHeader(
         weight_version=version.weight_version,
-        manifest=to_manifest(version.manifest),
+        manifest=manifest_message(version.manifest),
         manifest_digest=version.manifest.digest,
     )
     return weights_pb2.PullWeightsResponse(header=header).SerializeToString()

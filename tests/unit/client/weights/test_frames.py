@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 from genserve.client.weights import frames
 from genserve.client.weights.layout import ByteSpace
 from genserve.client.weights.sources import tensor_sources
-from genserve.rpc.convert import weights as convert
-from genserve.tensors.manifest import Manifest, TensorSpec
 from genserve.v1 import weights_pb2
 
 
@@ -24,14 +22,6 @@ def test_a_chunk_is_encoded_as_protobuf_does(offset: int, pieces: list[bytes], c
     chunk = weights_pb2.PushChunk(offset=offset, data=data, crc32c=crc32c(data) if checksum else None)
     frame = frames.chunk_frame(offset, [memoryview(piece) for piece in pieces], checksum=checksum)
     assert weights_pb2.PushWeightsRequest.FromString(frame) == weights_pb2.PushWeightsRequest(chunk=chunk)
-
-
-def test_a_manifest_crosses_the_wire_whole() -> None:
-    """Every field, and the daemon reads what the client has written."""
-    manifest = Manifest((TensorSpec("b", "F32", (2, 3), 5, 24), TensorSpec("a", "U8", (), 4, 1)), 29, partial=True)
-    message = frames.manifest_message(manifest)
-    assert frames.manifest_of(message) == convert.manifest(message) == manifest
-    assert convert.to_manifest(manifest) == message
 
 
 def test_without_google_crc32c_it_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,12 +9,12 @@ import pytest
 from google.rpc import code_pb2
 
 from genserve.client import AsyncClient, PushProgress, UnavailableError
-from genserve.client.weights.frames import manifest_of
 from genserve.client.weights.options import MIB
 from genserve.client.weights.push import Applied
 from genserve.errors import DeadlineError, InvalidFieldError, PushTruncatedError, VersionNotNewerError
 from genserve.tensors.safetensors import CheckpointFileError
 from genserve.v1 import weights_pb2
+from genserve.wire import manifest_of
 from tests.unit.client.scripted_daemon import ScriptedDaemon, refuse
 
 WEIGHTS = {
