@@ -37,9 +37,10 @@ from genserve.ingest.supervisor import IngestProcesses
 from genserve.memory.allocator import keep_freed_memory
 from genserve.rpc.server import SERVER_OPTIONS, ServerParts, start_server
 from genserve.signals import children_ignore_interrupts, stop_on_signals
+from genserve.tensors.safetensors import CheckpointFileError
 from genserve.weights.apply import WeightUpdater
 from genserve.weights.checkpoint import CheckpointIndex
-from genserve.weights.checkpoint_files import CheckpointError, CheckpointFiles
+from genserve.weights.checkpoint_files import CheckpointFiles
 from genserve.weights.lora import files as lora_files
 from genserve.weights.lora.loader import LoraLoader
 from genserve.weights.registry import PushRegistry
@@ -298,7 +299,7 @@ def _open_checkpoint(directory: Path) -> OpenedCheckpoint | None:
     try:
         files = CheckpointFiles.open(directory)
         return CheckpointIndex.read(files), files
-    except CheckpointError as error:
+    except CheckpointFileError as error:
         _say(f"{error}: the names of pushed tensors cannot be checked early")
         return None
 
@@ -323,7 +324,7 @@ def _resident(config: ServeConfig, opened: OpenedCheckpoint | None, load_format:
     checkpoint, files = opened
     try:
         files.check_in_place()
-    except CheckpointError as error:
+    except CheckpointFileError as error:
         _say(f"{error}: it is unknown what the engine loaded, so version 0 is not resident")
         absence = "are unknown, because the checkpoint's files changed while the daemon started"
         return ResidentStore(None, enabled=enabled, absence=absence)

@@ -24,7 +24,7 @@ _INDEX_SUFFIX: Final = ".safetensors.index.json"
 
 
 class CheckpointFileError(ValueError):
-    """A file is not a valid checkpoint file. The message names it."""
+    """A file of a checkpoint is not valid or cannot be read. The message names it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +89,18 @@ def read_header(path: Path, size_bytes: int, read: Callable[[int, int], bytes]) 
     return specs
 
 
+def read_weight_map(index: Path) -> dict[str, str]:
+    """The file of each tensor, by the names of both, as the index of a checkpoint says: files beside the index. Raises
+    CheckpointFileError, or OSError if the index cannot be read."""
+    weight_map = _parse_json(index, index.read_bytes()).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise CheckpointFileError(f"{index}: has no weight_map")
+    for shard in sorted(set(weight_map.values())):
+        if Path(shard).name != shard or not shard.endswith(".safetensors"):
+            raise CheckpointFileError(f"{index}: {shard!r} is not the name of a .safetensors file beside it")
+    return weight_map
+
+
 def write_safetensors(path: Path, tensors: Iterable[StoredTensor]) -> None:
     """Writes one file, completely or not at all. Raises OSError."""
     # Larger elements first, so that all are aligned; tensors without a known size need no alignment.
@@ -130,12 +142,8 @@ def _read_directory(path: Path) -> list[StoredTensor]:
 
 
 def _read_index(path: Path) -> Iterator[StoredTensor]:
-    weight_map = _parse_json(path, path.read_bytes()).get("weight_map")
-    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
-        raise CheckpointFileError(f"{path}: has no weight_map")
+    weight_map = read_weight_map(path)
     for shard in sorted(set(weight_map.values())):
-        if Path(shard).name != shard or not shard.endswith(".safetensors"):
-            raise CheckpointFileError(f"{path}: {shard!r} is not the name of a .safetensors file beside it")
         tensors = {tensor.name: tensor for tensor in read_safetensors(path.parent / shard)}
         for name in (name for name, file in weight_map.items() if file == shard):
             if name not in tensors:

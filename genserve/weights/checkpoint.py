@@ -3,6 +3,7 @@
 No tensor is read. The live module is not the source, because it fuses, shards and repacks the checkpoint's tensors.
 """
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 from genserve.tensors.manifest import Manifest, PushIssue, TensorSpec, bounded, too_many_tensors
 from genserve.tensors.safetensors import CheckpointFileError, read_header
-from genserve.weights.checkpoint_files import CheckpointError, CheckpointFile, CheckpointFiles, read_json
+from genserve.weights.checkpoint_files import CheckpointFile, CheckpointFiles
 
 _CASTABLE = frozenset({"F16", "BF16", "F32", "F64"})
 _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "tok_embeddings.weight")
@@ -43,20 +44,20 @@ class CheckpointIndex:
 
     @classmethod
     def read(cls, files: CheckpointFiles) -> "CheckpointIndex":
-        """Reads the headers of the files, and the configuration beside them. Raises CheckpointError."""
+        """Reads the headers of the files, and the configuration beside them. Raises CheckpointFileError."""
         tensors: dict[str, CheckpointTensor] = {}
         for path, file in files.by_path.items():
             for name, tensor in _read_header(file):
                 if name in tensors:
-                    raise CheckpointError(f"{path}: {name!r} is in another file as well")
+                    raise CheckpointFileError(f"{path}: {name!r} is in another file as well")
                 tensors[name] = tensor
         if not tensors:
-            raise CheckpointError(f"{files.directory}: the safetensors files hold no tensor")
+            raise CheckpointFileError(f"{files.directory}: the safetensors files hold no tensor")
         return cls(tensors, _tied(tensors, _read_config(files.directory)))
 
     @classmethod
     def read_file(cls, file: CheckpointFile) -> "CheckpointIndex":
-        """Reads the header of one safetensors file. Raises CheckpointError."""
+        """Reads the header of one safetensors file. Raises CheckpointFileError."""
         return cls(dict(_read_header(file)))
 
     @property
@@ -112,17 +113,21 @@ def _foreign_issues(specs: tuple[TensorSpec, ...], checkpoint: CheckpointIndex) 
 
 
 def _read_header(file: CheckpointFile) -> Iterator[tuple[str, CheckpointTensor]]:
-    try:
-        specs = read_header(file.path, file.size_bytes, file.read)
-    except CheckpointFileError as error:
-        raise CheckpointError(str(error)) from error
-    for spec in specs:
+    for spec in read_header(file.path, file.size_bytes, file.read):
         yield spec.name, CheckpointTensor(spec.dtype, spec.shape, spec.length, file.path, spec.offset)
 
 
 def _read_config(directory: Path | None) -> Mapping[str, Any]:
     path = None if directory is None else directory / "config.json"
-    return read_json(path) if path is not None and path.is_file() else {}
+    if path is None or not path.is_file():
+        return {}
+    try:
+        config = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointFileError(f"{path}: {error}") from error
+    if not isinstance(config, dict):
+        raise CheckpointFileError(f"{path}: is not a JSON object")
+    return config
 
 
 def _tied(tensors: Mapping[str, CheckpointTensor], config: Mapping[str, Any]) -> dict[str, str]:

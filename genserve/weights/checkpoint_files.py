@@ -5,22 +5,19 @@ place, which changes size or modification time. Files are not mapped, because a 
 SIGBUS.
 """
 
-import json
 import os
 import stat
 import weakref
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
+
+from genserve.tensors.safetensors import CheckpointFileError, read_weight_map
 
 _Stamp: TypeAlias = tuple[int, int, int, int]
 
 
-class CheckpointError(ValueError):
-    """The checkpoint cannot be read; the message names the file."""
-
-
-class FileChangedError(CheckpointError):
+class FileChangedError(CheckpointFileError):
     """A file was written to since it was opened. The message names it."""
 
 
@@ -32,18 +29,18 @@ class CheckpointFile:
     """
 
     def __init__(self, path: Path) -> None:
-        """Opens the file. Raises CheckpointError."""
+        """Opens the file. Raises CheckpointFileError."""
         self.path = path
         try:
             self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
-            raise CheckpointError(f"{path}: {error.strerror}") from error
+            raise CheckpointFileError(f"{path}: {error.strerror}") from error
         # Closed with the object, not earlier: a reading thread holds the object, so the descriptor's number stays
         # taken.
         weakref.finalize(self, os.close, self._fd).atexit = False
         found = os.fstat(self._fd)
         if not stat.S_ISREG(found.st_mode):
-            raise CheckpointError(f"{path}: is not a file")
+            raise CheckpointFileError(f"{path}: is not a file")
         self.size_bytes = found.st_size
         self._found = _stamp(found)
 
@@ -62,19 +59,19 @@ class CheckpointFile:
 
     def read_into(self, position: int, target: memoryview) -> None:
         """Fills `target` with the bytes from `position` on; releases the GIL. Raises FileChangedError, and
-        CheckpointError if it cannot be read."""
+        CheckpointFileError if it cannot be read."""
         rest = target
         while rest:
             try:
                 num_read = os.preadv(self._fd, [rest], position)
             except OSError as error:
-                raise CheckpointError(f"{self.path}: {error.strerror}") from error
+                raise CheckpointFileError(f"{self.path}: {error.strerror}") from error
             if num_read == 0:
                 break
             rest, position = rest[num_read:], position + num_read
         self.check()  # checked afterwards: bytes that were read before a change are valid
         if rest:
-            raise CheckpointError(f"{self.path}: ends {len(rest)} bytes too early")
+            raise CheckpointFileError(f"{self.path}: ends {len(rest)} bytes too early")
 
     def read(self, position: int, length: int) -> bytes:
         """The bytes [position, position + length). Raises as `read_into`."""
@@ -87,13 +84,13 @@ class CheckpointFiles:
     """The safetensors files of one checkpoint, by their paths."""
 
     def __init__(self, paths: Iterable[Path], directory: Path | None = None) -> None:
-        """Opens the files. Raises CheckpointError."""
+        """Opens the files. Raises CheckpointFileError."""
         self.directory = directory
         self._files = {path: CheckpointFile(path) for path in paths}
 
     @classmethod
     def open(cls, directory: Path) -> "CheckpointFiles":
-        """Opens the files that the index in `directory` names, or that are in it. Raises CheckpointError."""
+        """Opens the files that the index in `directory` names, or that are in it. Raises CheckpointFileError."""
         return cls(_paths(directory), directory)
 
     @property
@@ -107,8 +104,8 @@ class CheckpointFiles:
             file.check()
 
     def check_in_place(self) -> None:
-        """Raises CheckpointError unless everybody who opened the files by their paths since they were opened here has
-        read the same bytes."""
+        """Raises CheckpointFileError unless everybody who opened the files by their paths since they were opened here
+        has read the same bytes."""
         for file in self._files.values():
             if not file.is_in_place:
                 raise FileChangedError(f"{file.path}: has changed or was replaced since it was opened")
@@ -116,31 +113,17 @@ class CheckpointFiles:
             raise FileChangedError(f"{self.directory}: has other files than before")
 
 
-def read_json(path: Path) -> Mapping[str, Any]:
-    """The object in a JSON file. Raises CheckpointError."""
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: {error}") from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path}: is not a JSON object")
-    return content
-
-
 def _paths(directory: Path) -> list[Path]:
     index = directory / "model.safetensors.index.json"
     if index.is_file():
-        weight_map = read_json(index).get("weight_map")
-        if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
-            raise CheckpointError(f"{index}: has no weight_map from tensors to files")
-        names = sorted(set(weight_map.values()))
-        if any(Path(name).name != name for name in names):
-            raise CheckpointError(f"{index}: names a file outside of its directory")
-        return [directory / name for name in names]
+        try:
+            return [directory / name for name in sorted(set(read_weight_map(index).values()))]
+        except OSError as error:
+            raise CheckpointFileError(f"{index}: {error.strerror}") from error
     single = directory / "model.safetensors"
     files = [single] if single.is_file() else sorted(directory.glob("*.safetensors"))
     if not files:
-        raise CheckpointError(f"{directory}: no safetensors file found")
+        raise CheckpointFileError(f"{directory}: no safetensors file found")
     return files
 
 

@@ -17,8 +17,9 @@ import numpy as np
 from genserve.errors import NotResidentError, WeightVersionMismatchError
 from genserve.memory.arena import Arena, allocate_arena
 from genserve.tensors.manifest import Manifest, TensorSpec
+from genserve.tensors.safetensors import CheckpointFileError
 from genserve.weights.checkpoint import CheckpointIndex
-from genserve.weights.checkpoint_files import CheckpointError, CheckpointFiles
+from genserve.weights.checkpoint_files import CheckpointFiles
 
 _GAVE_WAY = "were freed for a larger push"
 _CHANGED = "are unknown, because the checkpoint's files have changed since the daemon started"
@@ -81,7 +82,7 @@ class CheckpointBytes:
         """Checks every file."""
         try:
             self._open_files().check()
-        except CheckpointError as error:
+        except CheckpointFileError as error:
             raise _changed(error) from error
 
     def view(self, start: int, end: int) -> memoryview:
@@ -100,7 +101,7 @@ class CheckpointBytes:
             if num_bytes:
                 try:
                     files[tensor.path].read_into(tensor.position + start - offset, target[:num_bytes])
-                except CheckpointError as error:
+                except CheckpointFileError as error:
                     raise _changed(error) from error
                 start, target = start + num_bytes, target[num_bytes:]
             index += 1
@@ -115,7 +116,7 @@ class CheckpointBytes:
         self._files = None
 
 
-def _changed(error: CheckpointError) -> NotResidentError:
+def _changed(error: CheckpointFileError) -> NotResidentError:
     return NotResidentError(f"the bytes of the served version {_CHANGED} ({error}): push a complete version")
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from genserve.errors import InvalidFieldError
 from genserve.memory.arena import Arena
 from genserve.tensors.manifest import Manifest
-from genserve.tensors.safetensors import encoded_header
+from genserve.tensors.safetensors import CheckpointFileError, encoded_header
 from genserve.weights.checkpoint import CheckpointIndex
-from genserve.weights.checkpoint_files import CheckpointError, CheckpointFile
+from genserve.weights.checkpoint_files import CheckpointFile
 from genserve.weights.lora.config import LoraConfig, lora_issues
 
 CONFIG = "adapter_config.json"
@@ -79,7 +79,7 @@ class LoraFiles:
                 told = "; ".join(f"{each.tensor} {each.description}" for each in issues[:3])
                 raise InvalidFieldError.of("path", told)
             return cls(config, _copied(file), str(path))
-        except CheckpointError as error:
+        except CheckpointFileError as error:
             raise InvalidFieldError.of("path", str(error)) from error
 
     def close(self) -> None:
@@ -99,7 +99,8 @@ def sweep(temporary: Path | None = None, proc: Path = Path("/proc")) -> None:
 
 
 def _copied(file: CheckpointFile) -> Arena:
-    """Copies the file that was checked, not another one with its name. Raises CheckpointError and StagingFullError."""
+    """Copies the file that was checked, not another one with its name. Raises CheckpointFileError and
+    StagingFullError."""
     arena = Arena.allocate(file.size_bytes)
     try:
         file.read_into(0, arena.target(0, file.size_bytes))

@@ -10,9 +10,9 @@ import pytest
 from safetensors.numpy import save_file
 
 from genserve.tensors.manifest import Manifest, TensorSpec, structural_issues
-from genserve.tensors.safetensors import MAX_HEADER_BYTES
+from genserve.tensors.safetensors import MAX_HEADER_BYTES, CheckpointFileError
 from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor, checkpoint_issues
-from genserve.weights.checkpoint_files import CheckpointError, CheckpointFiles
+from genserve.weights.checkpoint_files import CheckpointFiles
 
 EMBED = {"model.embed_tokens.weight": np.zeros((4, 2), np.float16)}
 HEAD = {"lm_head.weight": np.zeros((4, 2), np.float16)}
@@ -93,17 +93,17 @@ def test_file_that_is_none_is_told_by_name(tmp_path: Path, content: bytes, says:
     """The error names the file and what is wrong; no header is read whose length cannot be."""
     path = tmp_path / "model.safetensors"
     path.write_bytes(content)
-    with pytest.raises(CheckpointError, match=says) as error:
+    with pytest.raises(CheckpointFileError, match=says) as error:
         CheckpointIndex.read(CheckpointFiles.open(tmp_path))
     assert str(path) in str(error.value)
 
 
 def test_directory_without_weights_is_told(tmp_path: Path) -> None:
     """And so is an index that points out of its directory."""
-    with pytest.raises(CheckpointError, match="no safetensors file"):
+    with pytest.raises(CheckpointFileError, match="no safetensors file"):
         CheckpointIndex.read(CheckpointFiles.open(tmp_path))
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "../a.safetensors"}}))
-    with pytest.raises(CheckpointError, match="outside"):
+    with pytest.raises(CheckpointFileError, match="not the name of"):
         CheckpointIndex.read(CheckpointFiles.open(tmp_path))
 
 
@@ -140,7 +140,7 @@ def test_a_tensor_in_two_files_is_refused(tmp_path: Path) -> None:
         save_file({"a": np.zeros(2, np.float32)}, tmp_path / f"model-{number}.safetensors")
     weight_map = {"a": "model-1.safetensors", "b": "model-2.safetensors"}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    with pytest.raises(CheckpointError, match="'a' is in another file as well"):
+    with pytest.raises(CheckpointFileError, match="'a' is in another file as well"):
         CheckpointIndex.read(CheckpointFiles.open(tmp_path))
 
 
@@ -151,7 +151,7 @@ def test_a_tensor_beyond_the_end_of_its_file_is_refused(tmp_path: Path) -> None:
     path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(4))
     assert CheckpointIndex.read(CheckpointFiles.open(tmp_path)).tensors["a"].position == 8 + len(header)
     path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(3))
-    with pytest.raises(CheckpointError, match="may be truncated"):
+    with pytest.raises(CheckpointFileError, match="may be truncated"):
         CheckpointIndex.read(CheckpointFiles.open(tmp_path))
 
 
@@ -160,6 +160,6 @@ def test_an_index_without_a_map_is_told(tmp_path: Path, content: dict[str, Any])
     """By its name."""
     path = tmp_path / "model.safetensors.index.json"
     path.write_text(json.dumps(content))
-    with pytest.raises(CheckpointError, match="has no weight_map") as error:
+    with pytest.raises(CheckpointFileError, match="has no weight_map") as error:
         CheckpointFiles.open(tmp_path)
     assert str(path) in str(error.value)

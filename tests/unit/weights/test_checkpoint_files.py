@@ -10,8 +10,9 @@ from safetensors.numpy import save_file
 
 from genserve.errors import NotResidentError, WeightVersionMismatchError
 from genserve.tensors.manifest import Manifest, TensorSpec
+from genserve.tensors.safetensors import CheckpointFileError
 from genserve.weights.checkpoint import CheckpointIndex
-from genserve.weights.checkpoint_files import CheckpointError, CheckpointFiles, FileChangedError
+from genserve.weights.checkpoint_files import CheckpointFiles, FileChangedError
 from genserve.weights.resident import CheckpointBytes, ResidentStore, ResidentVersion
 from tests.unit.weights.conftest import Rig, header, send, weights
 
@@ -77,7 +78,7 @@ def test_a_file_that_was_written_to_is_not_read(file: Path, change: Callable[[Pa
     change(file)
     with pytest.raises(FileChangedError, match=r"model\.safetensors: has changed"):
         files.by_path[file].read(0, 8)
-    with pytest.raises(CheckpointError, match="has changed"):
+    with pytest.raises(CheckpointFileError, match="has changed"):
         CheckpointIndex.read(files)
     with pytest.raises(FileChangedError):
         files.check_in_place()
@@ -91,7 +92,7 @@ def test_a_file_that_was_replaced_is_read_as_it_was(file: Path, change: Callable
     change(file)
     files.check()
     assert files.by_path[file].read(0, len(before)) == before
-    with pytest.raises(CheckpointError):
+    with pytest.raises(CheckpointFileError):
         files.check_in_place()
 
 
@@ -119,7 +120,7 @@ def test_descriptors_are_as_many_as_files_and_go_with_their_last_reader(file: Pa
 def test_only_files_are_opened(tmp_path: Path, path: str) -> None:
     """A directory or a device would do as it likes."""
     (tmp_path / "model.safetensors").symlink_to(path)
-    with pytest.raises(CheckpointError):
+    with pytest.raises(CheckpointFileError):
         CheckpointIndex.read(CheckpointFiles([tmp_path / "model.safetensors"]))
 
 

@@ -24,8 +24,9 @@ from genserve.errors import (
 )
 from genserve.memory.arena import Arena
 from genserve.tensors.manifest import Manifest
+from genserve.tensors.safetensors import CheckpointFileError
 from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor
-from genserve.weights.checkpoint_files import CheckpointError, CheckpointFile
+from genserve.weights.checkpoint_files import CheckpointFile
 from genserve.weights.lora.config import LoraConfig, lora_issues
 from genserve.weights.lora.files import LoraFiles, sweep
 from genserve.weights.push.types import LoraAdapter, PushAction, PushHeader, PushState
@@ -253,7 +254,7 @@ def test_an_adapter_that_cannot_be_copied_holds_no_memory(tmp_path: Path, monkey
     (tmp_path / "adapter_config.json").write_text(CONFIG)
 
     def fail(*_: object) -> None:
-        raise CheckpointError("it has become shorter")
+        raise CheckpointFileError("it has become shorter")
 
     with monkeypatch.context() as patched:
         patched.setattr(CheckpointFile, "read_into", fail)
@@ -263,7 +264,7 @@ def test_an_adapter_that_cannot_be_copied_holds_no_memory(tmp_path: Path, monkey
     tensors, data = space(TENSORS)
     staged = Arena.allocate(len(data))
     monkeypatch.setattr(Arena, "write", fail)
-    with pytest.raises(CheckpointError):
+    with pytest.raises(CheckpointFileError):
         LoraFiles.of_push(LoraConfig.parse(CONFIG, 8, ""), tensors, staged, "p")
     staged.close()
     assert num_arenas() == before
