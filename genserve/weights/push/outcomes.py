@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from genserve.errors import ChecksumMismatchError, ChunkOutOfRangeError, PushConflictError
-from genserve.tensors.checksum import crc32c_of
+from genserve.errors import PushConflictError
 from genserve.tensors.manifest import PushIssue
 from genserve.weights.push.live_push import LivePush, PushIdentity
+from genserve.weights.push.staging import check_crc32c, check_range
 from genserve.weights.push.types import LoraAdapter, PushHeader, PushOutcome, PushState
 from genserve.weights.resident import ArenaBytes, ResidentStore, ResidentVersion
 
@@ -29,11 +29,9 @@ class AppliedPush:
 
     def check(self, offset: int, data: bytes | memoryview, crc32c: int | None) -> None:
         """Checks whether a chunk can belong to the push. Raises ChunkOutOfRangeError and ChecksumMismatchError."""
-        total_bytes = self.outcome.push.total_bytes
-        if offset < 0 or offset + len(data) > total_bytes:
-            raise ChunkOutOfRangeError(f"[{offset}, {offset + len(data)}) lies outside of {total_bytes} bytes")
-        if crc32c is not None and crc32c_of(data) != crc32c:
-            raise ChecksumMismatchError(f"the chunk at {offset} does not match the CRC32C that was sent with it")
+        check_range(offset, offset + len(data), self.outcome.push.total_bytes)
+        if crc32c is not None:
+            check_crc32c(offset, data, crc32c)
 
     def compare(self, resident: ResidentStore, offset: int, data: bytes | memoryview) -> bool:
         """Whether the bytes could be compared with the applied ones, which are kept while they are served. Raises

@@ -4,7 +4,7 @@ served."""
 import asyncio
 import time
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from genserve.errors import ChecksumMismatchError, ChunkOutOfRangeError, PushConflictError, StagingFullError
 from genserve.memory.arena import Arena
@@ -15,6 +15,32 @@ from genserve.weights.push.claims import Claim, Claims
 from genserve.weights.resident import ResidentVersion
 
 _MAX_RANGES = 65_536
+
+
+def check_range(offset: int, end: int, total_bytes: int) -> None:
+    """Raises ChunkOutOfRangeError unless [offset, end) lies in a byte space of `total_bytes`."""
+    if offset < 0 or end > total_bytes:
+        raise ChunkOutOfRangeError(
+            f"bytes [{offset}, {end}) lie outside of the {total_bytes} bytes of the manifest",
+            metadata={"offset": str(offset), "total_bytes": str(total_bytes)},
+        )
+
+
+def check_crc32c(
+    offset: int, data: bytes | memoryview, crc32c: int, tensor_at: Callable[[int], str] | None = None
+) -> None:
+    """Raises ChecksumMismatchError, naming the tensor if `tensor_at` knows it, for a chunk that arrived damaged."""
+    computed = crc32c_of(data)
+    if computed == crc32c:
+        return
+    where, metadata = str(offset), {"offset": str(offset)}
+    if tensor_at is not None:
+        metadata["tensor"] = tensor_at(offset)
+        where += f" (in {metadata['tensor']!r})"
+    raise ChecksumMismatchError(
+        f"the chunk of {len(data)} bytes at {where} has CRC32C {computed:#010x}, {crc32c:#010x} was sent with it",
+        metadata=metadata,
+    )
 
 
 class Staging:
@@ -71,9 +97,11 @@ class Staging:
     def check(self, offset: int, data: bytes | memoryview, crc32c: int | None) -> None:
         """Checks that a chunk belongs to this push and arrived undamaged. Raises ChunkOutOfRangeError and
         ChecksumMismatchError."""
-        self._check_range(offset, offset + len(data))
+        check_range(offset, offset + len(data), self.manifest.total_bytes)
         if crc32c is not None:
-            self._verify(offset, data, crc32c)
+            began_s = time.perf_counter()
+            check_crc32c(offset, data, crc32c, self.tensor_at)
+            self.verify_s += time.perf_counter() - began_s
 
     def compare(self, offset: int, data: bytes | memoryview, crc32c: int | None) -> None:
         """`write` for a complete push whose bytes must not change."""
@@ -84,7 +112,7 @@ class Staging:
         """The right to write bytes that have not arrived; None if some have arrived, or none are needed. Raises
         ChunkOutOfRangeError and StagingFullError as `write`, and ValueError for bytes that are already claimed."""
         end = offset + length
-        self._check_range(offset, end)
+        check_range(offset, end, self.manifest.total_bytes)
         if length == 0 or self._there.gaps(offset, end) != [(offset, end)]:
             return None
         self._check_holes(1)
@@ -104,13 +132,6 @@ class Staging:
         self._last_byte_s = time.perf_counter()
         return self._counted.add(start, end)
 
-    def _check_range(self, offset: int, end: int) -> None:
-        if offset < 0 or end > self.manifest.total_bytes:
-            raise ChunkOutOfRangeError(
-                f"bytes [{offset}, {end}) lie outside of the {self.manifest.total_bytes} bytes of the manifest",
-                metadata={"offset": str(offset), "total_bytes": str(self.manifest.total_bytes)},
-            )
-
     def _check_holes(self, num_more: int) -> None:
         if max(self._there.num_ranges, self._counted.num_ranges) + num_more > _MAX_RANGES:
             raise StagingFullError(f"the chunks leave more than {_MAX_RANGES} holes; send them in order")
@@ -118,18 +139,6 @@ class Staging:
     def _begin(self) -> None:
         if self._first_byte_s is None:
             self._first_byte_s = time.perf_counter()
-
-    def _verify(self, offset: int, data: bytes | memoryview, crc32c: int) -> None:
-        began_s = time.perf_counter()
-        computed = crc32c_of(data)
-        self.verify_s += time.perf_counter() - began_s
-        if computed != crc32c:
-            name = self.tensor_at(offset)
-            raise ChecksumMismatchError(
-                f"the chunk of {len(data)} bytes at {offset} (in {name!r}) has CRC32C {computed:#010x}, "
-                f"{crc32c:#010x} was sent with it",
-                metadata={"offset": str(offset), "tensor": name},
-            )
 
     def _compare(self, offset: int, data: bytes | memoryview, new: list[tuple[int, int]]) -> None:
         chunk = memoryview(data)

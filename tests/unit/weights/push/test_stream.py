@@ -6,11 +6,13 @@ from dataclasses import replace
 import pytest
 
 from genserve.errors import (
+    ChecksumMismatchError,
     ChunkOutOfRangeError,
     PushConflictError,
     PushNotFoundError,
     PushTruncatedError,
 )
+from genserve.tensors.checksum import crc32c_of
 from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor
 from genserve.weights.push.types import PushState
 from tests.unit.weights.conftest import CHECKPOINT, Rig, further, header, num_arenas, send, tensors, weights
@@ -156,4 +158,15 @@ async def test_bytes_beyond_a_push_that_is_applied_are_refused(rig: Rig) -> None
             again.write(offset, data, None)
     again.write(32, b"", None)
     again.write(31, weights(1)[31:], None)
+    again.detach()
+
+
+async def test_a_damaged_chunk_of_a_push_that_is_applied_is_refused(rig: Rig) -> None:
+    """As while it is sent: it is not compared, so it is no conflict."""
+    await rig.push(header())
+    again = await rig.registry.open(header())
+    with pytest.raises(ChecksumMismatchError) as error:
+        again.write(3, b"xyz", crc32c_of(b"xyz") ^ 1)
+    assert error.value.metadata == {"offset": "3"}
+    assert error.value.message.startswith("the chunk of 3 bytes at 3 has CRC32C ")
     again.detach()
