@@ -16,7 +16,6 @@ from genserve.errors import InvalidFieldError, PauseLeaseLostError, QueueFullErr
 MAX_TTL_S = 24 * 3600.0
 # Every answer of the control plane contains all leases: together they must stay far below a client's limit of 4 MiB.
 MAX_LEASES = 256
-MAX_TEXT_CHARS = 256
 _NUM_REMEMBERED = 1024
 
 
@@ -43,15 +42,6 @@ def check_ttl(ttl_s: float | None) -> None:
     # Written so that NaN is refused too.
     if ttl_s is not None and not 0 < ttl_s <= MAX_TTL_S:
         raise InvalidFieldError.of("ttl", f"must be above 0 s and at most {MAX_TTL_S:g} s, is {ttl_s:g} s")
-
-
-def check_text(text: str, field: str) -> None:
-    """Raises InvalidFieldError for an id or a name that is longer than 256 characters or not printable. Others see
-    it."""
-    if len(text) > MAX_TEXT_CHARS:
-        raise InvalidFieldError.of(field, f"must have at most {MAX_TEXT_CHARS} characters, has {len(text)}")
-    if not text.isprintable():
-        raise InvalidFieldError.of(field, "must be printable")
 
 
 class LeaseTable:

@@ -10,8 +10,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from genserve.control.arguments import check_text
 from genserve.control.conditions import EngineCondition, may_run
-from genserve.control.leases import LeaseTable, PauseLease, check_text, check_ttl
+from genserve.control.leases import LeaseTable, PauseLease, check_ttl
 from genserve.control.phase_admission import check_control
 from genserve.control.state import StateBoard
 from genserve.control.turn import EngineTurn, remaining_s, uninterrupted

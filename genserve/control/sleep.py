@@ -10,12 +10,13 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Protocol
 
+from genserve.control.arguments import check_timeout
 from genserve.control.asleep import Asleep, SleepDepth, tags_of
 from genserve.control.conditions import EngineCondition
 from genserve.control.pause import PauseController
 from genserve.control.phase_admission import check_sound
 from genserve.control.state import StateBoard
-from genserve.control.turn import check_timeout, remaining_s, uninterrupted
+from genserve.control.turn import remaining_s, uninterrupted
 from genserve.engine.protocol import MEMORY_TAGS, Engine, KvPolicy, PauseMode, SleepTag
 from genserve.errors import EngineDeadError, GenserveError, UnsupportedError
 

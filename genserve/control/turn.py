@@ -7,10 +7,11 @@ from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
+from genserve.control.arguments import check_timeout
 from genserve.control.phase_admission import check_control, check_weights
 from genserve.control.state import StateBoard
 from genserve.engine.protocol import Engine
-from genserve.errors import DeadlineError, InvalidFieldError
+from genserve.errors import DeadlineError
 
 # How long a caller waits for its failed call to be undone. If the engine takes longer, other callers still wait.
 _UNDO_GRACE_S = 1.0
@@ -30,12 +31,6 @@ async def uninterrupted(work: Coroutine[Any, Any, T]) -> T:
     if cancelled is not None:
         raise cancelled from (None if task.cancelled() else task.exception())
     return task.result()
-
-
-def check_timeout(timeout_s: float) -> None:
-    """Raises InvalidFieldError ("timeout")."""
-    if not timeout_s > 0:
-        raise InvalidFieldError.of("timeout", f"must be above 0 s, is {timeout_s:g} s")
 
 
 def remaining_s(deadline_s: float, step: str) -> float:

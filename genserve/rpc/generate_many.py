@@ -8,12 +8,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 
+from genserve.control.arguments import MAX_TEXT_CHARS
 from genserve.control.phase_admission import check_generation
 from genserve.control.state import StateBoard
 from genserve.engine.generation import GenerationRequest, GenerationUpdate
 from genserve.engine.protocol import Engine, GenerationStream
 from genserve.errors import GenserveError, InvalidFieldError
-from genserve.rpc.convert.generation_request import MAX_ID_LENGTH, generation_request
+from genserve.rpc.convert.generation_request import generation_request
 from genserve.rpc.convert.generation_response import fill_response
 from genserve.rpc.received import Received
 from genserve.rpc.status import known_error, to_message
@@ -106,7 +107,7 @@ class GenerateMany:
         try:
             return _Action(request_id, generation_request(message.generate, self._engine.info, request_id))
         except GenserveError as error:
-            return _Action(request_id[:MAX_ID_LENGTH], error=error)
+            return _Action(request_id[:MAX_TEXT_CHARS], error=error)
 
     async def _begin(self, request: GenerationRequest) -> None:
         try:
@@ -164,7 +165,7 @@ def _named_in(head: bytes) -> str:
         if head[0] != _FIRST_FIELD or head[(start := read_varint(head, 1)[1])] != _FIRST_FIELD:
             return ""
         length, start = read_varint(head, start + 1)
-        return head[start : start + length].decode() if length <= MAX_ID_LENGTH else ""
+        return head[start : start + length].decode() if length <= MAX_TEXT_CHARS else ""
     except (IndexError, ValueError):
         return ""
 

@@ -1,5 +1,6 @@
 """The checks before a push may send a byte. Pure: everything is refused before anything is allocated."""
 
+from genserve.control.arguments import check_text, check_timeout
 from genserve.errors import (
     FieldViolation,
     InvalidFieldError,
@@ -13,7 +14,6 @@ from genserve.weights.lora.config import check_lora_name, lora_issues
 from genserve.weights.push.types import ApplyOptions, LoraAdapter, PushHeader
 
 MAX_STREAMS = 1024
-_MAX_ID_LENGTH = 256
 _MAX_STAGING_TTL_S = 24 * 3600.0
 _MAX_SHOWN_ISSUES = 3
 
@@ -21,11 +21,7 @@ _MAX_SHOWN_ISSUES = 3
 def check_header(header: PushHeader) -> None:
     """Raises InvalidFieldError for an invalid field, by its path in PushWeightsRequest."""
     for field in ("push_id", "attempt"):
-        name = getattr(header, field)
-        if len(name) > _MAX_ID_LENGTH or not name.isprintable():
-            raise InvalidFieldError.of(
-                f"header.{field}", f"must be printable and at most {_MAX_ID_LENGTH} characters long"
-            )
+        check_text(getattr(header, field), f"header.{field}")
     if header.lora is not None:
         _check_lora(header, header.lora)
     elif not 1 <= header.weight_version < 1 << 32:
@@ -58,8 +54,7 @@ def _check_lora(header: PushHeader, lora: LoraAdapter) -> None:
 
 def check_apply(apply: ApplyOptions, field: str) -> None:
     """Raises InvalidFieldError for invalid options. `field` is their path in the request."""
-    if not apply.timeout_s > 0:
-        raise InvalidFieldError.of(f"{field}.timeout", f"must be above 0 s, is {apply.timeout_s:g} s")
+    check_timeout(apply.timeout_s, f"{field}.timeout")
 
 
 def check_version(header: PushHeader, served_version: int) -> None:

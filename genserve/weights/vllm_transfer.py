@@ -14,9 +14,10 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
+from genserve.control.arguments import check_text
 from genserve.control.change import Change
 from genserve.control.conditions import EngineCondition
-from genserve.control.leases import check_text, check_ttl
+from genserve.control.leases import check_ttl
 from genserve.control.pause import Hold, PauseController
 from genserve.control.phase_admission import check_sound, check_weights
 from genserve.control.state import StateBoard

@@ -10,6 +10,7 @@ from typing import Any
 
 from google.protobuf.struct_pb2 import Struct, Value
 
+from genserve.control.arguments import check_text
 from genserve.engine.generation import (
     AnyPrompt,
     ChatMessage,
@@ -29,7 +30,6 @@ from genserve.errors import InvalidFieldError
 from genserve.rpc.convert.values import seconds_or
 from genserve.v1 import generation_pb2
 
-MAX_ID_LENGTH = 256
 # vLLM searches for every stop string after every token, on the event loop.
 MAX_STOP_STRINGS = 256
 MAX_STRING_CHARACTERS = 1 << 16
@@ -77,8 +77,7 @@ def generation_request(message: generation_pb2.GenerateRequest, info: EngineInfo
 
 def request_id(value: str) -> str:
     """The id that a client gave, or ""."""
-    if len(value) > MAX_ID_LENGTH or not value.isprintable():
-        raise InvalidFieldError.of("request_id", f"must be printable and at most {MAX_ID_LENGTH} characters long")
+    check_text(value, "request_id")
     return value
 
 

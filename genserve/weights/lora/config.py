@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from genserve.control.arguments import check_text
 from genserve.errors import InvalidFieldError
 from genserve.tensors.manifest import Manifest, PushIssue, TensorSpec, bounded
 from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor
 
-_MAX_NAME_LENGTH = 256
 _PAIRS = ((".lora_A.", ".lora_B."), (".lora_embedding_A", ".lora_embedding_B"))
 _PREFIX = "base_model.model."
 # vLLM takes these whole, for models that classify.
@@ -49,8 +49,9 @@ class LoraConfig:
 
 def check_lora_name(name: str, field: str) -> None:
     """Raises InvalidFieldError for an invalid name of an adapter."""
-    if not name or len(name) > _MAX_NAME_LENGTH or not name.isprintable():
-        raise InvalidFieldError.of(field, f"must be printable and 1 to {_MAX_NAME_LENGTH} characters long")
+    if not name:
+        raise InvalidFieldError.of(field, "must not be empty")
+    check_text(name, field)
 
 
 def lora_issues(manifest: Manifest, checkpoint: CheckpointIndex | None) -> list[PushIssue]:

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from genserve.control.arguments import check_timeout
 from genserve.control.pause import PauseController
 from genserve.control.phase_admission import check_weights
 from genserve.control.state import StateBoard
-from genserve.control.turn import check_timeout, uninterrupted
+from genserve.control.turn import uninterrupted
 from genserve.engine.protocol import Engine, LoadedLora
 from genserve.errors import UnsupportedError
 from genserve.weights.checkpoint import CheckpointIndex
