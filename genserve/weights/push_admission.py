@@ -24,8 +24,8 @@ def check_header(header: PushHeader) -> None:
         check_text(getattr(header, field), f"header.{field}")
     if header.lora is not None:
         _check_lora(header, header.lora)
-    elif not 1 <= header.weight_version < 1 << 32:
-        raise InvalidFieldError.of("header.weight_version", f"must be in [1, 2^32), is {header.weight_version}")
+    else:
+        check_version_number(header.weight_version, "header.weight_version")
     if not 0 < header.staging_ttl_s <= _MAX_STAGING_TTL_S:
         raise InvalidFieldError.of(
             "header.staging_ttl",
@@ -55,6 +55,12 @@ def _check_lora(header: PushHeader, lora: LoraAdapter) -> None:
 def check_apply(apply: ApplyOptions, field: str) -> None:
     """Raises InvalidFieldError for invalid options. `field` is their path in the request."""
     check_timeout(apply.timeout_s, f"{field}.timeout")
+
+
+def check_version_number(version: int, field: str) -> None:
+    """Raises InvalidFieldError unless the number can be that of a version after the checkpoint's."""
+    if not 1 <= version < 1 << 32:
+        raise InvalidFieldError.of(field, f"must be in [1, 2^32), is {version}")
 
 
 def check_version(header: PushHeader, served_version: int) -> None:

@@ -28,14 +28,13 @@ from genserve.errors import (
     EngineDeadError,
     EngineTaintedError,
     GenserveError,
-    InvalidFieldError,
     PushRolledBackError,
     UnsupportedError,
     UpdateNotFoundError,
 )
 from genserve.weights.apply import WeightUpdater
 from genserve.weights.push.types import Applied, HoldOptions, PushHeader
-from genserve.weights.push_admission import check_version
+from genserve.weights.push_admission import check_version, check_version_number
 from genserve.weights.registry import PushRegistry
 from genserve.weights.resident import ResidentStore
 
@@ -206,8 +205,7 @@ class TransferUpdates:
                 return self._finished[1]
             update, previous_version = self._require(update_id), self._engine.weight_version
             version = previous_version + 1 if version is None else version
-            if not 1 <= version < 1 << 32:
-                raise InvalidFieldError.of("weight_version", f"must be in [1, 2^32), is {version}")
+            check_version_number(version, "weight_version")
             check_version(PushHeader("", version, force=force), previous_version)
             return await uninterrupted(self._finish(update, version, previous_version, timeout_s))
 
