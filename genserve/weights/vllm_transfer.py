@@ -140,10 +140,10 @@ class TransferUpdates:
                 self._touch(self._open)
                 return self._open
             check_sound(self._board.engine_condition)
-            self._check_whole()
+            self._check_nothing_lost()
             return await uninterrupted(self._start(options))
 
-    def _check_whole(self) -> None:
+    def _check_nothing_lost(self) -> None:
         """Raises EngineTaintedError, with instructions, while a sleep has dropped the weights: vLLM does not tell
         whether an update brings all of them."""
         if not self._board.asleep.weights_lost:
@@ -172,7 +172,7 @@ class TransferUpdates:
             )
             # Another caller may have left inconsistent weights meanwhile.
             check_sound(self._board.engine_condition)
-            self._check_whole()
+            self._check_nothing_lost()
             left_s = remaining_s(deadline_s, "begin")
             stack.enter_context(self._board.applying(if_failed=EngineCondition.TAINTED))
             stack.callback(self._forget_open)
