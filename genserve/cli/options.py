@@ -5,17 +5,18 @@ import getpass
 import os
 import re
 import socket
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, get_args
+
+from genserve.words import DEFAULT_TARGET, KvPolicy, PauseMode, SleepTag
 
 if TYPE_CHECKING:
     from genserve.client import AsyncClient, Client
 
 Subparsers = argparse._SubParsersAction  # argparse has no public name for what add_subparsers returns
 
-DEFAULT_TARGET: Final = "127.0.0.1:50051"
-PAUSE_MODES: Final = ("keep", "wait", "abort")
-SLEEP_TAGS: Final = ("weights", "kv_cache", "scheduling")
-KV_POLICIES: Final = ("reuse", "recompute")
+PAUSE_MODES: Final = get_args(PauseMode)
+SLEEP_TAGS: Final = get_args(SleepTag)
+KV_POLICIES: Final = get_args(KvPolicy)
 
 _MAX_COUNT: Final = 1_000_000
 _SECONDS: Final = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}

@@ -39,7 +39,6 @@ from genserve.client.generation.results import (
 )
 from genserve.client.sync_client import BlockingStream, Client
 from genserve.client.transport.connection import ConnectionSettings, Timeouts
-from genserve.client.transport.enums import KvPolicy, PauseMode, PushAction, SleepTag
 from genserve.client.transport.errors import ClientClosedError, ClientMisuseError
 from genserve.client.transport.response_stream import ResponseStream
 from genserve.client.weights.download import PulledWeights
@@ -50,6 +49,7 @@ from genserve.client.weights.served import ServedTensor, ServedWeights
 from genserve.client.weights.vllm_transfer import FinishedUpdate, StartedUpdate
 from genserve.errors import UnavailableError
 from genserve.tensors.safetensors import CheckpointFileError
+from genserve.words import KvPolicy, PauseMode, PushAction, SleepTag
 
 __all__ = [
     "AbortResult",

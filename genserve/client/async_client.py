@@ -5,9 +5,10 @@ from typing import Self, Unpack
 
 from genserve.client.control.calls import ControlCalls
 from genserve.client.generation.calls import GenerationCalls
-from genserve.client.transport.connection import DEFAULT_TARGET, Connection, ConnectionSettings
+from genserve.client.transport.connection import Connection, ConnectionSettings
 from genserve.client.weights.lora import LoraCalls
 from genserve.client.weights.vllm_transfer import TransferCalls
+from genserve.words import DEFAULT_TARGET
 
 
 class AsyncClient(GenerationCalls, LoraCalls, TransferCalls, ControlCalls):

@@ -15,8 +15,9 @@ from typing import Any, Concatenate, Final, Literal, ParamSpec, Protocol, TypeVa
 
 from genserve.client.async_client import AsyncClient
 from genserve.client.transport.closing import Closing
-from genserve.client.transport.connection import DEFAULT_TARGET, Connection, ConnectionSettings, Timeouts
+from genserve.client.transport.connection import Connection, ConnectionSettings, Timeouts
 from genserve.client.transport.loop_thread import LoopThread, Mailbox
+from genserve.words import DEFAULT_TARGET
 
 P = ParamSpec("P")
 T = TypeVar("T")

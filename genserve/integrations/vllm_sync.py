@@ -10,8 +10,9 @@ from typing import Any, Unpack
 
 from genserve.client.sync_client import Client
 from genserve.client.transport.closing import Closing
-from genserve.client.transport.connection import DEFAULT_TARGET, ConnectionSettings
+from genserve.client.transport.connection import ConnectionSettings
 from genserve.errors import InvalidFieldError
+from genserve.words import DEFAULT_TARGET
 
 UpdateInfo = dict[str, Any] | list[dict[str, Any]]
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from genserve.client.control.state import PauseLease, PauseResult, ResumeResult
-from genserve.client.transport.enums import KvPolicy, PauseMode
 from genserve.errors import DeadlineError, GenserveError, PauseLeaseLostError, UnavailableError
+from genserve.words import KvPolicy, PauseMode
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from genserve.v1.generation_pb2_grpc import GenerationServiceAsyncStub
     from genserve.v1.weights_pb2_grpc import WeightServiceAsyncStub
 
-DEFAULT_TARGET: Final = "127.0.0.1:50051"
-
 RequestT = TypeVar("RequestT")
 ResponseT = TypeVar("ResponseT")
 ResultT = TypeVar("ResultT")

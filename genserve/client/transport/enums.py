@@ -1,24 +1,12 @@
-"""Enum values as words: `"keep"` here is `PAUSE_MODE_KEEP` on the wire."""
+"""Enum values to words and back: `"keep"` here is `PAUSE_MODE_KEEP` on the wire."""
 
 import reprlib
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from genserve.errors import InvalidFieldError
 
 if TYPE_CHECKING:
     from google.protobuf.internal.enum_type_wrapper import _EnumTypeWrapper
-
-PauseMode = Literal["keep", "wait", "abort"]
-"""What a pause does to requests in flight: freeze them, let them finish first, or end them."""
-
-KvPolicy = Literal["reuse", "recompute"]
-"""What happens to the KV cache: keep it, or prefill again under the weights that are served then."""
-
-PushAction = Literal["apply", "stage", "validate"]
-"""What a push does when every byte has arrived. `validate` checks only the manifest and sends no bytes."""
-
-SleepTag = Literal["weights", "kv_cache", "scheduling"]
-"""A part of the engine that sleeps and wakes up."""
 
 ValueT = TypeVar("ValueT", bound=int)
 

@@ -4,11 +4,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Self, TypedDict
 
-from genserve.client.transport.enums import KvPolicy, PauseMode, PushAction, wire_value
+from genserve.client.transport.enums import wire_value
 from genserve.client.transport.fields import build, check_count, optional_duration
 from genserve.client.weights.push import PushProgress
 from genserve.client.weights.served import ServedWeights
 from genserve.v1 import types_pb2, weights_pb2
+from genserve.words import KvPolicy, PauseMode, PushAction
 
 MIB: Final = 1 << 20
 

@@ -7,8 +7,8 @@ import pytest
 
 from genserve.client.control.lease import held_pause
 from genserve.client.control.state import EngineState, PauseLease, PauseResult, ResumeResult
-from genserve.client.transport.enums import KvPolicy, PauseMode
 from genserve.errors import DeadlineError, GenserveError, PauseLeaseLostError, UnavailableError
+from genserve.words import KvPolicy, PauseMode
 
 STATE = EngineState("instance", 1, "paused", [], 0, 0)
 LEASE = PauseLease("l", "me", "keep", None)

@@ -1,0 +1,18 @@
+"""The words in which callers say what they want, and whom they call unless they say so: for the client and the command
+line alike. It loads nothing, because `genserve --help` loads it."""
+
+from typing import Final, Literal
+
+DEFAULT_TARGET: Final = "127.0.0.1:50051"
+
+PauseMode = Literal["keep", "wait", "abort"]
+"""What a pause does to requests in flight: freeze them, let them finish first, or end them."""
+
+KvPolicy = Literal["reuse", "recompute"]
+"""What happens to the KV cache: keep it, or prefill again under the weights that are served then."""
+
+PushAction = Literal["apply", "stage", "validate"]
+"""What a push does when every byte has arrived. `validate` checks only the manifest and sends no bytes."""
+
+SleepTag = Literal["weights", "kv_cache", "scheduling"]
+"""A part of the engine that sleeps and wakes up."""
