@@ -1,16 +1,15 @@
-"""Digests of what the workers hold, whether a push replaced all of it, and how many bytes a push would not reach.
+"""Digests of what the workers hold, and whether a push replaced all of it.
 
 This is the one place that asks a daemon for digests. A tensor that a push did not replace has the digest of the
 previous version, or the workers refuse it when the daemon starts.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from genserve.client import AsyncClient
 from genserve.doctor.trial.findings import Digests
 
 _NUM_NAMED = 5
-_MB = 1e6
 
 
 async def held_weights(client: AsyncClient, timeout_s: float) -> Digests:
@@ -48,30 +47,6 @@ class DigestDiff:
         """The first few differences of each kind."""
         kinds = {"other values in": self.stale, "gone is": self.missing, "new is": self.extra}
         return "; ".join(f"{what} {_some(names)}" for what, names in kinds.items() if names)
-
-
-@dataclass(frozen=True, slots=True)
-class Reachable:
-    """Memory that a loaded model reaches, of all ranks, in bytes, and what a push does with it."""
-
-    reachable_bytes: int
-    exchanged_bytes: int
-    kv_cache_bytes: int
-    constant_bytes: int
-    hidden_bytes: int
-
-    @property
-    def figures(self) -> dict[str, float]:
-        """The values for --json."""
-        return asdict(self)
-
-    def words(self) -> str:
-        """One line of text."""
-        return (
-            f"of {self.reachable_bytes / _MB:.1f} MB that the model reaches, {self.exchanged_bytes / _MB:.1f} are "
-            f"exchanged, {self.kv_cache_bytes / _MB:.1f} are keys and values, {self.constant_bytes / _MB:.1f} are "
-            f"constant and {self.hidden_bytes / _MB:.1f} are none of these"
-        )
 
 
 def _names(keys: "list[tuple[str, str]] | set[tuple[str, str]]") -> tuple[str, ...]:

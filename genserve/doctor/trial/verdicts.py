@@ -1,14 +1,17 @@
 """Verdicts on the findings of the trials."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from statistics import median, quantiles
 from typing import Final
 
-from genserve.doctor.trial.digest_diff import DigestDiff, Reachable
+from genserve.client import ModelMemory
+from genserve.doctor.trial.digest_diff import DigestDiff
 from genserve.doctor.trial.findings import MustFail, PushFound, Snapshot, WayFound
 from genserve.doctor.verdict import Verdict, fail, ok, warn
 from genserve.worker.contract.placement import duration, pause_s
 
+_MB: Final = 1e6
 _LONG_PAUSE_S: Final = 0.5
 _LONGER: Final = 2.0
 """Ratio to the pause computed from a model's size, above which something is wrong."""
@@ -29,7 +32,7 @@ def way_verdicts(
     `own_bytes`: size of the user's model on each rank, 0 for the built-in one."""
     yield start(found)
     if found.info.get("model_memory"):
-        yield reach(Reachable(**found.info["model_memory"]))
+        yield reach(ModelMemory(**found.info["model_memory"]))
     if found.pushes:
         yield transport(found.pushes)
     if found.pushed:
@@ -66,11 +69,16 @@ def start(found: WayFound) -> Verdict:
     return ok("start", finding, **figures)
 
 
-def reach(memory: Reachable) -> Verdict:
+def reach(memory: ModelMemory) -> Verdict:
     """Whether an exchange reaches everything that the model holds."""
+    finding = (
+        f"of {memory.reachable_bytes / _MB:.1f} MB that the model reaches, {memory.exchanged_bytes / _MB:.1f} are "
+        f"exchanged, {memory.kv_cache_bytes / _MB:.1f} are keys and values, {memory.constant_bytes / _MB:.1f} are "
+        f"constant and {memory.hidden_bytes / _MB:.1f} are none of these"
+    )
     if memory.hidden_bytes:
-        return fail("reach", memory.words(), f"A push does not change this memory. {_REPORT}", **memory.figures)
-    return ok("reach", memory.words(), **memory.figures)
+        return fail("reach", finding, f"A push does not change this memory. {_REPORT}", **asdict(memory))
+    return ok("reach", finding, **asdict(memory))
 
 
 def transport(pushes: Sequence[PushFound]) -> Verdict:
