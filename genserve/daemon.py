@@ -15,7 +15,6 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import uvloop
 
@@ -37,33 +36,30 @@ from genserve.ingest.supervisor import IngestProcesses
 from genserve.memory.allocator import keep_freed_memory
 from genserve.rpc.server import SERVER_OPTIONS, ServerParts, start_server
 from genserve.signals import children_ignore_interrupts, stop_on_signals
-from genserve.tensors.safetensors import CheckpointFileError
 from genserve.weights.apply import WeightUpdater
-from genserve.weights.checkpoint import CheckpointIndex
-from genserve.weights.checkpoint_files import CheckpointFiles
 from genserve.weights.lora import files as lora_files
 from genserve.weights.lora.loader import LoraLoader
+from genserve.weights.quota import limit_bytes
 from genserve.weights.registry import PushRegistry
-from genserve.weights.resident import CheckpointBytes, ResidentStore, ResidentVersion
+from genserve.weights.version_zero import (
+    OpenedCheckpoint,
+    local_directory,
+    open_checkpoint,
+    open_downloaded,
+    resident_store,
+)
 from genserve.weights.vllm_transfer import TransferUpdates
-
-OpenedCheckpoint = tuple[CheckpointIndex, CheckpointFiles]
-"""A checkpoint's index, and its files."""
 
 DESCRIPTION = (
     "Serve a model over gRPC: stream tokens, receive weights, pause and resume. "
     "--help=genserve shows the daemon's own flags, --help=all every flag, --help=max-model-len those of a name."
 )
 EXIT_FAILED = 1
-_STAGING_MARGIN_BYTES = 256 << 20
-_STAGING_BYTES_OF_UNKNOWN_MODEL = 64 << 30
 _CLOSE_GRACE_S = 2.0
 # Objects allocated between collections. Python's default of 700 is less than one step of the engine allocates and
 # frees.
 _GC_THRESHOLD = 20_000
 _LAST_ANSWERS_S = 0.2
-# vLLM's load formats under which the weights are those of the safetensors files. With "dummy" they are random.
-_LOAD_SAFETENSORS = frozenset({"auto", "hf", "safetensors", "fastsafetensors", "instanttensor", "runai_streamer"})
 
 
 def main(argv: Sequence[str]) -> int:
@@ -97,12 +93,13 @@ async def serve(config: ServeConfig, args: AsyncEngineArgs) -> int:
     async with AsyncExitStack() as stack:
         began_s = time.monotonic()
         _sweep()
-        opened = _open_local_checkpoint(args.model)
+        directory = local_directory(args.model)
+        opened = None if directory is None else open_checkpoint(directory, _say)
         engine = await _start_engine(config, args)
         stopped = stack.enter_context(_stopped_by_signal(config))
         stack.push_async_callback(engine.stop)
-        if _directory(args.model) is None:
-            opened = _open_downloaded_checkpoint(engine)
+        if directory is None:
+            opened = open_downloaded(engine.checkpoint_directory, _say)
         daemon = await _build_services(config, engine, opened, args.load_format.lower(), stack)
         del opened  # the files are closed when version 0 is not resident any more
         daemon.start(stack)
@@ -207,9 +204,9 @@ async def _build_services(
     leases = LeaseTable()
     board = StateBoard(engine, lambda: leases.active, uuid.uuid4().hex, DaemonCondition.STARTING)
     pauses = PauseController(engine, leases, board)
-    checkpoint = opened[0] if opened is not None else None
-    max_staging_bytes = _max_staging_bytes(config, checkpoint)
-    resident = _resident(config, opened, load_format)
+    checkpoint = opened.index if opened is not None else None
+    max_staging_bytes = limit_bytes(config.max_staging_bytes, checkpoint)
+    resident = resident_store(opened, load_format, _say, enabled=not config.no_resident_weights)
     updater = WeightUpdater(engine, pauses, board, resident)
     loras = LoraLoader(engine, board, pauses, checkpoint)
     pushes = PushRegistry(checkpoint, engine, updater, loras, board, resident, max_staging_bytes)
@@ -280,64 +277,6 @@ def _require_free(host: str, port: int) -> None:
             probe.bind(address)
         except OSError as error:
             raise OSError(f"cannot listen on {host}:{port}: {error.strerror}") from error
-
-
-def _directory(model: str) -> Path | None:
-    """The directory of the checkpoint's files if `model` is a path, and not the name of a repository."""
-    path = Path(model)
-    return path if path.is_dir() else None
-
-
-def _open_local_checkpoint(model: str) -> OpenedCheckpoint | None:
-    """The checkpoint in the directory that `model` names, if it names one."""
-    directory = _directory(model)
-    return None if directory is None else _open_checkpoint(directory)
-
-
-def _open_checkpoint(directory: Path) -> OpenedCheckpoint | None:
-    """The checkpoint in a directory. Call it before the engine reads its files, so that later changes are detected."""
-    try:
-        files = CheckpointFiles.open(directory)
-        return CheckpointIndex.read(files), files
-    except CheckpointFileError as error:
-        _say(f"{error}: the names of pushed tensors cannot be checked early")
-        return None
-
-
-def _open_downloaded_checkpoint(engine: VllmEngine) -> OpenedCheckpoint | None:
-    """The checkpoint that vLLM found in or downloaded to the Hugging Face cache, where the files of a revision never
-    change."""
-    directory = engine.checkpoint_directory
-    if directory is None:
-        _say("the checkpoint's files are not on this machine: the names of pushed tensors cannot be checked early")
-        return None
-    return _open_checkpoint(directory)
-
-
-def _resident(config: ServeConfig, opened: OpenedCheckpoint | None, load_format: str) -> ResidentStore:
-    enabled = not config.no_resident_weights
-    if opened is None:
-        return ResidentStore(None, enabled=enabled)
-    if load_format not in _LOAD_SAFETENSORS:
-        absence = f"are unknown, because the engine did not load the checkpoint's files (--load-format {load_format})"
-        return ResidentStore(None, enabled=enabled, absence=absence)
-    checkpoint, files = opened
-    try:
-        files.check_in_place()
-    except CheckpointFileError as error:
-        _say(f"{error}: it is unknown what the engine loaded, so version 0 is not resident")
-        absence = "are unknown, because the checkpoint's files changed while the daemon started"
-        return ResidentStore(None, enabled=enabled, absence=absence)
-    first = ResidentVersion(0, checkpoint.as_manifest(), CheckpointBytes(checkpoint, files))
-    return ResidentStore(first, enabled=enabled)
-
-
-def _max_staging_bytes(config: ServeConfig, checkpoint: CheckpointIndex | None) -> int:
-    if config.max_staging_bytes > 0:
-        return config.max_staging_bytes
-    if checkpoint is None:
-        return _STAGING_BYTES_OF_UNKNOWN_MODEL
-    return 2 * checkpoint.total_bytes + _STAGING_MARGIN_BYTES
 
 
 def _say(line: str) -> None:

@@ -6,11 +6,24 @@ from dataclasses import dataclass
 
 from genserve.errors import StagingFullError
 from genserve.memory.available import require_memory
+from genserve.weights.checkpoint import CheckpointIndex
 from genserve.weights.push.lifecycle import State
 from genserve.weights.push.live_push import LivePush
 from genserve.weights.resident import ResidentStore
 
+_MARGIN_BYTES = 256 << 20
+_BYTES_OF_UNKNOWN_MODEL = 64 << 30
+
 log = logging.getLogger(__name__)
+
+
+def limit_bytes(configured_bytes: int, checkpoint: CheckpointIndex | None) -> int:
+    """The limit of a daemon; without a configured one (0) it holds the served version and the next one."""
+    if configured_bytes > 0:
+        return configured_bytes
+    if checkpoint is None:
+        return _BYTES_OF_UNKNOWN_MODEL
+    return 2 * checkpoint.total_bytes + _MARGIN_BYTES
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,68 @@
+"""Version 0, the checkpoint that the engine loads: its files, opened when the daemon starts, and whether its bytes are
+resident."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from genserve.tensors.safetensors import CheckpointFileError
+from genserve.weights.checkpoint import CheckpointIndex
+from genserve.weights.checkpoint_files import CheckpointFiles
+from genserve.weights.resident import CheckpointBytes, ResidentStore, ResidentVersion
+
+# vLLM's load formats under which the weights are those of the safetensors files. With "dummy" they are random.
+_LOAD_SAFETENSORS = frozenset({"auto", "hf", "safetensors", "fastsafetensors", "instanttensor", "runai_streamer"})
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedCheckpoint:
+    """A checkpoint's index, and its open files."""
+
+    index: CheckpointIndex
+    files: CheckpointFiles
+
+
+def local_directory(model: str) -> Path | None:
+    """The directory of the checkpoint's files if `model` is a path, and not the name of a repository."""
+    path = Path(model)
+    return path if path.is_dir() else None
+
+
+def open_checkpoint(directory: Path, say: Callable[[str], None]) -> OpenedCheckpoint | None:
+    """The checkpoint in a directory; `say` tells people why there is none. Call it before the engine reads its files,
+    so that later changes are detected."""
+    try:
+        files = CheckpointFiles.open(directory)
+        return OpenedCheckpoint(CheckpointIndex.read(files), files)
+    except CheckpointFileError as error:
+        say(f"{error}: the names of pushed tensors cannot be checked early")
+        return None
+
+
+def open_downloaded(directory: Path | None, say: Callable[[str], None]) -> OpenedCheckpoint | None:
+    """The checkpoint that the engine found in or downloaded to the Hugging Face cache, where the files of a revision
+    never change."""
+    if directory is None:
+        say("the checkpoint's files are not on this machine: the names of pushed tensors cannot be checked early")
+        return None
+    return open_checkpoint(directory, say)
+
+
+def resident_store(
+    opened: OpenedCheckpoint | None, load_format: str, say: Callable[[str], None], *, enabled: bool
+) -> ResidentStore:
+    """The store of a daemon that has started: it has version 0 if the engine is known to have loaded these bytes.
+    `load_format` is vLLM's --load-format."""
+    if opened is None:
+        return ResidentStore(None, enabled=enabled)
+    if load_format not in _LOAD_SAFETENSORS:
+        absence = f"are unknown, because the engine did not load the checkpoint's files (--load-format {load_format})"
+        return ResidentStore(None, enabled=enabled, absence=absence)
+    try:
+        opened.files.check_in_place()
+    except CheckpointFileError as error:
+        say(f"{error}: it is unknown what the engine loaded, so version 0 is not resident")
+        absence = "are unknown, because the checkpoint's files changed while the daemon started"
+        return ResidentStore(None, enabled=enabled, absence=absence)
+    first = ResidentVersion(0, opened.index.as_manifest(), CheckpointBytes(opened.index, opened.files))
+    return ResidentStore(first, enabled=enabled)

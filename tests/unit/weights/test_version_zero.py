@@ -1,0 +1,79 @@
+"""The checkpoint of a daemon that starts: opened if it can be read, resident if the engine loaded it."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from genserve.errors import NotResidentError
+from genserve.weights.version_zero import local_directory, open_checkpoint, open_downloaded, resident_store
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """A checkpoint of 16 bytes, which is not of this moment: kernels tell the time in steps of milliseconds."""
+    save_file({"a": np.arange(4, dtype=np.float32)}, tmp_path / "model.safetensors")
+    os.utime(tmp_path / "model.safetensors", (1, 1))
+    return tmp_path
+
+
+@pytest.fixture
+def said() -> list[str]:
+    """What people were told."""
+    return []
+
+
+def test_only_a_path_is_a_directory_of_this_machine(directory: Path) -> None:
+    """The name of a repository is none."""
+    assert local_directory(str(directory)) == directory
+    assert local_directory("org/model") is None
+
+
+@pytest.mark.parametrize("load_format", ["auto", "safetensors"])
+async def test_what_the_engine_loaded_is_resident(directory: Path, said: list[str], load_format: str) -> None:
+    """As version 0, with the bytes of the files."""
+    store = resident_store(open_checkpoint(directory, said.append), load_format, said.append, enabled=True)
+    assert store.require().weight_version == 0
+    assert bytes(store.require().view(0, 16)) == np.arange(4, dtype=np.float32).tobytes()
+    assert said == []
+
+
+async def test_random_weights_are_not_those_of_the_files(directory: Path, said: list[str]) -> None:
+    """An engine with another load format served other bytes than a pull of version 0 would send."""
+    store = resident_store(open_checkpoint(directory, said.append), "dummy", said.append, enabled=True)
+    with pytest.raises(NotResidentError, match="--load-format dummy"):
+        store.require()
+
+
+async def test_files_that_changed_during_the_start_are_not_resident(directory: Path, said: list[str]) -> None:
+    """The engine may have read either; the index is still good for names and shapes."""
+    opened = open_checkpoint(directory, said.append)
+    (directory / "model.safetensors").touch()
+    store = resident_store(opened, "auto", said.append, enabled=True)
+    with pytest.raises(NotResidentError, match="changed while the daemon started"):
+        store.require()
+    assert len(said) == 1 and "model.safetensors: has changed" in said[0]
+
+
+async def test_a_daemon_that_keeps_nothing_says_so(directory: Path, said: list[str]) -> None:
+    """Though it knows the files."""
+    store = resident_store(open_checkpoint(directory, said.append), "auto", said.append, enabled=False)
+    with pytest.raises(NotResidentError, match="--no-resident-weights"):
+        store.require()
+
+
+def test_a_checkpoint_that_cannot_be_read_is_told_and_left(tmp_path: Path, said: list[str]) -> None:
+    """The daemon serves without one: names are checked when they are loaded."""
+    assert open_checkpoint(tmp_path, said.append) is None
+    assert open_downloaded(tmp_path, said.append) is None
+    assert len(said) == 2 and all("no safetensors file found: the names" in line for line in said)
+
+
+async def test_a_checkpoint_on_another_machine_is_told_and_left(said: list[str]) -> None:
+    """As one of an engine that reads it from a store of objects."""
+    assert open_downloaded(None, said.append) is None
+    assert len(said) == 1 and "not on this machine" in said[0]
+    with pytest.raises(NotResidentError, match="are not on this host"):
+        resident_store(None, "auto", said.append, enabled=True).require()
