@@ -11,7 +11,7 @@ is applied.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from genserve.engine.protocol import ALL_TAGS, MEMORY_TAGS, SleepTag
+from genserve.engine.types import ALL_TAGS, MEMORY_TAGS, SleepTag
 from genserve.errors import InvalidFieldError
 
 MAX_LEVEL = 2

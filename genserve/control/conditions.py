@@ -10,7 +10,7 @@ import enum
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
-from genserve.engine.protocol import SleepTag
+from genserve.engine.types import SleepTag
 from genserve.errors import DrainingError, EngineDeadError, EngineSleepingError, EngineTaintedError, GenserveError
 
 

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from genserve.engine.protocol import PauseMode
+from genserve.engine.types import PauseMode
 from genserve.errors import InvalidFieldError, PauseLeaseLostError, QueueFullError
 
 MAX_TTL_S = 24 * 3600.0

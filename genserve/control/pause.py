@@ -16,7 +16,8 @@ from genserve.control.leases import LeaseTable, PauseLease, check_ttl
 from genserve.control.phase_admission import check_control
 from genserve.control.state import StateBoard
 from genserve.control.turn import EngineTurn, remaining_s, uninterrupted
-from genserve.engine.protocol import Engine, KvPolicy, PauseCounts, PauseMode
+from genserve.engine.protocol import Engine
+from genserve.engine.types import KvPolicy, PauseCounts, PauseMode
 from genserve.errors import (
     EngineDeadError,
     InvalidFieldError,

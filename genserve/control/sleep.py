@@ -17,7 +17,8 @@ from genserve.control.pause import PauseController
 from genserve.control.phase_admission import check_sound
 from genserve.control.state import StateBoard
 from genserve.control.turn import remaining_s, uninterrupted
-from genserve.engine.protocol import MEMORY_TAGS, Engine, KvPolicy, PauseMode, SleepTag
+from genserve.engine.protocol import Engine
+from genserve.engine.types import MEMORY_TAGS, KvPolicy, PauseMode, SleepTag
 from genserve.errors import EngineDeadError, GenserveError, UnsupportedError
 
 _WAKE_UP_TIMEOUT_S = 120.0

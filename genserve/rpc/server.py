@@ -19,7 +19,8 @@ from genserve.config import ServeConfig
 from genserve.control.pause import PauseController
 from genserve.control.sleep import SleepController
 from genserve.control.state import StateBoard
-from genserve.engine.protocol import Engine, EngineInfo
+from genserve.engine.protocol import Engine
+from genserve.engine.types import EngineInfo
 from genserve.ingest import protocol as ingest_protocol
 from genserve.ingest.supervisor import IngestProcesses
 from genserve.memory.daemon_processes import DaemonProcesses

@@ -10,7 +10,8 @@ from google.protobuf.message import DecodeError
 from genserve.control.pause import PauseController
 from genserve.control.phase_admission import check_whole
 from genserve.control.state import StateBoard
-from genserve.engine.protocol import Engine, WeightDigest
+from genserve.engine.protocol import Engine
+from genserve.engine.types import WeightDigest
 from genserve.errors import DeadlineError, GenserveError
 from genserve.ingest.protocol import ACK_PATH_KEY, FAILED, METHOD, OUTCOME, PATH_KEY
 from genserve.memory.daemon_processes import DaemonProcesses

@@ -17,7 +17,8 @@ from genserve.control.pause import PauseController
 from genserve.control.phase_admission import check_weights
 from genserve.control.state import StateBoard
 from genserve.control.turn import remaining_s, uninterrupted
-from genserve.engine.protocol import ArenaRef, Engine
+from genserve.engine.protocol import Engine
+from genserve.engine.types import ArenaRef
 from genserve.errors import DeadlineError, EngineDeadError, EngineTaintedError, GenserveError, PushRolledBackError
 from genserve.memory.arena import Arena
 from genserve.tensors.manifest import Manifest

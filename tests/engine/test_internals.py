@@ -28,7 +28,7 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.gpu_worker import Worker
 
 from genserve.engine.generation import ConstraintKind, Sampling
-from genserve.engine.protocol import MEMORY_TAGS
+from genserve.engine.types import MEMORY_TAGS
 from genserve.engine.vllm.requests.weight_spans import INITIAL_LABEL
 from genserve.engine.vllm.start import config as vllm_config
 from genserve.integrations.vllm_sync import GenserveWeightSyncClient

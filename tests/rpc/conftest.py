@@ -24,7 +24,7 @@ from genserve.engine.generation import (
     TextPrompt,
     Usage,
 )
-from genserve.engine.protocol import Load, WeightDigest
+from genserve.engine.types import Load, WeightDigest
 from genserve.ingest.supervisor import IngestProcesses
 from genserve.memory.daemon_processes import DaemonProcesses
 from genserve.rpc.server import ServerParts, start_server

@@ -3,7 +3,7 @@
 from genserve.control.asleep import Asleep
 from genserve.control.conditions import DaemonCondition, EngineCondition, Phase
 from genserve.control.state import StateBoard
-from genserve.engine.protocol import ALL_TAGS
+from genserve.engine.types import ALL_TAGS
 
 
 def enter_phase(board: StateBoard, phase: Phase) -> None:

@@ -10,15 +10,14 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 
 from genserve.engine.generation import ChatPrompt, GenerationRequest, TextPrompt
-from genserve.engine.protocol import (
+from genserve.engine.protocol import GenerationStream, LoraFiles
+from genserve.engine.types import (
     MEMORY_TAGS,
     ArenaRef,
     EngineInfo,
-    GenerationStream,
     KvPolicy,
     Load,
     LoadedLora,
-    LoraFiles,
     PauseCounts,
     PauseMode,
     SleepTag,

@@ -17,7 +17,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 
 from genserve.engine.generation import ChatPrompt, FinishReason, GenerationRequest, TextPrompt
-from genserve.engine.protocol import (
+from genserve.engine.types import (
     ArenaRef,
     EngineInfo,
     KvPolicy,

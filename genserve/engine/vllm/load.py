@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from genserve.engine.protocol import Load
+from genserve.engine.types import Load
 
 _RATE_WINDOW_S = 5.0
 

@@ -12,7 +12,8 @@ import time
 import uuid
 from dataclasses import dataclass, field
 
-from genserve.engine.protocol import LoadedLora, LoraFiles
+from genserve.engine.protocol import LoraFiles
+from genserve.engine.types import LoadedLora
 from genserve.engine.vllm.workers import WorkerError, Workers
 from genserve.errors import EngineDeadError, LoraNotFoundError, PushRolledBackError, StagingFullError
 from genserve.worker.contract.calls import AddLora, RemoveLora

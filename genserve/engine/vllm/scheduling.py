@@ -7,7 +7,7 @@ from typing import Any
 from vllm.platforms import current_platform
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from genserve.engine.protocol import MEMORY_TAGS, KvPolicy, PauseMode, SleepTag
+from genserve.engine.types import MEMORY_TAGS, KvPolicy, PauseMode, SleepTag
 from genserve.engine.vllm.liveness import Liveness
 from genserve.errors import EngineDeadError, GenserveError
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from genserve.engine.protocol import ArenaRef, WeightDigest
+from genserve.engine.types import ArenaRef, WeightDigest
 from genserve.engine.vllm.liveness import Liveness
 from genserve.engine.vllm.requests.weight_spans import INITIAL_LABEL
 from genserve.engine.vllm.workers import WorkerError, Workers

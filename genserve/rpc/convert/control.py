@@ -8,7 +8,7 @@ import grpc
 
 import genserve
 from genserve.control.asleep import SleepDepth
-from genserve.engine.protocol import EngineInfo, KvPolicy, Load, LoadedLora, PauseMode
+from genserve.engine.types import EngineInfo, KvPolicy, Load, LoadedLora, PauseMode
 from genserve.errors import InvalidFieldError
 from genserve.rpc.convert.values import kv_policy, pause_mode, seconds_or, to_timestamp
 from genserve.v1 import control_pb2

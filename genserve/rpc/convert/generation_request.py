@@ -25,7 +25,7 @@ from genserve.engine.generation import (
     TokenPrompt,
     prompt_too_long,
 )
-from genserve.engine.protocol import EngineInfo
+from genserve.engine.types import EngineInfo
 from genserve.errors import InvalidFieldError
 from genserve.rpc.convert.values import seconds_or
 from genserve.v1 import generation_pb2

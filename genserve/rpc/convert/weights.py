@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from genserve.engine.protocol import KvPolicy, WeightDigest
+from genserve.engine.types import KvPolicy, WeightDigest
 from genserve.errors import InvalidFieldError
 from genserve.rpc.convert.values import kv_policy, pause_mode, seconds_or
 from genserve.v1 import weights_pb2

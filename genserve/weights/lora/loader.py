@@ -11,7 +11,8 @@ from genserve.control.pause import PauseController
 from genserve.control.phase_admission import check_weights
 from genserve.control.state import StateBoard
 from genserve.control.turn import uninterrupted
-from genserve.engine.protocol import Engine, LoadedLora
+from genserve.engine.protocol import Engine
+from genserve.engine.types import LoadedLora
 from genserve.errors import UnsupportedError
 from genserve.weights.checkpoint import CheckpointIndex
 from genserve.weights.lora.config import LoraConfig, check_lora_name

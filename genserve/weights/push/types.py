@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from genserve.control.pause import Hold
-from genserve.engine.protocol import KvPolicy, PauseMode
+from genserve.engine.types import KvPolicy, PauseMode
 from genserve.tensors.manifest import Manifest, PushIssue
 
 DEFAULT_APPLY_TIMEOUT_S = 300.0

@@ -12,7 +12,7 @@ from genserve.control.leases import LeaseTable
 from genserve.control.pause import PauseController, PauseGrant
 from genserve.control.sleep import SleepController
 from genserve.control.state import StateBoard
-from genserve.engine.protocol import KvPolicy, PauseMode
+from genserve.engine.types import KvPolicy, PauseMode
 from tests.support.scripted_engine import ScriptedEngine
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from genserve.control.asleep import Asleep, SleepDepth
-from genserve.engine.protocol import ALL_TAGS, SleepTag
+from genserve.engine.types import ALL_TAGS, SleepTag
 from genserve.errors import InvalidFieldError
 
 S, W, K = SleepTag.SCHEDULING, SleepTag.WEIGHTS, SleepTag.KV_CACHE

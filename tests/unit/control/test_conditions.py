@@ -15,7 +15,7 @@ from genserve.control.conditions import (
     phase_of,
 )
 from genserve.control.phase_admission import check_control, check_generation, check_sound, check_weights
-from genserve.engine.protocol import SleepTag
+from genserve.engine.types import SleepTag
 from genserve.errors import DrainingError, EngineDeadError, EngineSleepingError, EngineTaintedError, GenserveError
 
 Error = type[GenserveError] | None

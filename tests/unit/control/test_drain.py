@@ -7,7 +7,7 @@ import pytest
 
 from genserve.control.conditions import EngineCondition, Phase
 from genserve.control.drain import Drain
-from genserve.engine.protocol import PauseMode
+from genserve.engine.types import PauseMode
 from genserve.errors import DrainingError, EngineDeadError
 from tests.support.phases import enter_phase
 from tests.support.scripted_engine import Gate

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from genserve.control.leases import LeaseTable
-from genserve.engine.protocol import PauseMode
+from genserve.engine.types import PauseMode
 from genserve.errors import InvalidFieldError, PauseLeaseLostError
 
 

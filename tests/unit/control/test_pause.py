@@ -6,7 +6,7 @@ import pytest
 
 from genserve.control.conditions import Phase
 from genserve.control.pause import Hold
-from genserve.engine.protocol import KvPolicy, PauseMode
+from genserve.engine.types import KvPolicy, PauseMode
 from genserve.errors import (
     DeadlineError,
     DrainingError,

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from genserve.control.pause import Hold
-from genserve.engine.protocol import KvPolicy, PauseMode
+from genserve.engine.types import KvPolicy, PauseMode
 from genserve.errors import InvalidFieldError, QueueFullError
 from genserve.rpc.convert.values import to_state
 from tests.support.scripted_engine import Gate

@@ -6,7 +6,7 @@ import pytest
 
 from genserve.control.asleep import SleepDepth
 from genserve.control.conditions import Phase
-from genserve.engine.protocol import KvPolicy, PauseMode
+from genserve.engine.types import KvPolicy, PauseMode
 from genserve.errors import DeadlineError, EngineSleepingError, EngineTaintedError, UnsupportedError
 from tests.support.phases import enter_phase
 from tests.support.scripted_engine import Gate

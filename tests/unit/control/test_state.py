@@ -7,7 +7,7 @@ import pytest
 from genserve.control.asleep import Asleep
 from genserve.control.conditions import DaemonCondition, EngineCondition, Phase
 from genserve.control.state import StateBoard
-from genserve.engine.protocol import ALL_TAGS
+from genserve.engine.types import ALL_TAGS
 from tests.support.scripted_engine import ScriptedEngine
 
 

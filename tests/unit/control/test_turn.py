@@ -6,7 +6,7 @@ import pytest
 
 from genserve.control.conditions import Phase
 from genserve.control.turn import uninterrupted
-from genserve.engine.protocol import KvPolicy, PauseMode
+from genserve.engine.types import KvPolicy, PauseMode
 from genserve.errors import DeadlineError, DrainingError, InvalidFieldError
 from tests.support.phases import enter_phase
 from tests.support.scripted_engine import Gate

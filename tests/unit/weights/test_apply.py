@@ -6,7 +6,7 @@ import time
 import pytest
 
 from genserve.control.conditions import Phase
-from genserve.engine.protocol import KvPolicy, PauseMode
+from genserve.engine.types import KvPolicy, PauseMode
 from genserve.errors import (
     DeadlineError,
     DrainingError,

@@ -6,7 +6,7 @@ import pytest
 
 from genserve.control.asleep import SleepDepth
 from genserve.control.conditions import EngineCondition, Phase
-from genserve.engine.protocol import PauseMode
+from genserve.engine.types import PauseMode
 from genserve.errors import DrainingError, EngineTaintedError, GenserveError, InvalidFieldError, PushRolledBackError
 from genserve.weights.vllm_transfer import UpdateOptions
 from tests.support.phases import enter_phase

@@ -7,7 +7,7 @@ import pytest
 
 from genserve.control.asleep import SleepDepth
 from genserve.control.conditions import Phase
-from genserve.engine.protocol import KvPolicy, PauseMode
+from genserve.engine.types import KvPolicy, PauseMode
 from genserve.errors import (
     ApplyInProgressError,
     DeadlineError,

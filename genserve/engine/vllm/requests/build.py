@@ -25,7 +25,7 @@ from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 from genserve.engine.generation import GenerationRequest
-from genserve.engine.protocol import EngineInfo
+from genserve.engine.types import EngineInfo
 from genserve.engine.vllm.requests.sampling import request_field, sampling_fields
 from genserve.engine.vllm.requests.timed_threads import TimedThreads
 from genserve.errors import EngineDeadError, GenserveError, InvalidFieldError, QueueFullError

@@ -18,7 +18,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.utils.import_utils import resolve_obj_by_qualname
 
 from genserve.config import CPU_KV_CACHE_BYTES, ways
-from genserve.engine.protocol import EngineInfo
+from genserve.engine.types import EngineInfo
 from genserve.engine.vllm.start import failure as start_failure
 from genserve.engine.vllm.start import refusals
 from genserve.worker.contract.vllm_settings import (

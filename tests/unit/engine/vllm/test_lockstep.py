@@ -9,7 +9,7 @@ import pytest
 from genserve.control.leases import LeaseTable
 from genserve.control.pause import PauseController
 from genserve.control.state import StateBoard
-from genserve.engine.protocol import KvPolicy, PauseCounts, PauseMode
+from genserve.engine.types import KvPolicy, PauseCounts, PauseMode
 from genserve.engine.vllm.liveness import Liveness
 from genserve.engine.vllm.scheduling import Scheduling
 from genserve.errors import DeadlineError

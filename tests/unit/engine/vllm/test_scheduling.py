@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from genserve.engine.protocol import KvPolicy, PauseMode
+from genserve.engine.types import KvPolicy, PauseMode
 from genserve.engine.vllm.liveness import Liveness
 from genserve.engine.vllm.scheduling import Scheduling
 from genserve.errors import GenserveError

@@ -10,7 +10,7 @@ from google.protobuf.duration_pb2 import Duration
 from genserve.client.control.state import ServerInfo
 from genserve.control.conditions import Phase
 from genserve.control.state import EngineState
-from genserve.engine.protocol import EngineInfo, KvPolicy, ModelMemory, PauseMode
+from genserve.engine.types import EngineInfo, KvPolicy, ModelMemory, PauseMode
 from genserve.errors import InvalidFieldError
 from genserve.rpc.answers import Answers
 from genserve.rpc.convert.control import (

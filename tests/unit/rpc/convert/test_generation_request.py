@@ -18,7 +18,7 @@ from genserve.engine.generation import (
     TextPrompt,
     TokenPrompt,
 )
-from genserve.engine.protocol import EngineInfo
+from genserve.engine.types import EngineInfo
 from genserve.errors import InvalidFieldError, PromptTooLongError
 from genserve.rpc.convert.generation_request import detokenize_input, generation_request, plain_dict, tokenize_input
 from genserve.v1 import generation_pb2

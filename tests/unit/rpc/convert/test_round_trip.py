@@ -26,7 +26,7 @@ from genserve.engine.generation import (
     SequenceDelta,
     Stop,
 )
-from genserve.engine.protocol import EngineInfo, Load, LoadedLora
+from genserve.engine.types import EngineInfo, Load, LoadedLora
 from genserve.rpc.answers import Answers
 from genserve.rpc.convert.control import ServerFacts, to_load, to_lora, to_server_info
 from genserve.rpc.convert.generation_request import generation_request

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from google.protobuf import json_format
 
-from genserve.engine.protocol import KvPolicy, PauseMode
+from genserve.engine.types import KvPolicy, PauseMode
 from genserve.errors import InvalidFieldError
 from genserve.rpc.convert.vllm_transfer import call_timeout_s, init_info, update_info, update_options
 from genserve.v1 import weights_pb2

@@ -8,7 +8,7 @@ from google.protobuf import json_format
 from genserve.control.conditions import Phase
 from genserve.control.leases import PauseLease
 from genserve.control.state import EngineState
-from genserve.engine.protocol import KvPolicy, PauseMode, WeightDigest
+from genserve.engine.types import KvPolicy, PauseMode, WeightDigest
 from genserve.errors import InvalidFieldError
 from genserve.rpc.answers import Answers
 from genserve.rpc.convert.values import to_state

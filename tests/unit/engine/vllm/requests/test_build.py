@@ -9,7 +9,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreRequest
 
 from genserve.engine.generation import GenerationRequest, Sampling, TokenPrompt
-from genserve.engine.protocol import EngineInfo
+from genserve.engine.types import EngineInfo
 from genserve.engine.vllm.requests.build import RequestBuilder
 from genserve.errors import InvalidFieldError
 
