@@ -191,7 +191,7 @@ class _Daemon:
         for task in self.background:
             if task.done():
                 if task.get_name() == "engine":
-                    return "the engine has died"
+                    return f"the engine has died: {self.engine.cause_of_death}"
                 return f"{task.get_name()} ended: {task.exception()!r}"
         return None
 

@@ -1,4 +1,4 @@
-"""Signals while the engine starts and while the daemon runs.
+"""Signals while the engine starts and while the daemon runs, and those that ended a process.
 
 A terminal sends Ctrl-C to the whole process group. The engine's processes must not get it, because they would end
 before the daemon has drained. They inherit the signal mask of the thread that starts them, so SIGINT is blocked there,
@@ -61,3 +61,8 @@ def stop_on_signals(stop: Callable[[str], None]) -> Iterator[None]:
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
+
+
+def ending(status: int) -> str:
+    """How a process ended, for people; `status` as subprocess has it."""
+    return f"ended with status {status}" if status >= 0 else f"was ended by {signal.Signals(-status).name}"

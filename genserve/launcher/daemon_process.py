@@ -22,6 +22,7 @@ from genserve.launcher.command import serve_command
 from genserve.launcher.end_with_starter import ending_with_this_process
 from genserve.launcher.output import Serving, StdoutReader, last_words
 from genserve.launcher.process_group import kill_group, members_of, wait_ended
+from genserve.signals import ending
 
 _LEFT_ALONE_S: Final = 10.0
 """How long the engine's processes may take to end after a daemon that nobody has stopped: they watch for its end."""
@@ -96,7 +97,7 @@ class DaemonProcess:
     def failure(self, what: str = "") -> DaemonFailedError:
         """An error that says what has happened (default: how it has ended), with its last words."""
         status = self.exit_status
-        happened = what or f"the daemon {_ending(status)}"
+        happened = what or f"the daemon {'hangs in the kernel' if status is None else ending(status)}"
         return DaemonFailedError(f"{happened}{last_words(self.log)} (log: {self.log})", self.log, status)
 
     def _wake_up(self) -> None:
@@ -188,9 +189,3 @@ class DaemonProcess:
             if ended in ready:
                 return True
         return False
-
-
-def _ending(status: int | None) -> str:
-    if status is None:
-        return "hangs in the kernel"
-    return f"ended with status {status}" if status >= 0 else f"was ended by {signal.Signals(-status).name}"

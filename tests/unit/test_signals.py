@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from genserve.signals import ending
+
 PROGRAM = """
 import asyncio
 from genserve.signals import stop_on_signals
@@ -30,3 +32,10 @@ def test_a_second_signal_exits_at_once(number: signal.Signals) -> None:
         assert process.poll() is None
         process.send_signal(number)
         assert process.wait(10) == 128 + number
+
+
+def test_the_end_of_a_process_is_named_as_people_know_it() -> None:
+    """A signal by its name, not by a negative number."""
+    assert ending(0) == "ended with status 0"
+    assert ending(3) == "ended with status 3"
+    assert ending(-signal.SIGKILL) == "was ended by SIGKILL"

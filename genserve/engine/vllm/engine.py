@@ -48,6 +48,7 @@ from genserve.errors import (
     EngineDeadError,
     WeightVersionMismatchError,
 )
+from genserve.signals import ending
 from genserve.tensors.manifest import TensorSpec
 
 _ATTACH_TIMEOUT_S = 120.0
@@ -126,7 +127,7 @@ class VllmEngine:
         engine.warnings = warnings
         try:
             assert llm.output_handler is not None  # internal: the task that ends when EngineCore dies
-            llm.output_handler.add_done_callback(lambda _: engine._liveness.declare_dead())
+            llm.output_handler.add_done_callback(lambda _: engine._liveness.declare_dead(engine._end_of_core()))
             how = await engine._weights.attach(_ATTACH_TIMEOUT_S, takes_adapters=engine._info.max_loras > 0)
             engine._info = replace(
                 engine._info,
@@ -162,8 +163,21 @@ class VllmEngine:
         self.loras.close()
         self._prompts.close()
         self._builder.close()
-        self._liveness.declare_dead()
+        self._liveness.declare_dead("the daemon has ended it")
         await asyncio.to_thread(self._llm.shutdown, timeout_s)
+
+    def _end_of_core(self) -> str:
+        """What is known of the end of EngineCore."""
+        # internal: the first process that has ended by itself; vLLM ends the others after it. Ray's have no status.
+        manager = self._llm.engine_core.resources.engine_manager
+        name = getattr(manager, "failed_proc_name", None)
+        status = manager.finished_procs().get(name) if name else None
+        return "EngineCore reported an error: see the log above" if status is None else f"{name} {ending(status)}"
+
+    @property
+    def cause_of_death(self) -> str:
+        """Why it is dead, for people; "" while it lives."""
+        return self._liveness.cause_of_death
 
     @property
     def info(self) -> EngineInfo:

@@ -138,7 +138,7 @@ class Heartbeat:
             reason = "no step may take that long"
         if reason is not None:
             log.error("giving up the engine, which has not answered for %.1f s: %s", self._silent_s, reason)
-            self._liveness.declare_dead()
+            self._liveness.declare_dead(f"it has not answered for {self._silent_s:.1f} s: {reason}")
 
     def _reason(self) -> str | None:
         """Why the engine will not answer any more, from the recent activity of its processes; None if it may."""

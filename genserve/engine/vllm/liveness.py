@@ -21,6 +21,8 @@ class Liveness:
 
     def __init__(self, on_death: Callable[[], None] = lambda: None) -> None:
         """`on_death` is called once, when the engine is declared dead."""
+        self.cause_of_death = ""
+        """For people."""
         self._dead = asyncio.Event()
         self._on_death = on_death
         self._calls: set[asyncio.Task[Any]] = set()
@@ -32,9 +34,11 @@ class Liveness:
         """Whether it has died."""
         return self._dead.is_set()
 
-    def declare_dead(self) -> None:
-        """Ends every waiting call: the engine has died, or cannot be trusted to answer any more."""
+    def declare_dead(self, cause: str) -> None:
+        """Ends every waiting call: the engine has died, or cannot be trusted to answer any more. The first cause is
+        kept."""
         if not self._dead.is_set():
+            self.cause_of_death = cause
             self._dead.set()
             self._on_death()
             for call in self._calls:
@@ -97,7 +101,7 @@ class Liveness:
         if task.done() and not task.cancelled():
             return task.result()
         if self.dead:
-            raise EngineDeadError(f"the engine died during {what}")
+            raise EngineDeadError(f"the engine died during {what}: {self.cause_of_death}")
         raise DeadlineError(f"{what} did not finish within {timeout_s:g} s")
 
     def _end(self, task: "asyncio.Task[Any]") -> None:

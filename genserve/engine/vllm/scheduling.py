@@ -90,7 +90,7 @@ class Scheduling:
             await self._llm.sleep(level=level, mode=PauseMode.KEEP.value)
         except Exception as error:
             # vLLM's executor then takes no rank for asleep, whichever is, and would wake up none.
-            self._liveness.declare_dead()
+            self._liveness.declare_dead(f"a worker failed in sleep: {error}")
             raise EngineDeadError(f"a worker failed in sleep, and the daemon gives up the engine: {error}") from error
 
     async def _give_kv_cache_back(self) -> None:

@@ -167,7 +167,7 @@ class LiveWeights:
 
     def given_up(self, error: DeadlineError) -> EngineDeadError:
         """Declares the engine dead: a worker that hangs cannot be asked to undo, and nothing else reaches it."""
-        self._liveness.declare_dead()
+        self._liveness.declare_dead(error.message)
         return EngineDeadError(f"{error.message}; the daemon gives up the engine")
 
     async def discard(self, nonce: str, timeout_s: float) -> None:

@@ -68,8 +68,8 @@ class Workers:
                 "collective_rpc", method, None, (message,), None
             )
         except Exception as error:
-            self._liveness.declare_dead()
             step = method.removeprefix("genserve_")
+            self._liveness.declare_dead(f"a worker failed in {step}: {error}")
             raise EngineDeadError(f"a worker failed in {step}, and the daemon gives up the engine: {error}") from error
         return answers
 

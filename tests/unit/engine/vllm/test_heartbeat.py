@@ -70,6 +70,7 @@ async def test_an_engine_that_does_nothing_and_does_not_answer_is_given_up_on_ti
     await asyncio.wait_for(pinged.liveness.wait_dead(), 5)
     assert asyncio.get_running_loop().time() - began_s < 10 * LIMITS.timeout_s
     assert pinged.told == [False]
+    assert "its processes use no CPU" in pinged.liveness.cause_of_death
 
 
 async def test_a_death_that_somebody_else_has_found_ends_it_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +83,7 @@ async def test_a_death_that_somebody_else_has_found_ends_it_at_once(monkeypatch:
     while engine.num_pings == 0 or engine.num_pending > 0:
         await asyncio.sleep(0)
     await asyncio.sleep(0.05)
-    engine.liveness.declare_dead()
+    engine.liveness.declare_dead("a worker failed")
     await asyncio.wait_for(beating, 10)
 
 
@@ -145,7 +146,7 @@ async def test_a_stopped_worker_is_found_though_nobody_asks_it(pinged: Pinged) -
 async def test_a_worker_that_breaks_off_ends_the_heartbeat(pinged: Pinged) -> None:
     """As any death does."""
     pinged.answers.clear()
-    pinged.liveness.declare_dead()
+    pinged.liveness.declare_dead("a worker failed")
     await asyncio.sleep(0.1)
     assert pinged.told == []
 

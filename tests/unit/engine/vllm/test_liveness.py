@@ -57,8 +57,8 @@ async def test_a_call_ends_when_the_engine_dies() -> None:
     waiting = asyncio.create_task(liveness.call(asyncio.Event().wait(), what="pause", timeout_s=60))
     settling = asyncio.create_task(liveness.settled())
     await asyncio.sleep(0)
-    liveness.declare_dead()
-    with pytest.raises(EngineDeadError):
+    liveness.declare_dead("EngineCore was ended by SIGKILL")
+    with pytest.raises(EngineDeadError, match="the engine died during pause: EngineCore was ended by SIGKILL"):
         await asyncio.wait_for(waiting, 1)
     await asyncio.wait_for(settling, 1)
 
