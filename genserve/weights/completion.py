@@ -54,7 +54,7 @@ class Completion:
         finally:
             if push.lifecycle.is_busy:  # this task was cancelled
                 push.break_off()
-            push.progress()
+            push.touch()
             ended(push)
             # An error's traceback holds this frame, and this frame the error: the memory of a push would wait for the
             # garbage collector.

@@ -75,7 +75,7 @@ class LivePush:
         self._staged_as: PushHeader | None = None
         self._error: GenserveError | None = None
         self._clock = clock
-        self._progress_s = clock()
+        self._touched_s = clock()
 
     @property
     def push_id(self) -> str:
@@ -105,7 +105,7 @@ class LivePush:
     @property
     def idle_until_s(self) -> float:
         """When its time to live ends, on the clock."""
-        return self._progress_s + self.header.staging_ttl_s
+        return self._touched_s + self.header.staging_ttl_s
 
     def join(self, header: PushHeader) -> Attempt:
         """The attempt that a stream with this header takes part in; a new one unless somebody is at it.
@@ -142,14 +142,14 @@ class LivePush:
         self.attempt = Attempt.begin(header.num_streams, header.attempt)
         self.header = header
         self.issues = ()
-        self.progress()
+        self.touch()
 
     def write(self, attempt: Attempt, offset: int, data: bytes | memoryview, crc32c: int | None) -> None:
         """Stages a chunk, or compares it once the bytes are all there. Raises as `Staging.write`, and what ended the
         push or the attempt."""
         if self._receives(attempt):
             if self.staging.write(offset, data, crc32c):
-                self.progress()
+                self.touch()
         elif self.lifecycle.state is State.APPLIED:
             self.staging.check(offset, data, crc32c)
             self.compare_served(attempt.name, offset, data)  # the arena may belong to another version by now
@@ -164,7 +164,7 @@ class LivePush:
         """As `Staging.settle`. Raises the error that ended the push."""
         is_present = attempt is self.attempt and self.lifecycle.state is State.RECEIVING
         if self.staging.settle(claim, written=written, counts=is_present):
-            self.progress()
+            self.touch()
         self._check_here()
 
     def _receives(self, attempt: Attempt) -> bool:
@@ -182,9 +182,9 @@ class LivePush:
         if self._error is not None:
             raise self._error.again()
 
-    def progress(self) -> None:
+    def touch(self) -> None:
         """Records that something new arrived: the time to live starts again."""
-        self._progress_s = self._clock()
+        self._touched_s = self._clock()
 
     def serve(self) -> None:
         """Records that its version is live: from now on the arena belongs to the resident store."""
