@@ -138,7 +138,7 @@ class _Daemon:
         tasks = {
             "engine": self.engine.watch(timeout_s, parts.board.tell_answers),
             "pause leases": parts.pauses.run(),
-            "push staging": parts.registry.run(),
+            "push staging": parts.pushes.run(),
             "weight updates": parts.transfers.run(),
         }
         if parts.ingest is not None:
@@ -165,7 +165,7 @@ class _Daemon:
     async def drain(self) -> int:
         """Lets running work end, within the drain timeout. Returns the exit status."""
         parts = self.parts
-        drain = Drain(self.engine, parts.board, parts.pauses, parts.transfers, parts.registry)
+        drain = Drain(self.engine, parts.board, parts.pauses, parts.transfers, parts.pushes)
         try:
             drained = await drain.run(parts.config.drain_timeout_s)
         except GenserveError as error:

@@ -79,7 +79,7 @@ class ServerParts:
     board: StateBoard
     pauses: PauseController
     sleeps: SleepController
-    registry: PushRegistry
+    pushes: PushRegistry
     resident: ResidentStore
     transfers: TransferUpdates
     loras: LoraLoader
@@ -109,7 +109,7 @@ class RunningServer:
 async def start_server(parts: ServerParts) -> RunningServer:
     """Starts listening. Raises OSError naming an address that cannot be used."""
     weights = WeightServicer(
-        parts.registry,
+        parts.pushes,
         parts.resident,
         parts.transfers,
         parts.engine,
