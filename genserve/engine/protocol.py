@@ -73,7 +73,7 @@ class WeightTransfer(Protocol):
         """Ends an update that was not finished."""
 
 
-class LoraFiles(Protocol):
+class LoraDirectory(Protocol):
     """A LoRA adapter in a directory, in PEFT's format. `size_bytes` of its tensors; `source` is for people."""
 
     directory: str
@@ -88,7 +88,7 @@ class LoraFiles(Protocol):
 class Loras(Protocol):
     """The LoRA adapters of an engine. Replaced or unloaded ones are kept until their requests have ended."""
 
-    async def load(self, name: str, files: LoraFiles, timeout_s: float) -> LoadedLora:
+    async def load(self, name: str, files: LoraDirectory, timeout_s: float) -> LoadedLora:
         """Loads an adapter on every rank while generation runs; later requests that name it use it. Closes `files` when
         they are not needed any more.
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 
 from genserve.engine.generation import ChatPrompt, GenerationRequest, TextPrompt
-from genserve.engine.protocol import GenerationStream, LoraFiles
+from genserve.engine.protocol import GenerationStream, LoraDirectory
 from genserve.engine.types import (
     MEMORY_TAGS,
     ArenaRef,
@@ -76,9 +76,9 @@ class ScriptedLoras:
 
     def __init__(self, engine: "ScriptedEngine") -> None:
         self._engine = engine
-        self.files: dict[str, LoraFiles] = {}
+        self.files: dict[str, LoraDirectory] = {}
 
-    async def load(self, name: str, files: LoraFiles, timeout_s: float) -> LoadedLora:
+    async def load(self, name: str, files: LoraDirectory, timeout_s: float) -> LoadedLora:
         try:
             await self._engine.step("load_lora", f"load_lora {name}", timeout_s)
         except BaseException:

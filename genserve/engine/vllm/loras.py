@@ -12,7 +12,7 @@ import time
 import uuid
 from dataclasses import dataclass, field
 
-from genserve.engine.protocol import LoraFiles
+from genserve.engine.protocol import LoraDirectory
 from genserve.engine.types import LoadedLora
 from genserve.engine.vllm.workers import WorkerError, Workers
 from genserve.errors import EngineDeadError, LoraNotFoundError, PushRolledBackError, StagingFullError
@@ -33,7 +33,7 @@ class HeldLora:
 
     lora_id: int
     name: str
-    files: LoraFiles
+    files: LoraDirectory
     loaded_at_s: float = 0.0
     is_current: bool = False
     users: set[str] = field(default_factory=set)
@@ -64,7 +64,7 @@ class LiveLoras:
         self._by_request: dict[str, HeldLora] = {}
         self._removals: set[asyncio.Task[None]] = set()
 
-    async def load(self, name: str, files: LoraFiles, timeout_s: float) -> LoadedLora:
+    async def load(self, name: str, files: LoraDirectory, timeout_s: float) -> LoadedLora:
         """Loads an adapter on every rank."""
         lora = HeldLora(next(self._ids), name, files)
         deadline_s = time.monotonic() + timeout_s
