@@ -27,7 +27,7 @@ def limit_bytes(configured_bytes: int, checkpoint: CheckpointIndex | None) -> in
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class Evictions:
     """What must be freed for a push: bytes of other pushes, and versions that are pulled but not served any more, or
     all resident bytes."""
 
@@ -44,9 +44,9 @@ class Room:
             resident.release_replaced()  # pulls of a replaced version must start again
 
 
-def plan_room(
+def plan_evictions(
     size_bytes: int, pushes: Collection[LivePush], max_bytes: int, resident: ResidentStore, *, partial: bool
-) -> Room:
+) -> Evictions:
     """Plans the memory for a push of `size_bytes` beside other `pushes` and the resident bytes.
 
     An idle push is freed unless it is staged. Raises ApplyInProgressError while another push is in progress, and
@@ -57,14 +57,14 @@ def plan_room(
             raise push.in_progress()
     leftovers = tuple(push for push in pushes if push.lifecycle.state is not State.STAGED)
     staged_bytes = sum(push.size_bytes for push in pushes if push not in leftovers)
-    room = _plan(size_bytes, staged_bytes, max_bytes, resident, leftovers, partial=partial)
+    evicted = _plan(size_bytes, staged_bytes, max_bytes, resident, leftovers, partial=partial)
     freed_bytes = sum(push.arena.size_bytes for push in leftovers) + resident.spare_bytes
-    if room.releases_resident:
+    if evicted.releases_resident:
         freed_bytes += resident.held_bytes
-    elif room.releases_replaced:
+    elif evicted.releases_replaced:
         freed_bytes += resident.held_bytes - resident.served_bytes
     require_memory(size_bytes, freed_bytes)
-    return room
+    return evicted
 
 
 def _plan(
@@ -75,14 +75,14 @@ def _plan(
     leftovers: tuple[LivePush, ...],
     *,
     partial: bool,
-) -> Room:
+) -> Evictions:
     if staged_bytes + resident.held_bytes + size_bytes <= max_bytes:
-        return Room(leftovers)
+        return Evictions(leftovers)
     if staged_bytes + resident.served_bytes + size_bytes <= max_bytes:
-        return Room(leftovers, releases_replaced=True)
+        return Evictions(leftovers, releases_replaced=True)
     # A push in a wider type than the checkpoint's is larger than the version that it replaces, and worth more.
     if staged_bytes == 0 and size_bytes <= max_bytes and not partial:
-        return Room(leftovers, releases_replaced=True, releases_resident=True)
+        return Evictions(leftovers, releases_replaced=True, releases_resident=True)
     taken_bytes = staged_bytes + resident.held_bytes
     raise StagingFullError(
         f"{size_bytes} bytes do not fit: {taken_bytes} of the {max_bytes} bytes for pushes are in use",

@@ -38,7 +38,7 @@ from genserve.weights.push_admission import (
     examine,
     refuse_issues,
 )
-from genserve.weights.quota import plan_room
+from genserve.weights.quota import plan_evictions
 from genserve.weights.resident import ResidentStore
 
 # How long a new attempt waits for the streams of another one, whose client may just have gone.
@@ -168,11 +168,11 @@ class PushRegistry:
     async def _begin(self, header: PushHeader, manifest: Manifest, digest: str, size_bytes: int) -> LivePush:
         self.check_free()
         present = self._pushes.values()
-        room = plan_room(size_bytes, present, self._max_staging_bytes, self._resident, partial=manifest.partial)
-        await asyncio.gather(*(self._pushes.drop(push, push.truncation()) for push in room.leftovers))
-        room.clear(self._resident)
+        evicted = plan_evictions(size_bytes, present, self._max_staging_bytes, self._resident, partial=manifest.partial)
+        await asyncio.gather(*(self._pushes.drop(push, push.truncation()) for push in evicted.leftovers))
+        evicted.clear(self._resident)
         # An adapter does not use the arena that waits for the next version.
-        allocate = allocate_arena if header.lora is not None else self._resident.room
+        allocate = allocate_arena if header.lora is not None else self._resident.arena_for
         arena = await allocate(manifest.total_bytes)
         if self._closed:
             await asyncio.to_thread(arena.close)

@@ -188,7 +188,7 @@ class ResidentStore:
         self._replaced: list[ResidentVersion] = []
         self._spare_arena: Arena | None = None
 
-    async def room(self, size_bytes: int) -> Arena:
+    async def arena_for(self, size_bytes: int) -> Arena:
         """An arena for a push, owned by the caller: that of the previous version if it has the same size, with its
         old bytes. Raises StagingFullError."""
         spare, self._spare_arena = self._spare_arena, None

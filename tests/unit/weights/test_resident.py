@@ -70,9 +70,9 @@ async def test_two_arenas_take_turns() -> None:
     before = num_arenas()
     store = ResidentStore(version(1), enabled=True)
     store.replace(version(2))
-    first = await store.room(32)
+    first = await store.arena_for(32)
     assert bytes(first.view(0, 32)) == weights(1), "nothing was cleared"
-    second = await store.room(32)
+    second = await store.arena_for(32)
     assert num_arenas() == before + 3
     for arena in (first, second):
         arena.close()
@@ -85,7 +85,7 @@ async def test_an_arena_of_another_size_is_given_back_before_one_is_taken() -> N
     before = num_arenas()
     store = ResidentStore(version(1), enabled=True)
     store.replace(version(2))
-    arena = await store.room(33)
+    arena = await store.arena_for(33)
     assert (arena.size_bytes, num_arenas()) == (33, before + 2)
     arena.close()
     store.release_memory()
@@ -96,7 +96,7 @@ async def test_an_arena_that_somebody_still_sees_is_not_used_again() -> None:
     store = ResidentStore(version(1), enabled=True)
     view = store.require().view(0, 32)
     store.replace(version(2))
-    arena = await store.room(32)
+    arena = await store.arena_for(32)
     arena.write(0, weights(3))
     assert view == weights(1)
     arena.close()
