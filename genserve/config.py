@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Self
 
-from genserve.memory.host import is_loopback
+from genserve.addresses import is_loopback
 
 MAX_INGEST_PROCESSES = 64
 MAX_TIMEOUT_S = 24 * 3600.0

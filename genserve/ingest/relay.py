@@ -14,6 +14,7 @@ import grpc.aio
 from google.rpc import status_pb2  # type: ignore[import-untyped]
 from grpc_status import rpc_status
 
+from genserve.addresses import joined
 from genserve.ingest.protocol import ACK_PATH_KEY, FAILED, METHOD, OUTCOME, PATH_KEY, SERVICE
 from genserve.memory.allocator import keep_freed_memory
 from genserve.memory.ring import PIECE_BYTES, SharedRing
@@ -67,8 +68,7 @@ async def serve(settings: IngestSettings) -> None:
         push: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_unary_rpc_method_handler(Relay(daemon).push_weights)
         handler = grpc.method_handlers_generic_handler("genserve.v1.WeightService", {"PushWeights": push})
         server.add_generic_rpc_handlers((handler,))
-        host = f"[{settings.host}]" if ":" in settings.host else settings.host
-        port = server.add_insecure_port(f"{host}:{settings.port}")
+        port = server.add_insecure_port(joined(settings.host, settings.port))
         await server.start()
         print(port, flush=True)
         await _end_of_stdin()

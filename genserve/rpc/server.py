@@ -15,6 +15,7 @@ import grpc.aio
 from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
+from genserve.addresses import joined
 from genserve.config import ServeConfig
 from genserve.control.pause import PauseController
 from genserve.control.sleep import SleepController
@@ -219,8 +220,7 @@ def bind(server: grpc.aio.Server, host: str, port: int, uds: str) -> str:
         address = f"unix:{uds}"
         _add_port(server, address)
     if port != -1:
-        shown_host = f"[{host}]" if ":" in host and not host.startswith("[") else host
-        address = f"{shown_host}:{_add_port(server, f'{shown_host}:{port}')}"
+        address = joined(host, _add_port(server, joined(host, port)))
     return address
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import DecodeError
 
+from genserve.addresses import is_local
 from genserve.control.pause import PauseController
 from genserve.control.phase_admission import check_whole
 from genserve.control.state import StateBoard
@@ -15,7 +16,6 @@ from genserve.engine.types import WeightDigest
 from genserve.errors import DeadlineError, GenserveError
 from genserve.ingest.protocol import ACK_PATH_KEY, FAILED, METHOD, OUTCOME, PATH_KEY
 from genserve.memory.daemon_processes import DaemonProcesses
-from genserve.memory.host import is_local
 from genserve.rpc.answers import Answers
 from genserve.rpc.convert.vllm_transfer import (
     call_timeout_s,

@@ -8,6 +8,7 @@ from functools import cached_property
 from os import PathLike
 from typing import Any, Unpack
 
+from genserve.addresses import is_local
 from genserve.client.transport import push_channels
 from genserve.client.transport.connection import UNSET, ServiceCalls, Timeout
 from genserve.client.transport.fields import build, check_count, naming, refuse_unknown
@@ -19,7 +20,7 @@ from genserve.client.weights.served import ServedWeights
 from genserve.client.weights.sources import TensorSource, num_ranks, tensor_sources
 from genserve.client.weights.upload import Upload
 from genserve.errors import InvalidFieldError, UnsupportedError
-from genserve.memory.host import can_share, is_local
+from genserve.memory.host import can_share
 from genserve.memory.ring import MIN_BYTES, SpareRings
 from genserve.tensors.ranges import num_bytes
 from genserve.v1 import weights_pb2

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+from genserve.addresses import is_loopback, joined
 from genserve.engine.vllm.start.failure import EngineStartError
-from genserve.memory.host import is_loopback
 
 ParallelConfig = Any
 """vLLM's ParallelConfig, or what has its fields."""
@@ -17,7 +17,7 @@ def daemon_address(parallel: ParallelConfig, host: str, port: int, own_ip: Calla
     or none that is known. `own_ip` returns this machine's address, for Ray, which alone knows where workers will be.
     Raises EngineStartError naming the flag that keeps other machines from reaching it."""
     if parallel.use_ray:
-        return "" if port <= 0 or is_loopback(host) else _joined(own_ip() if host in _WILDCARDS else host, port)
+        return "" if port <= 0 or is_loopback(host) else joined(own_ip() if host in _WILDCARDS else host, port)
     first = _first_machine(parallel)
     if first == "" or is_loopback(first):
         return ""
@@ -31,11 +31,7 @@ def daemon_address(parallel: ParallelConfig, host: str, port: int, own_ip: Calla
             f"--host {host}: workers on other hosts fetch pushed weights from the daemon, and cannot reach this "
             f"address: listen on {first} or 0.0.0.0"
         )
-    return _joined(first if host in _WILDCARDS else host, port)
-
-
-def _joined(host: str, port: int) -> str:
-    return f"[{host.strip('[]')}]:{port}" if ":" in host else f"{host}:{port}"
+    return joined(first if host in _WILDCARDS else host, port)
 
 
 def _first_machine(parallel: ParallelConfig) -> str:

@@ -1,0 +1,33 @@
+"""Addresses of the network, as people and gRPC write them. Pure: nothing is resolved."""
+
+import ipaddress
+from typing import Final
+from urllib.parse import unquote
+
+_SOCKET_SCHEMES: Final = ("unix:", "unix-abstract:")
+_HOST_SCHEMES: Final = ("dns:///", "dns:", "ipv4:", "ipv6:")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or an IP address, in brackets or not, is of this host alone."""
+    host = host.removeprefix("[").removesuffix("]")
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False  # a name that has to be resolved, whatever it begins with
+
+
+def is_local(address: str) -> bool:
+    """Whether an address is of this host alone, as gRPC writes it: the target of a client ("localhost:50051",
+    "dns:///localhost:50051", "unix:/run/genserve") or the other end of a connection ("ipv6:%5B::1%5D:50051")."""
+    if address.startswith(_SOCKET_SCHEMES):
+        return True
+    scheme = next((each for each in _HOST_SCHEMES if address.startswith(each)), "")
+    return is_loopback(unquote(address.removeprefix(scheme)).rpartition(":")[0])
+
+
+def joined(host: str, port: int) -> str:
+    """The text "HOST:PORT", with an IPv6 address in brackets."""
+    return f"[{host.strip('[]')}]:{port}" if ":" in host else f"{host}:{port}"
