@@ -51,7 +51,7 @@ class _Limit:
         arguments = self._signature.bind(client._client, *args, **kwargs)
         arguments.apply_defaults()
         timeouts = client._timeouts
-        timeout_s = Connection.deadline_s(arguments.arguments["timeout_s"], getattr(timeouts, self._default))
+        timeout_s = Connection.grpc_timeout_s(arguments.arguments["timeout_s"], getattr(timeouts, self._default))
         slack_s: float = 0.0 if self._slack is None else getattr(timeouts, self._slack)
         return None if timeout_s is None else max(timeout_s, 0.0) + slack_s + _LATE_S
 

@@ -53,8 +53,8 @@ class ControlCalls(ServiceCalls):
             "timeout": duration(timeout_s, "timeout_s"),
         }
         request = build(control_pb2.PauseRequest, fields)
-        deadline_s = timeout_s + self._connection.timeouts.pause_slack_s
-        response = await self._connection.unary(self._connection.control.Pause, request, deadline_s)
+        call_timeout_s = timeout_s + self._connection.timeouts.pause_slack_s
+        response = await self._connection.unary(self._connection.control.Pause, request, call_timeout_s)
         return PauseResult(
             PauseLease.of(response.lease),
             response.requests_kept,
@@ -138,8 +138,8 @@ class ControlCalls(ServiceCalls):
             "timeout": duration(timeout_s, "timeout_s"),
         }
         request = build(control_pb2.SleepRequest, fields)
-        deadline_s = timeout_s + self._connection.timeouts.pause_slack_s
-        response = await self._connection.unary(self._connection.control.Sleep, request, deadline_s)
+        call_timeout_s = timeout_s + self._connection.timeouts.pause_slack_s
+        response = await self._connection.unary(self._connection.control.Sleep, request, call_timeout_s)
         return EngineState.of(response.state)
 
     async def wake_up(self, tags: Iterable[SleepTag] = (), *, timeout_s: float = 300.0) -> EngineState:
@@ -162,7 +162,7 @@ class ControlCalls(ServiceCalls):
         answers = False
         watch: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = connection.channel.unary_stream(_HEALTH_WATCH)
         try:
-            async with asyncio.timeout(connection.deadline_s(timeout_s, None)):
+            async with asyncio.timeout(connection.grpc_timeout_s(timeout_s, None)):
                 while True:
                     call = watch(_EVERY_SERVICE, metadata=connection.metadata, wait_for_ready=True)
                     try:

@@ -60,7 +60,7 @@ class GenerationCalls(ServiceCalls):
         Closing the stream ends the request in the daemon. If a wait for a delta is cancelled, the delta is not lost.
         """
         request = generate_request(prompt, options)
-        timeout = self._connection.deadline_s(timeout_s, self._connection.timeouts.generate_s)
+        timeout = self._connection.grpc_timeout_s(timeout_s, self._connection.timeouts.generate_s)
         return self._connection.stream(self._connection.generation.Generate, request, timeout, Delta)
 
     def stream_many(self, *, timeout_s: Timeout = UNSET) -> ManyStream:
@@ -76,7 +76,7 @@ class GenerationCalls(ServiceCalls):
                 async for item in many:
                     print(item.request_id, item.error or item.delta.text)
         """
-        timeout = self._connection.deadline_s(timeout_s, self._connection.timeouts.generate_s)
+        timeout = self._connection.grpc_timeout_s(timeout_s, self._connection.timeouts.generate_s)
         call = self._connection.generation.GenerateMany(timeout=timeout, metadata=self._connection.metadata)
         return ManyStream(call, self._connection, self.abort)
 

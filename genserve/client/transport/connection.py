@@ -177,7 +177,7 @@ class Connection:
         wait_for_ready: bool = False,
     ) -> ResponseT:
         """Makes one call; deadline: `timeout_s` or that of control calls. `wait_for_ready` waits for a connection."""
-        timeout = self.deadline_s(timeout_s, self.timeouts.control_s)
+        timeout = self.grpc_timeout_s(timeout_s, self.timeouts.control_s)
         with self.typed_errors():
             return await method(request, timeout=timeout, metadata=self.metadata, wait_for_ready=wait_for_ready)
 
@@ -189,7 +189,7 @@ class Connection:
         convert: Callable[[ResponseT], ResultT],
     ) -> ResponseStream[ResultT]:
         """Starts a call that streams responses, each given to `convert`."""
-        call = method(request, timeout=self.deadline_s(timeout_s, None), metadata=self.metadata)
+        call = method(request, timeout=self.grpc_timeout_s(timeout_s, None), metadata=self.metadata)
         return ResponseStream(call, convert, self.typed_errors)
 
     @contextmanager
@@ -212,8 +212,8 @@ class Connection:
             raise
 
     @staticmethod
-    def deadline_s(timeout_s: Timeout, default_s: float | None) -> float | None:
-        """A call's deadline in seconds for gRPC; None = none. Raises InvalidFieldError for an invalid time."""
+    def grpc_timeout_s(timeout_s: Timeout, default_s: float | None) -> float | None:
+        """A call's timeout in seconds, as gRPC takes it; None = none. Raises InvalidFieldError for an invalid time."""
         timeout = default_s if isinstance(timeout_s, Unset) else timeout_s
         if timeout is None:
             return None

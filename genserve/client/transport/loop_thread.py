@@ -46,16 +46,16 @@ class Mailbox:
     def result(self, future: "Future[T]", timeout_s: float | None) -> T:
         """`future.result`, while the callback is called in this thread."""
         future.add_done_callback(lambda _: self._wakeups.put(None))
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
-            remaining_s = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+            remaining_s = None if deadline_s is None else max(deadline_s - time.monotonic(), 0.0)
             with contextlib.suppress(Empty):
                 self._wakeups.get(timeout=remaining_s)
             is_done = future.done()
             args, self._latest = self._latest, None
             if args is not None:
                 self._callback(*args)
-            if is_done or (deadline is not None and time.monotonic() >= deadline):
+            if is_done or (deadline_s is not None and time.monotonic() >= deadline_s):
                 return future.result(timeout=0)
 
 

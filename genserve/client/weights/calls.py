@@ -88,7 +88,7 @@ class WeightCalls(ServiceCalls):
         header.push_id = header.push_id or str(uuid.uuid4())
         if not several:
             header.attempt = header.attempt or str(uuid.uuid4())
-        timeout_s = self._connection.deadline_s(timeout_s, self._connection.timeouts.push_s)
+        timeout_s = self._connection.grpc_timeout_s(timeout_s, self._connection.timeouts.push_s)
         sends = header.action != weights_pb2.PUSH_ACTION_VALIDATE
         if not sends:
             delivery = replace(delivery, num_callers=1, num_streams=1)
@@ -156,7 +156,7 @@ class WeightCalls(ServiceCalls):
             "expected_version": options.get("expected_version"),
         }
         request = build(weights_pb2.CommitPushRequest, fields)
-        timeout_s = self._connection.deadline_s(timeout_s, self._connection.timeouts.push_s)
+        timeout_s = self._connection.grpc_timeout_s(timeout_s, self._connection.timeouts.push_s)
         response = await self._connection.unary(self._connection.weights.CommitPush, request, timeout_s)
         return PushResult.of(response)
 
@@ -187,7 +187,7 @@ class WeightCalls(ServiceCalls):
         meanwhile and its memory is reused.
         """
         check_count(chunk_bytes, "chunk_bytes")
-        timeout_s = self._connection.deadline_s(timeout_s, self._connection.timeouts.push_s)
+        timeout_s = self._connection.grpc_timeout_s(timeout_s, self._connection.timeouts.push_s)
         return await Download(self._connection, version, chunk_bytes, progress, timeout_s).run()
 
     async def get_weights(self, *, include_digests: bool = False, timeout_s: Timeout = UNSET) -> ServedWeights:

@@ -58,7 +58,7 @@ class Download:
         self._chunk_bytes = chunk_bytes
         self._progress = progress
         self._clock = asyncio.get_running_loop().time
-        self._deadline = None if timeout_s is None else self._clock() + timeout_s
+        self._deadline_s = None if timeout_s is None else self._clock() + timeout_s
         self._manifest: Manifest | None = None
         self._memory = bytearray()
         self._received_bytes = 0  # chunks arrive in order
@@ -119,4 +119,4 @@ class Download:
         return PulledWeights(self._version, tensors)
 
     def _remaining_s(self) -> float | None:
-        return None if self._deadline is None else max(0.0, self._deadline - self._clock())
+        return None if self._deadline_s is None else max(0.0, self._deadline_s - self._clock())

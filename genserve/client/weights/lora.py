@@ -90,8 +90,8 @@ class LoraCalls(WeightCalls):
             directory = os.fspath(path)
         fields = {"lora_name": lora_name, "path": directory, "timeout": duration(timeout_s, "timeout_s")}
         request = build(control_pb2.LoadLoraRequest, fields)
-        deadline_s = timeout_s + self._connection.timeouts.pause_slack_s
-        response = await self._connection.unary(self._connection.control.LoadLora, request, deadline_s)
+        call_timeout_s = timeout_s + self._connection.timeouts.pause_slack_s
+        response = await self._connection.unary(self._connection.control.LoadLora, request, call_timeout_s)
         return Lora.of(response.lora)
 
     async def unload_lora(self, lora_name: str, *, timeout_s: Timeout = UNSET) -> Lora:

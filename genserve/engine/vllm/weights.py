@@ -93,13 +93,13 @@ class LiveWeights:
 
     async def _fetch(self, nonce: str, arena: ArenaRef, timeout_s: float) -> dict[str, str]:
         """Has one worker of every other machine fetch the bytes; the paths of their arenas by machine."""
-        deadline = asyncio.get_running_loop().time() + timeout_s
+        deadline_s = asyncio.get_running_loop().time() + timeout_s
         machine_of = {ranks[0]: machine for machine, ranks in self._workers.other_machines.items()}
         request = Fetch(nonce, list(machine_of), self._address, arena.push_id, arena.size_bytes, timeout_s)
         await self._workers.step("genserve_fetch", request.to_wire(), timeout_s=timeout_s)
         paths: dict[str, str] = {}
         try:
-            async for each in self._workers.progress("genserve_fetched", nonce, machine_of.keys(), deadline):
+            async for each in self._workers.progress("genserve_fetched", nonce, machine_of.keys(), deadline_s):
                 if each.error:
                     raise WorkerError(f"{each.rank} could not fetch the bytes: {each.error}")
                 paths[machine_of[each.rank]] = each.arena_path

@@ -83,7 +83,7 @@ class Workers:
         as `step`."""
         nonce = request.nonce
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout_s
+        deadline_s = loop.time() + timeout_s
         done: asyncio.Future[list[Ack]] = loop.create_future()
         self._reports[nonce] = ([], done)
         elsewhere = {rank for ranks in self.other_machines.values() for rank in ranks}
@@ -91,8 +91,9 @@ class Workers:
         try:
             await self.step("genserve_prepare", request.to_wire(), timeout_s=timeout_s)
             if elsewhere:
-                asking = asyncio.create_task(self._report_progress(nonce, elsewhere, deadline))
-            acks = await self._liveness.wait(_result(done), what="prepare", timeout_s=max(0.0, deadline - loop.time()))
+                asking = asyncio.create_task(self._report_progress(nonce, elsewhere, deadline_s))
+            left_s = max(0.0, deadline_s - loop.time())
+            acks = await self._liveness.wait(_result(done), what="prepare", timeout_s=left_s)
             self._require(acks, nonce)
         finally:
             del self._reports[nonce]
@@ -100,24 +101,24 @@ class Workers:
                 asking.cancel()
 
     async def progress(
-        self, method: str, nonce: str, ranks: Collection[str], deadline: float
+        self, method: str, nonce: str, ranks: Collection[str], deadline_s: float
     ) -> AsyncIterator[Progress]:
         """The results of `ranks`, each as soon as it is done. The ranks are polled, less and less often, because each
-        poll takes the engine's time between two steps. Raises DeadlineError at the loop's time `deadline`."""
+        poll takes the engine's time between two steps. Raises DeadlineError at the loop's time `deadline_s`."""
         loop = asyncio.get_running_loop()
         waiting, interval_s = set(ranks), _FIRST_POLL_S
         while waiting:
             await asyncio.sleep(interval_s)
             interval_s = min(1.5 * interval_s, _MAX_POLL_INTERVAL_S)
-            answers = await self.call(method, Step(nonce).to_wire(), timeout_s=max(0.0, deadline - loop.time()))
+            answers = await self.call(method, Step(nonce).to_wire(), timeout_s=max(0.0, deadline_s - loop.time()))
             for each in map(Progress.from_wire, answers):
                 if each.rank in waiting and each.done:
                     waiting.discard(each.rank)
                     yield each
 
-    async def _report_progress(self, nonce: str, ranks: Collection[str], deadline: float) -> None:
+    async def _report_progress(self, nonce: str, ranks: Collection[str], deadline_s: float) -> None:
         try:
-            async for each in self.progress("genserve_prepared", nonce, ranks, deadline):
+            async for each in self.progress("genserve_prepared", nonce, ranks, deadline_s):
                 self._report(Ack(each.rank, each.nonce, each.error))
         except GenserveError:
             pass  # the engine has died, or the time is over: the caller that waits for reports gets the same error
