@@ -1,4 +1,4 @@
-"""Bytes of a version, fetched from the daemon to another machine: one worker of the machine fetches them, and all of
+"""Bytes of a version, fetched from the daemon to another host: one worker of the host fetches them, and all of
 its workers map them.
 
 It uses PullWeights as any client may: chunks with checksums, and after a break the missing bytes.

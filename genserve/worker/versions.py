@@ -42,7 +42,7 @@ class Versions:
         self.rank = rank
         self._worker = worker
         self._attach = attach
-        self._other_machine = _end_with_daemon(attach)
+        self._other_host = _end_with_daemon(attach)
         self._update, chosen = make_update(worker)
         self._placement, self._device = chosen.placement, chosen.device
         # Before anything is served: clients must not be the ones who find a weight that no push reaches.
@@ -50,7 +50,7 @@ class Versions:
         self._model_memory = model_memory(worker.model_runner.get_model(), self._constants)
         self._slept = SleptWeights(worker)
         # vLLM binds a worker to some of the CPUs that its parent may use.
-        self._cpus = sorted(os.sched_getaffinity(os.getppid())) if self._other_machine else attach.cpus
+        self._cpus = sorted(os.sched_getaffinity(os.getppid())) if self._other_host else attach.cpus
         self._fetched: FetchedBytes | None = None
         self._nonce = ""
         self._prepared = False
@@ -73,7 +73,7 @@ class Versions:
             can_roll_back=self._update.can_roll_back,
             reserved_device_bytes=self._device.reserved_bytes,
             pinned_host_bytes=self._device.pinned_bytes,
-            other_machine=self._other_machine,
+            other_host=self._other_host,
             model_memory=self._model_memory,
         )
 
@@ -194,7 +194,7 @@ class Versions:
     def _prepare_and_report(self, request: Prepare, cancelled: threading.Event, before: list[threading.Thread]) -> None:
         ack = acknowledged(self.rank, request.nonce, lambda: self._prepare(request, cancelled, before))
         self._outcome = Progress(self.rank, request.nonce, True, ack.error)
-        if self._other_machine:
+        if self._other_host:
             return  # the daemon's socket is not on this host: the daemon polls
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as report:
             report.sendto(json.dumps(ack.to_wire()).encode(), self._attach.report_socket)
@@ -202,7 +202,7 @@ class Versions:
     def _prepare(self, request: Prepare, cancelled: threading.Event, before: list[threading.Thread]) -> None:
         self._wait_for(before)
         self._release()
-        path = request.fetched_paths[self._other_machine] if self._other_machine else request.arena_path
+        path = request.fetched_paths[self._other_host] if self._other_host else request.arena_path
         self._tensors = ArenaTensors(request, path)
         try:
             with self._device.work():
@@ -232,18 +232,18 @@ def acknowledged(rank: str, nonce: str, action: Callable[[], None]) -> Ack:
 
 
 def _end_with_daemon(attach: Attach) -> str:
-    """Makes this process end with the daemon. "" if it can map the daemon's memory, else the machine that it runs on:
+    """Makes this process end with the daemon. "" if it can map the daemon's memory, else the host that it runs on:
     it gets the bytes of pushes there. Raises RuntimeError where that cannot be told."""
     daemon = ProcessIdentity(**attach.daemon)
     if daemon.is_here:
         end_with_process(daemon.pid)
         return ""
-    machine = host_id()
-    if not machine or not daemon.host_id:
-        raise RuntimeError("it cannot be told whether this is the daemon's machine: /proc has no boot id")
+    host = host_id()
+    if not host or not daemon.host_id:
+        raise RuntimeError("it cannot be told whether this is the daemon's host: /proc has no boot id")
     if attach.daemon_address:
         end_with_address(attach.daemon_address)
-    return machine
+    return host
 
 
 def _step_back(cpus: Sequence[int]) -> None:

@@ -149,7 +149,7 @@ class VllmEngine:
         Calls `tell` with whether it answers, when this changes."""
         if heartbeat_timeout_s:
             limits = HeartbeatLimits(heartbeat_timeout_s, VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS)
-            # internal: the engine's processes. Those of Ray may be on other machines, and tell nothing.
+            # internal: the engine's processes. Those of Ray may be on other hosts, and tell nothing.
             pids = [p.pid for p in getattr(self._llm.engine_core.resources.engine_manager, "processes", [])]
             observe = observer(pids, self._meter.steps) if pids else None
             await Heartbeat(self._liveness, self._workers.ping, observe, limits, tell).run()

@@ -28,7 +28,7 @@ GRACE_S = 10.0
 
 
 class LiveWeights:
-    """Prepares, commits and discards versions on every rank, as `Engine` has it. `address`: where other machines
+    """Prepares, commits and discards versions on every rank, as `Engine` has it. `address`: where other hosts
     reach the daemon, "HOST:PORT"."""
 
     def __init__(self, llm: AsyncLLM, liveness: Liveness, workers: Workers, address: str) -> None:
@@ -49,14 +49,14 @@ class LiveWeights:
         for each in attached:
             if each.error:
                 raise RuntimeError(f"worker {each.rank} cannot take pushes: {each.error}")
-        self._workers.other_machines = _by_machine(attached)
-        if self._workers.other_machines and not self._address:
+        self._workers.other_hosts = _by_host(attached)
+        if self._workers.other_hosts and not self._address:
             raise RuntimeError(
-                f"worker {next(iter(self._workers.other_machines.values()))[0]} cannot map the daemon's memory, as it "
+                f"worker {next(iter(self._workers.other_hosts.values()))[0]} cannot map the daemon's memory, as it "
                 "runs on another host, in another PID namespace or as another user, and it cannot reach the daemon to "
                 "fetch pushed weights: listen on an address of this host (--host, --port)"
             )
-        if self._workers.other_machines and takes_adapters:
+        if self._workers.other_hosts and takes_adapters:
             # The refusals cover what flags show. Where Ray runs its workers is known only now.
             raise RuntimeError(
                 "--enable-lora: some workers run on other hosts, and an adapter is loaded from files that the daemon "
@@ -84,7 +84,7 @@ class LiveWeights:
         deadline_s = time.monotonic() + timeout_s
         places = [(t.name, t.dtype, t.shape, t.offset, t.length) for t in tensors]
         try:
-            fetched = await self._fetch(nonce, arena, timeout_s) if self._workers.other_machines else {}
+            fetched = await self._fetch(nonce, arena, timeout_s) if self._workers.other_hosts else {}
             request = Prepare(nonce, arena.path, arena.size_bytes, places, fetched)
             left_s = max(0.0, deadline_s - time.monotonic())
             await self._workers.prepare(request, timeout_s=left_s)
@@ -92,17 +92,17 @@ class LiveWeights:
             raise PushRolledBackError(f"the weights could not be prepared; nothing changed: {error}") from error
 
     async def _fetch(self, nonce: str, arena: ArenaRef, timeout_s: float) -> dict[str, str]:
-        """Has one worker of every other machine fetch the bytes; the paths of their arenas by machine."""
+        """Has one worker of every other host fetch the bytes; the paths of their arenas by host."""
         deadline_s = asyncio.get_running_loop().time() + timeout_s
-        machine_of = {ranks[0]: machine for machine, ranks in self._workers.other_machines.items()}
-        request = Fetch(nonce, list(machine_of), self._address, arena.push_id, arena.size_bytes, timeout_s)
+        host_of = {ranks[0]: host for host, ranks in self._workers.other_hosts.items()}
+        request = Fetch(nonce, list(host_of), self._address, arena.push_id, arena.size_bytes, timeout_s)
         await self._workers.step("genserve_fetch", request.to_wire(), timeout_s=timeout_s)
         paths: dict[str, str] = {}
         try:
-            async for each in self._workers.progress("genserve_fetched", nonce, machine_of.keys(), deadline_s):
+            async for each in self._workers.progress("genserve_fetched", nonce, host_of.keys(), deadline_s):
                 if each.error:
                     raise WorkerError(f"{each.rank} could not fetch the bytes: {each.error}")
-                paths[machine_of[each.rank]] = each.arena_path
+                paths[host_of[each.rank]] = each.arena_path
         except DeadlineError as error:
             raise DeadlineError(f"other hosts could not fetch the bytes within {timeout_s:g} s") from error
         return paths
@@ -183,10 +183,10 @@ class LiveWeights:
         return [WeightDigest(d.rank, name, sha256) for d in answers for name, sha256 in d.tensors.items()]
 
 
-def _by_machine(attached: Sequence[Attached]) -> dict[str, list[str]]:
-    """The ranks that cannot map the daemon's memory, by their machine."""
+def _by_host(attached: Sequence[Attached]) -> dict[str, list[str]]:
+    """The ranks that cannot map the daemon's memory, by their host."""
     found: dict[str, list[str]] = {}
     for each in attached:
-        if each.other_machine:
-            found.setdefault(each.other_machine, []).append(each.rank)
+        if each.other_host:
+            found.setdefault(each.other_host, []).append(each.rank)
     return found

@@ -21,7 +21,7 @@ class WorkerError(Exception):
 
 
 class Workers:
-    """All ranks. Owns the socket that background work reports to; ranks on `other_machines`, which cannot reach it,
+    """All ranks. Owns the socket that background work reports to; ranks on `other_hosts`, which cannot reach it,
     are asked."""
 
     def __init__(self, engine_core: Any, liveness: Liveness, num_ranks: int) -> None:
@@ -33,7 +33,7 @@ class Workers:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.setblocking(False)
         self._socket.bind(self.report_socket)
-        self.other_machines: dict[str, list[str]] = {}  # ranks by machine
+        self.other_hosts: dict[str, list[str]] = {}  # ranks by host
         self._reports: dict[str, tuple[list[Ack], asyncio.Future[list[Ack]]]] = {}
         asyncio.get_running_loop().add_reader(self._socket.fileno(), self._read_reports)
 
@@ -86,7 +86,7 @@ class Workers:
         deadline_s = loop.time() + timeout_s
         done: asyncio.Future[list[Ack]] = loop.create_future()
         self._reports[nonce] = ([], done)
-        elsewhere = {rank for ranks in self.other_machines.values() for rank in ranks}
+        elsewhere = {rank for ranks in self.other_hosts.values() for rank in ranks}
         asking: asyncio.Task[None] | None = None
         try:
             await self.step("genserve_prepare", request.to_wire(), timeout_s=timeout_s)

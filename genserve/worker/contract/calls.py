@@ -24,8 +24,8 @@ class _Message:
 @dataclass(frozen=True, slots=True)
 class Attach(_Message):
     """Gets a worker ready for pushes. `report_socket`: path of the datagram socket that reports go to; `cpus`: logical
-    CPUs that background work may use on the daemon's machine; `daemon`: its memory.host.ProcessIdentity, as plain
-    data; `daemon_address`: "HOST:PORT" at which other machines reach it, "" if they cannot. The worker ends
+    CPUs that background work may use on the daemon's host; `daemon`: its memory.host.ProcessIdentity, as plain
+    data; `daemon_address`: "HOST:PORT" at which other hosts reach it, "" if they cannot. The worker ends
     with the daemon."""
 
     report_socket: str
@@ -38,7 +38,7 @@ class Attach(_Message):
 class Attached(_Message):
     """A worker's answer to Attach. `weight_update` is beside, host or inplace, and `reason` says why;
     `reserved_device_bytes` are kept for pushes, which reach the device through `pinned_host_bytes` of CPU memory;
-    `other_machine` is the memory.host.host_id of a worker that cannot map the daemon's memory, "" for one that can;
+    `other_host` is the memory.host.host_id of a worker that cannot map the daemon's memory, "" for one that can;
     `model_memory` is in bytes, by what an exchange does with it (`model.memory`); `error` is empty when it worked."""
 
     rank: str
@@ -48,13 +48,13 @@ class Attached(_Message):
     can_roll_back: bool = False
     reserved_device_bytes: int = 0
     pinned_host_bytes: int = 0
-    other_machine: str = ""
+    other_host: str = ""
     model_memory: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Fetch(_Message):
-    """Has the workers of `ranks` copy the bytes of version `nonce` to their machines, from the daemon at `address`
+    """Has the workers of `ranks` copy the bytes of version `nonce` to their hosts, from the daemon at `address`
     ("HOST:PORT"): PullWeights with `push_id`, or what is served where that is empty."""
 
     nonce: str
@@ -67,8 +67,8 @@ class Fetch(_Message):
 
 @dataclass(frozen=True, slots=True)
 class Prepare(_Message):
-    """Builds version `nonce` from an arena: the daemon's, or on another machine the one that `fetched_paths` has for
-    that machine. `tensors` are (name, safetensors dtype, shape, offset, length in bytes)."""
+    """Builds version `nonce` from an arena: the daemon's, or on another host the one that `fetched_paths` has for
+    that host. `tensors` are (name, safetensors dtype, shape, offset, length in bytes)."""
 
     nonce: str
     arena_path: str

@@ -1,1 +1,1 @@
-"""How vLLM is started: its configuration, what is refused before it loads a model, and other machines."""
+"""How vLLM is started: its configuration, what is refused before it loads a model, and other hosts."""

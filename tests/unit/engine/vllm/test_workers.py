@@ -52,7 +52,7 @@ def core() -> ScriptedCore:
 async def workers(core: ScriptedCore) -> AsyncIterator[Workers]:
     """Three ranks, two of them on another host."""
     made = Workers(core, Liveness(lambda: None), len(RANKS))
-    made.other_machines = {"there": [ELSEWHERE, NEXT_TO_IT]}
+    made.other_hosts = {"there": [ELSEWHERE, NEXT_TO_IT]}
     yield made
     made.close()
 
@@ -100,7 +100,7 @@ async def test_one_that_is_never_done_is_not_waited_for(workers: Workers, core: 
 
 async def test_without_other_machines_nobody_is_asked(workers: Workers, core: ScriptedCore) -> None:
     """Every question would take the engine's time."""
-    workers.other_machines = {}
+    workers.other_hosts = {}
     preparing = asyncio.create_task(prepared(workers))
     await asyncio.sleep(0.05)
     for rank in RANKS:
