@@ -17,7 +17,7 @@ import torch
 from vllm.utils.torch_utils import current_stream
 
 from genserve.worker.update.pinned_ring import Event, PinnedRing, ThroughRing, goes_through
-from genserve.worker.update.swap import CpuSwap
+from genserve.worker.update.ring_exchange import RingExchange
 
 log = logging.getLogger(__name__)
 
@@ -54,12 +54,12 @@ class Device:
         """Copies, at once or in the order of this thread's other copies. `synchronize` completes the copy."""
         target.copy_(source)
 
-    def can_swap(self, live: torch.Tensor, new: torch.Tensor) -> bool:
-        """Whether `swap` takes these two: a live tensor and one on the CPU."""
+    def can_exchange(self, live: torch.Tensor, new: torch.Tensor) -> bool:
+        """Whether `ring_exchange` takes these two: a live tensor and one on the CPU."""
         return False
 
-    def swap(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> CpuSwap:
-        """Exchanges pairs for which `can_swap` is true."""
+    def ring_exchange(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> RingExchange:
+        """Exchanges pairs for which `can_exchange` is true."""
         raise NotImplementedError("exchanging with tensors in host memory")
 
     def release_memory(self) -> None:
@@ -131,15 +131,15 @@ class CudaDevice(Device):
         else:
             target.copy_(source, non_blocking=True)
 
-    def can_swap(self, live: torch.Tensor, new: torch.Tensor) -> bool:
+    def can_exchange(self, live: torch.Tensor, new: torch.Tensor) -> bool:
         """True for large tensors. Copies of a tensor with gaps would take memory of the device."""
         is_from_cpu = live.device == self.device and new.device.type == "cpu"
         return self._ring is not None and is_from_cpu and goes_through(live, new) and live.is_contiguous()
 
-    def swap(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> CpuSwap:
+    def ring_exchange(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> RingExchange:
         """Uses two streams of its own, for the two directions."""
         assert self._ring is not None
-        return CpuSwap(pairs, self._ring, self._down, self._up)
+        return RingExchange(pairs, self._ring, self._down, self._up)
 
     @property
     def reserved_bytes(self) -> int:
@@ -153,7 +153,7 @@ class CudaDevice(Device):
 
 
 class _CopyStream:
-    """`swap.CopyStream`; copies to and from pinned memory alone are made later."""
+    """`ring_exchange.CopyStream`; copies to and from pinned memory alone are made later."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device, priority=0)

@@ -2,9 +2,9 @@
 
 The live model keeps its modules, parameters and attention layers, which hold the KV cache and to which others refer.
 Only what they point at changes. Where addresses must not change (CUDA graphs, kernels, vLLM's sleep), the contents are
-exchanged instead: tensor by tensor through a buffer of the largest one's size, or through pinned memory (`swap`) if the
-prepared ones are on the CPU. A commit allocates nothing. After it the prepared tensors hold the previous contents, so
-it can be undone.
+exchanged instead: tensor by tensor through a buffer of the largest one's size, or through pinned memory
+(`ring_exchange`) if the prepared ones are on the CPU. A commit allocates nothing. After it the prepared tensors hold
+the previous contents, so it can be undone.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -179,12 +179,11 @@ class ContentExchange:
         self._pairs = pairs(entries)
         self._device = device
         # Large tensors on the host do not use the buffer.
-        swaps = [device.can_swap(pair.live, pair.new) for pair in self._pairs]
-        by_swap = [(pair.live, pair.new) for pair, swapped in zip(self._pairs, swaps, strict=True) if swapped]
-        self._by_buffer = [pair for pair, swapped in zip(self._pairs, swaps, strict=True) if not swapped]
-        self._cpu_swap = device.swap(by_swap) if by_swap else None
+        by_ring = [pair for pair in self._pairs if device.can_exchange(pair.live, pair.new)]
+        self._by_buffer = [pair for pair in self._pairs if not device.can_exchange(pair.live, pair.new)]
+        self._ring_exchange = device.ring_exchange((pair.live, pair.new) for pair in by_ring) if by_ring else None
         self._buffer = buffer
-        self._num_swapped = 0
+        self._num_exchanged = 0
         self._undo: Callable[[], None] | None = None  # of the exchange in progress
         for pair in self._pairs:
             if pair.live.device != device.device:
@@ -197,11 +196,11 @@ class ContentExchange:
     def commit(self) -> None:
         """Exchanges the contents. Raises RuntimeError if the device refuses. `rollback` works from any point of it."""
         self._device.synchronize()  # the work of steps and of the preparation
-        if self._cpu_swap is not None:
-            self._cpu_swap.commit()
+        if self._ring_exchange is not None:
+            self._ring_exchange.commit()
         for pair in self._by_buffer:
-            self._swap(pair)
-            self._num_swapped += 1
+            self._exchange(pair)
+            self._num_exchanged += 1
         self._device.synchronize()
 
     def overwrite(self) -> None:
@@ -216,23 +215,23 @@ class ContentExchange:
         if self._undo is not None:
             self._undo()
             self._undo = None
-        while self._num_swapped:
-            pair = self._by_buffer[self._num_swapped - 1]
+        while self._num_exchanged:
+            pair = self._by_buffer[self._num_exchanged - 1]
             self._device.copy(pair.live, pair.new)
-            self._num_swapped -= 1
-        if self._cpu_swap is not None:
+            self._num_exchanged -= 1
+        if self._ring_exchange is not None:
             self._device.synchronize()
-            self._cpu_swap.rollback()
+            self._ring_exchange.rollback()
         self._device.synchronize()
 
     def free(self) -> None:
         """Frees the values that are not live, one at a time."""
-        self._cpu_swap = None
+        self._ring_exchange = None
         self._by_buffer = []
         while self._pairs:
             self._pairs.pop()
 
-    def _swap(self, pair: Pair) -> None:
+    def _exchange(self, pair: Pair) -> None:
         assert self._buffer is not None
         held = self._buffer.like(pair.live)
         self._device.copy(held, pair.live)

@@ -13,7 +13,7 @@ import torch
 
 from genserve.worker.update.device import Device
 from genserve.worker.update.pinned_ring import Event, PinnedRing
-from genserve.worker.update.swap import CpuSwap
+from genserve.worker.update.ring_exchange import RingExchange
 
 Action = Callable[[], None]
 POLICIES = ("late", "early", *range(8))
@@ -113,7 +113,7 @@ class LateGpu:
 
 
 class LateStream(Late):
-    """A stream of it, as `swap.CopyStream`."""
+    """A stream of it, as `ring_exchange.CopyStream`."""
 
     def __init__(self, gpu: LateGpu) -> None:
         super().__init__(gpu)
@@ -182,13 +182,13 @@ class LateDevice(Device):
         """Everything is done."""
         self._gpu.synchronize()
 
-    def can_swap(self, live: torch.Tensor, new: torch.Tensor) -> bool:
+    def can_exchange(self, live: torch.Tensor, new: torch.Tensor) -> bool:
         """As on a GPU; the CPU stands for both sides."""
         return live.nbytes >= self._least_bytes and live.is_contiguous()
 
-    def swap(self, pairs: Any) -> CpuSwap:
+    def ring_exchange(self, pairs: Any) -> RingExchange:
         """In two streams."""
-        return CpuSwap(pairs, LateRing(self._gpu, self._slot_bytes), LateStream(self._gpu), LateStream(self._gpu))
+        return RingExchange(pairs, LateRing(self._gpu, self._slot_bytes), LateStream(self._gpu), LateStream(self._gpu))
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """At once."""

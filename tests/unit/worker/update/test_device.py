@@ -12,7 +12,7 @@ from vllm.utils import torch_utils
 
 from genserve.worker.update.device import CudaDevice, Device
 from genserve.worker.update.pinned_ring import LEAST_BYTES, PinnedRing
-from genserve.worker.update.swap import LEAST_SLOTS
+from genserve.worker.update.ring_exchange import LEAST_SLOTS
 
 SECOND = torch.device("cuda:1")
 
@@ -174,7 +174,7 @@ def test_a_swap_has_a_stream_for_each_direction(monkeypatch: pytest.MonkeyPatch)
     live, new = torch.zeros(64), torch.ones(64)
     device = CudaDevice(SECOND)
     runtime.log.clear()
-    device.swap([(live, new)]).commit()
+    device.ring_exchange([(live, new)]).commit()
     one_way = ["enter stream", "copy", "leave stream", "enter stream", "leave stream"]  # and the event
     assert sorted({*runtime.log}) == ["copy", "enter stream", "leave stream", "wait"]
     assert runtime.log[:5] == one_way
@@ -190,15 +190,15 @@ def test_large_tensors_without_gaps_are_swapped_with_the_host(monkeypatch: pytes
     live = torch.empty(2, LEAST_BYTES, dtype=torch.uint8, device=place)
     new = torch.empty(2, LEAST_BYTES, dtype=torch.uint8)
     device = CudaDevice(place)
-    assert device.can_swap(live, new)
-    assert device.can_swap(live[0], new[0])
-    assert not device.can_swap(new, live)
-    assert not device.can_swap(live, live)
-    assert not device.can_swap(live[0, 1:], new[0, 1:])
-    assert not device.can_swap(live.t(), new.t())
+    assert device.can_exchange(live, new)
+    assert device.can_exchange(live[0], new[0])
+    assert not device.can_exchange(new, live)
+    assert not device.can_exchange(live, live)
+    assert not device.can_exchange(live[0, 1:], new[0, 1:])
+    assert not device.can_exchange(live.t(), new.t())
     monkeypatch.undo()
     Runtime(monkeypatch, pins=False)
-    assert not CudaDevice(place).can_swap(live, new)
+    assert not CudaDevice(place).can_exchange(live, new)
 
 
 def test_the_host_needs_nothing() -> None:

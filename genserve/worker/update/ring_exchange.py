@@ -50,14 +50,14 @@ class _Piece:
     is_kept: bool = False
 
 
-class CpuSwap:
+class RingExchange:
     """Exchanges the tensors of one version. Synchronize the device before and after each call: only then are the copies
     complete."""
 
     def __init__(
         self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]], ring: PinnedRing, down: CopyStream, up: CopyStream
     ) -> None:
-        """`pairs`: live and prepared tensors, as `can_swap` requires. `down`, `up`: streams to the host and to the
+        """`pairs`: live and prepared tensors, as `can_exchange` requires. `down`, `up`: streams to the host and to the
         device. During a call only this object uses the ring."""
         self._pairs = list(pairs)
         self._ring = ring

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from genserve.worker.update.pinned_ring import PinnedRing
-from genserve.worker.update.swap import LEAST_SLOTS, CpuSwap
+from genserve.worker.update.ring_exchange import LEAST_SLOTS, RingExchange
 from tests.unit.worker.late_gpu import POLICIES, LateDevice, LateEvent, LateGpu, LateRing, LateStream
 from tests.unit.worker.update.exchanges import Plain, addresses, exchange_of
 
@@ -31,10 +31,12 @@ def are_equal(some: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
     return all(torch.equal(one, other) for one, other in zip(some, others, strict=True))
 
 
-def swap_of(gpu: LateGpu, live: list[torch.Tensor], new: list[torch.Tensor], num_slots: int = 8) -> CpuSwap:
+def ring_exchange_of(
+    gpu: LateGpu, live: list[torch.Tensor], new: list[torch.Tensor], num_slots: int = 8
+) -> RingExchange:
     """With slots of 100 bytes: the five tensors are 33 pieces."""
     ring = LateRing(gpu, 100, num_slots)
-    return CpuSwap(zip(live, new, strict=True), ring, LateStream(gpu), LateStream(gpu))
+    return RingExchange(zip(live, new, strict=True), ring, LateStream(gpu), LateStream(gpu))
 
 
 @pytest.mark.parametrize("num_slots", [LEAST_SLOTS, 8, 11])
@@ -45,13 +47,13 @@ def test_contents_change_places_and_back(policy: Any, num_slots: int) -> None:
     gpu = LateGpu(policy)
     live, new = tensors(0), tensors(5000)
     old_live, old_new = copied(live), copied(new)
-    swap = swap_of(gpu, live, new, num_slots)
-    swap.commit()
+    exchange = ring_exchange_of(gpu, live, new, num_slots)
+    exchange.commit()
     gpu.synchronize()
     assert not gpu.threads, "a thread still copies"
     assert are_equal(live, old_new)
     assert are_equal(new, old_live)
-    swap.rollback()
+    exchange.rollback()
     gpu.synchronize()
     assert are_equal(live, old_live)
 
@@ -59,7 +61,7 @@ def test_contents_change_places_and_back(policy: Any, num_slots: int) -> None:
 def num_copies_of_a_swap() -> int:
     """In streams and threads."""
     gpu = LateGpu("early")
-    swap_of(gpu, tensors(0), tensors(5000)).commit()
+    ring_exchange_of(gpu, tensors(0), tensors(5000)).commit()
     return gpu.num_copies
 
 
@@ -73,11 +75,11 @@ def test_a_copy_that_fails_is_undone_whichever_it_is(policy: Any) -> None:
         gpu = LateGpu(policy, fails_at)
         live, new = tensors(0), tensors(5000)
         old = copied(live)
-        swap = swap_of(gpu, live, new)
+        exchange = ring_exchange_of(gpu, live, new)
         with pytest.raises(torch.OutOfMemoryError):
-            swap.commit()
+            exchange.commit()
         gpu.synchronize()
-        swap.rollback()
+        exchange.rollback()
         gpu.synchronize()
         assert are_equal(live, old), fails_at
         assert not gpu.threads, "a thread still copies"
@@ -89,15 +91,15 @@ def test_a_rollback_that_fails_can_be_tried_again() -> None:
     gpu = LateGpu("early", fails_at=num_copies // 2)
     live, new = tensors(0), tensors(5000)
     old = copied(live)
-    swap = swap_of(gpu, live, new)
+    exchange = ring_exchange_of(gpu, live, new)
     with pytest.raises(torch.OutOfMemoryError):
-        swap.commit()
+        exchange.commit()
     gpu.synchronize()
     gpu.fails_at = gpu.num_copies
     with pytest.raises(torch.OutOfMemoryError):
-        swap.rollback()
+        exchange.rollback()
     gpu.synchronize()
-    swap.rollback()
+    exchange.rollback()
     gpu.synchronize()
     assert are_equal(live, old)
 
@@ -118,7 +120,7 @@ def test_both_directions_are_at_work_at_once() -> None:
 
     down, up = Named(gpu), Named(gpu)
     down.name, up.name = "down", "up"
-    CpuSwap(zip(live, new, strict=True), LateRing(gpu, 100), down, up).commit()
+    RingExchange(zip(live, new, strict=True), LateRing(gpu, 100), down, up).commit()
     assert order == ["down", *["down", "up"] * 7, "up"]
 
 
@@ -126,12 +128,12 @@ def test_a_ring_that_is_too_short_is_refused() -> None:
     """Slots would be used again before they are free."""
     ring = PinnedRing([torch.zeros(8, dtype=torch.uint8)] * 5, [LateEvent() for _ in range(5)])
     with pytest.raises(ValueError, match="needs 6 slots, the ring has 5"):
-        CpuSwap([], ring, LateStream(LateGpu("late")), LateStream(LateGpu("late")))
+        RingExchange([], ring, LateStream(LateGpu("late")), LateStream(LateGpu("late")))
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_an_exchange_takes_both_ways_and_either_can_fail(policy: Any) -> None:
-    """Large tensors are swapped with the host, small ones and those with gaps go through the buffer. Whatever
+    """Large tensors are exchanged through the ring, small ones and those with gaps go through the buffer. Whatever
     fails, the old version is live after the rollback, at the same addresses."""
     live, gpu = Plain(1.0), LateGpu(policy)
     before = addresses(live)
