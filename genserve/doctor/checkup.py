@@ -64,7 +64,7 @@ async def check_up(
         chosen = ways.chosen(options.asked_ways, facts.device_type)
         add("machine", machine_verdicts(facts, options.flags))
         memory = _memory(facts)
-        told: dict[str, Any] = {"machine": facts.as_dict(), "serve_flags": list(options.flags.passed_on)}
+        raw: dict[str, Any] = {"machine": facts.as_dict(), "serve_flags": list(options.flags.passed_on)}
         if not options.machine_only:
             that_fit = _that_fit(chosen, size, memory, options)
             try:
@@ -83,9 +83,9 @@ async def check_up(
                 if all(each.way != way for each in found):
                     not_tried = warn("start", "not tried: there is no room for your model", "See `your model` below.")
                     add(f"--weight-update {way}", iter([not_tried]))
-            told["daemons"] = [{"way": each.way, "started_on": each.started_on, **each.info} for each in found]
+            raw["daemons"] = [{"way": each.way, "started_on": each.started_on, **each.info} for each in found]
         add("what fits (computed)", room_verdicts(memory, options.flags, size))
-    return sections, told
+    return sections, raw
 
 
 async def _try_ways(

@@ -71,7 +71,7 @@ class Completion:
         push.lifecycle.preparing()
         self._applying = push
         try:
-            with push.attempt.told_on_time(push.header.apply.timeout_s):
+            with push.attempt.answered_on_time(push.header.apply.timeout_s):
                 if push.header.lora is not None:
                     return await self._loras.apply(push, push.header.lora)
                 if push.staging.manifest.partial:

@@ -269,8 +269,8 @@ class TransferUpdates:
                 raise
         except Exception as error:
             await self._undo(update, str(error))
-            told = f"the update was undone; version {self._engine.weight_version} is served: {error}"
-            raise (DeadlineError if isinstance(error, DeadlineError) else PushRolledBackError)(told) from error
+            message = f"the update was undone; version {self._engine.weight_version} is served: {error}"
+            raise (DeadlineError if isinstance(error, DeadlineError) else PushRolledBackError)(message) from error
         self._touch(update)
         return time.perf_counter() - began_s
 
@@ -284,8 +284,8 @@ class TransferUpdates:
             except (EngineDeadError, EngineTaintedError):
                 raise
             except Exception as error:
-                told = f"a weight update failed ({cause}) and could not be undone ({error})"
-                raise EngineTaintedError(told) from error
+                message = f"a weight update failed ({cause}) and could not be undone ({error})"
+                raise EngineTaintedError(message) from error
 
     async def _undo_and_log(self, update: OpenUpdate, cause: str) -> None:
         try:

@@ -33,11 +33,11 @@ class DeviceFacts:
     device_to_device: float
 
     @classmethod
-    def of(cls, told: dict[str, Any]) -> "DeviceFacts":
+    def of(cls, answer: dict[str, Any]) -> "DeviceFacts":
         """Reads the output of `device.look_at_cuda`."""
-        rates = told["rates"]
+        rates = answer["rates"]
         names = ("pinned_to_device", "pageable_to_device", "device_to_device")
-        found = {name: value for name, value in told.items() if name != "rates"}
+        found = {name: value for name, value in answer.items() if name != "rates"}
         return cls(**found, rates_error=rates.get("error", ""), **{name: rates.get(name, 0.0) for name in names})
 
 
@@ -102,19 +102,19 @@ async def _look_at_torch(children: Children, timeout_s: float) -> TorchFacts:
         return TorchFacts(error=f"torch did not list the devices within {timeout_s:g} s")
     finally:
         await children.stop(process, _END_TIMEOUT_S)
-    told = next((line for line in stdout.splitlines() if line.startswith(_PREFIX)), None)
-    if told is None:
+    answer = next((line for line in stdout.splitlines() if line.startswith(_PREFIX)), None)
+    if answer is None:
         last = stderr.decode(errors="replace").strip().splitlines()[-1:]
         return TorchFacts(error=f"torch could not be run: {''.join(last) or f'status {process.returncode}'}")
-    return _torch_facts(json.loads(told.removeprefix(_PREFIX)))
+    return _torch_facts(json.loads(answer.removeprefix(_PREFIX)))
 
 
-def _torch_facts(told: dict[str, Any]) -> TorchFacts:
-    number = told.get("driver_cuda", 0)
+def _torch_facts(answer: dict[str, Any]) -> TorchFacts:
+    number = answer.get("driver_cuda", 0)
     return TorchFacts(
-        version=told["torch"],
-        cuda=told["cuda"] or "",
+        version=answer["torch"],
+        cuda=answer["cuda"] or "",
         driver_cuda=f"{number // 1000}.{number % 1000 // 10}" if number else "",
-        error=told["error"],
-        devices=tuple(DeviceFacts.of(device) for device in told["devices"]),
+        error=answer["error"],
+        devices=tuple(DeviceFacts.of(device) for device in answer["devices"]),
     )

@@ -48,8 +48,8 @@ async def look(children: Children) -> SharedMemoryFacts:
                 error = (await child.stderr.read()).decode(errors="replace").strip().splitlines()[-1:]
                 died = f"the child ended: {''.join(error)}"
                 return SharedMemoryFacts(died, died, _ptrace_scope())
-            told = json.loads(line)
-            return SharedMemoryFacts(told["error"], _reading(told["path"]), _ptrace_scope())
+            answer = json.loads(line)
+            return SharedMemoryFacts(answer["error"], _reading(answer["path"]), _ptrace_scope())
         finally:
             await children.stop(child, _END_TIMEOUT_S)
     finally:

@@ -59,9 +59,9 @@ def start(found: WayFound) -> Verdict:
         advice = "Start it with `genserve serve` and VLLM_LOGGING_LEVEL=INFO to see its whole log."
         return fail("start", found.error or "the daemon printed nothing", advice)
     finding = f"served after {found.start_s:.0f} s on {found.info.get('device', '?')}"
-    told = str(found.info.get("weight_update", ""))
-    if found.way and found.way != told:
-        return fail("start", f"{finding}, and takes versions {told!r} instead of {found.way!r}", _REPORT)
+    reported = str(found.info.get("weight_update", ""))
+    if found.way and found.way != reported:
+        return fail("start", f"{finding}, and takes versions {reported!r} instead of {found.way!r}", _REPORT)
     figures = {"start_s": round(found.start_s, 2)}
     if found.info.get("device") == "cuda" and found.info.get("pinned_host_bytes") == 0:
         advice = "Pushes reach the device several times slower: see `pinned memory` above, and the daemon's log."

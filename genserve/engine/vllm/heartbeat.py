@@ -66,7 +66,7 @@ class Heartbeat:
         self._silent_s = 0.0
         self._seen: deque[tuple[float, Activity]] = deque()
         self._first: Activity | None = None
-        self._told_silent = False
+        self._is_silent = False
 
     async def run(self) -> None:
         """Returns when the engine is dead, whoever found out."""
@@ -115,9 +115,9 @@ class Heartbeat:
         return False
 
     def _answered(self) -> None:
-        if self._told_silent:
+        if self._is_silent:
             log.warning("the engine answers again, after %.1f s", self._silent_s)
-            self._told_silent = False
+            self._is_silent = False
             self._tell(True)
         self._forget()
 
@@ -130,9 +130,9 @@ class Heartbeat:
         reason = self._reason()
         if self._silent_s < self._limits.timeout_s:
             return
-        if not self._told_silent:
+        if not self._is_silent:
             log.warning("the engine has not answered for %.1f s", self._silent_s)
-            self._told_silent = True
+            self._is_silent = True
             self._tell(False)
         if reason is None and self._silent_s >= self._limits.step_s:
             reason = "no step may take that long"

@@ -43,7 +43,7 @@ class HeldLora:
         """Its name in vLLM."""
         return f"{self.name}#{self.lora_id}"
 
-    def told(self) -> LoadedLora:
+    def as_loaded(self) -> LoadedLora:
         """The adapter for other modules."""
         files = self.files
         return LoadedLora(
@@ -92,18 +92,18 @@ class LiveLoras:
         self._current[name] = lora
         if previous is not None:
             self._retire(previous)
-        return lora.told()
+        return lora.as_loaded()
 
     def unload(self, name: str) -> LoadedLora:
         """Makes an adapter unavailable to later requests."""
         lora = self._require(name)
         del self._current[name]
         self._retire(lora)
-        return lora.told()
+        return lora.as_loaded()
 
     def loaded(self) -> list[LoadedLora]:
         """The adapters that later requests can use."""
-        return [lora.told() for _, lora in sorted(self._current.items())]
+        return [lora.as_loaded() for _, lora in sorted(self._current.items())]
 
     def use(self, name: str, request_id: str) -> HeldLora:
         """The adapter of a request, until `release`. Raises LoraNotFoundError."""

@@ -98,7 +98,7 @@ class Scheduling:
         if current_platform.is_cpu():
             await self._llm.reset_prefix_cache(reset_running_requests=True)
         else:
-            await _told(self._llm.release_kv_cache_memory(), "the KV cache could not be released")
+            await _explained(self._llm.release_kv_cache_memory(), "the KV cache could not be released")
 
     async def wake_up(self, tags: Set[SleepTag], timeout_s: float, *, paused: bool = False) -> None:
         """Allocates memory again, and with SCHEDULING schedules, unless it must stay `paused`; within `timeout_s` from
@@ -110,7 +110,7 @@ class Scheduling:
         # part is.
         names = sorted(tag.value for tag in tags & MEMORY_TAGS) or [SleepTag.SCHEDULING.value]
         is_last = SleepTag.SCHEDULING in tags and bool(tags & MEMORY_TAGS)
-        waking = _told(self._llm.wake_up(None if is_last else names), "the sleeping parts could not be woken up")
+        waking = _explained(self._llm.wake_up(None if is_last else names), "the sleeping parts could not be woken up")
         if paused and SleepTag.SCHEDULING in tags:
             waking = self._paused_after(waking)
         await self._liveness.call(waking, what="wake-up", timeout_s=timeout_s)
@@ -128,7 +128,7 @@ class Scheduling:
         await self._pause(PauseMode.KEEP, clear_cache=False)
 
 
-async def _told(call: Coroutine[Any, Any, Any], failure: str) -> None:
+async def _explained(call: Coroutine[Any, Any, Any], failure: str) -> None:
     """Makes a call for which vLLM may raise any exception: memory that another process still holds is a common one."""
     try:
         await call

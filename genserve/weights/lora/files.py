@@ -76,8 +76,8 @@ class LoraFiles:
             file = CheckpointFile(path / TENSORS)
             issues = lora_issues(CheckpointIndex.read_file(file).as_manifest(), checkpoint)
             if issues:
-                told = "; ".join(f"{each.tensor} {each.description}" for each in issues[:3])
-                raise InvalidFieldError.of("path", told)
+                shown = "; ".join(f"{each.tensor} {each.description}" for each in issues[:3])
+                raise InvalidFieldError.of("path", shown)
             return cls(config, _copied(file), str(path))
         except CheckpointFileError as error:
             raise InvalidFieldError.of("path", str(error)) from error

@@ -42,7 +42,7 @@ class Attempt:
             self.result.set_exception(outcome)
 
     @contextmanager
-    def told_on_time(self, timeout_s: float) -> Iterator[None]:
+    def answered_on_time(self, timeout_s: float) -> Iterator[None]:
         """Gives streams a DeadlineError if the block takes longer than `timeout_s`: undoing, or a worker that hangs,
         may take more time."""
         late = DeadlineError(f"applying took longer than {timeout_s:g} s; GetPush tells the outcome")

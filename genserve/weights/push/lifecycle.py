@@ -47,7 +47,7 @@ TRANSITIONS: Mapping[tuple[str, State], State] = {
 """(event, state before) -> state after. Other transitions cannot happen."""
 
 _BUSY = frozenset({State.CHECKING, State.PREPARING, State.APPLYING})
-_TOLD = {State.CHECKING: PushState.RECEIVING, State.GONE: PushState.FAILED}
+_SHOWN_AS = {State.CHECKING: PushState.RECEIVING, State.GONE: PushState.FAILED}
 
 
 class Lifecycle:
@@ -65,7 +65,7 @@ class Lifecycle:
     @property
     def push_state(self) -> PushState:
         """The state on the wire."""
-        return _TOLD.get(self._state) or PushState[self._state.name]
+        return _SHOWN_AS.get(self._state) or PushState[self._state.name]
 
     @property
     def is_busy(self) -> bool:

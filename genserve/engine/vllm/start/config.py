@@ -125,8 +125,8 @@ def with_ranks_here(args: AsyncEngineArgs, config: VllmConfig) -> VllmConfig:
     Processes of the engine cannot count this, because vLLM turns each replica of a dense model into a separate
     engine."""
     parallel = config.parallel_config
-    told = {RANKS_HERE_KEY: parallel.local_world_size * parallel.data_parallel_size_local}
-    args.additional_config = {**args.additional_config, **told}
+    ranks_here = {RANKS_HERE_KEY: parallel.local_world_size * parallel.data_parallel_size_local}
+    args.additional_config = {**args.additional_config, **ranks_here}
     config.additional_config = args.additional_config
     return config
 
