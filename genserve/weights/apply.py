@@ -40,14 +40,14 @@ class WeightUpdater:
         self._pauses = pauses
         self._board = board
         self._resident = resident
-        self._alone = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._applied_id = ""
 
     @asynccontextmanager
     async def between_pushes(self, timeout_s: float) -> AsyncIterator[None]:
         """Waits until the push that is being applied has ended, and makes the next one wait. Raises DeadlineError,
         naming the push."""
-        async with self._its_turn(timeout_s, lambda: self._still_under_way(timeout_s)):
+        async with self._alone(timeout_s, lambda: self._still_under_way(timeout_s)):
             yield
 
     def _still_under_way(self, timeout_s: float) -> str:
@@ -79,7 +79,7 @@ class WeightUpdater:
         `verify` is the time that checksums took while bytes were received, so it is part of `receive` as well.
         """
         deadline_s = time.monotonic() + push.header.apply.timeout_s
-        async with self._its_turn(push.header.apply.timeout_s, lambda: "no time was left to prepare; nothing changed"):
+        async with self._alone(push.header.apply.timeout_s, lambda: "no time was left to prepare; nothing changed"):
             self._applied_id = push.push_id
             try:
                 check_weights(self._board.engine_condition, self._board.daemon_condition)
@@ -88,16 +88,16 @@ class WeightUpdater:
                 self._applied_id = ""
 
     @asynccontextmanager
-    async def _its_turn(self, timeout_s: float, too_late: Callable[[], str]) -> AsyncIterator[None]:
+    async def _alone(self, timeout_s: float, too_late: Callable[[], str]) -> AsyncIterator[None]:
         try:
             async with asyncio.timeout(timeout_s):
-                await self._alone.acquire()
+                await self._lock.acquire()
         except TimeoutError:
             raise DeadlineError(too_late()) from None
         try:
             yield
         finally:
-            self._alone.release()
+            self._lock.release()
 
     async def _apply(self, push: LivePush, deadline_s: float) -> Applied:
         options = push.header.apply

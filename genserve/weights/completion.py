@@ -67,7 +67,7 @@ class Completion:
 
     async def _apply(self, push: LivePush) -> Applied:
         """Makes what is staged live. Raises as `WeightUpdater.apply`."""
-        self._check_turn(push)
+        self._check_again(push)
         push.lifecycle.preparing()
         self._applying = push
         try:
@@ -80,7 +80,7 @@ class Completion:
         finally:
             self._applying = None
 
-    def _check_turn(self, push: LivePush) -> None:
+    def _check_again(self, push: LivePush) -> None:
         """Repeats checks of the header, because their results may have changed while the bytes arrived."""
         if self._applying is not None:
             raise self._applying.in_progress()

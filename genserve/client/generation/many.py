@@ -138,13 +138,13 @@ class ManyStream(AsyncClosing, AsyncIterator[ManyItem]):
 async def _write(
     call: "grpc.aio.StreamStreamCall[Any, Any]",
     message: generation_pb2.GenerateManyRequest | None,
-    turn: asyncio.Lock,
+    writing: asyncio.Lock,
     status: FinalStatus,
     connection: "Connection",
 ) -> None:
     """Writes a message, or the end. No method, for a stream that is dropped while this waits must not be kept alive."""
     try:
-        async with turn:
+        async with writing:
             with connection.typed_errors():
                 await status.of(call.done_writing() if message is None else call.write(message))
     except (asyncio.InvalidStateError, grpc.aio.InternalError) as error:

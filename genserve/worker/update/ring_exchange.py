@@ -108,10 +108,10 @@ class RingExchange:
 
     def _begin(self, live: torch.Tensor, new: torch.Tensor) -> None:
         """Sends the live contents to the host, and fills the slot for the device."""
-        turn, half = len(self._pieces), len(self._down_slots)
-        piece = _Piece(live, new, self._down_slots[turn % half], self._up_slots[turn % half])
-        if turn >= half:
-            self._finish(self._pieces[turn - half])
+        number, half = len(self._pieces), len(self._down_slots)
+        piece = _Piece(live, new, self._down_slots[number % half], self._up_slots[number % half])
+        if number >= half:
+            self._finish(self._pieces[number - half])
             piece.up[1].synchronize()
         self._pieces.append(piece)
         slot, event = piece.down
