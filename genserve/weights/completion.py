@@ -42,7 +42,7 @@ class Completion:
 
     def start(self, push: LivePush, ended: Callable[[LivePush], None]) -> None:
         """Starts; `ended` is called when the daemon is done with the push, whatever the outcome."""
-        push.complete()
+        push.begin_check()
         push.task = asyncio.create_task(self._carry_out(push, ended), name=f"push {push.push_id}")
 
     async def _carry_out(self, push: LivePush, ended: Callable[[LivePush], None]) -> None:

@@ -218,7 +218,7 @@ class PushRegistry:
     def _advance(self, push: LivePush) -> None:
         """A stream of the push has ended or was cut off: carries out the push, or reports missing bytes."""
         if push.lifecycle.state is State.RECEIVING and not push.attempt.result.done() and not self._closed:
-            if push.attempt.has_ended and push.staging.is_complete:
+            if push.attempt.has_ended and push.staging.has_every_byte:
                 self._completion.start(push, self._ended)
             elif push.attempt.is_over:
                 push.truncate()

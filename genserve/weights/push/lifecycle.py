@@ -28,9 +28,9 @@ TRANSITIONS: Mapping[tuple[str, State], State] = {
     ("truncated", State.RECEIVING): State.RECEIVING,
     ("restored", State.RECEIVING): State.STAGED,
     # Every stream of the attempt has ended and every byte has arrived; or a commit applies a staged push.
-    ("completed", State.RECEIVING): State.CHECKING,
-    ("completed", State.STAGED): State.CHECKING,
-    ("completed", State.FAILED): State.CHECKING,
+    ("checking", State.RECEIVING): State.CHECKING,
+    ("checking", State.STAGED): State.CHECKING,
+    ("checking", State.FAILED): State.CHECKING,
     ("staged", State.CHECKING): State.STAGED,
     ("preparing", State.STAGED): State.PREPARING,
     ("applying", State.PREPARING): State.APPLYING,
@@ -87,9 +87,9 @@ class Lifecycle:
         if self._was_staged:
             self._go("restored")
 
-    def completed(self) -> None:
+    def checking(self) -> None:
         """Every byte has arrived, and every stream has ended."""
-        self._go("completed")
+        self._go("checking")
 
     def staged(self) -> None:
         """The bytes passed the checks."""

@@ -190,9 +190,9 @@ class LivePush:
         """Records that its version is live: from now on the arena belongs to the resident store."""
         self.is_served = True
 
-    def complete(self) -> None:
+    def begin_check(self) -> None:
         """Records that every stream of the attempt has ended and every byte has arrived."""
-        self.lifecycle.completed()
+        self.lifecycle.checking()
         self.checked.clear()
 
     def stage(self) -> None:

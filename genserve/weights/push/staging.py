@@ -154,7 +154,7 @@ class Staging:
                 )
 
     @property
-    def is_complete(self) -> bool:
+    def has_every_byte(self) -> bool:
         """Whether every byte counts."""
         return self._counted.total == self.manifest.total_bytes
 

@@ -291,7 +291,7 @@ async def test_cancelled_commit_is_carried_through(rig: Rig) -> None:
     staging = Staging("p1", MANIFEST, Arena.allocate(MANIFEST.total_bytes))
     staging.write(0, weights(1), None)
     push = LivePush(header(), MANIFEST.digest, staging, MANIFEST.total_bytes)
-    for event in (push.lifecycle.completed, push.lifecycle.staged, push.lifecycle.preparing):
+    for event in (push.lifecycle.checking, push.lifecycle.staged, push.lifecycle.preparing):
         event()
     applying = asyncio.create_task(WeightUpdater(rig.engine, rig.pauses, rig.board, rig.resident).apply(push))
     await gate.reached.wait()

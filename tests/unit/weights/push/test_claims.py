@@ -31,14 +31,14 @@ def test_claimed_bytes_count_when_they_are_written() -> None:
     claim = push.claim(0, total)
     assert claim is not None
     claim.target[:] = b"x" * total
-    assert not push.is_complete
+    assert not push.has_every_byte
     assert push.claims.overlap(total - 1, total)
     push.settle(claim, written=False, counts=True)
     assert push.num_counted == 0
     again = push.claim(0, total)
     assert again is not None
     push.settle(again, written=True, counts=True)
-    assert push.is_complete
+    assert push.has_every_byte
     assert push.claim(0, 1) is None, "it is there: to be compared"
     assert num_descriptors(memory) > 0
     push.close()

@@ -5,15 +5,15 @@ import pytest
 from genserve.weights.push.lifecycle import TRANSITIONS, Lifecycle, State
 from genserve.weights.push.types import PushState
 
-EVENTS = ("joined", "truncated", "completed", "staged", "preparing", "applying", "applied", "failed", "dropped")
+EVENTS = ("joined", "truncated", "checking", "staged", "preparing", "applying", "applied", "failed", "dropped")
 TO_STATE: dict[State, list[str]] = {
     State.RECEIVING: [],
-    State.CHECKING: ["completed"],
-    State.STAGED: ["completed", "staged"],
-    State.PREPARING: ["completed", "staged", "preparing"],
-    State.APPLYING: ["completed", "staged", "preparing", "applying"],
-    State.APPLIED: ["completed", "staged", "preparing", "applying", "applied"],
-    State.FAILED: ["completed", "failed"],
+    State.CHECKING: ["checking"],
+    State.STAGED: ["checking", "staged"],
+    State.PREPARING: ["checking", "staged", "preparing"],
+    State.APPLYING: ["checking", "staged", "preparing", "applying"],
+    State.APPLIED: ["checking", "staged", "preparing", "applying", "applied"],
+    State.FAILED: ["checking", "failed"],
     State.GONE: ["dropped"],
 }
 

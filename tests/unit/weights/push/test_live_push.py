@@ -98,7 +98,7 @@ async def test_bytes_are_read_by_others_while_they_are_good_and_do_not_change(pu
     """From when they are checked to when they are served, or the push has failed."""
     assert not push.is_readable
     push.write(push.attempt, 0, DATA, None)
-    push.complete()
+    push.begin_check()
     assert not push.is_readable
     push.stage()
     assert push.is_readable

@@ -34,7 +34,7 @@ def test_chunks_in_any_order_and_overlap_make_the_bytes(cuts: list[tuple[int, in
     staging = new_staging()
     for start, end in chunks:
         staging.write(start, DATA[start:end], google_crc32c.value(DATA[start:end]))
-    assert staging.is_complete
+    assert staging.has_every_byte
     assert bytes(staging.arena.view(0, 32)) == DATA
     assert staging.num_counted == 32
     staging.close()
@@ -63,7 +63,7 @@ def test_checksum_zero_is_a_checksum(staging: Staging) -> None:
     with pytest.raises(ChecksumMismatchError):
         staging.write(0, DATA, 0)
     staging.write(0, DATA, None)
-    assert staging.is_complete
+    assert staging.has_every_byte
 
 
 @pytest.mark.parametrize(("offset", "length"), [(-1, 1), (31, 2), (32, 1), (2**63, 1)])
@@ -110,7 +110,7 @@ def test_bytes_of_an_earlier_attempt_count_once_they_are_found_to_be_the_same(st
     assert staging.write(10, DATA[10:30], None) == 20
     assert staging.missing == ((0, 10), (30, 32))
     assert staging.write(0, DATA, None) == 12
-    assert staging.is_complete
+    assert staging.has_every_byte
 
 
 def test_bytes_that_an_earlier_attempt_wrote_elsewhere_do_not_count(staging: Staging) -> None:
