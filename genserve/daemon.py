@@ -36,7 +36,7 @@ from genserve.ingest.supervisor import IngestProcesses
 from genserve.memory.allocator import keep_freed_memory
 from genserve.rpc.server import SERVER_OPTIONS, ServerParts, start_server
 from genserve.signals import children_ignore_interrupts, stop_on_signals
-from genserve.weights.apply import WeightUpdater
+from genserve.weights.apply import PushApplier
 from genserve.weights.lora import files as lora_files
 from genserve.weights.lora.loader import LoraLoader
 from genserve.weights.quota import limit_bytes
@@ -207,11 +207,11 @@ async def _build_services(
     checkpoint = opened.index if opened is not None else None
     max_staging_bytes = limit_bytes(config.max_staging_bytes, checkpoint)
     resident = resident_store(opened, load_format, _say, enabled=not config.no_resident_weights)
-    updater = WeightUpdater(engine, pauses, board, resident)
+    applier = PushApplier(engine, pauses, board, resident)
     loras = LoraLoader(engine, board, pauses, checkpoint)
-    pushes = PushRegistry(checkpoint, engine, updater, loras, board, resident, max_staging_bytes)
-    sleeps = SleepController(engine, pauses, board, updater)
-    transfers = TransferUpdates(engine, pauses, board, pushes, updater, resident)
+    pushes = PushRegistry(checkpoint, engine, applier, loras, board, resident, max_staging_bytes)
+    sleeps = SleepController(engine, pauses, board, applier)
+    transfers = TransferUpdates(engine, pauses, board, pushes, applier, resident)
     ingest = await _ingest(config, stack)
     parts = ServerParts(
         config, engine, board, pauses, sleeps, pushes, resident, transfers, loras, checkpoint, max_staging_bytes, ingest

@@ -32,7 +32,7 @@ _HEAL_TIMEOUT_S = 300.0
 log = logging.getLogger(__name__)
 
 
-class WeightUpdater:
+class PushApplier:
     """Applies one push at a time; `PushRegistry` ensures this."""
 
     def __init__(self, engine: Engine, pauses: PauseController, board: StateBoard, resident: ResidentStore) -> None:

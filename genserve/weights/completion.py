@@ -8,7 +8,7 @@ from functools import partial
 from genserve.control.phase_admission import check_weights
 from genserve.control.state import StateBoard
 from genserve.engine.protocol import Engine
-from genserve.weights.apply import WeightUpdater
+from genserve.weights.apply import PushApplier
 from genserve.weights.lora.loader import LoraLoader
 from genserve.weights.push.live_push import LivePush
 from genserve.weights.push.outcomes import Outcomes
@@ -25,7 +25,7 @@ class Completion:
         self,
         engine: Engine,
         board: StateBoard,
-        updater: WeightUpdater,
+        applier: PushApplier,
         loras: LoraLoader,
         resident: ResidentStore,
         outcomes: Outcomes,
@@ -33,7 +33,7 @@ class Completion:
     ) -> None:
         self._engine = engine
         self._board = board
-        self._updater = updater
+        self._applier = applier
         self._loras = loras
         self._resident = resident
         self._outcomes = outcomes
@@ -66,7 +66,7 @@ class Completion:
         push.stage()
 
     async def _apply(self, push: LivePush) -> Applied:
-        """Makes what is staged live. Raises as `WeightUpdater.apply`."""
+        """Makes what is staged live. Raises as `PushApplier.apply`."""
         self._check_again(push)
         push.lifecycle.preparing()
         self._applying = push
@@ -76,7 +76,7 @@ class Completion:
                     return await self._loras.apply(push, push.header.lora)
                 if push.staging.manifest.partial:
                     await push.staging.complete(self._resident.require(), self._tied)
-                return await self._updater.apply(push)
+                return await self._applier.apply(push)
         finally:
             self._applying = None
 

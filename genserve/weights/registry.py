@@ -18,7 +18,7 @@ from genserve.engine.protocol import Engine
 from genserve.errors import ApplyInProgressError, DrainingError, PushConflictError
 from genserve.memory.arena import allocate_arena
 from genserve.tensors.manifest import Manifest, PushIssue, completed
-from genserve.weights.apply import WeightUpdater
+from genserve.weights.apply import PushApplier
 from genserve.weights.checkpoint import CheckpointIndex
 from genserve.weights.completion import Completion
 from genserve.weights.lora.loader import LoraLoader
@@ -55,7 +55,7 @@ class PushRegistry:
         self,
         checkpoint: CheckpointIndex | None,
         engine: Engine,
-        updater: WeightUpdater,
+        applier: PushApplier,
         loras: LoraLoader,
         board: StateBoard,
         resident: ResidentStore,
@@ -72,7 +72,7 @@ class PushRegistry:
         self._pushes = LivePushes(clock)
         self._tied: Mapping[str, str] = checkpoint.tied if checkpoint is not None else {}
         self._outcomes = Outcomes(resident, clock)
-        self._completion = Completion(engine, board, updater, loras, resident, self._outcomes, self._tied)
+        self._completion = Completion(engine, board, applier, loras, resident, self._outcomes, self._tied)
         self._opening = asyncio.Lock()
         self._reserved_for = ""
         self._closed = False

@@ -32,7 +32,7 @@ from genserve.errors import (
     UnsupportedError,
     UpdateNotFoundError,
 )
-from genserve.weights.apply import WeightUpdater
+from genserve.weights.apply import PushApplier
 from genserve.weights.push.types import Applied, HoldOptions, PushHeader
 from genserve.weights.push_admission import check_version, check_version_number
 from genserve.weights.registry import PushRegistry
@@ -85,7 +85,7 @@ class TransferUpdates:
         pauses: PauseController,
         board: StateBoard,
         pushes: PushRegistry,
-        updater: WeightUpdater,
+        applier: PushApplier,
         resident: ResidentStore,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -93,7 +93,7 @@ class TransferUpdates:
         self._pauses = pauses
         self._board = board
         self._pushes = pushes
-        self._updater = updater
+        self._applier = applier
         self._resident = resident
         self._clock = clock
         self._calls = asyncio.Lock()
@@ -280,7 +280,7 @@ class TransferUpdates:
             try:
                 await self._engine.transfer.abandon(_ABANDON_TIMEOUT_S)
                 if not update.is_untouched:
-                    await self._updater.restore(EngineTaintedError(f"a weight update failed ({cause})"))
+                    await self._applier.restore(EngineTaintedError(f"a weight update failed ({cause})"))
             except (EngineDeadError, EngineTaintedError):
                 raise
             except Exception as error:

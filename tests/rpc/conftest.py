@@ -31,7 +31,7 @@ from genserve.rpc.server import ServerParts, start_server
 from genserve.v1.control_pb2_grpc import ControlServiceStub
 from genserve.v1.generation_pb2_grpc import GenerationServiceStub
 from genserve.v1.weights_pb2_grpc import WeightServiceStub
-from genserve.weights.apply import WeightUpdater
+from genserve.weights.apply import PushApplier
 from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor
 from genserve.weights.lora.loader import LoraLoader
 from genserve.weights.registry import PushRegistry
@@ -198,10 +198,10 @@ async def serving(
     board = StateBoard(engine, lambda: leases.active, "test")
     pauses = PauseController(engine, leases, board)
     resident = ResidentStore(None, enabled=True)
-    updater = WeightUpdater(engine, pauses, board, resident)
+    applier = PushApplier(engine, pauses, board, resident)
     loras = LoraLoader(engine, board, pauses, checkpoint)
-    pushes = PushRegistry(checkpoint, engine, updater, loras, board, resident, max_staging_bytes)
-    transfers = TransferUpdates(engine, pauses, board, pushes, updater, resident)
+    pushes = PushRegistry(checkpoint, engine, applier, loras, board, resident, max_staging_bytes)
+    transfers = TransferUpdates(engine, pauses, board, pushes, applier, resident)
     background = [asyncio.create_task(each.run()) for each in (pauses, pushes, transfers)]
     server = await start_server(
         ServerParts(
@@ -209,7 +209,7 @@ async def serving(
             engine,
             board,
             pauses,
-            SleepController(engine, pauses, board, updater),
+            SleepController(engine, pauses, board, applier),
             pushes,
             resident,
             transfers,

@@ -47,7 +47,7 @@ class PushStream(Protocol):
         streams of a push get the same outcome. If the caller is cancelled, the push continues.
 
         Raises PushTruncatedError if bytes or end frames are missing; the bytes that arrived stay staged. Otherwise
-        raises as `WeightUpdater.apply`, PushConflictError, ApplyInProgressError, VersionNotNewerError and
+        raises as `PushApplier.apply`, PushConflictError, ApplyInProgressError, VersionNotNewerError and
         WeightVersionMismatchError.
         """
 

@@ -18,7 +18,7 @@ from genserve.control.pause import PauseController
 from genserve.control.sleep import SleepController
 from genserve.control.state import StateBoard
 from genserve.tensors.manifest import Manifest
-from genserve.weights.apply import WeightUpdater
+from genserve.weights.apply import PushApplier
 from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor
 from genserve.weights.checkpoint_files import CheckpointFiles
 from genserve.weights.lora.loader import LoraLoader
@@ -111,11 +111,11 @@ def build_rig(
     }
     first = ResidentVersion(0, MANIFEST, CheckpointBytes(CheckpointIndex(placed), CheckpointFiles([file])))
     resident = ResidentStore(first, enabled=True)
-    updater = WeightUpdater(engine, pauses, board, resident)
+    applier = PushApplier(engine, pauses, board, resident)
     loras = LoraLoader(engine, board, pauses, CHECKPOINT)
-    pushes = PushRegistry(CHECKPOINT, engine, updater, loras, board, resident, max_staging_bytes, clock)
-    transfers = TransferUpdates(engine, pauses, board, pushes, updater, resident)
-    sleeps = SleepController(engine, pauses, board, updater)
+    pushes = PushRegistry(CHECKPOINT, engine, applier, loras, board, resident, max_staging_bytes, clock)
+    transfers = TransferUpdates(engine, pauses, board, pushes, applier, resident)
+    sleeps = SleepController(engine, pauses, board, applier)
     background = [asyncio.create_task(each.run()) for each in (pauses, pushes, transfers)]
     return Rig(engine, leases, board, pauses, sleeps, resident, pushes, transfers, loras, background)
 

@@ -17,7 +17,7 @@ from genserve.errors import (
     PushRolledBackError,
 )
 from genserve.memory.arena import Arena
-from genserve.weights.apply import WeightUpdater
+from genserve.weights.apply import PushApplier
 from genserve.weights.push.live_push import LivePush
 from genserve.weights.push.staging import Staging
 from genserve.weights.push.types import ApplyOptions, PushState
@@ -293,7 +293,7 @@ async def test_cancelled_commit_is_carried_through(rig: Rig) -> None:
     push = LivePush(header(), MANIFEST.digest, staging, MANIFEST.total_bytes)
     for event in (push.lifecycle.checking, push.lifecycle.staged, push.lifecycle.preparing):
         event()
-    applying = asyncio.create_task(WeightUpdater(rig.engine, rig.pauses, rig.board, rig.resident).apply(push))
+    applying = asyncio.create_task(PushApplier(rig.engine, rig.pauses, rig.board, rig.resident).apply(push))
     await gate.reached.wait()
     applying.cancel()
     await asyncio.sleep(0.01)
