@@ -65,4 +65,7 @@ def stop_on_signals(stop: Callable[[str], None]) -> Iterator[None]:
 
 def ending(status: int) -> str:
     """How a process ended, for people; `status` as subprocess has it."""
-    return f"ended with status {status}" if status >= 0 else f"was ended by {signal.Signals(-status).name}"
+    if status >= 0:
+        return f"ended with status {status}"
+    # Most real-time signals have no name.
+    return f"was ended by {next((each.name for each in signal.Signals if each == -status), f'signal {-status}')}"

@@ -39,3 +39,4 @@ def test_the_end_of_a_process_is_named_as_people_know_it() -> None:
     assert ending(0) == "ended with status 0"
     assert ending(3) == "ended with status 3"
     assert ending(-signal.SIGKILL) == "was ended by SIGKILL"
+    assert ending(-(signal.SIGRTMIN + 1)) == f"was ended by signal {signal.SIGRTMIN + 1}"

@@ -30,7 +30,7 @@ from genserve.engine.types import (
 )
 from genserve.engine.vllm.activity import observer
 from genserve.engine.vllm.heartbeat import Heartbeat, HeartbeatLimits
-from genserve.engine.vllm.liveness import Liveness
+from genserve.engine.vllm.liveness import Liveness, end_of
 from genserve.engine.vllm.load import LoadMeter
 from genserve.engine.vllm.loras import LiveLoras
 from genserve.engine.vllm.requests.build import RequestBuilder
@@ -48,7 +48,6 @@ from genserve.errors import (
     EngineDeadError,
     WeightVersionMismatchError,
 )
-from genserve.signals import ending
 from genserve.tensors.manifest import TensorSpec
 
 _ATTACH_TIMEOUT_S = 120.0
@@ -127,7 +126,8 @@ class VllmEngine:
         engine.warnings = warnings
         try:
             assert llm.output_handler is not None  # internal: the task that ends when EngineCore dies
-            llm.output_handler.add_done_callback(lambda _: engine._liveness.declare_dead(engine._end_of_core()))
+            manager = llm.engine_core.resources.engine_manager
+            llm.output_handler.add_done_callback(lambda _: engine._liveness.declare_dead(end_of(manager)))
             how = await engine._weights.attach(_ATTACH_TIMEOUT_S, takes_adapters=engine._info.max_loras > 0)
             engine._info = replace(
                 engine._info,
@@ -165,14 +165,6 @@ class VllmEngine:
         self._builder.close()
         self._liveness.declare_dead("the daemon has ended it")
         await asyncio.to_thread(self._llm.shutdown, timeout_s)
-
-    def _end_of_core(self) -> str:
-        """What is known of the end of EngineCore."""
-        # internal: the first process that has ended by itself; vLLM ends the others after it. Ray's have no status.
-        manager = self._llm.engine_core.resources.engine_manager
-        name = getattr(manager, "failed_proc_name", None)
-        status = manager.finished_procs().get(name) if name else None
-        return "EngineCore reported an error: see the log above" if status is None else f"{name} {ending(status)}"
 
     @property
     def cause_of_death(self) -> str:

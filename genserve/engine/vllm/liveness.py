@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine, Set
 from typing import Any, TypeVar
 
 from genserve.errors import DeadlineError, EngineDeadError
+from genserve.signals import ending
 
 T = TypeVar("T")
 
@@ -107,6 +108,16 @@ class Liveness:
     def _end(self, task: "asyncio.Task[Any]") -> None:
         self._calls.discard(task)
         self._settling.discard(task)
+
+
+def end_of(manager: Any) -> str:
+    """What vLLM's `engine_manager` knows of the end of EngineCore."""
+    # internal: the first process that has ended by itself; vLLM ends the others after it. Ray's have no status.
+    name = getattr(manager, "failed_proc_name", None)
+    if name is None:
+        return "EngineCore reported an error: see the log above"
+    statuses: dict[str, int] = getattr(manager, "finished_procs", dict)()
+    return f"{name} {ending(statuses[name])}" if name in statuses else f"{name} has ended"
 
 
 def _log_failure(task: "asyncio.Task[Any]") -> None:

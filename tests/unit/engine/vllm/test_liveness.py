@@ -1,11 +1,29 @@
 """Waiting for an engine that may die or hang."""
 
 import asyncio
+from dataclasses import dataclass
 
 import pytest
 
-from genserve.engine.vllm.liveness import Liveness
+from genserve.engine.vllm.liveness import Liveness, end_of
 from genserve.errors import DeadlineError, EngineDeadError
+
+
+@dataclass
+class RayManager:
+    """As vLLM's CoreEngineActorManager."""
+
+    failed_proc_name: str | None
+
+
+@dataclass
+class Manager(RayManager):
+    """As vLLM's CoreEngineProcManager."""
+
+    statuses: dict[str, int]
+
+    def finished_procs(self) -> dict[str, int]:
+        return self.statuses
 
 
 @pytest.mark.parametrize("occupies", [True, False])
@@ -88,3 +106,18 @@ async def test_a_failure_after_the_caller_has_gone_is_logged(caplog: pytest.LogC
     await liveness.settled()
     await asyncio.sleep(0)
     assert "engine reset failed after it was given up: no such thing" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("manager", "says"),
+    [
+        (Manager("EngineCore_DP1", {"EngineCore_DP0": -15, "EngineCore_DP1": 3}), "EngineCore_DP1 ended with status 3"),
+        (Manager(None, {"EngineCore_DP0": -15}), "EngineCore reported an error: see the log above"),
+        (RayManager("Actor 7"), "Actor 7 has ended"),
+        (RayManager(None), "EngineCore reported an error: see the log above"),
+        (None, "EngineCore reported an error: see the log above"),
+    ],
+)
+def test_the_process_that_ended_first_is_the_cause(manager: object, says: str) -> None:
+    """vLLM ends the others after it. It has no status of Ray's actors, and no manager of engines elsewhere."""
+    assert end_of(manager) == says
