@@ -13,8 +13,8 @@ from genserve.errors import EngineDeadError, GenserveError, PushRolledBackError
 from tests.support.daemon_process import BOTH_CORES
 from tests.support.faulty_worker import Fault
 from tests.support.footprint import Remains
+from tests.support.oracle import MAX_TOKENS
 from tests.support.plain_vllm import PROMPTS
-from tests.support.reference import MAX_TOKENS
 from tests.support.subject import Kept, Subject
 
 NUM_CALLS = 100
@@ -104,6 +104,7 @@ async def nothing_is_left(remains: Remains) -> None:
     assert await remains.left() == []
 
 
+@pytest.mark.usefixtures("impatient")
 async def test_a_daemon_of_two_ranks_killed_in_a_commit_leaves_nothing(ranks: Subject) -> None:
     """One rank has exchanged, the other has not. The last test of this daemon."""
     remains = Remains(ranks.pid)
