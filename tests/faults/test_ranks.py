@@ -88,7 +88,9 @@ async def test_an_exception_that_escapes_a_rank_is_the_end_of_the_engine(ranks: 
     daemon exits with 1."""
     remains = Remains(ranks.pid)
     ranks.order(
-        Fault("commit", "escape", after=-1, rank="tp0"), Fault("commit", "slow", after=-1, rank="tp1", seconds=0.3)
+        Fault("commit", "slow", after=0, rank="tp0", seconds=0.5),  # the other one has begun when it escapes
+        Fault("commit", "escape", after=-1, rank="tp0"),
+        Fault("commit", "slow", after=-1, rank="tp1", seconds=1.0),
     )
     with pytest.raises(EngineDeadError):
         await ranks.push("b")

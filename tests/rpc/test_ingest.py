@@ -120,8 +120,10 @@ async def test_its_clients_name_no_pipe_of_the_process(processes: IngestProcesse
         async def frames() -> AsyncIterator[Frame]:
             yield await header(daemon)
             yield chunk(0, 20)
-            numbers = sorted(map(int, os.listdir(f"/proc/{pid}/fd")), reverse=True)  # the lowest of equal ones
-            found = {os.readlink(f"/proc/{pid}/fd/{each}"): each for each in numbers}
+            found: dict[str, int] = {}
+            for number in sorted(map(int, os.listdir(f"/proc/{pid}/fd")), reverse=True):  # the lowest of equal ones
+                with suppress(FileNotFoundError):  # it closes files meanwhile
+                    found[os.readlink(f"/proc/{pid}/fd/{number}")] = number
             ring = next(found[name] for name in found if name.startswith(f"/memfd:{NAME_PREFIX}"))
             pipe = next(found[name] for name in found if name.startswith("pipe:"))
             yield segment(f"/proc/{pid}/fd/{ring}", 0, 20, taken_path=f"/proc/{pid}/fd/{pipe}" if names_one else "")
