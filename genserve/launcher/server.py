@@ -89,11 +89,9 @@ class Launch:
             return  # of a process that was forked in the block: the daemon is its parent's
         has_ended = process.exit_status is not None
         try:
-            try:
-                client.close()
-            finally:
-                process.stop(self._stop_timeout_s)
-                was_killed = process.ended.result()
+            client.close()
+            process.stop(self._stop_timeout_s)
+            was_killed = process.ended.result()
         except BaseException:  # a second interrupt, say
             process.kill()
             process.ended.result()
@@ -124,11 +122,9 @@ class Launch:
             return
         has_ended = process.exit_status is not None
         try:
-            try:
-                await client.close()
-            finally:
-                process.stop(self._stop_timeout_s)
-                was_killed = await asyncio.wrap_future(process.ended)
+            await client.close()
+            process.stop(self._stop_timeout_s)
+            was_killed = await asyncio.wrap_future(process.ended)
         except BaseException:
             process.kill()
             await asyncio.wrap_future(process.ended)

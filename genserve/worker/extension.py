@@ -42,6 +42,11 @@ class WeightExchangeExtension:
         rank = self._weight_checksum_prefix().rstrip(":")  # type: ignore[attr-defined]
 
         def attach() -> None:
+            config = self.vllm_config  # type: ignore[attr-defined]
+            if config.lora_config is not None and config.device_config.device_type == "cpu":
+                from genserve.worker.cpu_lora import skip_tokens_without_adapter  # imports vLLM's kernels
+
+                skip_tokens_without_adapter()
             self._genserve = Versions(self, rank, Attach.from_wire(wire))
 
         ack = acknowledged(rank, "", attach)

@@ -4,11 +4,14 @@ import inspect
 import re
 from pathlib import Path
 
+import torch
 from vllm.config import CompilationConfig
 from vllm.device_allocator.cumem import CuMemAllocator
 from vllm.device_allocator.sleep_mode_backend import CuMemBackend
 from vllm.distributed.weight_transfer import VLLMWeightSyncClient, WeightTransferEngine, WeightTransferTrainerFactory
 from vllm.lora.model_manager import LoRAModelManager
+from vllm.lora.ops.torch_ops import lora_ops
+from vllm.lora.punica_wrapper import punica_cpu
 from vllm.lora.request import LoRARequest
 from vllm.lora.worker_manager import LRUCacheWorkerLoRAManager
 from vllm.model_executor.model_loader.reload import layerwise
@@ -269,3 +272,13 @@ def test_unlimited_logprobs_are_reported_as_the_size_of_the_vocabulary(checkpoin
     config = vllm_config.AsyncEngineArgs(model=str(checkpoints["a"]), max_logprobs=-1).create_engine_config()
     info = vllm_config.info(config)
     assert info.max_logprobs == info.vocab_size > 0
+
+
+def test_lora_kernels_for_the_cpu_still_need_help_with_tokens_without_an_adapter() -> None:
+    """worker.cpu_lora replaces a function of theirs, which both of these call by its name."""
+    weights, output = torch.tensor([[[[1.0]]], [[[2.0]]]]), torch.zeros(1, 1)
+    lora_ops.bgmv_shrink(torch.ones(1, 1), weights, output, torch.tensor([-1]))
+    assert output.item() == 2.0, "vLLM skips them itself: delete worker.cpu_lora"
+    assert punica_cpu.bgmv_shrink is lora_ops.bgmv_shrink
+    assert "bgmv_shrink(" in inspect.getsource(lora_ops.sgmv_shrink)
+    assert "bgmv_shrink(" in inspect.getsource(punica_cpu.PunicaWrapperCPU._shrink_decode)

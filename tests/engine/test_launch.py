@@ -1,4 +1,5 @@
-"""The example of docs/training.md that launches its daemon, with a real one; only the path and sizes are others."""
+"""The example of docs/training.md that launches its daemon, with a real one that starts as a user's does, every module
+newly imported; only the path and sizes are others."""
 
 import re
 import subprocess

@@ -20,8 +20,8 @@ from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess
 
 
 @pytest.fixture
-def own_daemon(request: pytest.FixtureRequest, checkpoints: dict[str, Path], tmp_path: Path) -> Iterator[DaemonProcess]:
-    """A daemon for one test; with the parameter "cold", whose Python starts with it."""
+def own_daemon(checkpoints: dict[str, Path], tmp_path: Path) -> Iterator[DaemonProcess]:
+    """A daemon for one test."""
     flags = [
         "--model",
         str(checkpoints["a"]),
@@ -31,7 +31,7 @@ def own_daemon(request: pytest.FixtureRequest, checkpoints: dict[str, Path], tmp
         "--uds",
         str(tmp_path / "sock"),
     ]
-    process = DaemonProcess(flags, tmp_path / "stderr", cold=getattr(request, "param", "") == "cold")
+    process = DaemonProcess(flags, tmp_path / "stderr")
     try:
         yield process.wait_serving()
     finally:
@@ -53,7 +53,6 @@ async def until_refused(client: AsyncClient) -> None:
             return
 
 
-@pytest.mark.parametrize("own_daemon", ["cold", "warm"], indirect=True)
 async def test_a_terminated_daemon_finishes_what_runs_and_refuses_what_comes(
     own_daemon: DaemonProcess, tmp_path: Path
 ) -> None:
@@ -61,12 +60,12 @@ async def test_a_terminated_daemon_finishes_what_runs_and_refuses_what_comes(
     started = descendants(own_daemon)
     async with AsyncClient(own_daemon.address) as client, AsyncClient(f"unix:{tmp_path / 'sock'}") as other:
         assert (await other.generate([1, 2, 3], max_tokens=2, ignore_eos=True)).usage is not None
-        stream = client.stream([1, 2, 3], temperature=0.0, max_tokens=1900, ignore_eos=True)
+        stream = client.stream([1, 2, 3], temperature=0.0, max_tokens=800, ignore_eos=True)
         first = await anext(stream)
         own_daemon.process.send_signal(signal.SIGTERM)
         await until_refused(other)
         tokens = sum([len(d.outputs[0].token_ids) async for d in stream], len(first.outputs[0].token_ids))
-    assert tokens == 1900
+    assert tokens == 800
     assert await asyncio.to_thread(own_daemon.process.wait, 40) == 0
     _, alive = psutil.wait_procs(started, timeout=10)
     assert alive == []

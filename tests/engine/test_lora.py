@@ -86,7 +86,7 @@ async def test_adapters_say_what_merged_weights_say(
     await client.push_lora("two", two, CONFIG)
     for name in ("a", "b"):
         await client.push_weights(models.load_tensors(checkpoints[name]), version=version())
-        together = await asyncio.gather(*(scores(client, lora) for lora in ("", "one", "two")))
+        together = await in_one_step(client, "", "one", "two")
         weights = [merged(checkpoints[name], tensors) for tensors in ({}, one, two)]
         for found, tensors in zip(together, weights, strict=True):
             await client.push_weights(tensors, version=version())
@@ -94,6 +94,16 @@ async def test_adapters_say_what_merged_weights_say(
         (base, first, second) = together
         assert max(abs(x - y) for x, y in zip(base, first, strict=True)) > 0.5
         assert max(abs(x - y) for x, y in zip(first, second, strict=True)) > 0.5
+
+
+async def in_one_step(client: AsyncClient, *loras: str) -> list[list[float]]:
+    """The scores with each of these adapters, all computed at once."""
+    async with client.paused():
+        waiting = asyncio.gather(*(scores(client, lora) for lora in loras))
+        async with asyncio.timeout(20):
+            while (load := (await client.status()).load).running + load.waiting < len(loras):
+                await asyncio.sleep(0.02)
+    return await waiting
 
 
 async def test_an_adapter_is_replaced_between_requests(

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from genserve.client.weights import upload
 from tests.support import models
 from tests.support.subject import Kept, Subject
 
@@ -28,6 +29,12 @@ async def kept(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFa
     staging = str(num_staging_bytes(checkpoints["a"]))
     async with Kept(checkpoints, tmp_path_factory.mktemp("subject"), "--max-staging-bytes", staging) as daemons:
         yield daemons
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A push of this process gives a daemon up that is gone for a second."""
+    monkeypatch.setattr(upload, "RECONNECT_TIMEOUT_S", 1.0)
 
 
 @pytest.fixture

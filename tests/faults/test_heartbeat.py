@@ -117,15 +117,15 @@ async def test_what_takes_long_is_no_silence(checkpoints: dict[str, Path], tmp_p
     async with started(checkpoints, tmp_path, "--heartbeat-timeout-s", "2", begins=False) as daemon:
         async with watched_health(daemon) as when:
             flipped = when(NOT_SERVING)
-            for fault in (Fault("load", "slow", after=2, seconds=5.0), Fault("commit", "slow", after=3, seconds=5.0)):
+            for fault in (Fault("load", "slow", after=2, seconds=3.5), Fault("commit", "slow", after=3, seconds=3.5)):
                 daemon.order(fault)
                 version = (await daemon.client.get_weights()).weight_version + 1
                 await daemon.client.push_weights(daemon.checkpoints["b"], version=version)
-            daemon.order(Fault("digests", "slow", seconds=5.0))
+            daemon.order(Fault("digests", "slow", seconds=3.5))
             await daemon.client.get_weights(include_digests=True)
             assert daemon.fired == 1
             assert not flipped.done()
-            daemon.order(Fault("run", "compute", seconds=6.0))
+            daemon.order(Fault("run", "compute", seconds=4.5))
             generation = asyncio.create_task(daemon.client.generate([1, 2, 3], max_tokens=3, ignore_eos=True))
             await flipped
             await when(SERVING)

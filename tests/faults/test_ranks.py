@@ -13,8 +13,8 @@ from genserve.errors import EngineDeadError, GenserveError, PushRolledBackError
 from tests.support.daemon_process import BOTH_CORES
 from tests.support.faulty_worker import Fault
 from tests.support.footprint import Remains
+from tests.support.oracle import MAX_TOKENS
 from tests.support.plain_vllm import PROMPTS
-from tests.support.reference import MAX_TOKENS
 from tests.support.subject import Kept, Subject
 
 NUM_CALLS = 100
@@ -88,7 +88,9 @@ async def test_an_exception_that_escapes_a_rank_is_the_end_of_the_engine(ranks: 
     daemon exits with 1."""
     remains = Remains(ranks.pid)
     ranks.order(
-        Fault("commit", "escape", after=-1, rank="tp0"), Fault("commit", "slow", after=-1, rank="tp1", seconds=0.3)
+        Fault("commit", "slow", after=0, rank="tp0", seconds=0.5),  # the other one has begun when it escapes
+        Fault("commit", "escape", after=-1, rank="tp0"),
+        Fault("commit", "slow", after=-1, rank="tp1", seconds=1.0),
     )
     with pytest.raises(EngineDeadError):
         await ranks.push("b")
@@ -104,6 +106,7 @@ async def nothing_is_left(remains: Remains) -> None:
     assert await remains.left() == []
 
 
+@pytest.mark.usefixtures("impatient")
 async def test_a_daemon_of_two_ranks_killed_in_a_commit_leaves_nothing(ranks: Subject) -> None:
     """One rank has exchanged, the other has not. The last test of this daemon."""
     remains = Remains(ranks.pid)

@@ -99,6 +99,7 @@ async def test_a_pause_that_waits_for_requests_does_not_hold_a_shutdown_up(daemo
         assert took_s < DRAIN_TIMEOUT_S + STOP_S
 
 
+@pytest.mark.usefixtures("impatient")
 async def test_a_push_that_hangs_does_not_hold_a_shutdown_up(daemon: Starts) -> None:
     """It is given up at the deadline; its trainer is told that the daemon goes, and the exit is clean."""
     async with daemon() as hanging:

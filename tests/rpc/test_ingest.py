@@ -107,6 +107,18 @@ async def test_its_clients_hand_no_memory_over(relayed: Relayed) -> None:
     assert (error.code(), field_of(error)) == (grpc.StatusCode.INVALID_ARGUMENT, "segment")
 
 
+RING = f"/memfd:{NAME_PREFIX}"
+
+
+def files_of(pid: int) -> dict[str, int]:
+    """The open files of a process by name, of equal ones that with the lowest number."""
+    found = {}
+    for number in sorted(map(int, os.listdir(f"/proc/{pid}/fd")), reverse=True):
+        with suppress(FileNotFoundError):  # closed meanwhile
+            found[os.readlink(f"/proc/{pid}/fd/{number}")] = number
+    return found
+
+
 @pytest.mark.parametrize("names_one", [True, False])
 async def test_its_clients_name_no_pipe_of_the_process(processes: IngestProcesses, names_one: bool) -> None:
     """They may guess where its memory is, which is what their own chunks were; a pipe beside it is not theirs, and
@@ -120,10 +132,10 @@ async def test_its_clients_name_no_pipe_of_the_process(processes: IngestProcesse
         async def frames() -> AsyncIterator[Frame]:
             yield await header(daemon)
             yield chunk(0, 20)
-            numbers = sorted(map(int, os.listdir(f"/proc/{pid}/fd")), reverse=True)  # the lowest of equal ones
-            found = {os.readlink(f"/proc/{pid}/fd/{each}"): each for each in numbers}
-            ring = next(found[name] for name in found if name.startswith(f"/memfd:{NAME_PREFIX}"))
-            pipe = next(found[name] for name in found if name.startswith("pipe:"))
+            while not (rings := [n for name, n in files_of(pid).items() if name.startswith(RING)]):
+                await asyncio.sleep(0.01)  # until it has the chunk
+            (ring,) = rings
+            pipe = next(n for name, n in files_of(pid).items() if name.startswith("pipe:"))
             yield segment(f"/proc/{pid}/fd/{ring}", 0, 20, taken_path=f"/proc/{pid}/fd/{pipe}" if names_one else "")
 
         with pytest.raises(grpc.aio.AioRpcError) as caught:

@@ -4,13 +4,16 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from genserve.client import AsyncClient
 from tests.support.footprint import Footprint, at_rest, settled
 from tests.support.plain_vllm import PROMPTS
-from tests.support.reference import MAX_TOKENS
 
+MAX_TOKENS = 8
+"""Of the outputs by which weights are known. Digests tell each tensor; outputs tell that these are what is run."""
 _NUM_WARMING_STREAMS = 64
+_NUM_WARMING_TOKENS = 100
 
 Digests = dict[tuple[str, str], str]
 Outputs = list[list[int]]
@@ -67,7 +70,8 @@ class Oracle:
             await self.push(name)
         # The buffers of a large batch are kept as well.
         prompts = [[number + 1, 7] for number in range(_NUM_WARMING_STREAMS)]
-        await asyncio.gather(*(self.client.generate(each, max_tokens=400, ignore_eos=True) for each in prompts))
+        options: Any = {"max_tokens": _NUM_WARMING_TOKENS, "ignore_eos": True}
+        await asyncio.gather(*(self.client.generate(each, **options) for each in prompts))
         self.baseline = await at_rest(self.daemon_pid, self.census)
 
     async def served_version(self) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 
 from genserve.memory.host import ProcessIdentity
 
-MAX_TOKENS = 24
+MAX_TOKENS = 12
 NUM_LOGPROBS = 3
 
 

@@ -1,0 +1,26 @@
+"""Keeps adapters away from requests without one, in vLLM's LoRA kernels for the CPU.
+
+vLLM marks a token without an adapter with the index -1. Its kernels for a GPU skip such a token; those for the CPU take
+the index from the end, so in a step with requests of both kinds the adapter in the last slot applies to all the others,
+and their keys and values are cached as if there was none (vllm-project/vllm#48421, open in 0.32).
+"""
+
+from typing import Any
+
+import torch
+from vllm.lora.ops.torch_ops import lora_ops
+from vllm.lora.punica_wrapper import punica_cpu
+
+
+def skip_tokens_without_adapter() -> None:
+    """For this process. The second half of an adapter multiplies what the first has given, here 0 for those tokens."""
+    shrink = lora_ops.bgmv_shrink
+
+    def bgmv_shrink(
+        inputs: torch.Tensor, weights: torch.Tensor, output: torch.Tensor, indices: torch.Tensor, *scaling: Any
+    ) -> None:
+        shrink(inputs, weights, output, indices, *scaling)
+        output[indices < 0] = 0
+
+    lora_ops.bgmv_shrink = bgmv_shrink  # which the kernels of a prefill call
+    punica_cpu.bgmv_shrink = bgmv_shrink
