@@ -7,7 +7,7 @@ import pytest
 from genserve.control.asleep import SleepDepth
 from genserve.control.conditions import Phase
 from genserve.engine.protocol import KvPolicy, PauseMode
-from genserve.errors import DeadlineError, EngineSleepingError, EngineTaintedError, UnsupportedError
+from genserve.errors import DeadlineError, EngineDeadError, EngineSleepingError, EngineTaintedError, UnsupportedError
 from tests.support.phases import enter_phase
 from tests.support.scripted_engine import Gate
 from tests.unit.control.conftest import Rig
@@ -121,6 +121,24 @@ async def test_wake_up_that_fails_can_be_repeated(rig: Rig) -> None:
     assert rig.board.phase is Phase.SLEEPING
     await rig.sleeps.wake_up()
     assert rig.engine.running
+
+
+async def test_an_engine_that_dies_of_a_sleep_is_asked_for_nothing_more(rig: Rig) -> None:
+    """Whoever watches it ends the daemon: there is nothing to undo."""
+    rig.engine.fails["sleep"] = EngineDeadError("it has died")
+    with pytest.raises(EngineDeadError, match="it has died"):
+        await rig.sleeps.sleep(PauseMode.KEEP, SleepDepth(), 5.0)
+    assert rig.engine.calls[-1] == SLEEP_1
+
+
+async def test_an_engine_that_dies_of_its_wake_up_is_asked_for_nothing_more(rig: Rig) -> None:
+    """Pausing it again would wait for an answer, and tell of another error."""
+    await rig.sleeps.sleep(PauseMode.KEEP, SleepDepth(), 5.0)
+    await rig.sleeps.wake_up(["weights"])
+    rig.engine.fails["wake_up"] = EngineDeadError("it has died")
+    with pytest.raises(EngineDeadError, match="it has died"):
+        await rig.sleeps.wake_up()
+    assert rig.engine.calls[-2:] == WAKE_UP
 
 
 async def test_tainted_engine_does_not_sleep(rig: Rig) -> None:
