@@ -54,6 +54,24 @@ async def test_a_sleep_that_waits_in_vain_never_sleeps(rig: Rig) -> None:
     assert rig.board.phase is Phase.RUNNING
 
 
+async def test_two_sleeps_at_a_time_are_one(rig: Rig) -> None:
+    """The second finds the engine asleep when it is its turn."""
+    gate = rig.engine.gates["sleep"] = Gate()
+    sleeping = [asyncio.create_task(rig.sleeps.sleep(PauseMode.KEEP, SleepDepth.of(0, ()), 5.0)) for _ in range(2)]
+    await gate.reached.wait()
+    gate.open.set()
+    await asyncio.gather(*sleeping)
+    assert rig.engine.calls == ["pause keep reuse", "sleep 0 scheduling"]
+
+
+async def test_an_engine_that_woke_up_can_be_paused(rig: Rig) -> None:
+    """It does not count as paused because it stood still before its sleep."""
+    await rig.sleeps.sleep(PauseMode.KEEP, SleepDepth(), 5.0)
+    await rig.sleeps.wake_up()
+    await rig.pause()
+    assert not rig.engine.running
+
+
 async def test_lease_outlives_a_sleep(rig: Rig) -> None:
     """Whoever paused before finds the engine paused after it, and resumes it."""
     grant = await rig.pause()
@@ -102,6 +120,7 @@ async def test_cancelled_sleep_is_undone(rig: Rig) -> None:
     assert rig.engine.running
     assert rig.board.phase is Phase.RUNNING
     await rig.pause()
+    assert not rig.engine.running
 
 
 async def test_unsupported_sleep_touches_nothing(rig: Rig) -> None:
@@ -157,3 +176,5 @@ async def test_weights_alone_fall_asleep_between_pushes(rig: Rig) -> None:
     await rig.sleeps.sleep(PauseMode.KEEP, SleepDepth(), 3.0)
     assert rig.resident.waits_s == [4.0], "they sleep already"
     assert not rig.resident.is_between
+    await rig.sleeps.wake_up()
+    assert rig.resident.waits_s == [4.0], "nothing is restored"
