@@ -1,6 +1,7 @@
 """Files that are read as they were found, or not at all."""
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from safetensors.numpy import save_file
 from genserve.errors import NotResidentError, WeightVersionMismatchError
 from genserve.tensors.manifest import Manifest, TensorSpec
 from genserve.weights.checkpoint import CheckpointIndex
-from genserve.weights.checkpoint_files import CheckpointError, CheckpointFiles, FileChangedError
+from genserve.weights.checkpoint_files import CheckpointError, CheckpointFiles, FileChangedError, read_json
 from genserve.weights.resident import CheckpointBytes, ResidentStore, ResidentVersion
 from tests.unit.weights.conftest import Rig, header, send, weights
 
@@ -121,6 +122,24 @@ def test_only_files_are_opened(tmp_path: Path, path: str) -> None:
     (tmp_path / "model.safetensors").symlink_to(path)
     with pytest.raises(CheckpointError):
         CheckpointIndex.read(CheckpointFiles([tmp_path / "model.safetensors"]))
+
+
+NO_OBJECTS = {
+    "missing": None, "empty": b"", "cut off": b"{", "no text": b"\xff", "deep": b"[" * 200_000, "list": b"[]",
+    "null": b"null",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("content", NO_OBJECTS.values(), ids=NO_OBJECTS)
+def test_a_file_that_is_no_json_object_is_named(tmp_path: Path, content: bytes | None) -> None:
+    """Whatever is wrong with it, and if it is not there."""
+    path = tmp_path / "config.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=re.escape(str(path))):
+        read_json(path)
+    path.write_text('{"a": 1}')
+    assert read_json(path) == {"a": 1}
 
 
 async def test_a_version_whose_files_were_written_to_is_not_resident(file: Path) -> None:
