@@ -68,6 +68,7 @@ class ScriptedDaemon(
         # vLLM's own weight transfer
         self.transfers: list[Message] = []
         # Pause
+        self.pauses: list[control_pb2.PauseRequest] = []
         self.leases: dict[str, types_pb2.PauseLease] = {}
         self.renewals_hang = False
         self.renewed = asyncio.Event()
@@ -250,6 +251,7 @@ class ScriptedDaemon(
 
     async def Pause(self, request: Any, context: Any) -> control_pb2.PauseResponse:
         await self._begin(context)
+        self.pauses.append(request)
         mode = request.mode or types_pb2.PAUSE_MODE_KEEP
         lease = types_pb2.PauseLease(lease_id="lease-1", holder=request.holder, mode=mode)
         if not request.no_expiry:

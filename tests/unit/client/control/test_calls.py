@@ -103,6 +103,21 @@ async def test_pause_and_resume_by_hand(daemon: ScriptedDaemon, client: AsyncCli
         await client.pause("stop")  # type: ignore[arg-type]
 
 
+async def test_a_bare_pause_says_how_long_it_may_take_and_no_more(daemon: ScriptedDaemon, client: AsyncClient) -> None:
+    """The rest is left to the daemon; `paused` has to know when to renew."""
+    await client.pause()
+    async with client.paused():
+        pass
+    minute = Duration(seconds=60)
+    bare = control_pb2.PauseRequest(timeout=minute)
+    assert daemon.pauses == [bare, control_pb2.PauseRequest(timeout=minute, ttl=minute)]
+    await client.pause("abort", "recompute", holder="me", ttl_s=1.5, request_id="r", timeout_s=2)
+    assert daemon.pauses[-1] == control_pb2.PauseRequest(
+        mode=types_pb2.PAUSE_MODE_ABORT, kv_policy=types_pb2.KV_POLICY_RECOMPUTE, holder="me", request_id="r",
+        ttl=Duration(seconds=1, nanos=500_000_000), timeout=Duration(seconds=2),
+    )  # fmt: skip
+
+
 async def test_status_once_and_on_every_change(daemon: ScriptedDaemon, client: AsyncClient) -> None:
     """`watch_status` is an iterator of what `status` answers, at the interval that was asked for."""
     status = await client.status()

@@ -130,10 +130,11 @@ async def test_a_refusal_is_typed_whenever_it_comes(daemon: ScriptedDaemon, clie
 
 
 async def test_a_dry_run_sends_no_bytes(daemon: ScriptedDaemon, client: AsyncClient) -> None:
-    """VALIDATE is a header and an end."""
-    result = await client.push_weights(WEIGHTS, version=1, action="validate")
+    """VALIDATE is a header and an end, on one stream: nobody waits for others."""
+    result = await client.push_weights(WEIGHTS, version=1, action="validate", streams=3)
     assert result.push.state == "valid"
     assert daemon.streams == [[]]
+    assert daemon.header.num_streams == 1
 
 
 async def test_checksums_can_be_left_out(daemon: ScriptedDaemon, client: AsyncClient) -> None:
