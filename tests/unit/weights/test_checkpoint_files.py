@@ -124,6 +124,13 @@ def test_only_files_are_opened(tmp_path: Path, path: str) -> None:
         CheckpointIndex.read(CheckpointFiles([tmp_path / "model.safetensors"]))
 
 
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    """It may have been there when the index was written."""
+    missing = tmp_path / "model.safetensors"
+    with pytest.raises(CheckpointError, match=re.escape(str(missing))):
+        CheckpointFiles([missing])
+
+
 NO_OBJECTS = {
     "missing": None, "empty": b"", "cut off": b"{", "no text": b"\xff", "deep": b"[" * 200_000, "list": b"[]",
     "null": b"null",
