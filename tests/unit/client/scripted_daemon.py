@@ -50,6 +50,7 @@ class ScriptedDaemon(
         self.deadline_s: float | None = None
         # Generate
         self.requests: list[generation_pb2.GenerateRequest] = []
+        self.tokenized: list[generation_pb2.TokenizeRequest] = []
         self.words: Sequence[str] = ("Once", " upon", " a", " time")
         self.hangs_after: int | None = None
         self.delay_s = 0.0
@@ -136,6 +137,7 @@ class ScriptedDaemon(
         return generation_pb2.AbortResponse(aborted_ids=request.request_ids[:1], unknown_ids=request.request_ids[1:])
 
     async def Tokenize(self, request: Any, context: Any) -> generation_pb2.TokenizeResponse:
+        self.tokenized.append(request)
         return generation_pb2.TokenizeResponse(token_ids=[len(word) for word in request.text.split()])
 
     async def Detokenize(self, request: Any, context: Any) -> generation_pb2.DetokenizeResponse:

@@ -198,3 +198,23 @@ async def test_a_caller_that_blocks_the_loop_does_not_hold_up_other_threads_for_
     with pytest.raises(ClientClosedError):
         await pushing
     unblocked.set()
+
+
+async def test_an_item_is_not_waited_for_when_the_time_of_its_stream_is_over(
+    daemon: ScriptedDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """gRPC ends the stream at its deadline, which a loop that is blocked does not tell."""
+    monkeypatch.setattr("genserve.client.sync_client._LATE_S", 0.2)
+    daemon.hangs_after = 1
+    unblocked = threading.Event()
+
+    def read() -> None:
+        with Client(daemon.target) as client:
+            stream = client.stream("x", timeout_s=0.5)
+            assert next(stream).text == "Once"
+            client._thread.post(lambda: unblocked.wait(30))
+            with pytest.raises(DeadlineError, match="event loop"):
+                next(stream)
+            unblocked.set()
+
+    await asyncio.to_thread(read)

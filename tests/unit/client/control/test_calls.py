@@ -163,6 +163,29 @@ async def test_wait_ready_gives_up() -> None:
             await client.wait_ready(0.2)
 
 
+async def test_wait_ready_lets_grpc_look_for_a_daemon_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One call waits for the connection: asking again and again would keep a core busy."""
+    num_calls = 0
+    async with AsyncClient("127.0.0.1:1") as client:
+        channel = client._connection.channel
+        unary_stream = channel.unary_stream
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            method = unary_stream(*args, **kwargs)
+
+            def call(*args: Any, **kwargs: Any) -> Any:
+                nonlocal num_calls
+                num_calls += 1
+                return method(*args, **kwargs)
+
+            return call
+
+        monkeypatch.setattr(channel, "unary_stream", counted)
+        with pytest.raises(DeadlineError):
+            await client.wait_ready(0.2)
+    assert num_calls == 1
+
+
 async def test_wait_ready_that_gives_up_says_what_the_daemon_does(daemon: ScriptedDaemon, client: AsyncClient) -> None:
     """One that sleeps is there, and becomes ready when somebody wakes it up."""
     await client.sleep()
