@@ -218,3 +218,18 @@ async def test_an_item_is_not_waited_for_when_the_time_of_its_stream_is_over(
             unblocked.set()
 
     await asyncio.to_thread(read)
+
+
+@pytest.mark.parametrize("timeout_s", [60.0, None])
+async def test_an_item_is_waited_for_while_its_stream_may_take(
+    daemon: ScriptedDaemon, monkeypatch: pytest.MonkeyPatch, timeout_s: float | None
+) -> None:
+    """However late it is; without end if that was asked for."""
+    monkeypatch.setattr("genserve.client.sync_client._LATE_S", 0.05)
+    daemon.delay_s = 0.2
+
+    def read() -> list[str]:
+        with Client(daemon.target) as client:
+            return [delta.text for delta in client.stream("x", timeout_s=timeout_s)]
+
+    assert await asyncio.to_thread(read) == list(daemon.words)
