@@ -59,7 +59,8 @@ def test_metadata_that_grpc_would_not_send_is_named_and_not_shown(settings: dict
 
 def test_metadata_are_sent_in_lower_case_with_the_token() -> None:
     """As HTTP/2 has them; what ends in -bin may be any bytes."""
-    connection = Connection("127.0.0.1:1", metadata={"X-Run": "7 ~", "x-bin": b"\xff"}, token="t")  # type: ignore[dict-item]
+    metadata: dict[str, Any] = {"X-Run": "7 ~", "x-bin": b"\xff"}
+    connection = Connection("127.0.0.1:1", metadata=metadata, token="t")
     assert connection.metadata == (("x-run", "7 ~"), ("x-bin", b"\xff"), ("authorization", "Bearer t"))
     assert Connection("127.0.0.1:1").metadata == ()
 
