@@ -8,6 +8,7 @@ import pytest
 
 from genserve.client.transport.errors import error_of
 from genserve.errors import GenserveError, InvalidFieldError, ManifestMismatchError, MessageTooLargeError
+from genserve.tensors.varint import to_varint
 from tests.support.footprint import reset_peak, resident_bytes
 from tests.support.subject import Subject
 
@@ -16,29 +17,19 @@ REFUSED_WITHIN_S = 10.0
 """Far above what is measured, which is printed: other work on the machine must not fail a test."""
 
 
-def varint(number: int) -> bytes:
-    """As protobuf writes it."""
-    encoded = bytearray()
-    while number > 0x7F:
-        encoded.append(number & 0x7F | 0x80)
-        number >>= 7
-    encoded.append(number)
-    return bytes(encoded)
-
-
 def nested(number: int, content: bytes) -> bytes:
     """A field that holds bytes, text or a message."""
-    return varint(number << 3 | 2) + varint(len(content)) + content
+    return to_varint(number << 3 | 2) + to_varint(len(content)) + content
 
 
 def plain(number: int, value: int) -> bytes:
     """A field that holds a number."""
-    return varint(number << 3) + varint(value)
+    return to_varint(number << 3) + to_varint(value)
 
 
 def tensor(name: str, shape: list[int], offset: int, length: int, dtype: str = "BF16") -> bytes:
     """A TensorSpec within its manifest."""
-    dims = b"".join(map(varint, shape))
+    dims = b"".join(map(to_varint, shape))
     spec = nested(1, name.encode()) + nested(2, dtype.encode()) + nested(3, dims) + plain(4, offset) + plain(5, length)
     return nested(1, spec)
 

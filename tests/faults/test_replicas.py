@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from genserve.errors import DeadlineError, EngineSleepingError, PushRolledBackError
-from tests.faults.forgetful_worker import FORGETFUL_EXTENSION
+from tests.faults.forgetful_faulty_worker import FORGETFUL_FAULTY_EXTENSION
 from tests.support.daemon_process import BOTH_CORES
 from tests.support.faulty_worker import Fault
 from tests.support.forgetful_worker import SLEEPS_VARIABLE
@@ -18,7 +18,7 @@ from tests.support.subject import Kept, Subject
 async def kept_engines(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Kept]:
     """Of all tests here."""
     directory = tmp_path_factory.mktemp("engines")
-    flags = ("--data-parallel-size", "2", "--worker-extension-cls", FORGETFUL_EXTENSION)
+    flags = ("--data-parallel-size", "2", "--worker-extension-cls", FORGETFUL_FAULTY_EXTENSION)
     env = {**BOTH_CORES, SLEEPS_VARIABLE: str(directory / "sleeps")}
     async with Kept(checkpoints, directory, *flags, env=env, num_engines=2) as daemons:
         yield daemons

@@ -176,7 +176,7 @@ class Daemon:
 
     async def stream(self, index: int = 0) -> ScriptedStream:
         """The engine's side of a request, once the server waits for its next update."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):  # far above what a busy machine takes
             while len(self.engine.streams) <= index:
                 await asyncio.sleep(0.001)
             stream = self.engine.streams[index]

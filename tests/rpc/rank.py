@@ -6,6 +6,7 @@ STORE is a file that the two ranks meet at. Prints, as JSON, what each call of t
 those of `weights`, which the test computes as well.
 """
 
+import asyncio
 import json
 import os
 import sys
@@ -19,7 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
-from genserve.client import Client, PushProgress
+from genserve.client import AsyncClient, Client
 from genserve.errors import GenserveError
 
 NUM_RANKS = 2
@@ -116,12 +117,17 @@ def other_tensors(push: Push, rank: int) -> None:
 
 def dies(push: Push, rank: int) -> None:
     """Rank 1 is killed after its first bytes; rank 0 goes on, alone, until its deadline."""
+    tensors = sharded(1)
+    if rank == 1:
+        asyncio.run(die_pushing(tensors))
+    push(tensors, version=1, push_id="p", timeout_s=3)
 
-    def die(progress: PushProgress) -> None:
-        if rank == 1:
-            os._exit(9)
 
-    push(sharded(1), version=1, push_id="p", timeout_s=3, chunk_bytes=8, progress=die)
+async def die_pushing(tensors: dict[str, torch.Tensor]) -> None:
+    """Ends this process between two frames of its push: on the event loop that sends them. In a blocking client it goes
+    on sending while another thread is told of the progress, and may be done by then."""
+    async with AsyncClient(sys.argv[2]) as client:
+        await client.push_weights(tensors, version=1, push_id="p", chunk_bytes=8, progress=lambda progress: os._exit(9))
 
 
 def answer(client: Client, *arguments: Any, **options: Any) -> None:

@@ -42,6 +42,14 @@ async def test_a_pause_is_a_lease_until_it_is_given_back(daemon: Daemon) -> None
     assert daemon.engine.running
 
 
+async def test_a_holder_is_told_that_its_lease_was_ended_by_somebody_else(daemon: Daemon) -> None:
+    """The engine has run meanwhile."""
+    granted = await daemon.control.Pause(control_pb2.PauseRequest())
+    forced = await daemon.control.Resume(control_pb2.ResumeRequest(force=True))
+    assert (forced.lease_expired, forced.state.phase) == (False, types_pb2.PHASE_RUNNING)
+    assert (await daemon.control.Resume(control_pb2.ResumeRequest(lease_id=granted.lease.lease_id))).lease_expired
+
+
 async def test_a_lost_lease_has_its_reason(daemon: Daemon) -> None:
     """FAILED_PRECONDITION."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:

@@ -156,14 +156,33 @@ async def test_what_is_missing_is_asked_for_again(
     copy.close()
 
 
+class Clock:
+    """In the place of time: it moves when somebody sleeps, and at no other time."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+        self.slept_s: list[float] = []
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.slept_s.append(seconds)
+        self.now_s += seconds
+
+
 async def test_breaks_without_end_are_an_error(
     daemon: Daemon, preparing: object, monkeypatch: pytest.MonkeyPatch, arenas: list[Arena]
 ) -> None:
-    """When the time is over; it says what the last one was."""
+    """When the time is over; it says what the last one was. The daemon is asked less and less often."""
     asked = broken(monkeypatch, after=1, times=99, error=UnavailableError("the link broke"))
-    _, progress = await fetched(wanted(daemon, timeout_s=0.5))
+    clock = Clock()
+    monkeypatch.setattr(fetch, "time", clock)
+    _, progress = await fetched(wanted(daemon, timeout_s=60.0))
     assert "no time is left" in progress.error and "the link broke" in progress.error
-    assert 2 <= len(asked) <= 4
+    assert clock.slept_s[:6] == [0.2, 0.4, 0.8, 1.6, 2.0, 2.0]
+    assert 58.0 < sum(clock.slept_s) <= 60.0
+    assert asked == [(0, SIZE_BYTES)] * (len(clock.slept_s) + 1)
     assert [arena.closed for arena in arenas] == [True]
 
 

@@ -1,8 +1,6 @@
 """What the daemon's own processes have open cannot be handed over: neither memory nor pipes."""
 
 import os
-import signal
-import subprocess
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,6 +13,7 @@ from genserve.memory.daemon_processes import DaemonProcesses
 from tests.rpc.conftest import Daemon, field_of, serving
 from tests.rpc.frames import END, header, push, refused
 from tests.rpc.segments import memory, pipe, segment
+from tests.support.descriptor_holders import child, stranger
 
 
 @pytest.fixture
@@ -22,24 +21,6 @@ async def daemon() -> AsyncIterator[Daemon]:
     """This process and its children are the daemon's."""
     async with serving(ServeConfig(port=0), processes=DaemonProcesses()) as running:
         yield running
-
-
-@contextmanager
-def child(*fds: int) -> Iterator[int]:
-    """A process that has these descriptors open as well."""
-    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, pass_fds=fds) as process:
-        yield process.pid
-
-
-@contextmanager
-def stranger(*fds: int) -> Iterator[int]:
-    """The same, of a process that is not a descendant of this one: its parent has ended."""
-    command = ["sh", "-c", "sleep 60 >/dev/null & echo $!"]
-    pid = int(subprocess.run(command, pass_fds=fds, stdout=subprocess.PIPE, check=True).stdout)
-    try:
-        yield pid
-    finally:
-        os.kill(pid, signal.SIGKILL)
 
 
 @contextmanager
@@ -59,7 +40,7 @@ def thread() -> Iterator[int]:
 async def test_memory_that_the_daemon_has_open_is_refused(daemon: Daemon) -> None:
     """It is what another trainer has handed over, to be told of by nobody else; a thread is as good as a process."""
     with memory() as (_, fd), ExitStack() as stack:
-        for pid in (os.getpid(), stack.enter_context(child(fd)), stack.enter_context(thread())):
+        for pid in (os.getpid(), stack.enter_context(child(fd)).pid, stack.enter_context(thread())):
             error = await refused(daemon, [await header(daemon), segment(f"/proc/{pid}/fd/{fd}"), END])
             assert (error.code(), field_of(error)) == (grpc.StatusCode.INVALID_ARGUMENT, "segment.path")
 

@@ -32,6 +32,7 @@ async def test_a_staged_push_is_committed_once(daemon: Daemon) -> None:
     request = weights_pb2.CommitPushRequest(push_id="p1", expected_version=0)
     first = await daemon.weights.CommitPush(request, timeout=5)
     assert first.applied.active_version == first.state.weight_version == 1
+    assert (first.push.push_id, first.push.state) == ("p1", weights_pb2.PUSH_STATE_APPLIED)
     assert daemon.engine.live == {"a": DATA[:16], "b": DATA[16:]}
     again = await daemon.weights.CommitPush(request, timeout=5)
     assert (again.push, again.applied) == (first.push, first.applied)

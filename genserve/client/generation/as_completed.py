@@ -106,11 +106,11 @@ class _Submissions:
         wait for ever."""
         try:
             while self._waiting or self._in_flight:
+                self._changed.clear()  # first: requests may end while another one is being sent
                 while self._waiting and not self._holds and len(self._in_flight) < self._limit:
                     message = self._waiting.popleft()
                     self._in_flight[message.request_id] = message
                     await self._many.put(message)
-                self._changed.clear()
                 await self._change()
             await self._many.done()
         except StreamOverError:

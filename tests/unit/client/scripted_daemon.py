@@ -50,6 +50,7 @@ class ScriptedDaemon(
         self.deadline_s: float | None = None
         # Generate
         self.requests: list[generation_pb2.GenerateRequest] = []
+        self.tokenized: list[generation_pb2.TokenizeRequest] = []
         self.words: Sequence[str] = ("Once", " upon", " a", " time")
         self.hangs_after: int | None = None
         self.delay_s = 0.0
@@ -68,6 +69,7 @@ class ScriptedDaemon(
         # vLLM's own weight transfer
         self.transfers: list[Message] = []
         # Pause
+        self.pauses: list[control_pb2.PauseRequest] = []
         self.leases: dict[str, types_pb2.PauseLease] = {}
         self.renewals_hang = False
         self.renewed = asyncio.Event()
@@ -135,6 +137,7 @@ class ScriptedDaemon(
         return generation_pb2.AbortResponse(aborted_ids=request.request_ids[:1], unknown_ids=request.request_ids[1:])
 
     async def Tokenize(self, request: Any, context: Any) -> generation_pb2.TokenizeResponse:
+        self.tokenized.append(request)
         return generation_pb2.TokenizeResponse(token_ids=[len(word) for word in request.text.split()])
 
     async def Detokenize(self, request: Any, context: Any) -> generation_pb2.DetokenizeResponse:
@@ -250,6 +253,7 @@ class ScriptedDaemon(
 
     async def Pause(self, request: Any, context: Any) -> control_pb2.PauseResponse:
         await self._begin(context)
+        self.pauses.append(request)
         mode = request.mode or types_pb2.PAUSE_MODE_KEEP
         lease = types_pb2.PauseLease(lease_id="lease-1", holder=request.holder, mode=mode)
         if not request.no_expiry:

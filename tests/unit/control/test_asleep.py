@@ -40,6 +40,7 @@ def test_level_and_tags_mean_one_thing_together(level: int | None, names: Sequen
     ("level", "names", "field"),
     [
         (3, (), "level"),
+        (-1, (), "level"),
         (0, ("weights", "kv_cache"), "level"),
         (2, ("scheduling",), "level"),
         (1, ("scheduling",), "level"),

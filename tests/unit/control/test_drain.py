@@ -130,7 +130,10 @@ async def test_an_engine_that_has_died_is_told_to_whoever_drains(rig: Rig, drain
 async def test_what_is_given_up_does_not_go_on_later(rig: Rig, drain: Drain, pushes: Weights) -> None:
     """A push that ends after all finds nobody who would wait for requests."""
     pushes.ended.clear()
-    await asyncio.wait_for(drain.run(0.05), 20)
+    draining = asyncio.create_task(drain.run(0.05))
+    await asyncio.sleep(0)
+    assert "drain" in {task.get_name() for task in asyncio.all_tasks()}
+    await draining
     await asyncio.sleep(0)
     assert "drain" not in {task.get_name() for task in asyncio.all_tasks()}
 

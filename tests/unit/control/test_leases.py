@@ -121,10 +121,10 @@ def test_expired_lease_cannot_be_renewed(table: LeaseTable, clocks: Clocks) -> N
 
 def test_unknown_lease_is_lost(table: LeaseTable) -> None:
     """An id that was never granted is the caller's mistake, not an expired lease."""
-    with pytest.raises(PauseLeaseLostError):
-        table.renew("nobody", None)
-    with pytest.raises(PauseLeaseLostError):
-        table.release("nobody")
+    for call in (lambda: table.renew("nobody", None), lambda: table.require("nobody"), lambda: table.release("nobody")):
+        with pytest.raises(PauseLeaseLostError) as lost:
+            call()
+        assert lost.value.metadata == {"lease_id": "nobody"}
 
 
 def test_release_tells_whether_the_lease_had_ended_before(table: LeaseTable, clocks: Clocks) -> None:
@@ -149,8 +149,10 @@ def test_ended_leases_are_forgotten_at_last(table: LeaseTable) -> None:
     """A trainer that pauses every step for weeks does not fill the memory."""
     first = table.grant("trainer", PauseMode.KEEP, 60.0)
     table.release(first.lease_id)
-    for _ in range(1024):
+    for _ in range(1023):
         table.release(table.grant("trainer", PauseMode.KEEP, 60.0).lease_id)
+    assert table.release(first.lease_id) is False, "it is one of the last 1024"
+    table.release(table.grant("trainer", PauseMode.KEEP, 60.0).lease_id)
     with pytest.raises(PauseLeaseLostError):
         table.release(first.lease_id)
 
@@ -162,6 +164,7 @@ def test_time_to_live_out_of_range_is_refused(table: LeaseTable, ttl_s: float) -
         table.grant("trainer", PauseMode.KEEP, ttl_s)
     assert error.value.violations[0].field == "ttl"
     assert table.active == ()
+    assert table.grant("trainer", PauseMode.KEEP, 86400.0).ttl_s == 86400.0
 
 
 class LeaseHistory(RuleBasedStateMachine):

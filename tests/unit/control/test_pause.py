@@ -88,6 +88,18 @@ async def test_failed_pause_leaves_no_lease_and_a_running_engine(rig: Rig, failu
     assert not rig.engine.running
 
 
+@pytest.mark.parametrize("joins", [False, True])
+async def test_an_engine_that_dies_of_a_pause_is_asked_for_nothing_more(rig: Rig, joins: bool) -> None:
+    """There is nothing to undo, and no answer would come."""
+    if joins:
+        await rig.pause()
+    step = "reset_caches" if joins else "pause"
+    rig.engine.fails[step] = EngineDeadError("it has died")
+    with pytest.raises(EngineDeadError, match="it has died"):
+        await rig.pause(kv_policy=KvPolicy.RECOMPUTE)
+    assert rig.engine.calls[-1].partition(" ")[0] == step
+
+
 async def test_pause_that_waits_for_an_endless_request_times_out_unpaused(rig: Rig) -> None:
     """WAIT with a request that does not end: DEADLINE_EXCEEDED, no lease, running."""
     rig.engine.hangs.add("pause")
@@ -102,6 +114,7 @@ async def test_cancelled_pause_is_undone(rig: Rig) -> None:
     rig.engine.gates["pause"], rig.engine.gates["resume"] = Gate(), Gate()
     pausing = asyncio.create_task(rig.pause())
     await rig.engine.gates["pause"].reached.wait()
+    assert "pause" in {task.get_name() for task in asyncio.all_tasks()}
     pausing.cancel()
     await rig.engine.gates["resume"].reached.wait()
     pausing.cancel()

@@ -1,7 +1,10 @@
 """What a pause may leave behind for everybody to see, and what is told of how long it took."""
 
 import asyncio
+import inspect
 import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -27,13 +30,60 @@ async def test_leases_are_bounded(rig: Rig) -> None:
     """One more is QUEUE_FULL before the engine is touched; a repeat is answered, and one given back makes room."""
     grants = [await rig.pause(request_id=f"r{number}", holder="\N{SNOWMAN}" * 256) for number in range(256)]
     calls = list(rig.engine.calls)
-    with pytest.raises(QueueFullError):
+    with pytest.raises(QueueFullError) as full:
         await rig.pause(PauseMode.ABORT)
+    assert full.value.retry_after_s == 1.0
     assert rig.engine.calls == calls
     assert (await rig.pause(request_id="r7")).lease == grants[7].lease
     assert to_state(rig.board.state()).ByteSize() < 1 << 20
     await rig.pauses.resume(grants[0].lease.lease_id)
     await rig.pause()
+
+
+async def test_nothing_is_kept_of_leases_that_have_ended(rig: Rig) -> None:
+    """A trainer that pauses every step for weeks does not fill the memory: what a repeat would be answered goes with
+    the lease."""
+    for number in range(3):
+        grant = await rig.pause(request_id=f"r{number}")
+        assert list(rig.pauses._counts) == [grant.lease.lease_id]
+        await rig.pauses.resume(grant.lease.lease_id)
+
+
+async def test_who_watches_is_told_of_every_lease(rig: Rig) -> None:
+    """Beside another one, which keeps the engine paused: that it was granted, renewed or given back."""
+    await rig.pause()
+
+    async def told(change: Callable[[], Any]) -> Any:
+        watching = asyncio.create_task(rig.board.wait_change())
+        await asyncio.sleep(0)
+        result = change()
+        result = await result if inspect.isawaitable(result) else result
+        await asyncio.wait_for(watching, 10)
+        return result
+
+    grant = await told(rig.pause)
+    lease = await told(lambda: rig.pauses.renew(grant.lease.lease_id, 30.0))
+    assert (lease.lease_id, lease.ttl_s) == (grant.lease.lease_id, 30.0)
+    assert await told(lambda: rig.pauses.resume(grant.lease.lease_id)) is False
+
+
+async def test_the_time_that_resuming_takes_is_told(rig: Rig) -> None:
+    """It is a part of the time that generation stood still."""
+    gate = rig.engine.gates["resume"] = Gate()
+    began_s = time.perf_counter()
+
+    async def push() -> Hold:
+        async with rig.pauses.hold(PauseMode.KEEP, KvPolicy.REUSE, timeout_s=60.0) as hold:
+            assert hold.resume_s == 0.0
+        return hold
+
+    pushing = asyncio.create_task(push())
+    await gate.reached.wait()
+    await asyncio.sleep(0.05)
+    gate.open.set()
+    hold = await pushing
+    assert hold.paused_s is not None
+    assert 0.05 <= hold.resume_s <= hold.paused_s <= time.perf_counter() - began_s
 
 
 @pytest.mark.parametrize("mode", list(PauseMode))

@@ -7,7 +7,7 @@ import pytest
 from genserve.control.asleep import SleepDepth
 from genserve.control.conditions import Phase
 from genserve.engine.types import KvPolicy, PauseMode
-from genserve.errors import DeadlineError, EngineSleepingError, EngineTaintedError, UnsupportedError
+from genserve.errors import DeadlineError, EngineDeadError, EngineSleepingError, EngineTaintedError, UnsupportedError
 from tests.support.phases import enter_phase
 from tests.support.scripted_engine import Gate
 from tests.unit.control.conftest import Rig
@@ -52,6 +52,24 @@ async def test_a_sleep_that_waits_in_vain_never_sleeps(rig: Rig) -> None:
     assert rig.engine.calls == ["pause wait reuse", "resume"]
     assert rig.engine.running
     assert rig.board.phase is Phase.RUNNING
+
+
+async def test_two_sleeps_at_a_time_are_one(rig: Rig) -> None:
+    """The second finds the engine asleep when it is its turn."""
+    gate = rig.engine.gates["sleep"] = Gate()
+    sleeping = [asyncio.create_task(rig.sleeps.sleep(PauseMode.KEEP, SleepDepth.of(0, ()), 5.0)) for _ in range(2)]
+    await gate.reached.wait()
+    gate.open.set()
+    await asyncio.gather(*sleeping)
+    assert rig.engine.calls == ["pause keep reuse", "sleep 0 scheduling"]
+
+
+async def test_an_engine_that_woke_up_can_be_paused(rig: Rig) -> None:
+    """It does not count as paused because it stood still before its sleep."""
+    await rig.sleeps.sleep(PauseMode.KEEP, SleepDepth(), 5.0)
+    await rig.sleeps.wake_up()
+    await rig.pause()
+    assert not rig.engine.running
 
 
 async def test_lease_outlives_a_sleep(rig: Rig) -> None:
@@ -102,6 +120,7 @@ async def test_cancelled_sleep_is_undone(rig: Rig) -> None:
     assert rig.engine.running
     assert rig.board.phase is Phase.RUNNING
     await rig.pause()
+    assert not rig.engine.running
 
 
 async def test_unsupported_sleep_touches_nothing(rig: Rig) -> None:
@@ -123,6 +142,24 @@ async def test_wake_up_that_fails_can_be_repeated(rig: Rig) -> None:
     assert rig.engine.running
 
 
+async def test_an_engine_that_dies_of_a_sleep_is_asked_for_nothing_more(rig: Rig) -> None:
+    """Whoever watches it ends the daemon: there is nothing to undo."""
+    rig.engine.fails["sleep"] = EngineDeadError("it has died")
+    with pytest.raises(EngineDeadError, match="it has died"):
+        await rig.sleeps.sleep(PauseMode.KEEP, SleepDepth(), 5.0)
+    assert rig.engine.calls[-1] == SLEEP_1
+
+
+async def test_an_engine_that_dies_of_its_wake_up_is_asked_for_nothing_more(rig: Rig) -> None:
+    """Pausing it again would wait for an answer, and tell of another error."""
+    await rig.sleeps.sleep(PauseMode.KEEP, SleepDepth(), 5.0)
+    await rig.sleeps.wake_up(["weights"])
+    rig.engine.fails["wake_up"] = EngineDeadError("it has died")
+    with pytest.raises(EngineDeadError, match="it has died"):
+        await rig.sleeps.wake_up()
+    assert rig.engine.calls[-2:] == WAKE_UP
+
+
 async def test_tainted_engine_does_not_sleep(rig: Rig) -> None:
     """Its wake-up would run it."""
     enter_phase(rig.board, Phase.TAINTED)
@@ -139,3 +176,5 @@ async def test_weights_alone_fall_asleep_between_pushes(rig: Rig) -> None:
     await rig.sleeps.sleep(PauseMode.KEEP, SleepDepth(), 3.0)
     assert rig.resident.waits_s == [4.0], "they sleep already"
     assert not rig.resident.is_between
+    await rig.sleeps.wake_up()
+    assert rig.resident.waits_s == [4.0], "nothing is restored"

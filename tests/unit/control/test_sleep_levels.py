@@ -158,7 +158,9 @@ async def test_level_0_stops_scheduling_only(rig: Rig) -> None:
 async def test_scheduling_does_not_wake_up_before_the_memory(rig: Rig) -> None:
     """The call is no error, and changes nothing."""
     await sleep(rig)
+    calls = list(rig.engine.calls)
     await rig.sleeps.wake_up(["scheduling"])
+    assert rig.engine.calls == calls
     assert rig.board.phase is Phase.SLEEPING
     assert not rig.engine.running
 
@@ -212,6 +214,36 @@ async def test_a_sleep_that_fails_without_a_way_back_sleeps_on(rig: Rig) -> None
     assert rig.board.phase is Phase.SLEEPING
     assert rig.board.state().weights_discarded
     assert not rig.background.done()
+
+
+async def test_a_sleep_that_cannot_be_undone_ends_the_daemon(rig: Rig) -> None:
+    """Nobody knows what is awake; the caller gets that error."""
+    rig.engine.fails |= {"sleep": DeadlineError("late"), "wake_up": RuntimeError("no way back")}
+    for failing in (sleep(rig), asyncio.wait_for(rig.background, 5)):
+        with pytest.raises(RuntimeError, match="no way back"):
+            await failing
+
+
+async def test_an_engine_that_dies_of_the_undoing_does_not_sleep_on(rig: Rig) -> None:
+    """No push can bring anything any more."""
+    rig.engine.fails["sleep"] = DeadlineError("late")
+    rig.resident.fails = EngineDeadError("it has died")
+    for failing in (sleep(rig), asyncio.wait_for(rig.background, 5)):
+        with pytest.raises(EngineDeadError, match="it has died"):
+            await failing
+
+
+async def test_a_wake_up_behind_the_sleep_that_drops_the_weights_restores_them(rig: Rig) -> None:
+    """Between pushes, although nothing was missing when it was called."""
+    gate = rig.engine.gates["sleep"] = Gate()
+    sleeping = asyncio.create_task(sleep(rig))
+    await gate.reached.wait()
+    waking = asyncio.create_task(rig.sleeps.wake_up())
+    await asyncio.sleep(0)
+    gate.open.set()
+    await asyncio.gather(sleeping, waking)
+    assert "restore" in rig.engine.calls
+    assert (rig.engine.running, rig.board.phase) == (True, Phase.RUNNING)
 
 
 async def test_a_second_sleep_that_fails_leaves_the_first(rig: Rig) -> None:

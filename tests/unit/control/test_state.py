@@ -82,6 +82,15 @@ async def test_every_change_wakes_all_who_wait_and_no_later_ones(change: object)
     later.cancel()
 
 
+def test_a_board_tells_what_its_engine_has_to_do() -> None:
+    """And of which version it is."""
+    engine = ScriptedEngine()
+    engine.weight_version = 7
+    state = StateBoard(engine, tuple, "test").state()
+    assert (state.instance_id, state.weight_version, state.pauses) == ("test", 7, ())
+    assert (state.running_requests, state.waiting_requests) == (3, 2)
+
+
 def test_a_board_is_over_when_the_daemon_has_drained() -> None:
     """Not before: its last state is still to come."""
     board = new_board()

@@ -1,11 +1,13 @@
 """The turn: the next one drives the engine when it has ended what the one before asked for."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
+from genserve.control import turn
 from genserve.control.conditions import Phase
-from genserve.control.turn import uninterrupted
+from genserve.control.turn import remaining_s, uninterrupted
 from genserve.engine.types import KvPolicy, PauseMode
 from genserve.errors import DeadlineError, DrainingError, InvalidFieldError
 from tests.support.phases import enter_phase
@@ -119,6 +121,15 @@ async def test_a_time_that_cannot_pass_is_refused(rig: Rig, timeout_s: float) ->
         await rig.pause(timeout_s=timeout_s)
     assert caught.value.violations[0].field == "timeout"
     assert rig.engine.calls == []
+
+
+def test_a_step_for_which_no_time_is_left_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names it: nothing has changed by then."""
+    monkeypatch.setattr(turn, "time", SimpleNamespace(monotonic=lambda: 100.0))
+    assert remaining_s(100.25, "prepare") == 0.25
+    for deadline_s in (100.0, 99.75, 0.0):
+        with pytest.raises(DeadlineError, match="no time was left to prepare; nothing changed"):
+            remaining_s(deadline_s, "prepare")
 
 
 async def test_the_caller_is_told_that_a_pause_could_not_be_undone(rig: Rig) -> None:

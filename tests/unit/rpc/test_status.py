@@ -138,6 +138,31 @@ def test_an_unforeseen_error_is_told_by_an_id_that_the_log_has(caplog: pytest.Lo
     assert record.exc_info is not None and record.exc_info[0] is KeyError
 
 
+def test_the_first_of_too_many_violations_are_told() -> None:
+    """And how many there were."""
+    error = errors.ManifestMismatchError("no", violations=[FieldViolation(str(i), "is missing") for i in range(21)])
+    status = decoded(to_status(error))
+    violations = detail(status, error_details_pb2.BadRequest).field_violations
+    assert [violation.field for violation in violations] == [str(i) for i in range(20)]
+    assert detail(status, error_details_pb2.ErrorInfo).metadata["num_violations"] == "21"
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_long_text_is_cut_and_its_neighbours_are_not(more: int) -> None:
+    """A name that somebody made up does not keep the path of a file from the reader."""
+    error = errors.ManifestMismatchError(
+        "no",
+        violations=[FieldViolation("f" * (300 + more), "d"), FieldViolation("f", "d" * (300 + more))],
+        metadata={"long": "v" * (200 + more), "short": "v"},
+    )
+    status = decoded(to_status(error))
+    violations = detail(status, error_details_pb2.BadRequest).field_violations
+    assert [each.field for each in violations] == ["f" * 300 if not more else "f" * 297 + "…", "f"]
+    assert [each.description for each in violations] == ["d", "d" * 300 if not more else "d" * 297 + "…"]
+    metadata = dict(detail(status, error_details_pb2.ErrorInfo).metadata)
+    assert metadata == {"long": "v" * 200 if not more else "v" * 197 + "…", "short": "v"}
+
+
 @pytest.mark.parametrize("more", [0, 1])
 def test_what_just_fits_is_told_whole(more: int) -> None:
     """And one byte more is not: the message ends with an ellipsis, and the last of the others are left out."""

@@ -6,6 +6,7 @@ import hashlib
 import os
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -132,15 +133,26 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
     await asyncio.wait(background)
     await rig.registry.close()
     rig.resident.release_memory()
+    wait_for_threads()  # the next test would count as its own what they free
     assert rig.engine.misuses == []
     assert ended == []
 
 
 def num_arenas() -> int:
     """Arenas that this process holds, when the threads that free some are done."""
+    with suppress(RuntimeError):  # without a loop there are none
+        wait_for_threads()
     gc.collect()
-    time.sleep(0.02)
     return num_open_arenas()
+
+
+def wait_for_threads() -> None:
+    """Returns when no thread of the running loop frees an arena any more, or has been held up for long by a test."""
+    executor = asyncio.get_running_loop()._default_executor  # type: ignore[attr-defined]
+    for _ in range(1000):
+        if executor is None or executor._idle_semaphore._value >= len(executor._threads):
+            return
+        time.sleep(0.001)
 
 
 def num_open_arenas() -> int:

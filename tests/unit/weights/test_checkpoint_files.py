@@ -1,6 +1,7 @@
 """Files that are read as they were found, or not at all."""
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -122,6 +123,32 @@ def test_only_files_are_opened(tmp_path: Path, path: str) -> None:
     (tmp_path / "model.safetensors").symlink_to(path)
     with pytest.raises(CheckpointFileError):
         CheckpointIndex.read(CheckpointFiles([tmp_path / "model.safetensors"]))
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    """It may have been there when the index was written."""
+    missing = tmp_path / "model.safetensors"
+    with pytest.raises(CheckpointFileError, match=re.escape(str(missing))):
+        CheckpointFiles([missing])
+
+
+NO_OBJECTS = {
+    "empty": b"", "cut off": b"{", "no text": b"\xff", "deep": b"[" * 200_000, "list": b"[]",
+    "null": b"null",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("content", NO_OBJECTS.values(), ids=NO_OBJECTS)
+def test_a_config_that_is_no_json_object_is_named(file: Path, content: bytes) -> None:
+    """Whatever is wrong with it. It says which tensors are tied, and a checkpoint may lack it."""
+    files = CheckpointFiles.open(file.parent)
+    names = CheckpointIndex.read(files).tensors.keys()
+    path = file.parent / "config.json"
+    path.write_bytes(content)
+    with pytest.raises(CheckpointFileError, match=re.escape(str(path))):
+        CheckpointIndex.read(files)
+    path.write_text('{"a": 1}')
+    assert CheckpointIndex.read(files).tensors.keys() == names
 
 
 async def test_a_version_whose_files_were_written_to_is_not_resident(file: Path) -> None:

@@ -1,9 +1,111 @@
-"""The limit of the bytes of pushes."""
+"""What gives way to a push, in a daemon with room for 100 bytes; and how much room a daemon has."""
 
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from genserve.errors import ApplyInProgressError, StagingFullError
+from genserve.weights import quota
 from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor
-from genserve.weights.quota import limit_bytes
+from genserve.weights.push.lifecycle import State
+from genserve.weights.quota import Evictions, limit_bytes, plan_evictions
 
+MAX_BYTES = 100
 INDEX = CheckpointIndex({"a": CheckpointTensor("F32", (4,), 16)})
+
+
+def push(size_bytes: int, state: State = State.STAGED, *, arena_bytes: int = 0, is_held: bool = False) -> Any:
+    """One that is here already; its arena may have less than the push needs in the end."""
+    return SimpleNamespace(
+        size_bytes=size_bytes,
+        is_held=is_held,
+        lifecycle=SimpleNamespace(state=state),
+        arena=SimpleNamespace(size_bytes=arena_bytes or size_bytes),
+        in_progress=lambda: ApplyInProgressError("another one"),
+    )
+
+
+def resident(held_bytes: int = 0, served_bytes: int = 0, spare_bytes: int = 0) -> Any:
+    """Versions whose bytes are here: the served one, and others that are still read."""
+    return SimpleNamespace(held_bytes=held_bytes, served_bytes=served_bytes, spare_bytes=spare_bytes)
+
+
+@pytest.fixture(autouse=True)
+def required(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """What is asked of the machine: the bytes of the push, and those that are freed for it."""
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(quota, "require_memory", lambda *sizes: asked.append(sizes))
+    return asked
+
+
+def planned(size_bytes: int, *pushes: Any, kept: Any = None, partial: bool = False) -> Evictions:
+    return plan_evictions(size_bytes, pushes, MAX_BYTES, resident() if kept is None else kept, partial=partial)
+
+
+def test_what_fits_to_the_last_byte_takes_nothing_from_anybody(required: list[tuple[int, int]]) -> None:
+    """Beside what is staged, what is served and what is read."""
+    assert planned(30, push(40), kept=resident(30, 20)) == Evictions()
+    assert required == [(30, 0)]
+
+
+def test_versions_that_are_read_and_not_served_give_way_first(required: list[tuple[int, int]]) -> None:
+    """The served one stays while that is enough."""
+    for size_bytes in (31, 40):
+        assert planned(size_bytes, push(40), kept=resident(30, 20)) == Evictions(releases_replaced=True)
+    assert required == [(31, 10), (40, 10)]
+
+
+def test_the_served_bytes_give_way_to_a_whole_version_that_fits_alone(required: list[tuple[int, int]]) -> None:
+    """A partial one needs them."""
+    kept = resident(30, 20, spare_bytes=5)
+    for size_bytes in (81, 100):
+        assert planned(size_bytes, kept=kept) == Evictions(releases_replaced=True, releases_resident=True)
+        with pytest.raises(StagingFullError):
+            planned(size_bytes, kept=kept, partial=True)
+    assert required == [(81, 35), (100, 35)]
+
+
+def test_what_is_staged_gives_way_to_nothing() -> None:
+    """Somebody means to commit it."""
+    with pytest.raises(StagingFullError, match="81 bytes do not fit: 50 of the 100 bytes") as full:
+        planned(81, push(20), kept=resident(30, 0))
+    assert full.value.metadata == {"staged_bytes": "50", "max_staging_bytes": "100"}
+
+
+def test_what_can_never_fit_is_refused() -> None:
+    """By one byte."""
+    with pytest.raises(StagingFullError, match="101 bytes do not fit: 0 of the 100 bytes"):
+        planned(101)
+
+
+def test_pushes_that_nobody_sends_and_nobody_committed_give_way(required: list[tuple[int, int]]) -> None:
+    """Whether they lack bytes or have failed. What they have taken of the machine is free then."""
+    idle = (push(50, State.RECEIVING, arena_bytes=30), push(60, State.FAILED))
+    assert planned(90, push(10), *idle, kept=resident(spare_bytes=7)) == Evictions(idle)
+    assert required == [(90, 30 + 60 + 7)]
+
+
+def test_while_another_push_is_held_there_is_no_room() -> None:
+    """However much is free."""
+    with pytest.raises(ApplyInProgressError):
+        planned(1, push(1, State.RECEIVING, is_held=True))
+
+
+@pytest.mark.parametrize(
+    ("evicted", "calls"),
+    [
+        (Evictions(), []),
+        (Evictions(releases_replaced=True), ["release_replaced"]),
+        (Evictions(releases_replaced=True, releases_resident=True), ["release_memory"]),
+    ],
+)
+def test_what_was_planned_is_freed_and_no_more(evicted: Evictions, calls: list[str]) -> None:
+    """Of what is resident; pushes are dropped by whoever owns them."""
+    done: list[str] = []
+    methods = {name: lambda name=name: done.append(name) for name in ("release_replaced", "release_memory")}
+    evicted.clear(SimpleNamespace(**methods))  # type: ignore[arg-type]
+    assert done == calls
 
 
 def test_the_limit_holds_two_versions_unless_it_is_given() -> None:

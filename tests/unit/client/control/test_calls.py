@@ -103,6 +103,21 @@ async def test_pause_and_resume_by_hand(daemon: ScriptedDaemon, client: AsyncCli
         await client.pause("stop")  # type: ignore[arg-type]
 
 
+async def test_a_bare_pause_says_how_long_it_may_take_and_no_more(daemon: ScriptedDaemon, client: AsyncClient) -> None:
+    """The rest is left to the daemon; `paused` has to know when to renew."""
+    await client.pause()
+    async with client.paused():
+        pass
+    minute = Duration(seconds=60)
+    bare = control_pb2.PauseRequest(timeout=minute)
+    assert daemon.pauses == [bare, control_pb2.PauseRequest(timeout=minute, ttl=minute)]
+    await client.pause("abort", "recompute", holder="me", ttl_s=1.5, request_id="r", timeout_s=2)
+    assert daemon.pauses[-1] == control_pb2.PauseRequest(
+        mode=types_pb2.PAUSE_MODE_ABORT, kv_policy=types_pb2.KV_POLICY_RECOMPUTE, holder="me", request_id="r",
+        ttl=Duration(seconds=1, nanos=500_000_000), timeout=Duration(seconds=2),
+    )  # fmt: skip
+
+
 async def test_status_once_and_on_every_change(daemon: ScriptedDaemon, client: AsyncClient) -> None:
     """`watch_status` is an iterator of what `status` answers, at the interval that was asked for."""
     status = await client.status()
@@ -146,6 +161,29 @@ async def test_wait_ready_gives_up() -> None:
     async with AsyncClient("127.0.0.1:1") as client:
         with pytest.raises(DeadlineError, match=r"127\.0\.0\.1:1"):
             await client.wait_ready(0.2)
+
+
+async def test_wait_ready_lets_grpc_look_for_a_daemon_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One call waits for the connection: asking again and again would keep a core busy."""
+    num_calls = 0
+    async with AsyncClient("127.0.0.1:1") as client:
+        channel = client._connection.channel
+        unary_stream = channel.unary_stream
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            method = unary_stream(*args, **kwargs)
+
+            def call(*args: Any, **kwargs: Any) -> Any:
+                nonlocal num_calls
+                num_calls += 1
+                return method(*args, **kwargs)
+
+            return call
+
+        monkeypatch.setattr(channel, "unary_stream", counted)
+        with pytest.raises(DeadlineError):
+            await client.wait_ready(0.2)
+    assert num_calls == 1
 
 
 async def test_wait_ready_that_gives_up_says_what_the_daemon_does(daemon: ScriptedDaemon, client: AsyncClient) -> None:

@@ -5,7 +5,8 @@ import asyncio
 import pytest
 
 from genserve.client import AsyncClient, Timeouts, WeightSpan
-from genserve.errors import DeadlineError
+from genserve.errors import DeadlineError, InvalidFieldError
+from genserve.v1 import generation_pb2
 from tests.unit.client.scripted_daemon import ScriptedDaemon, running_daemon
 
 
@@ -116,3 +117,17 @@ async def test_tokenizer_and_abort(client: AsyncClient) -> None:
     assert await client.detokenize([1, 2]) == "1 2"
     aborted = await client.abort(["a", "b"])
     assert (aborted.aborted_ids, aborted.unknown_ids) == (["a"], ["b"])
+
+
+async def test_text_and_chats_are_tokenized_as_they_would_be_generated_from(
+    daemon: ScriptedDaemon, client: AsyncClient
+) -> None:
+    """With or without special tokens, if the caller says so; token ids are tokens already."""
+    await client.tokenize("a bb", add_special_tokens=False)
+    await client.tokenize([{"role": "user", "content": "hi"}], add_generation_prompt=False)
+    text, chat = daemon.tokenized
+    assert text == generation_pb2.TokenizeRequest(text="a bb", add_special_tokens=False)
+    assert [(message.role, message.content) for message in chat.chat.messages] == [("user", "hi")]
+    assert chat.chat.add_generation_prompt is False and not chat.HasField("add_special_tokens")
+    with pytest.raises(InvalidFieldError, match="must be text or a list of chat messages"):
+        await client.tokenize([1, 2])  # type: ignore[arg-type]

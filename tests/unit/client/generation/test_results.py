@@ -83,3 +83,4 @@ def test_the_text_of_a_delta_is_that_of_the_first_sequence() -> None:
     delta = Delta(generation_pb2.GenerateResponse(outputs=[sequence(1, 1), sequence(0, 2), sequence(0, 3)]))
     assert delta.text == "<2><3>"
     assert repr(delta).startswith("Delta(outputs {") and repr(delta.outputs[0]).startswith("SequenceDelta(index: 1")
+    assert "\n" not in repr(delta) + repr(delta.outputs[0])

@@ -130,10 +130,11 @@ async def test_a_refusal_is_typed_whenever_it_comes(daemon: ScriptedDaemon, clie
 
 
 async def test_a_dry_run_sends_no_bytes(daemon: ScriptedDaemon, client: AsyncClient) -> None:
-    """VALIDATE is a header and an end."""
-    result = await client.push_weights(WEIGHTS, version=1, action="validate")
+    """VALIDATE is a header and an end, on one stream: nobody waits for others."""
+    result = await client.push_weights(WEIGHTS, version=1, action="validate", streams=3)
     assert result.push.state == "valid"
     assert daemon.streams == [[]]
+    assert daemon.header.num_streams == 1
 
 
 async def test_checksums_can_be_left_out(daemon: ScriptedDaemon, client: AsyncClient) -> None:
@@ -154,6 +155,25 @@ async def test_the_deadline_ends_a_push(daemon: ScriptedDaemon, client: AsyncCli
     daemon.fail = _never
     with pytest.raises(DeadlineError):
         await client.push_weights(WEIGHTS, version=1, timeout_s=0.3)
+
+
+@pytest.mark.parametrize(
+    ("names", "told"), [("abcd", "24 bytes of b, c, d"), ("abcdef", "40 bytes of b, c, d and 2 more")]
+)
+async def test_who_waits_for_others_in_vain_is_told_what_they_have_not_sent(
+    daemon: ScriptedDaemon, client: AsyncClient, names: str, told: str
+) -> None:
+    """At its own deadline: the first few tensors, and how many more."""
+    weights = {name: numpy.zeros(8, "uint8") for name in names}
+    await client.push_weights(weights, version=1, push_id="p")
+    layout = await client.get_weights()
+    daemon.applied.clear()
+    daemon.staged = {"p": {0: bytes(8)}}
+    daemon.fail = lambda context: asyncio.Event().wait()
+    with pytest.raises(DeadlineError) as caught:
+        await client.push_weights({"a": weights["a"]}, version=2, push_id="p", callers=2, layout=layout, timeout_s=0.3)
+    assert caught.value.message == (f"nothing was applied: of the 2 callers of push 'p' some have not sent {told}")
+    assert caught.value.metadata == {"push_id": "p"}
 
 
 async def test_an_error_in_the_progress_callback_reaches_the_caller(

@@ -1,13 +1,16 @@
 """Weights of any kind become named bytes."""
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from genserve.client.weights.sources import tensor_sources
+from genserve.tensors.safetensors import StoredTensor
 
 
 def contents(weights: Any) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
@@ -87,6 +90,26 @@ def test_numpy_arrays_are_made_contiguous_and_little_endian() -> None:
     array = numpy.arange(4, dtype=">f4").reshape(2, 2)
     assert contents({"w": array.T})["w"] == ("F32", (2, 2), numpy.array([0, 2, 1, 3], "<f4").tobytes())
     assert contents({"s": numpy.array(1, "int8")})["s"] == ("I8", (), b"\x01")
+
+
+def test_only_what_lies_otherwise_than_it_is_sent_is_copied(tmp_path: Path) -> None:
+    """The rest is read where it lies, which takes no time and no thread."""
+    whole, complexes = torch.zeros(2, 3), torch.zeros(2, dtype=torch.complex64)
+    lies = {"torch": whole, "numpy": numpy.zeros((2, 3)), "stored": StoredTensor("s", "U8", (2,), memoryview(b"ab"))}
+    assert {each.name: each.copies for each in tensor_sources(lies)} == dict.fromkeys(lies, False)
+    save_file({"w": whole}, tmp_path / "model.safetensors")
+    assert [each.copies for each in tensor_sources(tmp_path)] == [False]
+    differs = {
+        "strided": whole.T, "conjugated": complexes.conj(), "negated": complexes.conj().imag,
+        "numpy": numpy.zeros((2, 3)).T, "big": numpy.zeros(2, ">f4"),
+    }  # fmt: skip
+    assert {each.name: each.copies for each in tensor_sources(differs)} == dict.fromkeys(differs, True)
+
+
+def test_an_adapter_keeps_what_a_checkpoint_would_leave_out() -> None:
+    """Each of its tensors is looked for by name."""
+    one = torch.zeros(2)
+    assert [each.name for each in tensor_sources({"a": one, "b": one}, tied_once=False)] == ["a", "b"]
 
 
 def test_what_has_no_bytes_or_no_name_is_refused_by_name() -> None:

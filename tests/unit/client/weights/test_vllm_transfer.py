@@ -9,11 +9,13 @@ import sys
 from typing import Any
 
 import pytest
+from google.protobuf.duration_pb2 import Duration
 from google.rpc import code_pb2
 
 from genserve.client import AsyncClient
 from genserve.errors import InvalidFieldError, PushRolledBackError, UpdateNotFoundError
 from genserve.integrations.vllm_sync import GenserveWeightSyncClient
+from genserve.v1 import weights_pb2
 from tests.unit.client.scripted_daemon import ScriptedDaemon, refuse
 
 INFO = {"names": ["w"], "shapes": [[2, 3]], "dtype_names": ["bfloat16"]}
@@ -34,6 +36,24 @@ async def test_the_four_calls_carry_what_they_are_given(daemon: ScriptedDaemon, 
     assert (start.pause_mode, start.kv_policy, start.ttl.seconds) == (3, 1, 2)  # type: ignore[attr-defined]
     assert json.loads(update.update_info) == [INFO, {}]  # type: ignore[attr-defined]
     assert (finish.update_id, finish.weight_version, finish.force) == ("u1", 5, True)  # type: ignore[attr-defined]
+
+
+async def test_a_bare_update_says_how_long_its_steps_may_take_and_no_more(
+    daemon: ScriptedDaemon, client: AsyncClient
+) -> None:
+    """A minute to begin, and until the next call; five for what vLLM does."""
+    await client.init_weight_transfer({})
+    await client.start_weight_update()
+    await client.update_weights({})
+    await client.finish_weight_update()
+    one, five = Duration(seconds=60), Duration(seconds=300)
+    assert daemon.transfers == [
+        weights_pb2.InitWeightTransferRequest(init_info="{}", timeout=five),
+        weights_pb2.StartWeightUpdateRequest(ttl=one, timeout=one),
+        weights_pb2.UpdateWeightsRequest(update_info="{}", timeout=five),
+        weights_pb2.FinishWeightUpdateRequest(timeout=five),
+    ]
+    assert not daemon.transfers[-1].HasField("weight_version")  # 0 is a version
 
 
 async def test_vllms_client_goes_through_one_update(daemon: ScriptedDaemon) -> None:

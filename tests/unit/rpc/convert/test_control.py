@@ -8,6 +8,7 @@ from google.protobuf import json_format
 from google.protobuf.duration_pb2 import Duration
 
 from genserve.client.control.state import ServerInfo
+from genserve.control.asleep import SleepDepth
 from genserve.control.conditions import Phase
 from genserve.control.state import EngineState
 from genserve.engine.types import EngineInfo, KvPolicy, ModelMemory, PauseMode
@@ -16,13 +17,15 @@ from genserve.rpc.answers import Answers
 from genserve.rpc.convert.control import (
     PauseArguments,
     ServerFacts,
+    load_timeout_s,
     pause_arguments,
     renewed_ttl_s,
+    sleep_arguments,
     to_server_info,
     watch_interval_s,
 )
 from genserve.rpc.convert.values import seconds
-from genserve.v1 import control_pb2
+from genserve.v1 import control_pb2, types_pb2
 from genserve.wire import duration_of
 
 
@@ -65,6 +68,15 @@ def test_a_bad_field_is_named(fields: dict[str, Any], path: str) -> None:
     with pytest.raises(InvalidFieldError) as caught:
         pause(**fields)
     assert caught.value.violations[0].field == path
+
+
+def test_a_bare_sleep_and_a_bare_load_have_the_contract_s_defaults() -> None:
+    """KEEP, level 1, and a minute each; a level of 0 is another one."""
+    assert sleep_arguments(control_pb2.SleepRequest()) == (PauseMode.KEEP, SleepDepth(1), 60.0)
+    asked = control_pb2.SleepRequest(mode=types_pb2.PAUSE_MODE_WAIT, level=0, tags=["kv_cache"], timeout=duration_of(2))
+    assert sleep_arguments(asked) == (PauseMode.WAIT, SleepDepth.of(0, ["kv_cache"]), 2.0)
+    assert load_timeout_s(control_pb2.LoadLoraRequest()) == 60.0
+    assert load_timeout_s(control_pb2.LoadLoraRequest(timeout=duration_of(2))) == 2.0
 
 
 def test_a_renewal_without_ttl_keeps_that_of_the_pause() -> None:

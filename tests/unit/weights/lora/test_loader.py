@@ -270,6 +270,20 @@ def test_an_adapter_that_cannot_be_copied_holds_no_memory(tmp_path: Path, monkey
     assert num_arenas() == before
 
 
+def test_an_adapter_without_a_directory_holds_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk may be full: the bytes that it has taken over go as well."""
+    before, taken = num_arenas(), Arena.allocate(8)
+
+    def fail(**_: object) -> str:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("genserve.weights.lora.files.tempfile.mkdtemp", fail)
+    with pytest.raises(OSError, match="no space left"):
+        LoraFiles(LoraConfig.parse(CONFIG, 8, ""), taken, "p")
+    assert taken.closed
+    assert num_arenas() == before
+
+
 @pytest.mark.parametrize(("phase", "error"), [(Phase.DRAINING, DrainingError), (Phase.DEAD, EngineDeadError)])
 async def test_adapters_neither_come_nor_go_where_nothing_changes(
     rig: Rig, tmp_path: Path, phase: Phase, error: type[GenserveError]

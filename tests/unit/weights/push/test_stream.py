@@ -8,13 +8,14 @@ import pytest
 from genserve.errors import (
     ChecksumMismatchError,
     ChunkOutOfRangeError,
+    InvalidFieldError,
     PushConflictError,
     PushNotFoundError,
     PushTruncatedError,
 )
 from genserve.tensors.checksum import crc32c_of
 from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor
-from genserve.weights.push.types import PushState
+from genserve.weights.push.types import PushAction, PushState
 from tests.unit.weights.conftest import CHECKPOINT, Rig, further, header, num_arenas, send, tensors, weights
 
 OTHER_MANIFEST = CheckpointIndex(
@@ -170,3 +171,44 @@ async def test_a_damaged_chunk_of_a_push_that_is_applied_is_refused(rig: Rig) ->
     assert error.value.metadata == {"offset": "3"}
     assert error.value.message.startswith("the chunk of 3 bytes at 3 has CRC32C ")
     again.detach()
+
+
+async def test_who_brings_bytes_that_somebody_writes_waits_for_the_end_of_that(rig: Rig) -> None:
+    """Whether they were written or not: then they are compared, or written."""
+    stream = await rig.registry.open(header())
+    for written in (False, True):
+        claim = stream.claim(8, 16)
+        assert claim is not None
+        assert [stream.is_claimed(offset, 8) for offset in (0, 8, 16, 24)] == [False, True, True, False]
+        waiting = asyncio.create_task(stream.wait_settled())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        claim.target[:] = weights(1)[8:24]
+        stream.settle(claim, written=written)
+        await asyncio.wait_for(waiting, 10)
+        assert not stream.is_claimed(0, 32)
+    assert stream.claim(0, 16) is None, "a part of them is there"
+    send(stream, weights(1))
+    await stream.finish()
+    stream.detach()
+    assert rig.engine.live == tensors(1)
+
+
+async def test_nobody_waits_for_a_push_whose_answer_is_known(rig: Rig) -> None:
+    """It was applied, or is a dry run, which takes no bytes in any way."""
+    await rig.push(header())
+    repeat = await rig.registry.open(header())
+    dry = await rig.registry.open(header("dry", 2, action=PushAction.VALIDATE))
+    for stream in (repeat, dry):
+        assert not stream.is_claimed(0, 32)
+        await asyncio.wait_for(stream.wait_settled(), 10)
+        expiring = asyncio.create_task(stream.wait_expired())
+        await asyncio.sleep(0)
+        assert not expiring.done()
+        expiring.cancel()
+        stream.detach()
+    assert repeat.claim(0, 32) is None
+    for field, take in (("segment", lambda: dry.claim(0, 32)), ("chunk", lambda: dry.write(0, b"x", None))):
+        with pytest.raises(InvalidFieldError) as caught:
+            take()
+        assert caught.value.violations[0].field == field

@@ -16,7 +16,7 @@ from genserve.errors import (
     PushRolledBackError,
 )
 from genserve.tensors.manifest import Manifest
-from genserve.weights.push.types import ApplyOptions, PushAction, PushOutcome
+from genserve.weights.push.types import ApplyOptions, PushAction, PushOutcome, PushState
 from genserve.weights.vllm_transfer import UpdateOptions
 from tests.support.scripted_engine import Gate
 from tests.unit.weights.conftest import MANIFEST, Rig, header, tensors, weights
@@ -234,7 +234,8 @@ async def test_a_push_that_meets_a_sleep_under_way_keeps_its_bytes(rig: Rig) -> 
     sleeping = asyncio.create_task(sleep(rig, 1))
     await gate.reached.wait()
     pushing = asyncio.create_task(rig.push(header()))
-    await asyncio.sleep(0.02)
+    while "p1" not in rig.registry._pushes or rig.registry.report("p1").push.state is not PushState.PREPARING:
+        await asyncio.sleep(0.001)
     gate.open.set()
     await sleeping
     with pytest.raises(EngineSleepingError):

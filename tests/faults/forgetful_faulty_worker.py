@@ -5,7 +5,7 @@ import os
 from tests.support.faulty_worker import FAULTS_VARIABLE
 from tests.support.forgetful_worker import ForgetfulExtension
 
-FORGETFUL_EXTENSION = "tests.faults.forgetful_worker.ForgetfulFaultyExtension"
+FORGETFUL_FAULTY_EXTENSION = "tests.faults.forgetful_faulty_worker.ForgetfulFaultyExtension"
 
 if FAULTS_VARIABLE in os.environ:  # tests import this module too, where no worker is
     from tests.support.faulty_worker import FaultyExtension

@@ -1,0 +1,219 @@
+"""Which requests an engine works on: those that it admits, until they end or are given up."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
+
+from genserve.engine.generation import AnyPrompt, GenerationRequest, Sampling, TokenPrompt
+from genserve.engine.vllm.liveness import Liveness
+from genserve.engine.vllm.requests.running import RunningRequests
+from genserve.errors import EngineDeadError, InvalidFieldError, PromptTooLongError, QueueFullError, RequestIdInUseError
+from tests.support.scripted_engine import Gate
+
+MAX_ACTIVE, MAX_MODEL_LEN = 4, 8
+
+
+class Collector:
+    """vLLM's queue of a request's outputs, which stays empty."""
+
+    def __init__(self, request_id: str) -> None:
+        self.request_id = f"{request_id}-internal"
+        self.output = None
+        self.ready = asyncio.Event()
+
+    def close(self) -> None:
+        """As vLLM's."""
+
+
+class ScriptedLlm:
+    """As AsyncLLM: `taking` and `ending` hold its answers up, `refusal` is raised instead of an answer. `aborted` says
+    which ids it was asked to end, and whether they are its own."""
+
+    def __init__(self) -> None:
+        self.taking: Gate | None = None
+        self.ending: Gate | None = None
+        self.refusal: BaseException | None = None
+        self.aborted: list[tuple[str, bool]] = []
+        self.output_processor = SimpleNamespace(external_req_ids={}, request_states={})
+
+    async def add_request(self, request_id: str, prepared: Any, params: Any) -> Collector:
+        """As vLLM's."""
+        if self.taking is not None:
+            self.taking.reached.set()
+            await self.taking.open.wait()
+        if self.refusal is not None:
+            raise self.refusal
+        return Collector(request_id)
+
+    async def abort(self, request_id: str, internal: bool = False) -> None:
+        """As vLLM's."""
+        if self.ending is not None:
+            self.ending.reached.set()
+            await self.ending.open.wait()
+        self.aborted.append((request_id, internal))
+
+
+class Loras:
+    """Of which none is loaded."""
+
+    def release(self, request_id: str) -> None:
+        """Nothing was used."""
+
+
+class Codec:
+    """Of prompts that are tokens."""
+
+    async def encode(self, prompt: AnyPrompt) -> list[int]:
+        """As they are."""
+        assert isinstance(prompt, TokenPrompt)
+        return list(prompt.ids)
+
+
+class Builder:
+    """Builds what nobody looks at."""
+
+    def check_early(self, request: GenerationRequest) -> None:
+        """Nothing is wrong."""
+
+    async def engine_request(self, request: GenerationRequest, ids: list[int], lora: object) -> Any:
+        """For ScriptedLlm."""
+        return SimpleNamespace(params=None)
+
+
+@pytest.fixture
+def llm() -> ScriptedLlm:
+    return ScriptedLlm()
+
+
+@pytest.fixture
+def liveness() -> Liveness:
+    return Liveness()
+
+
+@pytest.fixture
+def requests(llm: ScriptedLlm, liveness: Liveness) -> RunningRequests:
+    parts: Any = (llm, liveness, Codec(), Builder(), Loras())
+    return RunningRequests(*parts, max_active=MAX_ACTIVE, max_model_len=MAX_MODEL_LEN)
+
+
+def request(request_id: str = "r", n: int | None = None, num_tokens: int = 2) -> GenerationRequest:
+    """One for `n` sequences."""
+    return GenerationRequest(request_id, TokenPrompt([1] * num_tokens), Sampling(n=n))
+
+
+def is_idle(requests: RunningRequests) -> bool:
+    """Whether nobody would wait for one."""
+    waiting = requests.wait_idle()
+    try:
+        waiting.send(None)
+    except StopIteration:
+        return True
+    waiting.close()
+    return False
+
+
+async def test_a_submission_that_is_cancelled_is_aborted_in_vllm(requests: RunningRequests, llm: ScriptedLlm) -> None:
+    """vLLM may have it by then, and would compute tokens for nobody; a second cancellation does not stop the abort.
+    Afterwards the id is free."""
+    llm.taking, llm.ending = Gate(), Gate()
+    submitting = asyncio.create_task(requests.submit(request()))
+    await llm.taking.reached.wait()
+    assert not is_idle(requests)
+    submitting.cancel()
+    await llm.ending.reached.wait()
+    submitting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await submitting
+    ending, llm.taking, llm.ending = llm.ending, None, None
+    ending.open.set()
+    await asyncio.sleep(0)
+    assert llm.aborted == [("r", False)]
+    assert is_idle(requests)
+    await requests.submit(request())
+
+
+async def test_a_submission_that_vllm_refuses_is_aborted_there(requests: RunningRequests, llm: ScriptedLlm) -> None:
+    """It may fail with some of the sequences of a request already there."""
+    llm.refusal = ValueError("no such thing")
+    with pytest.raises(InvalidFieldError, match="no such thing"):
+        await requests.submit(request(n=3))
+    assert llm.aborted == [("r", False)]
+    assert is_idle(requests)
+    llm.refusal = None
+    await requests.submit(request(n=MAX_ACTIVE))
+
+
+async def test_an_engine_that_has_died_is_not_asked_to_abort(
+    requests: RunningRequests, llm: ScriptedLlm, liveness: Liveness
+) -> None:
+    """No answer would come."""
+    llm.refusal = VllmEngineDeadError()
+    liveness.declare_dead("it was killed")
+    with pytest.raises(EngineDeadError):
+        await requests.submit(request())
+    assert llm.aborted == []
+
+
+async def test_a_stream_that_is_closed_ends_the_request_by_vllm_s_own_id(
+    requests: RunningRequests, llm: ScriptedLlm
+) -> None:
+    """A later request may have the same id by then."""
+    stream = await requests.submit(request())
+    assert requests.streams == [stream]
+    await stream.close()
+    await stream.close()
+    assert llm.aborted == [("r-internal", True)]
+    assert requests.streams == [] and is_idle(requests)
+
+
+async def test_sequences_are_admitted_up_to_a_limit(requests: RunningRequests) -> None:
+    """Those of a request count from before vLLM has it until its stream ends. A client may come again."""
+    first = await requests.submit(request("a", n=3))
+    with pytest.raises(QueueFullError, match=r"3 sequences .* of 4") as refused:
+        await requests.submit(request("b", n=2))
+    assert refused.value.retry_after_s == 1.0
+    await requests.submit(request("c"))
+    with pytest.raises(QueueFullError):
+        await requests.submit(request("d"))
+    await first.close()
+    await requests.submit(request("b", n=3))
+
+
+async def test_an_id_is_taken_from_the_beginning_of_its_admission(requests: RunningRequests, llm: ScriptedLlm) -> None:
+    """vLLM would mix the outputs of two requests up."""
+    llm.taking = Gate()
+    submitting = asyncio.create_task(requests.submit(request()))
+    await llm.taking.reached.wait()
+    with pytest.raises(RequestIdInUseError):
+        await requests.submit(request())
+    llm.taking.open.set()
+    stream = await submitting
+    with pytest.raises(RequestIdInUseError):
+        await requests.submit(request())
+    await stream.close()
+    await requests.submit(request())
+
+
+async def test_a_prompt_leaves_room_for_one_token(requests: RunningRequests) -> None:
+    """Otherwise it is refused, and nothing of it is left."""
+    with pytest.raises(PromptTooLongError):
+        await requests.submit(request(num_tokens=MAX_MODEL_LEN))
+    assert is_idle(requests)
+    await requests.submit(request(num_tokens=MAX_MODEL_LEN - 1))
+
+
+async def test_an_abort_tells_what_ran_and_what_did_not(requests: RunningRequests, llm: ScriptedLlm) -> None:
+    """All of them without ids; one that is being admitted does not run yet."""
+    await requests.submit(request("a"))
+    await requests.submit(request("b"))
+    llm.taking = Gate()
+    submitting = asyncio.create_task(requests.submit(request("c")))
+    await llm.taking.reached.wait()
+    assert requests.abort(["a", "c", "x"]) == (["a"], ["c", "x"])
+    assert requests.abort(None) == (["a", "b"], ["c"])
+    llm.taking.open.set()
+    await submitting
+    assert llm.aborted == [("a-internal", True), ("b-internal", True)]

@@ -1,0 +1,122 @@
+"""What an adapter must say of itself, and what its tensors must be for the model."""
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from genserve.errors import InvalidFieldError
+from genserve.tensors.manifest import Manifest, PushIssue
+from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor
+from genserve.weights.lora.config import LoraConfig, lora_issues
+
+MAX_RANK = 8
+CHECKPOINT = CheckpointIndex({"layers.0.q.weight": CheckpointTensor("F32", (6, 4), 96)})
+MODULE = "base_model.model.layers.0.q"
+
+
+def parsed(**fields: Any) -> LoraConfig:
+    """Of PEFT's configuration with these fields; None leaves one out."""
+    config = {"r": 2, "lora_alpha": 4, "target_modules": ["q"]} | fields
+    text = json.dumps({name: value for name, value in config.items() if value is not None})
+    return LoraConfig.parse(text, MAX_RANK, "config")
+
+
+def refusal(text: str) -> str:
+    """What is wrong with a configuration."""
+    with pytest.raises(InvalidFieldError) as caught:
+        LoraConfig.parse(text, MAX_RANK, "config")
+    (violation,) = caught.value.violations
+    assert violation.field == "config"
+    return violation.description
+
+
+@pytest.mark.parametrize(
+    ("fields", "rank"),
+    [
+        ({"r": 1}, 1),
+        ({"r": MAX_RANK}, MAX_RANK),
+        ({"rank_pattern": {"q": 1, "k": 5}}, 5),
+        ({"rank_pattern": {}}, 2),
+        ({"rank_pattern": None}, 2),
+    ],
+)
+def test_the_rank_is_the_largest_of_any_module(fields: dict[str, Any], rank: int) -> None:
+    """vLLM makes room for it."""
+    config = parsed(**fields)
+    assert config.rank == rank
+    assert json.loads(config.text)["lora_alpha"] == 4
+
+
+@pytest.mark.parametrize(
+    "fields", [{"r": 0}, {"r": -1}, {"r": 1.0}, {"r": "1"}, {"r": True}, {"rank_pattern": {"q": 0}}]
+)
+def test_a_rank_is_a_whole_number_above_0(fields: dict[str, Any]) -> None:
+    """True is 1 for Python alone."""
+    with pytest.raises(InvalidFieldError, match="whole numbers above 0"):
+        parsed(**fields)
+
+
+@pytest.mark.parametrize("fields", [{"r": MAX_RANK + 1}, {"rank_pattern": {"q": MAX_RANK + 1}}])
+def test_a_rank_above_that_of_the_daemon_is_refused(fields: dict[str, Any]) -> None:
+    """The error names the flag."""
+    with pytest.raises(InvalidFieldError, match="has rank 9, the daemon runs with --max-lora-rank 8"):
+        parsed(**fields)
+
+
+def test_what_peft_needs_must_be_there() -> None:
+    """All that lacks is named at once."""
+    with pytest.raises(InvalidFieldError, match="lacks lora_alpha, target_modules, which"):
+        parsed(lora_alpha=None, target_modules=None)
+    with pytest.raises(InvalidFieldError, match="lacks r, which"):
+        parsed(r=None)
+
+
+def test_what_is_no_json_object_is_refused() -> None:
+    """However deep it is."""
+    assert refusal("{").startswith("is not JSON: ")
+    assert refusal("[" * 100_000).startswith("is not JSON: ")
+    assert refusal("[]") == "is not a JSON object"
+
+
+def issues(checkpoint: CheckpointIndex | None = CHECKPOINT, **shapes: tuple[int, ...]) -> list[PushIssue]:
+    """Of tensors of the module with these shapes, by the end of their names ("lora_A")."""
+    named = {f"{MODULE}.{name.replace('__', '.')}.weight": shape for name, shape in shapes.items()}
+    manifest = Manifest.end_to_end((name, "F32", shape, 4 * math.prod(shape)) for name, shape in named.items())
+    return lora_issues(manifest, checkpoint)
+
+
+def test_both_halves_of_a_module_fit_it_and_each_other() -> None:
+    """A has its columns, B its rows, and both the rank."""
+    assert issues(lora_A=(2, 4), lora_B=(6, 2)) == []
+    (rank,) = issues(lora_A=(2, 4), lora_B=(6, 3))
+    assert rank == PushIssue(f"{MODULE}.lora_A.weight", "has rank 2, and its B 3")
+    (columns,) = issues(lora_A=(2, 5), lora_B=(6, 2))
+    assert columns == PushIssue(f"{MODULE}.lora_A.weight", "has 5 columns, the module's weight has 4")
+    (rows,) = issues(lora_A=(2, 4), lora_B=(7, 2))
+    assert rows == PushIssue(f"{MODULE}.lora_B.weight", "has 7 rows, the module's weight has 6")
+
+
+@pytest.mark.parametrize(("half", "other"), [("lora_A", "B"), ("lora_B", "A")])
+def test_a_half_alone_lacks_the_other(half: str, other: str) -> None:
+    """vLLM would leave it out without a word."""
+    assert issues(**{half: (2, 2)}) == [PushIssue(f"{MODULE}.{half}.weight", f"is missing its {other}")]
+
+
+def test_what_is_not_of_an_adapter_is_named() -> None:
+    """But for what vLLM takes whole, of models that classify."""
+    assert issues(score=(2, 2), classifier=(2, 2)) == []
+    (foreign,) = issues(q=(2, 2))
+    assert foreign.tensor == f"{MODULE}.q.weight" and "is not a tensor of an adapter" in foreign.description
+
+
+def test_modules_are_looked_for_only_where_the_checkpoint_has_their_names() -> None:
+    """A fused or quantised checkpoint has others: vLLM knows."""
+    halves = {"lora_A": (2, 9), "lora_B": (9, 2)}
+    assert issues(CheckpointIndex({"fused": CheckpointTensor("F32", (1,), 4)}), **halves) == []
+    assert issues(None, **halves) == []
+    assert len(issues(**halves)) == 2
+    unknown = issues(lora_A=(2, 4), lora_B=(6, 2), v__lora_A=(2, 4), v__lora_B=(6, 2))
+    assert {issue.description for issue in unknown} == {"belongs to a module that the checkpoint does not have"}
+    assert len(unknown) == 2

@@ -1,0 +1,161 @@
+"""What is remembered of pushes whose bytes are not here any more, for whom and for how long."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from genserve.errors import ChecksumMismatchError, PushConflictError
+from genserve.weights.push.live_push import PushIdentity
+from genserve.weights.push.outcomes import Outcomes
+from genserve.weights.push.types import LoraAdapter, PushOutcome, PushReport, PushState
+from genserve.weights.resident import ResidentStore
+from tests.unit.weights.conftest import header
+
+NUM_REMEMBERED = 64
+"""Of either kind. A trainer asks after a lost answer soon; what is older is of no use."""
+
+TTL_S = 10.0
+
+
+class Clock:
+    """In seconds."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def outcomes(clock: Clock) -> Outcomes:
+    """Of a daemon that keeps no bytes."""
+    return Outcomes(ResidentStore(None, enabled=False), clock)
+
+
+def push(push_id: str, attempt: str = "a", lora: LoraAdapter | None = None) -> Any:
+    """One that has ended."""
+    return SimpleNamespace(
+        push_id=push_id,
+        identity=PushIdentity("digest", 1, lora),
+        attempt=SimpleNamespace(name=attempt),
+        header=header(push_id, staging_ttl_s=TTL_S),
+        report=lambda state=PushState.APPLIED: PushReport(push_id, state, 1, 32, 32, ((0, 32),)),
+    )
+
+
+def applied(outcomes: Outcomes, push_id: str, attempt: str = "a", lora: LoraAdapter | None = None) -> PushOutcome:
+    """One more is."""
+    ended = push(push_id, attempt, lora)
+    outcome = PushOutcome(ended.report())
+    outcomes.add_applied(ended, outcome, None)
+    return outcome
+
+
+def refused(outcomes: Outcomes, push_id: str, attempt: str = "a") -> PushConflictError:
+    """One more is."""
+    error = PushConflictError(f"{push_id} is in conflict with itself")
+    outcomes.add_refused(push(push_id, attempt), error)
+    return error
+
+
+def test_the_latest_outcomes_are_remembered(outcomes: Outcomes) -> None:
+    """So many of either kind, and no more: a daemon runs for weeks."""
+    first = applied(outcomes, "first")
+    refused(outcomes, "wrong")
+    for number in range(NUM_REMEMBERED - 1):
+        applied(outcomes, f"p{number}")
+        refused(outcomes, f"w{number}")
+    record = outcomes.applied("first")
+    assert record is not None and record.outcome is first
+    assert outcomes.refused("wrong") is not None
+    applied(outcomes, "last")
+    refused(outcomes, "worst")
+    assert outcomes.applied("first") is None and outcomes.refused("wrong") is None
+    assert outcomes.applied("p0") is not None and outcomes.refused("w0") is not None
+
+
+def test_a_refusal_is_remembered_for_the_time_to_live_of_its_push(outcomes: Outcomes, clock: Clock) -> None:
+    """Then the id is free again."""
+    refused(outcomes, "p1")
+    clock.now_s += TTL_S - 0.001
+    assert outcomes.refused("p1") is not None
+    clock.now_s += 0.001
+    assert outcomes.refused("p1") is None
+    outcomes.check_refused(header())
+
+
+def test_a_refusal_is_told_as_a_failure_without_bytes(outcomes: Outcomes) -> None:
+    """With why. Discarding it tells the same, and forgets it."""
+    error = refused(outcomes, "p1")
+    report = outcomes.forget_refused("p1")
+    assert report is not None
+    told = report.push
+    assert (told.state, told.received_bytes, told.missing) == (PushState.FAILED, 0, ())
+    assert [(issue.tensor, issue.description) for issue in told.issues] == [("", error.message)]
+    assert outcomes.forget_refused("p1") is None and outcomes.refused("p1") is None
+
+
+@pytest.mark.parametrize(("attempt", "is_refused"), [("a", True), ("", True), ("b", False)])
+def test_only_the_attempt_that_was_refused_gets_the_error(outcomes: Outcomes, attempt: str, is_refused: bool) -> None:
+    """And those that do not say which they are. Another one may start over."""
+    refused(outcomes, "p1")
+    opened = header(attempt=attempt)
+    assert outcomes.answers(opened) is is_refused
+    if is_refused:
+        with pytest.raises(PushConflictError, match="in conflict with itself"):
+            outcomes.check_refused(opened)
+    else:
+        outcomes.check_refused(opened)
+
+
+def test_a_push_that_is_applied_after_all_is_not_refused_any_more(outcomes: Outcomes) -> None:
+    """By another attempt."""
+    refused(outcomes, "p1")
+    applied(outcomes, "p1", "b")
+    assert outcomes.refused("p1") is None
+
+
+@pytest.mark.parametrize(("attempt", "is_answered"), [("a", True), ("b", False), ("", False)])
+def test_an_adapter_is_loaded_again_by_another_attempt(outcomes: Outcomes, attempt: str, is_answered: bool) -> None:
+    """Its bytes are not kept. Weights are answered whoever asks."""
+    lora = LoraAdapter("policy", "{}")
+    applied(outcomes, "l1", lora=lora)
+    applied(outcomes, "p1")
+    adapter = header("l1", 0, lora=lora, attempt=attempt)
+    assert (outcomes.repeated(adapter) is not None) is is_answered
+    assert outcomes.repeated(header(attempt=attempt)) is not None
+    assert outcomes.repeated(header("p2")) is None
+
+
+def test_bytes_that_nobody_can_compare_are_taken_from_the_attempt_that_was_applied_alone(outcomes: Outcomes) -> None:
+    """Nobody else must be told that they are live. A push that was replaced since is answered as it was."""
+    applied(outcomes, "p1")
+    record = outcomes.applied("p1")
+    assert record is not None
+    outcomes.compare(record, "a", 0, b"x")
+    for other in ("b", ""):
+        with pytest.raises(PushConflictError, match="does not keep its bytes"):
+            outcomes.compare(record, other, 0, b"x")
+    applied(outcomes, "l1", lora=LoraAdapter("policy", "{}"))
+    with pytest.raises(PushConflictError):
+        outcomes.compare(record, "b", 0, b"x")  # an adapter replaces no weights
+    applied(outcomes, "p2")
+    outcomes.compare(record, "b", 0, b"x")
+
+
+def test_a_chunk_of_an_applied_push_has_its_checksum(outcomes: Outcomes) -> None:
+    """0 is one, too."""
+    applied(outcomes, "p1")
+    record = outcomes.applied("p1")
+    assert record is not None
+    record.check(0, b"x", None)
+    record.check(0, b"", 0)
+    with pytest.raises(ChecksumMismatchError):
+        record.check(0, b"x", 0)

@@ -1,0 +1,135 @@
+"""The checks of a push before it may send a byte, at the edge of what is allowed."""
+
+from typing import Any
+
+import pytest
+
+from genserve.errors import (
+    FieldViolation,
+    InvalidFieldError,
+    ManifestMismatchError,
+    VersionNotNewerError,
+    WeightVersionMismatchError,
+)
+from genserve.tensors.manifest import Manifest, PushIssue
+from genserve.weights.push.types import ApplyOptions, LoraAdapter
+from genserve.weights.push_admission import check_apply, check_header, check_version, examine, refuse_issues
+from tests.unit.weights.conftest import CHECKPOINT, MANIFEST, header
+
+DAY_S = 24 * 3600.0
+LORA = LoraAdapter("policy", "{}")
+PARTIAL = Manifest(MANIFEST.tensors, MANIFEST.total_bytes, partial=True)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"push_id": "x" * 256},
+        {"push_id": ""},
+        {"attempt": "ä" * 256},
+        {"weight_version": 1},
+        {"weight_version": (1 << 32) - 1},
+        {"staging_ttl_s": 1e-9},
+        {"staging_ttl_s": DAY_S},
+        {"num_streams": 1},
+        {"num_streams": 1024},
+        {"apply": ApplyOptions(timeout_s=1e-9)},
+        {"manifest": None, "manifest_digest": "0123456789abcdef" * 4},
+        {"manifest": PARTIAL},
+        {"weight_version": 0, "lora": LORA},
+    ],
+)
+def test_what_just_can_be_is_accepted(fields: dict[str, Any]) -> None:
+    """Each field by itself."""
+    check_header(header(**fields))
+
+
+@pytest.mark.parametrize(
+    ("fields", "path"),
+    [
+        ({"push_id": "x" * 257}, "header.push_id"),
+        ({"push_id": "a\nb"}, "header.push_id"),
+        ({"attempt": "x" * 257}, "header.attempt"),
+        ({"weight_version": -1}, "header.weight_version"),
+        ({"staging_ttl_s": -1.0}, "header.staging_ttl"),
+        ({"staging_ttl_s": DAY_S + 0.001}, "header.staging_ttl"),
+        ({"num_streams": 1025}, "header.num_streams"),
+        ({"apply": ApplyOptions(timeout_s=float("nan"))}, "header.apply.timeout"),
+        ({"manifest_digest": "0" * 63}, "header.manifest_digest"),
+        ({"manifest_digest": "0" * 65}, "header.manifest_digest"),
+        ({"manifest_digest": "A" * 64}, "header.manifest_digest"),
+        ({"weight_version": 0, "lora": LoraAdapter("", "{}")}, "header.lora.lora_name"),
+        ({"weight_version": 0, "lora": LoraAdapter("x" * 257, "{}")}, "header.lora.lora_name"),
+        ({"weight_version": 1, "lora": LORA}, "header.weight_version"),
+        ({"weight_version": 0, "lora": LORA, "expected_version": 0}, "header.expected_version"),
+        ({"weight_version": 0, "lora": LORA, "manifest": PARTIAL}, "header.manifest.partial"),
+    ],
+)
+def test_what_just_cannot_be_is_named_by_its_path(fields: dict[str, Any], path: str) -> None:
+    """In PushWeightsRequest."""
+    with pytest.raises(InvalidFieldError) as caught:
+        check_header(header(**fields))
+    assert [violation.field for violation in caught.value.violations] == [path]
+
+
+def test_a_name_of_an_adapter_may_have_256_characters() -> None:
+    """As every name."""
+    check_header(header(weight_version=0, lora=LoraAdapter("x" * 256, "{}")))
+
+
+def test_options_of_a_commit_are_named_by_their_own_path() -> None:
+    """They come in another request."""
+    with pytest.raises(InvalidFieldError) as caught:
+        check_apply(ApplyOptions(timeout_s=-1.0), "apply")
+    assert [violation.field for violation in caught.value.violations] == ["apply.timeout"]
+
+
+def test_a_version_follows_the_one_that_is_served() -> None:
+    """Or another one, if the trainer means it; but never where it expects yet another. An adapter has none."""
+    check_version(header(weight_version=8), 7)
+    check_version(header(weight_version=7, force=True), 7)
+    check_version(header(weight_version=8, expected_version=7), 7)
+    check_version(header(weight_version=0, lora=LORA), 7)
+    with pytest.raises(VersionNotNewerError) as older:
+        check_version(header(weight_version=7), 7)
+    for force in (False, True):
+        with pytest.raises(WeightVersionMismatchError) as other:
+            check_version(header(weight_version=8, expected_version=6, force=force), 7)
+    assert older.value.metadata == other.value.metadata == {"weight_version": "7"}
+
+
+def test_a_digest_is_that_of_the_manifest_beside_it() -> None:
+    """It is told even if nobody has claimed one. A further stream has a digest alone, which nobody can check yet."""
+    assert examine(MANIFEST, MANIFEST.digest, CHECKPOINT) == (MANIFEST.digest, [])
+    assert examine(MANIFEST, "", None) == (MANIFEST.digest, [])
+    assert examine(None, "claimed", CHECKPOINT) == ("claimed", [])
+    with pytest.raises(InvalidFieldError, match=MANIFEST.digest):
+        examine(MANIFEST, "0" * 64, CHECKPOINT)
+
+
+def test_no_issue_is_no_error() -> None:
+    """The usual case."""
+    refuse_issues([])
+
+
+def test_the_first_issue_of_each_kind_is_told_and_all_are_named() -> None:
+    """Three kinds at most: the rest is in the details."""
+    issues = [PushIssue(f"{kind}{number}", f"is {kind}") for kind in "abcd" for number in range(2)]
+    with pytest.raises(ManifestMismatchError) as caught:
+        refuse_issues(issues)
+    assert caught.value.message.endswith("'a0' is a; 'b0' is b; 'c0' is c; 5 more in the error's details")
+    assert caught.value.violations[0] == FieldViolation('header.manifest.tensors["a0"]', "is a")
+    assert len(caught.value.violations) == 8
+    with pytest.raises(ManifestMismatchError) as caught:
+        refuse_issues([PushIssue("", "has too many tensors"), PushIssue("", "and 3 more issues")])
+    assert caught.value.message.endswith("it has too many tensors; 1 more in the error's details")
+    assert [each.field for each in caught.value.violations] == ["header.manifest"] * 2
+
+
+def test_a_name_without_end_is_cut() -> None:
+    """In the message and in the details."""
+    with pytest.raises(ManifestMismatchError) as caught:
+        refuse_issues([PushIssue("n" * 300, "is missing")])
+    name = "n" * 256
+    assert caught.value.message.endswith(f": '{name}' is missing")
+    assert caught.value.violations[0].field == f'header.manifest.tensors["{name}"]'
