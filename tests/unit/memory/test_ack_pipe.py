@@ -106,11 +106,11 @@ async def test_a_number_that_is_another_pipe_now_is_not_the_same_place(daemon: D
 
 
 @pytest.mark.parametrize(
-    "path", ["", "/dev/null", "/proc/self/fd/1", "/proc/0/fd/1", f"{OWN}/1/", f"{OWN}/-1", f"{OWN}/{'1' * 10}"]
+    "path", ["", "/dev/null", "/proc/self/fd/1", "/proc/0/fd/1", "OWN/1/", "OWN/-1", f"OWN/{'1' * 10}"]
 )
 async def test_only_a_descriptor_of_a_process_is_named(path: str, daemon: DaemonProcesses) -> None:
     """By its numbers: "self" would be the daemon."""
-    assert await refused(path, MEMORY, daemon) == "must be /proc/PID/fd/FD"
+    assert await refused(path.replace("OWN", OWN), MEMORY, daemon) == "must be /proc/PID/fd/FD"
 
 
 async def test_it_belongs_to_the_process_that_owns_the_memory(pipe: Pipe, daemon: DaemonProcesses) -> None:
