@@ -5,10 +5,12 @@ Exits with 1 when fewer than --at-least percent of them are noticed.
 
 import argparse
 import random
+import signal
 import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import closing, suppress
 from itertools import islice
 from pathlib import Path
 
@@ -38,14 +40,17 @@ def main(argv: Sequence[str]) -> int:
     ends: dict[str, Counter[str]] = {name: Counter() for name in packages}
     unnoticed: list[str] = []
     budget_s = 60 * args.minutes - (time.monotonic() - began_s)
-    for mutant, end in try_mutants(lines, chosen, args.workers, budget_s):
-        kind = end if end in _OTHER_ENDS else "killed"
-        ends[mutant.path.parts[1]][kind] += 1
-        if kind == "killed" and not args.verbose:
-            continue
-        print(f"{end}: {mutant}", flush=True)
-        if kind in (SURVIVED, NOT_COVERED):
-            unnoticed.append(f"{end}: {mutant}")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    trials = try_mutants(lines, chosen, args.workers, budget_s)
+    with suppress(KeyboardInterrupt), closing(trials):  # what was tried until then counts
+        for mutant, end in trials:
+            kind = end if end in _OTHER_ENDS else "killed"
+            ends[mutant.path.parts[1]][kind] += 1
+            if kind == "killed" and not args.verbose:
+                continue
+            print(f"{end}: {mutant}", flush=True)
+            if kind in (SURVIVED, NOT_COVERED):
+                unnoticed.append(f"{end}: {mutant}")
     print("\n" + "\n".join(sorted(unnoticed)) + "\n\n" + _table(ends))
     total = sum(ends.values(), Counter())
     print(f"seed {args.seed}: tried {total.total()} of {len(chosen)} in {time.monotonic() - began_s:.0f} s")

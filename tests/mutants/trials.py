@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -160,12 +160,22 @@ class _Attempt:
 
 def try_mutants(
     lines: LineMap, mutants: Sequence[Mutant], num_workers: int, budget_s: float
-) -> Iterator[tuple[Mutant, str]]:
+) -> Generator[tuple[Mutant, str]]:
     """Each with what came of it, as it comes: the name of the test that has failed twice, SURVIVED, TIMEOUT, or
     NOT_COVERED. No more are begun after `budget_s` seconds."""
     ends_s = time.monotonic() + budget_s
     waiting = [_Attempt(mutant, lines.tests_of(mutant)) for mutant in reversed(mutants)]
     running: dict[int, tuple[_Attempt, _Fork]] = {}
+    try:
+        yield from _outcomes(waiting, running, num_workers, ends_s)
+    finally:
+        for _, fork in running.values():
+            _end(fork)
+
+
+def _outcomes(
+    waiting: list[_Attempt], running: dict[int, tuple[_Attempt, _Fork]], num_workers: int, ends_s: float
+) -> Iterator[tuple[Mutant, str]]:
     while running or (waiting and (time.monotonic() < ends_s or waiting[-1].suspect)):
         while waiting and len(running) < num_workers:
             attempt = waiting.pop()
