@@ -300,11 +300,7 @@ def _check_sendable(target: str, metadata: Sequence[tuple[str, str]]) -> None:
     """Raises InvalidFieldError for an address or metadata that gRPC would refuse without naming it."""
     if not isinstance(target, str):
         raise InvalidFieldError.of("target", f"must be a text such as 127.0.0.1:50051, and not {type(target).__name__}")
-    try:
-        unusable = target == "" or not target.isprintable() or target.encode() == b""
-    except UnicodeEncodeError:
-        unusable = True
-    if unusable:
+    if target == "" or not target.isprintable():
         raise InvalidFieldError.of("target", f"{target!r} is not an address")
     if target.startswith(("http:", "https:")):
         raise InvalidFieldError.of("target", f"{target!r} is not an address of gRPC: write HOST:PORT")
