@@ -42,7 +42,7 @@ class ServeConfig:
     max_staging_bytes: int = _setting(
         0,
         "limit of staged and resident bytes together; 0 = twice the checkpoint + 256 MiB, or 64 GiB if the "
-        "checkpoint's files are not on this machine",
+        "checkpoint's files are not on this host",
     )
     no_resident_weights: bool = _setting(
         False,

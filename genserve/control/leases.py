@@ -61,9 +61,8 @@ class LeaseTable:
         self._mint = mint
         self._wall_clock = wall_clock
         self._held: dict[str, _Held] = {}
-        self._ended: OrderedDict[str, bool] = (
-            OrderedDict()
-        )  # lease_id -> whether it ended without a release by its holder
+        # By lease id: whether it ended without a release by its holder.
+        self._ended: OrderedDict[str, bool] = OrderedDict()
 
     def grant(self, holder: str, mode: PauseMode, ttl_s: float | None, request_id: str = "") -> PauseLease:
         """Returns a new lease, or the live one that was granted for the same `request_id`. Raises InvalidFieldError and

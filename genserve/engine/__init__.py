@@ -1,2 +1,2 @@
-"""What the daemon needs of an engine (`protocol`), in domain types (`generation`). `vllm` is the only
+"""What the daemon needs of an engine (`protocol`), in domain types (`generation` and `types`). `vllm` is the only
 implementation."""

@@ -30,6 +30,7 @@ _VALUES_PER_ITEM = 128
 # Refusals per message: each has at most 4 KiB. If as many wait to be written, no further requests are read.
 _MAX_REFUSALS = 256
 
+_MAX_ID_BYTES = 4 * MAX_TEXT_CHARS  # in UTF-8
 _FIRST_FIELD = 0x0A  # the tag of `generate` in GenerateManyRequest, and of `request_id` in that
 
 Requests = AsyncIterator[Received[generation_pb2.GenerateManyRequest]]
@@ -165,7 +166,10 @@ def _named_in(head: bytes) -> str:
         if head[0] != _FIRST_FIELD or head[(start := read_varint(head, 1)[1])] != _FIRST_FIELD:
             return ""
         length, start = read_varint(head, start + 1)
-        return head[start : start + length].decode() if length <= MAX_TEXT_CHARS else ""
+        if length > _MAX_ID_BYTES:
+            return ""
+        request_id = head[start : start + length].decode()
+        return request_id if len(request_id) <= MAX_TEXT_CHARS else ""
     except (IndexError, ValueError):
         return ""
 

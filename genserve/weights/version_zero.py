@@ -43,7 +43,7 @@ def open_downloaded(directory: Path | None, say: Callable[[str], None]) -> Opene
     """The checkpoint that the engine found in or downloaded to the Hugging Face cache, where the files of a revision
     never change."""
     if directory is None:
-        say("the checkpoint's files are not on this machine: the names of pushed tensors cannot be checked early")
+        say("the checkpoint's files are not on this host: the names of pushed tensors cannot be checked early")
         return None
     return open_checkpoint(directory, say)
 

@@ -15,7 +15,7 @@ class ArenaTensors:
     """Every tensor of a push, mapped read-only. The mapping ends with the last tensor that views it."""
 
     def __init__(self, request: Prepare, path: str) -> None:
-        """`path` is the arena's on this machine. Raises DtypeError for a tensor of a type that is not known."""
+        """`path` is the arena's on this host. Raises DtypeError for a tensor of a type that is not known."""
         for name, dtype, *_ in request.tensors:
             item_bytes(name, dtype)
         self._tensors = request.tensors

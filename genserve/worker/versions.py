@@ -78,7 +78,7 @@ class Versions:
         )
 
     def fetch(self, request: Fetch) -> None:
-        """Starts to fetch a version's bytes to this machine, if that is this worker's to do."""
+        """Starts to fetch a version's bytes to this host, if that is this worker's to do."""
         if self.rank not in request.ranks:
             return
         from genserve.worker.fetch import FetchedBytes  # gRPC, which workers on the daemon's host need not load
@@ -93,7 +93,7 @@ class Versions:
                 _step_back(self._cpus)
             if before is not None:
                 before.close()
-            for thread in freeing:  # a machine may have room for the bytes of one version only
+            for thread in freeing:  # a host may have room for the bytes of one version only
                 thread.join(_PREDECESSOR_TIMEOUT_S)
             copy.run()
 

@@ -46,7 +46,7 @@ def parameters(function: object) -> set[str]:
 
 
 def test_pause_generation_still_does_what_the_adapter_does_without_it() -> None:
-    """engine.scheduling.pause calls pause_scheduler_async itself, to skip the fixed sleep of pause_generation."""
+    """engine.vllm.scheduling.pause calls pause_scheduler_async itself, to skip the fixed sleep of pause_generation."""
     source = inspect.getsource(AsyncLLM.pause_generation)
     assert "self.engine_core.pause_scheduler_async(mode=mode, clear_cache=clear_cache)" in source
     assert "asyncio.sleep(0.02)" in source, "the sleep is gone: call pause_generation"
@@ -55,7 +55,7 @@ def test_pause_generation_still_does_what_the_adapter_does_without_it() -> None:
 
 
 def test_the_caches_that_a_pause_drops_are_still_these() -> None:
-    """engine.scheduling.reset_caches drops them in an engine that is paused already, by three calls."""
+    """engine.vllm.scheduling.reset_caches drops them in an engine that is paused already, by three calls."""
     source = inspect.getsource(core.EngineCore._reset_caches)
     assert "reset_running_requests: bool = True" in source
     assert "reset_connector: bool = True" in source
@@ -69,7 +69,7 @@ def test_the_caches_that_a_pause_drops_are_still_these() -> None:
 
 
 def test_a_sleep_that_waits_still_sleeps_whenever_requests_have_ended() -> None:
-    """engine.scheduling.sleep pauses first: vLLM's callback stays registered when the call is given up."""
+    """engine.vllm.scheduling.sleep pauses first: vLLM's callback stays registered when the call is given up."""
     source = inspect.getsource(core.EngineCore.sleep)
     assert "pause_future.add_done_callback(pause_complete)" in source
     assert "_idle_state_callbacks.append" in inspect.getsource(core.EngineCoreProc.pause_scheduler)
@@ -77,7 +77,8 @@ def test_a_sleep_that_waits_still_sleeps_whenever_requests_have_ended() -> None:
 
 def test_an_engine_still_runs_as_soon_as_all_of_its_memory_is_awake() -> None:
     """control.sleep wakes the last part alone, when the weights are of a version, and control.asleep counts parts as
-    vLLM does. A tag that is awake makes vLLM ignore the whole call, so engine.scheduling leaves the last part to it."""
+    vLLM does. A tag that is awake makes vLLM ignore the whole call, so engine.vllm.scheduling leaves the last part to
+    it."""
     assert "if fully_awake:\n            self.resume_scheduler()" in inspect.getsource(core.EngineCore.wake_up)
     assert {tag.value for tag in MEMORY_TAGS} == SLEEP_TAGS
     assert "is already sleeping" in inspect.getsource(Executor.sleep)
@@ -85,13 +86,13 @@ def test_an_engine_still_runs_as_soon_as_all_of_its_memory_is_awake() -> None:
 
 
 def test_the_kv_cache_alone_is_still_given_back_by_this_name() -> None:
-    """engine.scheduling calls it for a sleep of that tag, and does without on the CPU."""
+    """engine.vllm.scheduling calls it for a sleep of that tag, and does without on the CPU."""
     assert '.discard(("kv_cache",))' in inspect.getsource(core.EngineCore.release_kv_cache_memory)
     assert "raise RuntimeError" in inspect.getsource(CPUWorker.discard)
 
 
 def test_a_sleep_of_level_2_still_keeps_buffers_and_leaves_the_rest_of_the_pool() -> None:
-    """worker.slept keeps that rest, found by its tag; vLLM copies buffers and, by name, parameters of drafts."""
+    """worker.model.slept keeps that rest, found by its tag; vLLM copies buffers and, by name, parameters of drafts."""
     source = inspect.getsource(Worker.sleep)
     assert "self._sleep_saved_buffers" in source
     assert "self._save_sleep_parameters(model)" in source
@@ -102,7 +103,7 @@ def test_a_sleep_of_level_2_still_keeps_buffers_and_leaves_the_rest_of_the_pool(
 
 
 def test_adapters_are_still_taken_out_of_their_slots_by_these_names() -> None:
-    """worker.slept does so after a sleep of level 2; a step that uses one then puts it into a slot again."""
+    """worker.model.slept does so after a sleep of level 2; a step that uses one then puts it into a slot again."""
     assert "self._active_adapters" in inspect.getsource(LoRAModelManager.__init__)
     assert "self._deactivate_adapter(adapter_id)" in inspect.getsource(LoRAModelManager.deactivate_adapter)
     mapping = inspect.getsource(LoRAModelManager.set_adapter_mapping)
@@ -117,20 +118,20 @@ def test_adapters_are_still_taken_out_of_their_slots_by_these_names() -> None:
 
 
 def test_engines_in_lockstep_still_refuse_to_resume_during_a_pause() -> None:
-    """engine.scheduling.resume waits for such a pause; others resume at once."""
+    """engine.vllm.scheduling.resume waits for such a pause; others resume at once."""
     assert "raise RuntimeError" in inspect.getsource(core.DPEngineCoreProc.resume_scheduler)
     assert "resume_scheduler" not in vars(core.EngineCoreProc)
     assert "if data_parallel and vllm_config.model_config.is_moe" in inspect.getsource(core.EngineCoreProc)
 
 
 def test_the_processes_of_the_engine_are_still_found_there() -> None:
-    """engine.vllm.watch looks at what they do."""
+    """engine.vllm.activity looks at what they do."""
     assert "self.processes" in inspect.getsource(CoreEngineProcManager.__init__)
     assert "engine_manager" in inspect.getsource(BackgroundResources)
 
 
 def test_a_collective_call_still_reaches_every_engine_by_this_name() -> None:
-    """engine.workers calls call_utility_all_async, as collective_rpc keeps the first engine's answers only."""
+    """engine.vllm.workers calls call_utility_all_async, as collective_rpc keeps the first engine's answers only."""
     assert "return (await self.call_utility_all_async(method, *args))[0]" in inspect.getsource(
         DPLBAsyncMPClient.call_utility_async
     )
@@ -139,7 +140,7 @@ def test_a_collective_call_still_reaches_every_engine_by_this_name() -> None:
 
 
 def test_live_starts_of_weight_spans_are_still_in_the_request_state() -> None:
-    """engine.vllm looks states up by request id, and engine.stream reads their starts."""
+    """engine.vllm.requests.running looks states up by request id, and `stream` reads their starts."""
     assert "self.weight_version_starts: list[tuple[str, int]]" in inspect.getsource(RequestState.__init__)
     assert "self.external_req_ids" in inspect.getsource(OutputProcessor.__init__)
     assert "self.request_states" in inspect.getsource(OutputProcessor.__init__)
@@ -147,7 +148,7 @@ def test_live_starts_of_weight_spans_are_still_in_the_request_state() -> None:
 
 
 def test_alternatives_without_a_tokenizer_are_still_not_turned_into_text() -> None:
-    """engine.vllm takes the tokenizer away from every state: nobody is told the text of an alternative."""
+    """engine.vllm.requests.running takes the tokenizer from every state: nobody gets the text of an alternative."""
     assert "tokenizer" in LogprobsProcessor.__dataclass_fields__
     assert "if self.tokenizer is None" in inspect.getsource(LogprobsProcessor._update_sample_logprobs)
     assert "if self.tokenizer is None" in inspect.getsource(LogprobsProcessor._update_prompt_logprobs)
@@ -155,7 +156,7 @@ def test_alternatives_without_a_tokenizer_are_still_not_turned_into_text() -> No
 
 
 def test_a_request_that_the_input_processor_made_is_still_taken() -> None:
-    """engine.admission makes it in a thread and checks it; vLLM says that it will not take it for ever."""
+    """engine.vllm.requests.build makes it in a thread and checks it; vLLM says that it will not take it for ever."""
     source = inspect.getsource(AsyncLLM.add_request)
     assert "if isinstance(prompt, EngineCoreRequest):" in source
     assert "self.input_processor.assign_request_id(request)" in source
@@ -167,13 +168,13 @@ def test_a_request_that_the_input_processor_made_is_still_taken() -> None:
 
 
 def test_a_stop_token_of_the_generation_config_is_still_added_to_the_requests() -> None:
-    """engine.stream tells those that the request did not name as EOS."""
+    """engine.vllm.requests.stream tells those that the request did not name as EOS."""
     source = inspect.getsource(SamplingParams.update_from_generation_config)
     assert "eos_ids.update(self.stop_token_ids)" in source
 
 
 def test_the_label_of_the_first_weights_is_still_the_one_we_call_version_0() -> None:
-    """engine.spans maps it."""
+    """engine.vllm.requests.weight_spans maps it."""
     assert f'self._weight_version = "{INITIAL_LABEL}"' in inspect.getsource(core.EngineCore.__init__)
 
 
@@ -185,12 +186,12 @@ def test_the_output_handler_is_still_a_task_that_ends_when_the_engine_dies() -> 
 
 
 def test_a_collector_still_merges_what_is_not_read() -> None:
-    """engine.stream relies on it for bounded memory."""
+    """engine.vllm.requests.stream relies on it for bounded memory."""
     assert "self.output.add(output, aggregate=self.aggregate)" in inspect.getsource(RequestOutputCollector.put)
 
 
 def test_a_collector_still_tells_by_an_event_that_it_has_something() -> None:
-    """engine.stream puts a callback in the place of the event, with the two methods that are called."""
+    """engine.vllm.requests.stream puts a callback in the place of the event, with the two methods that are called."""
     source = inspect.getsource(RequestOutputCollector)
     assert "self.ready = asyncio.Event()" in source
     assert source.count("self.ready.") == source.count("self.ready.set()") + source.count("self.ready.clear()") + 1
@@ -198,14 +199,14 @@ def test_a_collector_still_tells_by_an_event_that_it_has_something() -> None:
 
 
 def test_every_constraint_and_sampling_field_has_vllms_name() -> None:
-    """engine.sampling passes them on by name."""
+    """engine.vllm.requests.sampling passes them on by name."""
     assert {kind.value for kind in ConstraintKind} <= parameters(StructuredOutputsParams)
     assert set(Sampling.__dataclass_fields__) <= parameters(SamplingParams)
     assert "lora_name" in parameters(LoRARequest)
 
 
 def test_layers_still_register_in_the_context_that_the_shadow_replaces() -> None:
-    """worker.shadow gives the second model registries of its own."""
+    """worker.update.structure gives the second model registries of its own."""
     assert {"static_forward_context", "static_all_moe_layers"} <= set(CompilationConfig.__dataclass_fields__)
 
 
@@ -238,7 +239,7 @@ def test_the_extension_offers_every_call_of_the_contract_and_hides_none_of_vllms
 
 
 def test_an_update_that_is_open_is_still_known_by_these_names() -> None:
-    """worker.transfer ends one that was not finished: vLLM has no call for it."""
+    """worker.vllm_transfer ends one that was not finished: vLLM has no call for it."""
     assert "self._weight_update_active = False" in inspect.getsource(Worker.finish_weight_update)
     assert "finally" not in inspect.getsource(Worker.finish_weight_update), "it may clean up after a failure now"
     assert {"kernel_tensors", "load_numel_total"} <= set(LayerReloadingInfo.__dataclass_fields__)
@@ -254,7 +255,7 @@ def test_vllms_transfer_still_needs_an_accelerator() -> None:
     assert "torch.accelerator.synchronize()" in inspect.getsource(WeightTransferEngine.update_weights)
 
 
-def test_the_trainers_half_of_vllm_is_still_what_client_vllm_trainer_looks_like() -> None:
+def test_the_trainers_half_of_vllm_is_still_what_ours_looks_like() -> None:
     """Its classes are structural: vLLM asks for these names alone."""
     with GenserveWeightSyncClient("127.0.0.1:1") as client:
         assert isinstance(client, VLLMWeightSyncClient)

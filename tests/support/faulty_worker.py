@@ -34,13 +34,12 @@ class Fault:
     `step`: attach, prepare, load, commit, rollback, discard, digests, or run, a step of the model. `load` is the
     preparation in its thread, where `after` counts the tensors that were loaded before; in `commit` and `rollback` it
     counts the entries that were put in place, or the copies where addresses are kept; -1 is the end of the step, when
-    all is done. `kind`: raise, escape (raises past the answer, into vLLM; at the begin or the end of a step), hang
-    (until `release`), kill (SIGKILL), stop
-    (SIGSTOP), slow (`seconds`, then goes on), compute (the same, with the CPU at work), queue (about so many seconds of
-    work in the GPU's stream of this thread, then goes on at once), oom (raises what torch does without memory) or leak
-    (256 MiB, until digests are asked for and nothing is ordered). `rank` is a part of the name ("tp1", "dp0"), "" =
-    every rank. `skip`: how often, by rank, it lets the step pass before; `times`: how often until the order is spent;
-    -1 = always.
+    all is done. `kind`: raise, escape (raises past the answer, into vLLM; at the beginning or the end of a step), hang
+    (until `release`), kill (SIGKILL), stop (SIGSTOP), slow (`seconds`, then goes on), compute (the same, with the CPU
+    at work), queue (about so many seconds of work in the GPU's stream of this thread, then goes on at once), oom
+    (raises what torch does without memory) or leak (256 MiB, until digests are asked for and nothing is ordered).
+    `rank` is a part of the name ("tp1", "dp0"), "" = every rank. `skip`: how often, by rank, it lets the step pass
+    before; `times`: how often until the order is spent; -1 = always.
     """
 
     step: str

@@ -1,4 +1,4 @@
-"""Who is on this host, by the address alone."""
+"""What an address says by itself: who is on this host, and how host and port are written."""
 
 import pytest
 

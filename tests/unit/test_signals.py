@@ -1,4 +1,4 @@
-"""The first signal drains, a second one exits."""
+"""The first signal drains, a second one exits; and how the end of a process is told."""
 
 import signal
 import subprocess

@@ -43,12 +43,12 @@ class Unset(Enum):
 UNSET: Final = Unset.UNSET
 
 Timeout = float | None | Unset
-"""Deadline of a call in seconds. None = no deadline, which must be requested; UNSET = as in the client's Timeouts."""
+"""Limit of a call in seconds. None = no limit, which must be requested; UNSET = as in the client's Timeouts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Deadlines, in seconds, of calls without a `timeout_s`. None = no deadline."""
+    """Limits, in seconds, of calls without a `timeout_s`. None = no limit."""
 
     control_s: float | None = 30.0
     """All calls except those below."""
@@ -75,7 +75,7 @@ class ConnectionSettings(TypedDict, total=False):
     metadata: Mapping[str, str]
     """Further metadata, sent with every call."""
     timeouts: Timeouts
-    """Deadlines of calls without a `timeout_s`."""
+    """Limits of calls without a `timeout_s`."""
     options: Sequence[tuple[str, str | int]]
     """Channel options of gRPC, which override those set here."""
 
@@ -176,7 +176,7 @@ class Connection:
         *,
         wait_for_ready: bool = False,
     ) -> ResponseT:
-        """Makes one call; deadline: `timeout_s` or that of control calls. `wait_for_ready` waits for a connection."""
+        """Makes one call, within `timeout_s` or the time of control calls. `wait_for_ready` waits for a connection."""
         timeout = self.grpc_timeout_s(timeout_s, self.timeouts.control_s)
         with self.typed_errors():
             return await method(request, timeout=timeout, metadata=self.metadata, wait_for_ready=wait_for_ready)
@@ -300,11 +300,7 @@ def _check_sendable(target: str, metadata: Sequence[tuple[str, str]]) -> None:
     """Raises InvalidFieldError for an address or metadata that gRPC would refuse without naming it."""
     if not isinstance(target, str):
         raise InvalidFieldError.of("target", f"must be a text such as 127.0.0.1:50051, and not {type(target).__name__}")
-    try:
-        unusable = target == "" or not target.isprintable() or target.encode() == b""
-    except UnicodeEncodeError:
-        unusable = True
-    if unusable:
+    if target == "" or not target.isprintable():
         raise InvalidFieldError.of("target", f"{target!r} is not an address")
     if target.startswith(("http:", "https:")):
         raise InvalidFieldError.of("target", f"{target!r} is not an address of gRPC: write HOST:PORT")

@@ -12,6 +12,7 @@ from genserve.doctor.children import Children
 from genserve.launcher.command import serve_command
 from genserve.launcher.daemon_process import DaemonFailedError
 from genserve.launcher.output import Serving, last_words
+from genserve.signals import ending
 
 _STOP_TIMEOUT_S: Final = 30.0
 _DRAIN_TIMEOUT_S: Final = 10.0
@@ -45,7 +46,7 @@ class DaemonChild:
             raise DaemonFailedError(
                 f"the daemon did not serve within {timeout_s:g} s (--timeout-s){self.last_words()}", self._log
             ) from None
-        raise DaemonFailedError(f"the daemon ended with status {status}{self.last_words()}", self._log, status)
+        raise DaemonFailedError(f"the daemon {ending(status)}{self.last_words()}", self._log, status)
 
     async def stop(self) -> str:
         """Ends the daemon by a signal. Returns what was wrong with its end, "" if nothing."""
@@ -53,7 +54,7 @@ class DaemonChild:
         status = await self._children.stop(self._process, _STOP_TIMEOUT_S)
         if status is None:
             return f"it, or a process of it, had to be killed {_STOP_TIMEOUT_S:g} s after SIGTERM"
-        return "" if status == 0 else f"it ended with status {status}{self.last_words()}"
+        return "" if status == 0 else f"it {ending(status)}{self.last_words()}"
 
     async def kill(self) -> None:
         """Kills the daemon if it was not stopped."""

@@ -183,7 +183,7 @@ class VllmEngine:
 
     @property
     def checkpoint_directory(self) -> Path | None:
-        """Where the checkpoint's files lie, if they lie on this machine."""
+        """Where the checkpoint's files lie, if they lie on this host."""
         return vllm_config.checkpoint_directory(self._llm.vllm_config)
 
     @property

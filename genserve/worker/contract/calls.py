@@ -166,8 +166,7 @@ class WeightWorker(Protocol):
         """Step -> Progress of fetching. A worker that fetches nothing is done."""
 
     def genserve_prepare(self, wire: dict[str, Any]) -> dict[str, Any]:
-        """Prepare -> Ack at once. When it is done, a second Ack goes to the report socket, if that is on this
-        machine."""
+        """Prepare -> Ack at once. When it is done, a second Ack goes to the report socket, if that is on this host."""
 
     def genserve_prepared(self, wire: dict[str, Any]) -> dict[str, Any]:
         """Step -> Progress of preparing."""

@@ -22,7 +22,7 @@ _START_TIMEOUT_S = 600.0
 
 @cache  # once, whoever calls it
 def end_with_process(pid: int) -> None:
-    """Ends this process with another one on this machine."""
+    """Ends this process with another one on this host."""
     try:
         ended = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -39,7 +39,7 @@ def end_with_process(pid: int) -> None:
 
 @cache
 def end_with_address(address: str, start_timeout_s: float = _START_TIMEOUT_S) -> None:
-    """Ends this process when nobody listens at "HOST:PORT" any more: after some seconds if that machine says so, after
+    """Ends this process when nobody listens at "HOST:PORT" any more: after some seconds if that host says so, after
     a minute if it does not answer. The daemon begins to listen after its workers have been attached, so it has
     `start_timeout_s` at first."""
 

@@ -23,8 +23,7 @@ MODULE_TABLES = frozenset({"_parameters", "_buffers", "_modules"})
 """Attributes of a torch module in which torch keeps what it registers."""
 
 # The modules of classes whose objects are attributes of layers and may hold weights: quantisation methods and schemes,
-# kernels,
-# experts, attention implementations.
+# kernels, experts, attention implementations.
 _PART_PACKAGES = ("vllm.model_executor.", "vllm.models.", "vllm.v1.attention.")
 # In one of them, what experts keep of adapters, which are not weights of a version.
 _ADAPTER_CONTEXT = "vllm.model_executor.layers.fused_moe.experts.lora_context"

@@ -117,11 +117,11 @@ def _left(worker: Any, free_bytes: int) -> int:
 
 
 def _cpu_bytes(config: Any) -> int:
-    """Of this machine's CPU memory, for each of the workers that share it."""
+    """Of this host's CPU memory, for each of the workers that share it."""
     return available_memory_bytes() // _ranks_here(config)
 
 
 def _ranks_here(config: Any) -> int:
-    """Workers on this machine, which share its memory. The daemon counts them: vLLM gives each replica of a dense model
+    """Workers on this host, which share its memory. The daemon counts them: vLLM gives each replica of a dense model
     a configuration without data parallelism."""
     return max(1, int(config.additional_config.get(RANKS_HERE_KEY, 1)))

@@ -47,7 +47,7 @@ class ScriptedDaemon(
         self.target = ""
         self.health = health.aio.HealthServicer()
         self.metadata: dict[str, str | bytes] = {}
-        self.deadline_s: float | None = None
+        self.remaining_s: float | None = None
         # Generate
         self.requests: list[generation_pb2.GenerateRequest] = []
         self.tokenized: list[generation_pb2.TokenizeRequest] = []
@@ -93,7 +93,7 @@ class ScriptedDaemon(
     async def _begin(self, context: Any) -> None:
         self.metadata = dict(context.invocation_metadata())
         remaining_s = context.time_remaining()
-        self.deadline_s = None if remaining_s is None or remaining_s > 1e6 else remaining_s
+        self.remaining_s = None if remaining_s is None or remaining_s > 1e6 else remaining_s
         if self.fail is not None:
             await self.fail(context)
 

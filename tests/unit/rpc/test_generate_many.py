@@ -1,7 +1,10 @@
-"""What one GenerateMany call reads while its client does not: with a writer in the place of gRPC's buffers."""
+"""What one GenerateMany call reads while its client does not, with a writer in the place of gRPC's buffers; and whose
+request it refuses unread."""
 
 import asyncio
 from collections.abc import AsyncIterator
+
+import pytest
 
 from genserve.control.state import StateBoard
 from genserve.errors import QueueFullError
@@ -59,3 +62,24 @@ async def test_no_more_refusals_wait_than_two_messages_have() -> None:
     await running
     assert sum(caller.sizes) == caller.num_requests
     assert max(caller.sizes) == REFUSALS_PER_MESSAGE
+
+
+@pytest.mark.parametrize(
+    ("request_id", "named"),
+    [("a" * 256, True), ("\N{SNOWMAN}" * 256, True), ("\U0001f600" * 256, True), ("a" * 257, False), ("", False)],
+)
+async def test_a_request_that_is_too_long_to_be_read_is_refused_by_its_id(request_id: str, named: bool) -> None:
+    """In any alphabet: an error without an id would end the whole stream. An id that is too long is none."""
+    request = generation_pb2.GenerateRequest(request_id=request_id, text="x" * 5000)
+    data = generation_pb2.GenerateManyRequest(generate=request).SerializeToString()
+    refused: list[str] = []
+
+    async def requests() -> AsyncIterator[Received[generation_pb2.GenerateManyRequest]]:
+        yield Received(generation_pb2.GenerateManyRequest, data, 5000)
+
+    async def write(response: generation_pb2.GenerateManyResponse) -> None:
+        refused.extend(item.request_id for item in response.items)
+
+    engine = ScriptedEngine()
+    await GenerateMany(engine, StateBoard(engine, tuple, "test"), write).run(requests())
+    assert refused == [request_id if named else ""]

@@ -25,7 +25,7 @@ def said() -> list[str]:
     return []
 
 
-def test_only_a_path_is_a_directory_of_this_machine(directory: Path) -> None:
+def test_only_a_path_is_a_directory_of_this_host(directory: Path) -> None:
     """The name of a repository is none."""
     assert local_directory(str(directory)) == directory
     assert local_directory("org/model") is None
@@ -71,9 +71,9 @@ def test_a_checkpoint_that_cannot_be_read_is_told_and_left(tmp_path: Path, said:
     assert len(said) == 2 and all("no safetensors file found: the names" in line for line in said)
 
 
-async def test_a_checkpoint_on_another_machine_is_told_and_left(said: list[str]) -> None:
+async def test_a_checkpoint_on_another_host_is_told_and_left(said: list[str]) -> None:
     """As one of an engine that reads it from a store of objects."""
     assert open_downloaded(None, said.append) is None
-    assert len(said) == 1 and "not on this machine" in said[0]
+    assert len(said) == 1 and "not on this host" in said[0]
     with pytest.raises(NotResidentError, match="are not on this host"):
         resident_store(None, "auto", said.append, enabled=True).require()

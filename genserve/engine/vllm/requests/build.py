@@ -82,13 +82,13 @@ class RequestBuilder:
                 priority=request.priority,
                 data_parallel_rank=request.data_parallel_rank,
             )
-            prepared = await self._built(build, request)
+            built = await self._built(build, request)
         except TimeoutError:
             raise InvalidFieldError.of("constraint", f"was not compiled within {_CHECK_LIMIT_S:g} s") from None
         except Exception as error:
             raise translated(error) from error
-        self._check_crossing(prepared)
-        return prepared
+        self._check_crossing(built)
+        return built
 
     async def _built(self, build: Callable[[], EngineCoreRequest], request: GenerationRequest) -> EngineCoreRequest:
         # vLLM compiles constraints and tokenises bad words in this call.
@@ -96,9 +96,9 @@ class RequestBuilder:
             return build()
         return await self._checks.run(build)
 
-    def _check_crossing(self, prepared: EngineCoreRequest) -> None:
+    def _check_crossing(self, built: EngineCoreRequest) -> None:
         # The prompt's ids are integers of the vocabulary, and there may be very many.
-        small = msgspec.structs.replace(prepared, prompt_token_ids=[])
+        small = msgspec.structs.replace(built, prompt_token_ids=[])
         try:
             self._decoder.decode(self._encoder.encode(small))
         except Exception as error:

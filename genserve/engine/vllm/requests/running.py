@@ -89,11 +89,11 @@ class RunningRequests:
         ids = await self._prompts.encode(request.prompt)
         if len(ids) >= self._max_model_len:
             raise prompt_too_long(f"{len(ids)} tokens", len(ids), self._max_model_len)
-        prepared = await self._builder.engine_request(request, ids, self._lora(request))
+        built = await self._builder.engine_request(request, ids, self._lora(request))
         try:
             # internal: vLLM takes what its input processor made, and calls it deprecated. Only so is it known what is
             # sent, and are constraints compiled beside the event loop.
-            collector = await self._llm.add_request(request.request_id, prepared, prepared.params)
+            collector = await self._llm.add_request(request.request_id, built, built.params)
         except BaseException as error:
             if not self._liveness.dead:
                 await asyncio.shield(self._llm.abort(request.request_id))

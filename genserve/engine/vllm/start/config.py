@@ -187,7 +187,7 @@ def info(config: VllmConfig) -> EngineInfo:
 
 
 def checkpoint_directory(config: VllmConfig) -> Path | None:
-    """Where the checkpoint's files lie, if they lie on this machine."""
+    """Where the checkpoint's files lie, if they lie on this host."""
     name = config.model_config.model
     if os.path.isdir(name):
         return Path(name)

@@ -66,7 +66,7 @@ def test_metadata_are_sent_in_lower_case_with_the_token() -> None:
 
 
 @pytest.mark.parametrize(
-    ("timeout_s", "default_s", "deadline_s"),
+    ("timeout_s", "default_s", "grpc_timeout_s"),
     [
         (UNSET, 5.0, 5.0),
         (UNSET, None, None),
@@ -78,9 +78,11 @@ def test_metadata_are_sent_in_lower_case_with_the_token() -> None:
         (math.inf, 5.0, None),
     ],
 )
-def test_a_deadline_is_the_caller_s_or_the_client_s(timeout_s: Any, default_s: Any, deadline_s: float | None) -> None:
+def test_a_timeout_is_the_caller_s_or_the_client_s(
+    timeout_s: Any, default_s: Any, grpc_timeout_s: float | None
+) -> None:
     """None has to be asked for. What is decades away overflows in gRPC, into the past."""
-    assert Connection.grpc_timeout_s(timeout_s, default_s) == deadline_s
+    assert Connection.grpc_timeout_s(timeout_s, default_s) == grpc_timeout_s
 
 
 @pytest.mark.parametrize("timeout_s", [math.nan, "1", [], 1j])

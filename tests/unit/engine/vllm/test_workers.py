@@ -101,7 +101,7 @@ async def test_one_that_is_never_done_is_not_waited_for(workers: Workers, core: 
     await nobody_asks()
 
 
-async def test_without_other_machines_nobody_is_asked(workers: Workers, core: ScriptedCore) -> None:
+async def test_without_other_hosts_nobody_is_asked(workers: Workers, core: ScriptedCore) -> None:
     """Every question would take the engine's time."""
     workers.other_hosts = {}
     preparing = asyncio.create_task(prepared(workers))

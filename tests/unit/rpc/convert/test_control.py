@@ -1,4 +1,4 @@
-"""What a Pause asks for, defaults and contradictions included."""
+"""What calls of ControlService ask for, defaults and contradictions included, and what they answer about the engine."""
 
 import dataclasses
 from typing import Any
@@ -99,13 +99,13 @@ YEAR_S = 366 * 24 * 3600
 @pytest.mark.parametrize(
     "value", [Duration(), Duration(seconds=-1), Duration(nanos=-1), Duration(seconds=YEAR_S, nanos=1000)]
 )
-def test_a_span_of_time_that_cannot_pass_is_refused(value: Duration) -> None:
+def test_a_duration_that_cannot_pass_is_refused(value: Duration) -> None:
     """Zero, negative and beyond a year."""
     with pytest.raises(InvalidFieldError):
         seconds(value, "f")
 
 
-def test_the_longest_span_of_time_is_a_leap_year() -> None:
+def test_the_longest_duration_is_a_leap_year() -> None:
     """To the second."""
     assert seconds(Duration(seconds=YEAR_S), "f") == YEAR_S
 

@@ -157,7 +157,7 @@ def test_a_driver_that_pins_nothing_is_told_of(
     assert CudaDevice(SECOND).pinned_bytes == 64 * LEAST_SLOTS
 
 
-def test_a_swap_has_a_stream_for_each_direction(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exchange_through_the_ring_has_a_stream_for_each_direction(monkeypatch: pytest.MonkeyPatch) -> None:
     """Copies between the device and pinned memory are asked for in those streams, and not waited for by the copy; the
     way up waits for the way down."""
     runtime = Runtime(monkeypatch, pins=True)
@@ -183,7 +183,7 @@ def test_a_swap_has_a_stream_for_each_direction(monkeypatch: pytest.MonkeyPatch)
     assert (live.tolist(), new.tolist()) == ([1.0] * 64, [0.0] * 64)
 
 
-def test_large_tensors_without_gaps_are_swapped_with_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_tensors_without_gaps_are_exchanged_with_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """Through pinned memory, if there is any. A copy of a tensor with gaps would take memory of the device."""
     Runtime(monkeypatch, pins=True)
     place = torch.device("meta")

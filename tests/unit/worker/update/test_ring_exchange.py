@@ -1,4 +1,4 @@
-"""Swaps between a device and the host, on a GPU of which nobody knows when it does what."""
+"""Exchanges between a device and the host, on a GPU of which nobody knows when it does what."""
 
 from typing import Any
 
@@ -58,7 +58,7 @@ def test_contents_change_places_and_back(policy: Any, num_slots: int) -> None:
     assert are_equal(live, old_live)
 
 
-def num_copies_of_a_swap() -> int:
+def num_copies_of_an_exchange() -> int:
     """In streams and threads."""
     gpu = LateGpu("early")
     ring_exchange_of(gpu, tensors(0), tensors(5000)).commit()
@@ -69,7 +69,7 @@ def num_copies_of_a_swap() -> int:
 def test_a_copy_that_fails_is_undone_whichever_it_is(policy: Any) -> None:
     """On the way down, on the way up, into a slot or out of one: the old contents are live after the rollback, to the
     byte, also when the one that fails has written over what it was to write."""
-    num_copies = num_copies_of_a_swap()
+    num_copies = num_copies_of_an_exchange()
     assert num_copies == 4 * 33
     for fails_at in range(num_copies):
         gpu = LateGpu(policy, fails_at)
@@ -87,7 +87,7 @@ def test_a_copy_that_fails_is_undone_whichever_it_is(policy: Any) -> None:
 
 def test_a_rollback_that_fails_can_be_tried_again() -> None:
     """It begins with what is in slots alone, and ends with what is in prepared tensors."""
-    num_copies = num_copies_of_a_swap()
+    num_copies = num_copies_of_an_exchange()
     gpu = LateGpu("early", fails_at=num_copies // 2)
     live, new = tensors(0), tensors(5000)
     old = copied(live)
