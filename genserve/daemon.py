@@ -190,7 +190,7 @@ class _Daemon:
         """The message for a background task that has ended; None if all run."""
         for task in self.background:
             if task.done():
-                if task.get_name() == "engine":
+                if task.get_name() == "engine" and task.exception() is None:
                     return f"the engine has died: {self.engine.cause_of_death}"
                 return f"{task.get_name()} ended: {task.exception()!r}"
         return None
