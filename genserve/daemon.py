@@ -45,7 +45,7 @@ from genserve.weights.version_zero import (
     OpenedCheckpoint,
     local_directory,
     open_checkpoint,
-    open_downloaded,
+    opened_as_loaded,
     resident_store,
 )
 from genserve.weights.vllm_transfer import TransferUpdates
@@ -98,8 +98,7 @@ async def serve(config: ServeConfig, args: AsyncEngineArgs) -> int:
         engine = await _start_engine(config, args)
         stopped = stack.enter_context(_stopped_by_signal(config))
         stack.push_async_callback(engine.stop)
-        if directory is None:
-            opened = open_downloaded(engine.checkpoint_directory, _say)
+        opened = opened_as_loaded(opened, directory, engine.checkpoint_directory, _say)
         daemon = await _build_services(config, engine, opened, args.load_format.lower(), stack)
         del opened  # the files are closed when version 0 is not resident any more
         daemon.start(stack)

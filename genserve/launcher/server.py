@@ -191,8 +191,8 @@ def launch(
 
     The block begins when the daemon serves. At its end the client is closed, the daemon drains, and whatever is left of
     it `drain_timeout_s` + 30 s later is killed, of which a RuntimeWarning tells, or a note on the error that has ended
-    the block. An interrupt (Ctrl-C) is this process's alone: the first one ends the block and the daemon drains, a
-    second one kills it. A daemon whose launcher was killed drains, and ends.
+    the block. An interrupt (Ctrl-C) is this process's alone: the first one ends the block and the daemon drains, one
+    that comes meanwhile kills it. A daemon whose launcher was killed drains, and ends.
 
     `model`: a checkpoint's directory or its name on the hub; None = the built-in one. `port`: 0 picks a free one.
     `flags`: any flag of `genserve serve`, those of vLLM too: `max_model_len=2048` is `--max-model-len 2048`, True the

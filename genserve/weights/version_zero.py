@@ -39,13 +39,18 @@ def open_checkpoint(directory: Path, say: Callable[[str], None]) -> OpenedCheckp
         return None
 
 
-def open_downloaded(directory: Path | None, say: Callable[[str], None]) -> OpenedCheckpoint | None:
-    """The checkpoint that the engine found in or downloaded to the Hugging Face cache, where the files of a revision
-    never change."""
-    if directory is None:
+def opened_as_loaded(
+    opened: OpenedCheckpoint | None, directory: Path | None, loaded: Path | None, say: Callable[[str], None]
+) -> OpenedCheckpoint | None:
+    """The checkpoint that the engine has loaded from the directory `loaded`: `opened`, if that was of this `directory`.
+    It is another one in the Hugging Face cache, where the files of a revision never change, and that of the verifier
+    which the configuration of a speculator in `directory` names."""
+    if directory is not None and directory == loaded:
+        return opened
+    if loaded is None:
         say("the checkpoint's files are not on this host: the names of pushed tensors cannot be checked early")
         return None
-    return open_checkpoint(directory, say)
+    return open_checkpoint(loaded, say)
 
 
 def resident_store(

@@ -13,8 +13,9 @@ from vllm.lora.punica_wrapper import punica_cpu
 
 
 def skip_tokens_without_adapter() -> None:
-    """For this process. The second half of an adapter multiplies what the first has given, here 0 for those tokens."""
-    shrink = lora_ops.bgmv_shrink
+    """For this process. The second half of an adapter multiplies 0 for those tokens: what the first one has given, and
+    of an embedding, where the first is a table, what was looked up."""
+    shrink, expand = lora_ops.bgmv_shrink, lora_ops.bgmv_expand
 
     def bgmv_shrink(
         inputs: torch.Tensor, weights: torch.Tensor, output: torch.Tensor, indices: torch.Tensor, *scaling: Any
@@ -22,5 +23,14 @@ def skip_tokens_without_adapter() -> None:
         shrink(inputs, weights, output, indices, *scaling)
         output[indices < 0] = 0
 
-    lora_ops.bgmv_shrink = bgmv_shrink  # which the kernels of a prefill call
-    punica_cpu.bgmv_shrink = bgmv_shrink
+    def bgmv_expand(
+        inputs: torch.Tensor,
+        weights: torch.Tensor,
+        output: torch.Tensor,
+        indices: torch.Tensor,
+        add_inputs: bool = True,
+    ) -> None:
+        expand(inputs.masked_fill((indices < 0).unsqueeze(1), 0), weights, output, indices, add_inputs)
+
+    for module in (lora_ops, punica_cpu):  # the kernels of a prefill call those of the first
+        module.bgmv_shrink, module.bgmv_expand = bgmv_shrink, bgmv_expand

@@ -276,10 +276,11 @@ def test_unlimited_logprobs_are_reported_as_the_size_of_the_vocabulary(checkpoin
 
 
 def test_lora_kernels_for_the_cpu_still_need_help_with_tokens_without_an_adapter() -> None:
-    """worker.cpu_lora replaces a function of theirs, which both of these call by its name."""
+    """worker.cpu_lora replaces two functions of theirs, which the others call by their names."""
     weights, output = torch.tensor([[[[1.0]]], [[[2.0]]]]), torch.zeros(1, 1)
     lora_ops.bgmv_shrink(torch.ones(1, 1), weights, output, torch.tensor([-1]))
     assert output.item() == 2.0, "vLLM skips them itself: delete worker.cpu_lora"
-    assert punica_cpu.bgmv_shrink is lora_ops.bgmv_shrink
-    assert "bgmv_shrink(" in inspect.getsource(lora_ops.sgmv_shrink)
-    assert "bgmv_shrink(" in inspect.getsource(punica_cpu.PunicaWrapperCPU._shrink_decode)
+    for name in ("shrink", "expand"):
+        assert getattr(punica_cpu, f"bgmv_{name}") is getattr(lora_ops, f"bgmv_{name}")
+        assert f"bgmv_{name}(" in inspect.getsource(getattr(lora_ops, f"sgmv_{name}"))
+        assert f"bgmv_{name}(" in inspect.getsource(getattr(punica_cpu.PunicaWrapperCPU, f"_{name}_decode"))

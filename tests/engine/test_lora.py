@@ -96,6 +96,25 @@ async def test_adapters_say_what_merged_weights_say(
         assert max(abs(x - y) for x, y in zip(first, second, strict=True)) > 0.5
 
 
+async def test_an_adapter_of_the_embeddings_leaves_requests_without_one_alone(
+    client: AsyncClient, checkpoints: dict[str, Path], version: Callable[[], int]
+) -> None:
+    """In one step with them; its first half is a table, in which rows are looked up."""
+    weights = models.load_tensors(checkpoints["a"])
+    await client.push_weights(weights, version=version())
+    vocabulary, width = weights["model.embed_tokens.weight"].shape
+    generator, name = torch.Generator().manual_seed(1), "base_model.model.model.embed_tokens.lora_embedding"
+    for lora_name in ("one", "two"):
+        a, b = torch.randn(4, vocabulary, generator=generator), torch.randn(width, 4, generator=generator)
+        config = {**CONFIG, "target_modules": ["embed_tokens"]}
+        await client.push_lora(lora_name, {f"{name}_A": a, f"{name}_B": b}, config)
+    alone = await scores(client)
+    base, one, two = await in_one_step(client, "", "one", "two")
+    assert base == pytest.approx(alone, abs=2e-3)
+    assert max(abs(x - y) for x, y in zip(base, one, strict=True)) > 0.5
+    assert max(abs(x - y) for x, y in zip(one, two, strict=True)) > 0.5
+
+
 async def in_one_step(client: AsyncClient, *loras: str) -> list[list[float]]:
     """The scores with each of these adapters, all computed at once."""
     async with client.paused():

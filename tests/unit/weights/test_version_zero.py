@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from genserve.errors import NotResidentError
-from genserve.weights.version_zero import local_directory, open_checkpoint, open_downloaded, resident_store
+from genserve.weights.version_zero import local_directory, open_checkpoint, opened_as_loaded, resident_store
 
 
 @pytest.fixture
@@ -67,13 +67,24 @@ async def test_a_daemon_that_keeps_nothing_says_so(directory: Path, said: list[s
 def test_a_checkpoint_that_cannot_be_read_is_told_and_left(tmp_path: Path, said: list[str]) -> None:
     """The daemon serves without one: names are checked when they are loaded."""
     assert open_checkpoint(tmp_path, said.append) is None
-    assert open_downloaded(tmp_path, said.append) is None
+    assert opened_as_loaded(None, None, tmp_path, said.append) is None
     assert len(said) == 2 and all("no safetensors file found: the names" in line for line in said)
+
+
+def test_the_files_are_those_that_the_engine_has_loaded(directory: Path, said: list[str], tmp_path: Path) -> None:
+    """The configuration of a speculator names another model, and its own files are those of a draft."""
+    opened = open_checkpoint(directory, said.append)
+    assert opened_as_loaded(opened, directory, directory, said.append) is opened
+    (verifier := tmp_path / "verifier").mkdir()
+    save_file({"b": np.arange(4, dtype=np.float32)}, verifier / "model.safetensors")
+    loaded = opened_as_loaded(opened, directory, verifier, said.append)
+    assert loaded is not None and list(loaded.index.tensors) == ["b"]
+    assert said == []
 
 
 async def test_a_checkpoint_on_another_host_is_told_and_left(said: list[str]) -> None:
     """As one of an engine that reads it from a store of objects."""
-    assert open_downloaded(None, said.append) is None
+    assert opened_as_loaded(None, None, None, said.append) is None
     assert len(said) == 1 and "not on this host" in said[0]
     with pytest.raises(NotResidentError, match="are not on this host"):
         resident_store(None, "auto", said.append, enabled=True).require()
