@@ -1,5 +1,7 @@
 """Keyword arguments become the message, and only those that were given."""
 
+from typing import Any
+
 import pytest
 
 from genserve.client.generation.options import GenerateOptions, generate_request
@@ -76,6 +78,24 @@ def test_chat_options_without_a_chat_are_refused() -> None:
     with pytest.raises(InvalidFieldError) as caught:
         generate_request("hi", {"add_generation_prompt": False})
     assert [violation.field for violation in caught.value.violations] == ["chat.add_generation_prompt"]
+
+
+@pytest.mark.parametrize(
+    ("option", "field"),
+    {
+        "priority": "priority",
+        "top_k": "sampling.top_k",
+        "max_tokens": "stop.max_tokens",
+        "logprobs": "output.logprobs",
+        "time_budget_s": "time_budget_s",
+    }.items(),
+)
+def test_a_value_that_its_field_cannot_hold_is_named_by_its_path(option: str, field: str) -> None:
+    """As the daemon names fields."""
+    options: Any = {option: "x"}
+    with pytest.raises(InvalidFieldError) as caught:
+        generate_request("hi", options)
+    assert [violation.field for violation in caught.value.violations] == [field]
 
 
 def test_an_unknown_option_is_named() -> None:
