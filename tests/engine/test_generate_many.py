@@ -38,7 +38,7 @@ async def test_many_give_what_each_alone_gives(client: AsyncClient) -> None:
             assert alike.logprobs.values == pytest.approx(another.logprobs.values, abs=1e-1)
         assert one.prompt is not None and other.prompt is not None
         assert one.prompt.logprobs is not None and other.prompt.logprobs is not None
-        assert one.prompt.logprobs.sampled == pytest.approx(other.prompt.logprobs.sampled, abs=1e-3)
+        assert one.prompt.logprobs.sampled == pytest.approx(other.prompt.logprobs.sampled, abs=1e-1)
         assert one.usage is not None and one.usage == other.usage
     sampled = await client.generate_many(PROMPTS, n=3, seed=5, max_tokens=4, ignore_eos=True)
     assert [[len(s.token_ids) for s in generation.sequences] for generation in sampled] == [[4, 4, 4]] * len(PROMPTS)

@@ -158,7 +158,7 @@ def test_failed_reservation_is_an_error_and_leaks_nothing(monkeypatch: pytest.Mo
     before = _open_fds()
     with pytest.raises(StagingFullError, match="No space left"):
         Arena.allocate(1 << 20)
-    assert _open_fds() == before
+    assert _open_fds() <= before
 
 
 def test_memory_that_cannot_be_made_private_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +171,7 @@ def test_memory_that_cannot_be_made_private_is_given_back(monkeypatch: pytest.Mo
     before = _open_fds()
     with pytest.raises(StagingFullError, match="not permitted"):
         Arena.allocate(1 << 20)
-    assert _open_fds() == before
+    assert _open_fds() <= before
 
 
 def test_a_map_is_all_that_maps_keep(request: pytest.FixtureRequest) -> None:
@@ -183,7 +183,7 @@ def test_a_map_is_all_that_maps_keep(request: pytest.FixtureRequest) -> None:
         map_arena(arena.path, 4096).close()
     with pytest.raises(ValueError, match="size"):
         map_arena(arena.path, 1 << 20)
-    assert _open_fds() == before
+    assert _open_fds() <= before
 
 
 async def test_cancelled_allocation_gives_back_what_the_thread_brings(monkeypatch: pytest.MonkeyPatch) -> None:
