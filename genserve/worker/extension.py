@@ -1,7 +1,5 @@
 """The methods that genserve adds to vLLM's worker class. `collective_rpc` calls them by name."""
 
-import atexit
-import gc
 import multiprocessing
 import os
 from typing import Any
@@ -123,9 +121,6 @@ class WeightExchangeExtension:
         return Digests(ack.rank, found, ack.error).to_wire()
 
 
-# The interpreter collects garbage twice when it ends. With torch this takes more than a second, and a shutdown
-# waits for one process after the other.
-atexit.register(gc.freeze)
 # Even before Attach: a daemon may be ended while its engine starts.
 if DAEMON_PID_VARIABLE in os.environ and multiprocessing.parent_process() is not None:
     end_with_process(int(os.environ[DAEMON_PID_VARIABLE]))
