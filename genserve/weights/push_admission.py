@@ -10,7 +10,7 @@ from genserve.errors import (
 )
 from genserve.tensors.manifest import Manifest, PushIssue, structural_issues, too_many_tensors
 from genserve.weights.checkpoint import CheckpointIndex, checkpoint_issues
-from genserve.weights.lora.config import check_lora_name, lora_issues
+from genserve.weights.lora.config import LoraConfig, check_lora_name, lora_issues
 from genserve.weights.push.types import ApplyOptions, LoraAdapter, PushHeader
 
 MAX_STREAMS = 1024
@@ -80,24 +80,28 @@ def check_version(header: PushHeader, served_version: int) -> None:
 
 
 def examine(
-    manifest: Manifest | None, claimed_digest: str, checkpoint: CheckpointIndex | None, *, lora: bool = False
+    manifest: Manifest | None,
+    claimed_digest: str,
+    checkpoint: CheckpointIndex | None,
+    *,
+    lora: LoraConfig | None = None,
 ) -> tuple[str, list[PushIssue]]:
-    """Returns the digest of a manifest, of weights or of an adapter, and its issues.
+    """Returns the digest of a manifest, of weights or of the adapter with this configuration, and its issues.
 
     The time is proportional to the checkpoint, not to the manifest: a manifest that is too large is refused unread.
     Raises InvalidFieldError if the digest is not the claimed one.
     """
     if manifest is None:
         return claimed_digest, []
-    if checkpoint is not None and len(manifest.tensors) > _max_tensors(checkpoint, lora=lora):
+    if checkpoint is not None and len(manifest.tensors) > _max_tensors(checkpoint, lora=lora is not None):
         return "", checkpoint_issues(manifest, checkpoint)
     issues = structural_issues(manifest)
     if issues:
         return "", issues
     if claimed_digest and claimed_digest != manifest.digest:
         raise InvalidFieldError.of("header.manifest_digest", f"the manifest's is {manifest.digest}")
-    if lora:
-        return manifest.digest, lora_issues(manifest, checkpoint)
+    if lora is not None:
+        return manifest.digest, lora_issues(manifest, checkpoint, lora)
     return manifest.digest, checkpoint_issues(manifest, checkpoint) if checkpoint is not None else []
 
 

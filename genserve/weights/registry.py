@@ -91,15 +91,14 @@ class PushRegistry:
         PushNotFoundError for a digest without a push.
         """
         check_header(header)
-        if header.lora is not None:
-            self._loras.check(header.lora)
+        lora = self._loras.check(header.lora) if header.lora is not None else None
         if header.manifest is not None:
-            self.check_num_tensors(len(header.manifest.tensors), lora=header.lora is not None)
+            self.check_num_tensors(len(header.manifest.tensors), lora=lora is not None)
         else:
             await self._wait_for_first_stream(header)
         # In a thread: an honest manifest of 100,000 tensors would delay every token stream.
         digest, issues = await asyncio.to_thread(
-            examine, header.manifest, header.manifest_digest, self._checkpoint, lora=header.lora is not None
+            examine, header.manifest, header.manifest_digest, self._checkpoint, lora=lora
         )
         header = replace(header, push_id=header.push_id or uuid.uuid4().hex)
         leave_s = (loop := asyncio.get_running_loop()).time() + _LEAVE_TIMEOUT_S

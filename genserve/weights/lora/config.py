@@ -16,16 +16,23 @@ from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor
 
 _PAIRS = ((".lora_A.", ".lora_B."), (".lora_embedding_A", ".lora_embedding_B"))
 _PREFIX = "base_model.model."
+# PEFT stacks the adapters of all experts of such a module, so a tensor has the rank times the number of experts.
+_STACKED = (".experts", ".experts.base_layer")
 # vLLM takes these whole, for models that classify.
 _SAVED_MODULES = tuple(f".{module}.{kind}" for module in ("score", "classifier") for kind in ("weight", "bias"))
 
 
 @dataclass(frozen=True, slots=True)
 class LoraConfig:
-    """PEFT's adapter_config.json: its text, and its largest rank of any module."""
+    """PEFT's adapter_config.json: its text, and the ranks that its modules may have, `r` and those of rank_pattern."""
 
     text: str
-    rank: int
+    ranks: frozenset[int]
+
+    @property
+    def rank(self) -> int:
+        """The largest rank of any module."""
+        return max(self.ranks)
 
     @classmethod
     def parse(cls, text: str, max_rank: int, field: str) -> "LoraConfig":
@@ -44,7 +51,7 @@ class LoraConfig:
             raise InvalidFieldError.of(field, "r and the ranks of rank_pattern must be whole numbers above 0")
         if max(ranks) > max_rank:
             raise InvalidFieldError.of(field, f"has rank {max(ranks)}, the daemon runs with --max-lora-rank {max_rank}")
-        return cls(text, max(ranks))
+        return cls(text, frozenset(ranks))
 
 
 def check_lora_name(name: str, field: str) -> None:
@@ -54,17 +61,20 @@ def check_lora_name(name: str, field: str) -> None:
     check_text(name, field)
 
 
-def lora_issues(manifest: Manifest, checkpoint: CheckpointIndex | None) -> list[PushIssue]:
-    """Why the tensors are not an adapter of the checkpoint's model: each A needs its B of the same rank, and a module
-    of their size. vLLM would silently leave out tensors without a module."""
+def lora_issues(manifest: Manifest, checkpoint: CheckpointIndex | None, config: LoraConfig) -> list[PushIssue]:
+    """Why the tensors are not the adapter of the configuration, for the checkpoint's model: each A needs its B of the
+    same rank, which is one of the configuration's, and a module of their size. vLLM would silently leave out tensors
+    without a module, and scale by the configuration's rank whatever the tensors' is."""
     specs = {spec.name: spec for spec in manifest.tensors}
     weights = {} if checkpoint is None else checkpoint.tensors
     if not any(_weight_name(name) in weights for name in specs):
         weights = {}  # named as in the model, not as in the checkpoint, or quantised: only vLLM knows
-    return bounded(_issues(specs, weights))
+    return bounded(_issues(specs, weights, config.ranks))
 
 
-def _issues(specs: Mapping[str, TensorSpec], weights: Mapping[str, CheckpointTensor]) -> Iterator[PushIssue]:
+def _issues(
+    specs: Mapping[str, TensorSpec], weights: Mapping[str, CheckpointTensor], ranks: frozenset[int]
+) -> Iterator[PushIssue]:
     for name, spec in specs.items():
         a, b = next((pair for pair in _PAIRS if pair[0] in name or pair[1] in name), ("", ""))
         if not a:
@@ -75,12 +85,23 @@ def _issues(specs: Mapping[str, TensorSpec], weights: Mapping[str, CheckpointTen
         other = specs.get(name.replace(a, b) if is_a else name.replace(b, a))
         if other is None:
             yield PushIssue(name, f"is missing its {'B' if is_a else 'A'}")
-        elif a != ".lora_A.":
-            continue  # embeddings: transposed, and not supported by most models
         elif len(spec.shape) == len(other.shape) == 2 and is_a and spec.shape[0] != other.shape[1]:
             yield PushIssue(name, f"has rank {spec.shape[0]}, and its B {other.shape[1]}")
-        elif weights:
+        elif len(spec.shape) == 2 and is_a and not _is_of_rank(name, spec.shape[0], ranks):
+            yield PushIssue(name, f"has rank {spec.shape[0]}, {_named(ranks)}")
+        elif weights and a == ".lora_A.":  # embeddings are transposed, and most models support no adapters of them
             yield from _misfit(spec, weights.get(_weight_name(name)), dim=1 if is_a else 0)
+
+
+def _is_of_rank(name: str, rank: int, ranks: frozenset[int]) -> bool:
+    if name.partition(".lora_A.")[0].endswith(_STACKED):
+        return rank > 0 and any(rank % each == 0 for each in ranks)
+    return rank in ranks
+
+
+def _named(ranks: frozenset[int]) -> str:
+    fields = "r" if len(ranks) == 1 else "r and rank_pattern"
+    return f"the adapter's configuration has {fields} = {', '.join(map(str, sorted(ranks)))}"
 
 
 def _misfit(spec: TensorSpec, weight: CheckpointTensor | None, dim: int) -> Iterator[PushIssue]:

@@ -81,10 +81,41 @@ def test_what_is_no_json_object_is_refused() -> None:
 
 
 def issues(checkpoint: CheckpointIndex | None = CHECKPOINT, **shapes: tuple[int, ...]) -> list[PushIssue]:
-    """Of tensors of the module with these shapes, by the end of their names ("lora_A")."""
+    """Of tensors of the module with these shapes, by the end of their names ("lora_A"), and rank 2."""
     named = {f"{MODULE}.{name.replace('__', '.')}.weight": shape for name, shape in shapes.items()}
-    manifest = Manifest.end_to_end((name, "F32", shape, 4 * math.prod(shape)) for name, shape in named.items())
-    return lora_issues(manifest, checkpoint)
+    return lora_issues(manifest_of(named), checkpoint, parsed())
+
+
+def manifest_of(shapes: dict[str, tuple[int, ...]]) -> Manifest:
+    """Of tensors with these names."""
+    return Manifest.end_to_end((name, "F32", shape, 4 * math.prod(shape)) for name, shape in shapes.items())
+
+
+@pytest.mark.parametrize("rank", [1, 4, 32])
+@pytest.mark.parametrize("halves", [("lora_A.weight", "lora_B.weight"), ("lora_embedding_A", "lora_embedding_B")])
+def test_tensors_of_a_rank_that_the_configuration_does_not_have_are_refused(rank: int, halves: tuple[str, str]) -> None:
+    """vLLM would scale them by the configuration's, or have no room for them; nobody else compares the two."""
+    a, b = (f"{MODULE}.{half}" for half in halves)
+    manifest = manifest_of({a: (rank, 4), b: (6, rank)})
+    expected = PushIssue(a, f"has rank {rank}, the adapter's configuration has r = 2")
+    assert lora_issues(manifest, CHECKPOINT, parsed()) == [expected]
+    (issue,) = lora_issues(manifest, None, parsed(rank_pattern={"k": 3}))
+    assert issue.description == f"has rank {rank}, the adapter's configuration has r and rank_pattern = 2, 3"
+
+
+def test_a_rank_of_the_pattern_is_a_rank_of_the_configuration() -> None:
+    """To which modules it belongs is PEFT's matter, and vLLM's."""
+    manifest = manifest_of({f"{MODULE}.lora_A.weight": (5, 4), f"{MODULE}.lora_B.weight": (6, 5)})
+    assert lora_issues(manifest, CHECKPOINT, parsed(rank_pattern={"q": 5})) == []
+
+
+@pytest.mark.parametrize("module", ["layers.0.mlp.experts", "layers.0.mlp.experts.base_layer"])
+def test_stacked_experts_have_the_rank_once_for_each(module: str) -> None:
+    """As PEFT writes the adapters of a fused module."""
+    for size, fits in ((8, True), (2, True), (7, False), (0, False)):
+        name = f"base_model.model.{module}"
+        manifest = manifest_of({f"{name}.lora_A.weight": (size, 4), f"{name}.lora_B.weight": (6, size)})
+        assert (lora_issues(manifest, None, parsed()) == []) is fits
 
 
 def test_both_halves_of_a_module_fit_it_and_each_other() -> None:
