@@ -8,7 +8,14 @@ from genserve.errors import (
     VersionNotNewerError,
     WeightVersionMismatchError,
 )
-from genserve.tensors.manifest import Manifest, PushIssue, structural_issues, too_many_tensors
+from genserve.tensors.manifest import (
+    MAX_NAMED_ISSUES,
+    MAX_UNNAMED_ISSUES,
+    Manifest,
+    PushIssue,
+    structural_issues,
+    too_many_tensors,
+)
 from genserve.weights.checkpoint import CheckpointIndex, checkpoint_issues
 from genserve.weights.lora.config import LoraConfig, check_lora_name, lora_issues
 from genserve.weights.push.types import ApplyOptions, LoraAdapter, PushHeader
@@ -120,11 +127,21 @@ def refuse_issues(issues: list[PushIssue]) -> None:
     kinds = {issue.description: issue for issue in reversed(issues) if issue.tensor or issue is issues[0]}
     shown = list(reversed(kinds.values()))[:_MAX_SHOWN_ISSUES]
     about = "; ".join(f"{i.tensor[:256]!r} {i.description}" if i.tensor else f"it {i.description}" for i in shown)
-    others = f"; {len(issues) - len(shown)} more in the error's details" if len(issues) > len(shown) else ""
+    num_issues = sum(issue.num_issues for issue in issues)
     raise ManifestMismatchError(
-        f"the manifest does not match the checkpoint: {about}{others}",
+        f"the manifest does not match the checkpoint: {about}{_others(issues, num_issues - len(shown))}",
         violations=[FieldViolation(_field(issue.tensor), issue.description) for issue in issues],
+        # Otherwise the number of violations says it.
+        metadata={"num_violations": str(num_issues)} if num_issues > len(issues) else None,
     )
+
+
+def _others(issues: list[PushIssue], num_others: int) -> str:
+    if not num_others:
+        return ""
+    at_least = "at least " if any(issue.num_issues == MAX_UNNAMED_ISSUES for issue in issues) else ""
+    are_all_named = len(issues) <= MAX_NAMED_ISSUES
+    return f"; {at_least}{num_others} more{'' if are_all_named else ', the first ones'} in the error's details"
 
 
 def _field(tensor: str) -> str:
