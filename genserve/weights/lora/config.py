@@ -5,7 +5,8 @@ supports.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +47,9 @@ class LoraConfig:
         lacking = [key for key in ("r", "lora_alpha", "target_modules") if key not in config]
         if lacking:
             raise InvalidFieldError.of(field, f"lacks {', '.join(lacking)}, which PEFT's adapter_config.json has")
+        wrong = list(_wrong_types(config))
+        if wrong:
+            raise InvalidFieldError.of(field, "; ".join(wrong))
         ranks = list(_ranks(config))
         if not all(type(rank) is int and rank > 0 for rank in ranks):
             raise InvalidFieldError.of(field, "r and the ranks of rank_pattern must be whole numbers above 0")
@@ -120,7 +124,27 @@ def _weight_name(name: str) -> str:
     return f"{module}.weight"
 
 
+def _wrong_types(config: dict[str, Any]) -> Iterator[str]:
+    """What vLLM would compute with, or fail on, inside its workers. The ranks themselves are apart."""
+    for name in ("rank_pattern", "alpha_pattern"):
+        if not isinstance(config.get(name), dict | None):
+            yield f"{name} must be an object"
+    if not _is_number(config["lora_alpha"]):
+        yield "lora_alpha must be a number"
+    if not all(map(_is_number, _values(config, "alpha_pattern"))):
+        yield "the values of alpha_pattern must be numbers"
+
+
+def _is_number(value: object) -> bool:
+    # JSON has numbers that no float can hold, and Python's parser takes NaN.
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max  # type: ignore[arg-type]
+
+
 def _ranks(config: dict[str, Any]) -> Iterator[Any]:
     yield config["r"]
-    pattern = config.get("rank_pattern")
-    yield from pattern.values() if isinstance(pattern, dict) else ()
+    yield from _values(config, "rank_pattern")
+
+
+def _values(config: dict[str, Any], name: str) -> Collection[Any]:
+    pattern = config.get(name)
+    return pattern.values() if isinstance(pattern, dict) else ()

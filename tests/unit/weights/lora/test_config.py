@@ -65,6 +65,31 @@ def test_a_rank_above_that_of_the_daemon_is_refused(fields: dict[str, Any]) -> N
         parsed(**fields)
 
 
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"lora_alpha": "x"}, "lora_alpha must be a number"),
+        ({"lora_alpha": True}, "lora_alpha must be a number"),
+        ({"lora_alpha": float("nan")}, "lora_alpha must be a number"),
+        ({"lora_alpha": 10**400}, "lora_alpha must be a number"),
+        ({"alpha_pattern": {"q": "8"}}, "the values of alpha_pattern must be numbers"),
+        ({"alpha_pattern": [8]}, "alpha_pattern must be an object"),
+        ({"rank_pattern": [2], "lora_alpha": []}, "rank_pattern must be an object; lora_alpha must be a number"),
+    ],
+)
+def test_what_is_no_number_is_refused_by_its_name(fields: dict[str, Any], says: str) -> None:
+    """vLLM's workers would compute with it."""
+    with pytest.raises(InvalidFieldError) as caught:
+        parsed(**fields)
+    assert caught.value.violations[0].description == says
+
+
+@pytest.mark.parametrize("alpha", [0, 0.5, -1, 1e30])
+def test_a_number_is_an_alpha(alpha: float) -> None:
+    """Also for single modules."""
+    assert json.loads(parsed(lora_alpha=alpha, alpha_pattern={"q": alpha}).text)["lora_alpha"] == alpha
+
+
 def test_what_peft_needs_must_be_there() -> None:
     """All that lacks is named at once."""
     with pytest.raises(InvalidFieldError, match="lacks lora_alpha, target_modules, which"):
