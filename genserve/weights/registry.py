@@ -38,7 +38,7 @@ from genserve.weights.push_admission import (
     examine,
     refuse_issues,
 )
-from genserve.weights.quota import plan_evictions
+from genserve.weights.quota import naming_wide_tensors, plan_evictions
 from genserve.weights.resident import ResidentStore
 
 # How long a new attempt waits for the streams of another one, whose client may just have gone.
@@ -167,7 +167,9 @@ class PushRegistry:
     async def _begin(self, header: PushHeader, manifest: Manifest, digest: str, size_bytes: int) -> LivePush:
         self.check_free()
         present = self._pushes.values()
-        evicted = plan_evictions(size_bytes, present, self._max_staging_bytes, self._resident, partial=manifest.partial)
+        limit_bytes, partial = self._max_staging_bytes, manifest.partial
+        with naming_wide_tensors(manifest, self._checkpoint):
+            evicted = plan_evictions(size_bytes, present, limit_bytes, self._resident, partial=partial)
         await asyncio.gather(*(self._pushes.drop(push, push.truncation()) for push in evicted.leftovers))
         evicted.clear(self._resident)
         # An adapter does not use the arena that waits for the next version.
