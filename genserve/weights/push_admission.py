@@ -9,7 +9,6 @@ from genserve.errors import (
     WeightVersionMismatchError,
 )
 from genserve.tensors.manifest import (
-    MAX_NAMED_ISSUES,
     MAX_UNNAMED_ISSUES,
     Manifest,
     PushIssue,
@@ -140,8 +139,7 @@ def _others(issues: list[PushIssue], num_others: int) -> str:
     if not num_others:
         return ""
     at_least = "at least " if any(issue.num_issues == MAX_UNNAMED_ISSUES for issue in issues) else ""
-    are_all_named = len(issues) <= MAX_NAMED_ISSUES
-    return f"; {at_least}{num_others} more{'' if are_all_named else ', the first ones'} in the error's details"
+    return f"; {at_least}{num_others} more, see the error's details"
 
 
 def _field(tensor: str) -> str:

@@ -117,14 +117,14 @@ def test_the_first_issue_of_each_kind_is_told_and_all_are_named() -> None:
     issues = [PushIssue(f"{kind}{number}", f"is {kind}") for kind in "abcd" for number in range(2)]
     with pytest.raises(ManifestMismatchError) as caught:
         refuse_issues(issues)
-    assert caught.value.message.endswith("'a0' is a; 'b0' is b; 'c0' is c; 5 more in the error's details")
+    assert caught.value.message.endswith("'a0' is a; 'b0' is b; 'c0' is c; 5 more, see the error's details")
     assert caught.value.violations[0] == FieldViolation('header.manifest.tensors["a0"]', "is a")
     assert (len(caught.value.violations), caught.value.metadata) == (8, {})
     with pytest.raises(ManifestMismatchError) as caught:
         refuse_issues(
             [PushIssue("", "has too many tensors"), PushIssue("a", "is missing"), PushIssue("b", "is missing")]
         )
-    message = "it has too many tensors; 'a' is missing; 1 more in the error's details"
+    message = "it has too many tensors; 'a' is missing; 1 more, see the error's details"
     assert caught.value.message.endswith(message)
     assert caught.value.violations[0].field == "header.manifest"
 
@@ -133,11 +133,11 @@ def test_the_first_issue_of_each_kind_is_told_and_all_are_named() -> None:
     ("num_issues", "words", "metadata"),
     [
         (1, "is missing", {}),
-        (20, "; 19 more in the error's details", {}),
-        (21, "; 20 more, the first ones in the error's details", {}),
-        (25, "; 24 more, the first ones in the error's details", {"num_violations": "25"}),
-        (999, "; 998 more, the first ones in the error's details", {"num_violations": "999"}),
-        (1001, "; at least 999 more, the first ones in the error's details", {"num_violations": "1000"}),
+        (20, "; 19 more, see the error's details", {}),
+        (21, "; 20 more, see the error's details", {}),
+        (25, "; 24 more, see the error's details", {"num_violations": "25"}),
+        (999, "; 998 more, see the error's details", {"num_violations": "999"}),
+        (1001, "; at least 999 more, see the error's details", {"num_violations": "1000"}),
     ],
 )
 def test_issues_that_are_not_named_are_counted(num_issues: int, words: str, metadata: dict[str, str]) -> None:
