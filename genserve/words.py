@@ -1,9 +1,7 @@
-"""The words in which callers say what they want, and whom they call unless they say so: for the client and the command
-line alike. It loads nothing, because `genserve --help` loads it."""
+"""The words in which callers say what they want: for the client and the command line alike. It loads nothing, because
+`genserve --help` loads it."""
 
-from typing import Final, Literal
-
-DEFAULT_TARGET: Final = "127.0.0.1:50051"
+from typing import Literal
 
 PauseMode = Literal["keep", "wait", "abort"]
 """What a pause does to requests in flight: freeze them, let them finish first, or end them."""

@@ -7,7 +7,8 @@ import re
 import socket
 from typing import TYPE_CHECKING, Final, get_args
 
-from genserve.words import DEFAULT_TARGET, KvPolicy, PauseMode, SleepTag
+from genserve.addresses import DEFAULT_TARGET
+from genserve.words import KvPolicy, PauseMode, SleepTag
 
 if TYPE_CHECKING:
     from genserve.client import AsyncClient, Client

@@ -3,12 +3,12 @@
 from types import TracebackType
 from typing import Self, Unpack
 
+from genserve.addresses import DEFAULT_TARGET
 from genserve.client.control.calls import ControlCalls
 from genserve.client.generation.calls import GenerationCalls
 from genserve.client.transport.connection import Connection, ConnectionSettings
 from genserve.client.weights.lora import LoraCalls
 from genserve.client.weights.vllm_transfer import TransferCalls
-from genserve.words import DEFAULT_TARGET
 
 
 class AsyncClient(GenerationCalls, LoraCalls, TransferCalls, ControlCalls):

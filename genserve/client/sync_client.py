@@ -14,11 +14,11 @@ from functools import wraps
 from types import TracebackType
 from typing import Any, Concatenate, Final, Literal, ParamSpec, Protocol, TypeVar, Unpack
 
+from genserve.addresses import DEFAULT_TARGET
 from genserve.client.async_client import AsyncClient
 from genserve.client.transport.closing import Closing
 from genserve.client.transport.connection import Connection, ConnectionSettings, Timeouts
 from genserve.client.transport.loop_thread import LoopThread, Mailbox
-from genserve.words import DEFAULT_TARGET
 
 P = ParamSpec("P")
 T = TypeVar("T")

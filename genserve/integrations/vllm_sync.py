@@ -8,11 +8,11 @@ import base64
 import pickle
 from typing import Any, Unpack
 
+from genserve.addresses import DEFAULT_TARGET
 from genserve.client.sync_client import Client
 from genserve.client.transport.closing import Closing
 from genserve.client.transport.connection import ConnectionSettings
 from genserve.errors import InvalidFieldError
-from genserve.words import DEFAULT_TARGET
 
 UpdateInfo = dict[str, Any] | list[dict[str, Any]]
 

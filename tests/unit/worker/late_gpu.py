@@ -169,7 +169,7 @@ class LateRing(PinnedRing):
                 raise failure[0]
 
 
-class LateDevice(Device):
+class LateGpuDevice(Device):
     """A device of a worker that is such a GPU, but for its small copies."""
 
     keeps_addresses = True

@@ -7,7 +7,7 @@ import torch
 
 from genserve.worker.update.pinned_ring import PinnedRing
 from genserve.worker.update.ring_exchange import LEAST_SLOTS, RingExchange
-from tests.unit.worker.late_gpu import POLICIES, LateDevice, LateEvent, LateGpu, LateRing, LateStream
+from tests.unit.worker.late_gpu import POLICIES, LateEvent, LateGpu, LateGpuDevice, LateRing, LateStream
 from tests.unit.worker.update.exchanges import Plain, addresses, exchange_of
 
 SHAPES = [(40,), (3, 50), (7,), (2, 3, 40), (1, 300)]
@@ -137,17 +137,17 @@ def test_an_exchange_takes_both_ways_and_either_can_fail(policy: Any) -> None:
     fails, the old version is live after the rollback, at the same addresses."""
     live, gpu = Plain(1.0), LateGpu(policy)
     before = addresses(live)
-    exchanged = exchange_of(live, Plain(2.0), LateDevice(gpu))
+    exchanged = exchange_of(live, Plain(2.0), LateGpuDevice(gpu))
     exchanged.commit()
     assert live.seen() == {2.0}
     exchanged.rollback()
     assert live.seen() == {1.0}
     num_copies = gpu.num_copies
-    exchange_of(live, Plain(2.0), LateDevice(gpu)).commit()
+    exchange_of(live, Plain(2.0), LateGpuDevice(gpu)).commit()
     for fails_at in range(gpu.num_copies - num_copies):
         live, gpu = Plain(1.0), LateGpu(policy, fails_at)
         before = addresses(live)
-        exchanged = exchange_of(live, Plain(2.0), LateDevice(gpu))
+        exchanged = exchange_of(live, Plain(2.0), LateGpuDevice(gpu))
         with pytest.raises(torch.OutOfMemoryError):
             exchanged.commit()
         exchanged.rollback()
