@@ -42,6 +42,15 @@ def queue_full(request_id: str, retry_after_s: float) -> Item:
     return Item(request_id=request_id, error=status)
 
 
+class PairingDaemon(ScriptedDaemon):
+    """Answers two requests with one message."""
+
+    async def GenerateMany(self, requests: Any, context: Any) -> AsyncIterator[generation_pb2.GenerateManyResponse]:
+        ids = [(await anext(requests)).generate.request_id for _ in range(2)]
+        yield generation_pb2.GenerateManyResponse(items=map(finished, ids))
+        await asyncio.Event().wait()
+
+
 class BusyDaemon(ScriptedDaemon):
     """Runs `room` requests at once, each for a moment, and refuses all others."""
 
@@ -176,6 +185,20 @@ async def test_closing_a_stream_ends_whoever_reads_it(daemon: ScriptedDaemon, cl
     await asyncio.wait_for(daemon.hanging.wait(), 10)
     await stream.aclose()
     assert await asyncio.wait_for(reading, 10) is None
+
+
+async def test_a_batch_that_is_closed_gives_nothing_of_what_has_come() -> None:
+    """Neither what was in the same message as the item before, nor what follows."""
+    async with (
+        running_daemon(daemon=PairingDaemon()) as daemon,
+        AsyncClient(daemon.target) as client,
+        client.stream_many() as many,
+    ):
+        for each in ("a", "b"):
+            assert await many.submit("x", request_id=each) == each
+        assert ((await anext(many)).request_id, many.num_messages) == ("a", 1)
+        await many.aclose()
+        assert [item async for item in many] == []
 
 
 # --- wrong options, failures, a full queue
