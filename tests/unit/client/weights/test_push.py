@@ -145,9 +145,26 @@ async def test_checksums_can_be_left_out(daemon: ScriptedDaemon, client: AsyncCl
 
 async def test_a_daemon_that_was_never_there_is_not_waited_for() -> None:
     """Only a push that has begun is resumed."""
-    async with AsyncClient("127.0.0.1:1") as client:
+    async with AsyncClient("127.0.0.1:1") as client, asyncio.timeout(20):
         with pytest.raises(UnavailableError):
             await client.push_weights(WEIGHTS, version=1)
+
+
+@pytest.mark.parametrize(("timeout_s", "reconnect_s"), [(None, 0.2), (3600.0, 0.2), (0.3, 3600.0)])
+async def test_a_daemon_that_went_away_is_waited_for_until_the_deadline_and_not_for_ever(
+    daemon: ScriptedDaemon,
+    client: AsyncClient,
+    monkeypatch: pytest.MonkeyPatch,
+    timeout_s: float | None,
+    reconnect_s: float,
+) -> None:
+    """What broke the stream is told: nobody could be asked for what is missing."""
+    monkeypatch.setattr("genserve.client.weights.upload.RECONNECT_TIMEOUT_S", reconnect_s)
+    daemon.lookups_hang = True
+    daemon.cut_after_bytes = [1000]
+    async with asyncio.timeout(20):
+        with pytest.raises(UnavailableError, match="Socket closed"):
+            await client.push_weights(WEIGHTS, version=1, chunk_bytes=100, timeout_s=timeout_s)
 
 
 async def test_the_deadline_ends_a_push(daemon: ScriptedDaemon, client: AsyncClient) -> None:
