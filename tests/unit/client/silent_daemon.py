@@ -19,14 +19,14 @@ class Asked:
 
 
 class SilentDaemon(grpc.GenericRpcHandler):
-    """Takes every call, and never answers one; where `answers`, with an empty message of whatever kind."""
+    """Takes every call, and never answers one, unless there is an `answer` to all of them; b"" is one of any kind."""
 
     def __init__(self) -> None:
         self.target = ""
         self.calls: list[str] = []
         self.asked: list[Asked] = []
         self.num_ended = 0
-        self.answers = False
+        self.answer: bytes | None = None
         self.requests: list[bytes] = []
 
     def service(self, handler_call_details: Any) -> Any:
@@ -38,9 +38,9 @@ class SilentDaemon(grpc.GenericRpcHandler):
             no_deadline = remaining_s is None or remaining_s > 1e6
             self.asked.append(Asked(dict(context.invocation_metadata()), None if no_deadline else remaining_s))
             self.calls.append(method)
-            if self.answers:
+            if self.answer is not None:
                 self.requests.append(await anext(requests))
-                yield b""
+                yield self.answer
                 return
             try:
                 await asyncio.Event().wait()

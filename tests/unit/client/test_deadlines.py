@@ -8,6 +8,7 @@ from typing import Any, Final
 import pytest
 
 from genserve.client import AsyncClient, Client, Timeouts
+from genserve.client.sync_client import blocking, blocking_context, blocking_stream
 from genserve.client.transport.connection import UNSET, Timeout, Unset
 from tests.unit.client.call_table import call, call_async, public_calls
 from tests.unit.client.silent_daemon import Asked, silent_daemon
@@ -110,23 +111,51 @@ async def test_without_settings_a_call_has_half_a_minute_and_what_moves_data_ten
     await assert_told(dict(expected), UNSET, Timeouts())
 
 
+def waited_s(
+    client: Client, names: set[str], timeout_s: Timeout, monkeypatch: pytest.MonkeyPatch
+) -> dict[str, float | None]:
+    """How long a thread would wait for each of these calls, none of which is made."""
+    limits: dict[str, float | None] = {}
+
+    def run(coroutine: Coroutine[Any, Any, Any], limit_s: float | None, _: Any = None) -> Any:
+        coroutine.close()
+        limits[name] = limit_s
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(client._thread, "run", run)
+    for name in names:
+        assert call(client, name, timeout_s).ended == "ZeroDivisionError"
+    return limits
+
+
 @pytest.mark.parametrize("timeout_s", [UNSET, GIVEN_S, None])
 def test_a_thread_waits_a_little_longer_than_its_call_may_take(
     timeout_s: Timeout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The call ends by itself, unless code of the caller blocks the loop."""
-    limits: dict[str, float | None] = {}
+    names = {name for name in public_calls(Client) - {"close"} if timeout_s is not None or has_no_limit(name)}
     with Client("127.0.0.1:1", timeouts=TIMEOUTS) as client:
-        for name in public_calls(Client) - {"close"}:
-            if timeout_s is None and not has_no_limit(name):
-                continue
-
-            def run(coroutine: Coroutine[Any, Any, Any], limit_s: float | None, _: Any = None, name: str = name) -> Any:
-                coroutine.close()
-                limits[name] = limit_s
-                raise ZeroDivisionError
-
-            monkeypatch.setattr(client._thread, "run", run)
-            assert call(client, name, timeout_s).ended == "ZeroDivisionError"
+        limits = waited_s(client, names, timeout_s, monkeypatch)
     may_take = {name: may_take_s(name, timeout_s) for name in limits}
     assert limits == {name: None if limit_s is None else limit_s + LATE_S for name, limit_s in may_take.items()}
+
+
+def test_a_blocking_call_is_declared_by_its_method_its_time_and_its_slack(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever they are, it is that method with its documentation."""
+
+    class Declared(Client):
+        commit_push = blocking(AsyncClient.commit_push, "generate_s", "undo_slack_s")
+        stream = blocking_stream(AsyncClient.stream, "push_s")
+        paused = blocking_context(AsyncClient.paused, "control_s", "undo_slack_s")
+        status = blocking(AsyncClient.status)
+        watch_status = blocking_stream(AsyncClient.watch_status)
+        wake_up = blocking(AsyncClient.wake_up)
+
+    names = {"commit_push", "stream", "paused", "status", "watch_status", "wake_up"}
+    for name in names:
+        assert getattr(Declared, name).__doc__ == getattr(AsyncClient, name).__doc__
+    with Declared("127.0.0.1:1", timeouts=TIMEOUTS) as client:
+        assert waited_s(client, names, UNSET, monkeypatch) == {
+            "commit_push": 41 + 7 + LATE_S, "stream": 51 + LATE_S, "paused": 60 + 7 + LATE_S, "status": 31 + LATE_S,
+            "watch_status": None, "wake_up": 300 + LATE_S,
+        }  # fmt: skip

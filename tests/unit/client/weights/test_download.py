@@ -1,5 +1,6 @@
 """Pulls from a daemon whose streams break, or bring what it did not send."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -10,7 +11,7 @@ import grpc.aio
 import pytest
 
 from genserve.client import AsyncClient
-from genserve.errors import ChecksumMismatchError, GenserveError, PushTruncatedError, UnavailableError
+from genserve.errors import ChecksumMismatchError, DeadlineError, GenserveError, PushTruncatedError, UnavailableError
 from genserve.v1 import weights_pb2, weights_pb2_grpc
 
 DATA = bytes(range(48))
@@ -19,13 +20,15 @@ RESUMES = 5  # as a push has
 
 class Puller(weights_pb2_grpc.WeightServiceServicer):
     """Serves version 7 in chunks of 8 bytes; each stream breaks after `chunks_per_stream` of them, without an end frame
-    where `breaks` is False. `damages` the chunk at an offset."""
+    where `breaks` is False. `damages` the chunk at an offset; waits for ever before the one at `hangs_at`."""
 
     def __init__(self) -> None:
         self.requests: list[weights_pb2.PullWeightsRequest] = []
         self.chunks_per_stream = 100
         self.breaks = True
         self.damages = -1
+        self.hangs_at = -1
+        self.cancelled = asyncio.Event()
 
     async def PullWeights(self, request: Any, context: Any) -> AsyncIterator[weights_pb2.PullWeightsResponse]:
         self.requests.append(request)
@@ -36,6 +39,11 @@ class Puller(weights_pb2_grpc.WeightServiceServicer):
         for index, offset in enumerate(range(start, len(DATA), 8)):
             if index == self.chunks_per_stream:
                 break
+            if offset == self.hangs_at:
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    self.cancelled.set()
             data = DATA[offset : offset + 8]
             sent = b"\xff" * 8 if offset == self.damages else data
             chunk = weights_pb2.PushChunk(offset=offset, data=sent, crc32c=google_crc32c.value(data))
@@ -68,6 +76,23 @@ async def test_a_damaged_chunk_is_not_taken() -> None:
         with pytest.raises(ChecksumMismatchError, match=r"8 bytes at 16"):
             await client.pull_weights()
         assert len(puller.requests) == 1
+
+
+async def test_a_pull_that_is_given_up_ends_its_stream() -> None:
+    """Its caller may keep the error, and with it all that it came through."""
+    async with pulling() as (puller, client):
+        puller.hangs_at = 16
+
+        def fail(*_: int) -> None:
+            raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            await client.pull_weights(progress=fail)
+        await asyncio.wait_for(puller.cancelled.wait(), 20)
+        puller.cancelled.clear()
+        with pytest.raises(DeadlineError):
+            await client.pull_weights(timeout_s=0.2)
+        await asyncio.wait_for(puller.cancelled.wait(), 20)
 
 
 @pytest.mark.parametrize("breaks", [True, False])

@@ -92,6 +92,16 @@ def test_tied_tensors_are_one_on_every_rank(play: Play) -> None:
         assert num_ranks(sources) == 4
 
 
+def test_what_lies_beside_dtensors_is_sent_by_the_first_rank_wherever_it_stands(play: Play) -> None:
+    """All of them have the same."""
+    for rank in range(2):
+        sharded = distribute_tensor(torch.ones(4), play(rank, (2,)), [Shard(0)], src_data_rank=None)
+        sources = tensor_sources({"first": torch.ones(2), "sharded": sharded, "last": torch.zeros(3)})
+        expected = [((0, 8),), ((8 * rank, 8 * rank + 8),), ((0, 12),)] if rank == 0 else [(), ((8, 16),), ()]
+        assert [source.ranges for source in sources] == expected
+        assert [source.share is not None and source.share.rank for source in sources] == [rank] * 3
+
+
 def test_meshes_of_other_ranks_leave_the_number_of_callers_open(play: Play) -> None:
     """Only the trainer knows it then."""
     mesh = play(0, (2, 2))
