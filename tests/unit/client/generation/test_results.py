@@ -66,6 +66,18 @@ def test_logprobs_are_rows_of_alternatives() -> None:
     assert ended.logprobs.alternatives(1) == [(0, 0.0), (1, -1.0)]
 
 
+def test_each_position_has_its_own_alternatives() -> None:
+    """As many as were asked for, which may be none: then there are log-probabilities still."""
+    logprobs = Logprobs([-1, -2, -3], [1, 1, 1], 3, list(range(9)), [-float(i) for i in range(9)])
+    assert [logprobs.alternatives(position) for position in range(3)] == [
+        [(0, 0.0), (1, -1.0), (2, -2.0)], [(3, -3.0), (4, -4.0), (5, -5.0)], [(6, -6.0), (7, -7.0), (8, -8.0)],
+    ]  # fmt: skip
+    token = generation_pb2.SequenceDelta(logprobs=types_pb2.Logprobs(sampled=[-1], ranks=[1]))
+    (ended,) = added([token], [token]).sequences
+    assert ended.logprobs == Logprobs([-1, -1], [1, 1], 0, [], [])
+    assert ended.logprobs.alternatives(1) == []
+
+
 def test_what_is_told_once_stays() -> None:
     """Id and prompt come with the first message, usage with the last."""
     generation = Generation()
