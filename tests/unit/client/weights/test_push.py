@@ -230,6 +230,54 @@ async def _never(context: Any) -> None:
     await asyncio.Event().wait()
 
 
+async def test_progress_counts_each_chunk_of_the_push(daemon: ScriptedDaemon, client: AsyncClient) -> None:
+    """By its id, in bytes and seconds since the call."""
+    reports: list[PushProgress] = []
+    clock = asyncio.get_running_loop().time
+    began_s = clock()
+    await client.push_weights(WEIGHTS, version=1, chunk_bytes=1000, progress=reports.append)
+    took_s = clock() - began_s
+    assert [each.sent_bytes for each in reports] == [1000, 2000, 3000, 4000, len(BYTES)]
+    assert {(each.push_id, each.total_bytes, each.num_resumes) for each in reports} == {
+        (daemon.header.push_id, len(BYTES), 0)
+    }
+    elapsed_s = [each.elapsed_s for each in reports]
+    assert elapsed_s == sorted(elapsed_s) and elapsed_s[0] >= 0 and elapsed_s[-1] <= took_s
+
+
+async def test_a_push_that_is_only_checked_sends_a_header_on_one_stream(
+    daemon: ScriptedDaemon, client: AsyncClient
+) -> None:
+    """However many it would take."""
+    result = await client.push_weights(WEIGHTS, version=1, action="validate", streams=3, push_id="p")
+    assert (result.push.state, result.applied, daemon.streams) == ("valid", None, [[]])
+    assert (daemon.header.num_streams, daemon.header.manifest.total_bytes) == (1, len(BYTES))
+
+
+@pytest.mark.parametrize("knows", ["nothing", "that own bytes are missing", "that it was applied", "no bytes to miss"])
+async def test_who_waits_in_vain_for_another_reason_is_told_of_the_time_alone(
+    daemon: ScriptedDaemon, client: AsyncClient, knows: str
+) -> None:
+    """What others have not sent is no explanation then."""
+    weights = {name: numpy.zeros(8, "uint8") for name in "ab"}
+    await client.push_weights(weights, version=1, push_id="p")
+    layout = await client.get_weights()
+    if knows != "that it was applied":
+        daemon.applied.clear()
+    daemon.staged = {
+        "nothing": {},
+        "that own bytes are missing": {"p": {}},
+        "that it was applied": {"p": {0: bytes(8)}},
+        "no bytes to miss": {"p": {0: bytes(16)}},
+    }[knows]
+    daemon.fail = lambda context: asyncio.Event().wait()
+    with pytest.raises(DeadlineError) as caught:
+        await client.push_weights({"a": weights["a"]}, version=2, push_id="p", callers=2, layout=layout, timeout_s=0.15)
+    assert caught.value.message == "the push did not end within 0.15 s"
+    notes = [note.partition(":")[0] for note in getattr(caught.value, "__notes__", [])]
+    assert notes == (["what was missing is not known"] if knows == "nothing" else [])
+
+
 async def test_a_push_whose_streams_always_break_is_given_up(daemon: ScriptedDaemon, client: AsyncClient) -> None:
     """After five resumes, so that a daemon which restarts is there again, and no more."""
     daemon.cut_after_bytes = [1] * 100
