@@ -1,5 +1,6 @@
 """What a client is given to reach a daemon, and for how long."""
 
+import asyncio
 import math
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 
 from genserve.client import AsyncClient
 from genserve.client.transport.connection import UNSET, Connection, Timeouts
-from genserve.errors import InvalidFieldError, MessageTooLargeError
+from genserve.client.transport.errors import ClientClosedError, ClientMisuseError
+from genserve.errors import InvalidFieldError, MessageTooLargeError, UnavailableError
 from tests.unit.client.scripted_daemon import ScriptedDaemon
 
 
@@ -178,3 +180,69 @@ async def test_closing_closes_the_further_connections(daemon: ScriptedDaemon) ->
         await each.channel_ready()
     await connection.close()
     assert [each.get_state() for each in channels] == [grpc.ChannelConnectivity.SHUTDOWN] * 3
+
+
+def rpc_error(code: grpc.StatusCode) -> grpc.aio.AioRpcError:
+    """As gRPC raises it."""
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details="said")
+
+
+def raised_as(connection: Connection, error: BaseException) -> BaseException:
+    """What an error becomes that is raised inside a call."""
+    with pytest.raises(BaseException) as caught:  # noqa: SIM117
+        with connection.typed_errors():
+            raise error
+    return caught.value
+
+
+async def test_errors_of_grpc_are_typed_and_those_of_a_closed_client_say_so() -> None:
+    """Whoever cancels the task means it, closed or not."""
+    connection = Connection("127.0.0.1:1")
+    refused, misused, cancelled = (
+        rpc_error(grpc.StatusCode.UNAVAILABLE),
+        grpc.aio.UsageError(),
+        asyncio.CancelledError(),
+    )
+    typed = raised_as(connection, refused)
+    assert isinstance(typed, UnavailableError) and typed.__cause__ is refused
+    assert typed.message == "no daemon answers at 127.0.0.1:1: said"
+    assert raised_as(connection, misused) is misused
+    assert raised_as(connection, cancelled) is cancelled
+    await connection.close()
+    for error in (misused, cancelled):
+        assert isinstance(raised_as(connection, error), ClientClosedError)
+    assert isinstance(raised_as(connection, refused), UnavailableError)
+
+    async def cancelled_task() -> None:
+        with connection.typed_errors():
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(cancelled_task())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_a_connection_is_closed_on_its_own_loop_or_when_that_has_ended() -> None:
+    """On another one it stays open."""
+    connection, done = Connection("127.0.0.1:1"), list[str]()
+    connection.on_close(lambda: done.append("closed"))
+    assert connection.channel is not None
+    with pytest.raises(ClientMisuseError, match="closed on the event loop that it was used on"):
+        await asyncio.to_thread(asyncio.run, connection.close())
+    connection.check_open()
+    assert done == []
+    await connection.close()
+    assert done == ["closed"]
+
+    async def use() -> None:
+        assert left.channel is not None
+
+    left = Connection("127.0.0.1:1")
+    left.on_close(lambda: done.append("left"))
+    await asyncio.to_thread(asyncio.run, use())
+    await left.close()
+    assert done == ["closed", "left"]
+    with pytest.raises(ClientClosedError):
+        left.check_open()
