@@ -45,6 +45,8 @@ def test_spans_that_touch_and_have_one_version_are_one() -> None:
     """A gap would claim tokens that nobody has seen; another version is another span."""
     (joined,) = added([sequence(0, 1, (1, 0, 1))], [sequence(0, 2, (1, 1, 2), (2, 2, 3))]).sequences
     assert joined.weight_spans == [WeightSpan(1, 0, 2), WeightSpan(2, 2, 3)]
+    (later,) = added([sequence(0, 1, (1, 0, 1), (2, 1, 2))], [sequence(0, 2, (2, 2, 3))]).sequences
+    assert later.weight_spans == [WeightSpan(1, 0, 1), WeightSpan(2, 1, 3)]
     (apart,) = added([sequence(0, 1, (1, 0, 1))], [sequence(0, 2, (1, 2, 3))]).sequences
     assert apart.weight_spans == [WeightSpan(1, 0, 1), WeightSpan(1, 2, 3)]
 
@@ -53,9 +55,10 @@ def test_the_last_delta_says_all_spans_again() -> None:
     """They replace what was added up, and are nobody else's list."""
     last = sequence(0, 2, (1, 1, 2))
     last.finish.reason = generation_pb2.FINISH_REASON_LENGTH
-    last.finish.weight_spans.add(version=1, start=0, end=2)
+    for version, start in ((1, 0), (2, 1)):
+        last.finish.weight_spans.add(version=version, start=start, end=start + 1)
     (ended,) = added([sequence(0, 1, (1, 0, 1))], [last]).sequences
-    assert (ended.finish_reason, ended.weight_spans) == ("length", [WeightSpan(1, 0, 2)])
+    assert (ended.finish_reason, ended.weight_spans) == ("length", [WeightSpan(1, 0, 1), WeightSpan(2, 1, 2)])
     assert ended.finish is not None and ended.finish.weight_spans is not ended.weight_spans
 
 

@@ -189,7 +189,7 @@ def rpc_error(code: grpc.StatusCode) -> grpc.aio.AioRpcError:
 
 def raised_as(connection: Connection, error: BaseException) -> BaseException:
     """What an error becomes that is raised inside a call."""
-    with pytest.raises(BaseException) as caught:  # noqa: SIM117
+    with pytest.raises(BaseException) as caught:  # noqa: PT011, SIM117
         with connection.typed_errors():
             raise error
     return caught.value
