@@ -1,5 +1,8 @@
 """What failed calls raise."""
 
+import asyncio
+import gc
+import weakref
 from typing import Any
 
 import grpc
@@ -123,3 +126,48 @@ def test_a_status_in_a_message_is_an_error_as_that_of_a_call(
     assert (type(found), found.message, dict(found.metadata)) == (error, "no", metadata)
     unsaid = error_of_status(status_pb2.Status(code=code_pb2.UNAVAILABLE), "here:1")
     assert unsaid.message == "no daemon answers at here:1: UNAVAILABLE"
+
+
+def test_a_reason_of_another_domain_is_none_of_ours() -> None:
+    """A proxy may have its own, before ours, after it, or alone."""
+    ours = error_details_pb2.ErrorInfo(reason=QueueFullError.reason, domain="genserve", metadata={"waiting": "9"})
+    theirs = error_details_pb2.ErrorInfo(reason="RATE_LIMIT", domain="proxy", metadata={"zone": "1"})
+
+    def found(*details: error_details_pb2.ErrorInfo) -> GenserveError:
+        status = status_pb2.Status(code=code_pb2.RESOURCE_EXHAUSTED, message="no")
+        for each in details:
+            status.details.add().Pack(each)
+        return error_of_status(status, "here:1")
+
+    for details in ((ours,), (ours, theirs), (theirs, ours)):
+        error = found(*details)
+        assert (type(error), error.metadata) == (QueueFullError, {"waiting": "9"})
+    alone = found(theirs)
+    assert (type(alone), alone.metadata) == (MessageTooLargeError, {})
+
+
+@pytest.mark.parametrize("call", ["status", "generate", "stream_many", "pull_weights"])
+async def test_an_error_is_freed_when_it_is_forgotten(daemon: ScriptedDaemon, client: AsyncClient, call: str) -> None:
+    """Without the garbage collector: it came through frames that hold the call."""
+    daemon.fail = lambda context: refuse(context, code_pb2.ABORTED, "QUEUE_FULL", "full")
+
+    async def fail() -> None:
+        if call == "stream_many":  # which the daemon does not implement
+            async with client.stream_many() as many:
+                await anext(many)
+        else:
+            await getattr(client, call)(*(["x"] if call == "generate" else []))
+
+    gc.disable()
+    try:
+        seen: weakref.ref[GenserveError] | None = None
+        try:
+            await fail()
+        except GenserveError as error:
+            seen = weakref.ref(error)
+        async with asyncio.timeout(20):
+            while seen is not None and seen() is not None:
+                await asyncio.sleep(0.01)
+        assert seen is not None
+    finally:
+        gc.enable()

@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import gc
 import inspect
 import threading
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import Future
 
@@ -152,6 +154,26 @@ def test_an_error_of_a_call_is_its_caller_s_alone(loop: Loop, error: BaseExcepti
         loop.thread.run(fail(error), limit_s)
     assert caught.value is error
     assert loop.thread.run(answer("yes"), limit_s) == "yes"
+
+
+def test_an_error_keeps_nothing_of_its_call_when_it_is_forgotten(loop: Loop) -> None:
+    """Without the garbage collector: a call of gRPC ends in the daemon when it is freed."""
+    seen: list[weakref.ref[Call]] = []
+
+    async def fail_with_a_call() -> None:
+        call = Call()
+        seen.append(weakref.ref(call))
+        raise KeyError
+
+    gc.disable()
+    try:
+        for limit_s in (None, 20):
+            with contextlib.suppress(KeyError):
+                loop.thread.run(fail_with_a_call(), limit_s)
+        loop.thread.run(answer("the loop is done with both"))
+        assert [each() for each in seen] == [None, None]
+    finally:
+        gc.enable()
 
 
 def test_closing_cancels_what_runs_and_waits_for_it(loop: Loop) -> None:
