@@ -74,6 +74,7 @@ def test_scalars_and_empty_tensors() -> None:
     assert contents(weights)["s"] == ("F32", (), b"\x00\x00\x80\x3f")
     assert contents(weights)["e"] == ("F32", (0, 3), b"")
     assert "f" in contents(weights)
+    assert contents({"one": torch.tensor(5, dtype=torch.int8)})["one"] == ("I8", (), b"\x05")
 
 
 def test_a_read_tensor_outlives_its_source() -> None:
