@@ -224,6 +224,11 @@ async def test_errors_of_grpc_are_typed_and_those_of_a_closed_client_say_so() ->
         await task
 
 
+async def use(connection: Connection) -> None:
+    """Opens it on the running loop."""
+    assert connection.channel is not None
+
+
 async def test_a_connection_is_closed_on_its_own_loop_or_when_that_has_ended() -> None:
     """On another one it stays open."""
     connection, done = Connection("127.0.0.1:1"), list[str]()
@@ -231,17 +236,16 @@ async def test_a_connection_is_closed_on_its_own_loop_or_when_that_has_ended() -
     assert connection.channel is not None
     with pytest.raises(ClientMisuseError, match="closed on the event loop that it was used on"):
         await asyncio.to_thread(asyncio.run, connection.close())
+    with pytest.raises(ClientMisuseError, match="the event loop of its first call"):
+        await asyncio.to_thread(asyncio.run, use(connection))
     connection.check_open()
     assert done == []
     await connection.close()
     assert done == ["closed"]
 
-    async def use() -> None:
-        assert left.channel is not None
-
     left = Connection("127.0.0.1:1")
     left.on_close(lambda: done.append("left"))
-    await asyncio.to_thread(asyncio.run, use())
+    await asyncio.to_thread(asyncio.run, use(left))
     await left.close()
     assert done == ["closed", "left"]
     with pytest.raises(ClientClosedError):

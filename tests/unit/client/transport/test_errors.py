@@ -6,12 +6,13 @@ import weakref
 from typing import Any
 
 import grpc
+import grpc.aio
 import pytest
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 from genserve.client import AsyncClient, UnavailableError
-from genserve.client.transport.errors import error_of_status
+from genserve.client.transport.errors import error_of, error_of_status
 from genserve.errors import (
     GenserveError,
     InvalidFieldError,
@@ -126,6 +127,23 @@ def test_a_status_in_a_message_is_an_error_as_that_of_a_call(
     assert (type(found), found.message, dict(found.metadata)) == (error, "no", metadata)
     unsaid = error_of_status(status_pb2.Status(code=code_pb2.UNAVAILABLE), "here:1")
     assert unsaid.message == "no daemon answers at here:1: UNAVAILABLE"
+
+
+def test_other_metadata_are_no_details() -> None:
+    """Whatever they are, and whatever comes first."""
+    status = status_pb2.Status(code=code_pb2.ABORTED, message="full")
+    status.details.add().Pack(error_details_pb2.ErrorInfo(reason=QueueFullError.reason, domain="genserve"))
+    key = "grpc-status-details-bin"
+    details = (key, status.SerializeToString())
+    for trailing in ([details], [("x-bin", b"\xff"), details], [details, ("x-bin", b"\xff")], [("a", "b"), details]):
+        call = grpc.aio.AioRpcError(grpc.StatusCode.ABORTED, grpc.aio.Metadata(), grpc.aio.Metadata(*trailing))
+        assert type(error_of(call, "here:1")) is QueueFullError
+    for other in ([], [("x-bin", b"\xff")], [(key, "text")]):
+        call = grpc.aio.AioRpcError(grpc.StatusCode.ABORTED, grpc.aio.Metadata(), grpc.aio.Metadata(*other))
+        assert (type(error_of(call, "here:1")), error_of(call, "here:1").metadata) == (
+            GenserveError,
+            {"code": "ABORTED"},
+        )
 
 
 def test_a_reason_of_another_domain_is_none_of_ours() -> None:
