@@ -158,12 +158,12 @@ async def test_a_daemon_that_went_away_is_waited_for_until_the_deadline_and_not_
     timeout_s: float | None,
     reconnect_s: float,
 ) -> None:
-    """What broke the stream is told: nobody could be asked for what is missing."""
+    """What broke the stream is told, as nobody could be asked for what is missing; or that the time is up."""
     monkeypatch.setattr("genserve.client.weights.upload.RECONNECT_TIMEOUT_S", reconnect_s)
     daemon.lookups_hang = True
     daemon.cut_after_bytes = [1000]
     async with asyncio.timeout(20):
-        with pytest.raises(UnavailableError, match="Socket closed"):
+        with pytest.raises((UnavailableError, DeadlineError), match=r"Socket closed|within 0\.3 s"):
             await client.push_weights(WEIGHTS, version=1, chunk_bytes=100, timeout_s=timeout_s)
 
 
@@ -276,6 +276,53 @@ async def test_who_waits_in_vain_for_another_reason_is_told_of_the_time_alone(
     assert caught.value.message == "the push did not end within 0.15 s"
     notes = [note.partition(":")[0] for note in getattr(caught.value, "__notes__", [])]
     assert notes == (["what was missing is not known"] if knows == "nothing" else [])
+
+
+def unfinished() -> list[str]:
+    """What of a push still runs."""
+    coroutines = [task.get_coro() for task in asyncio.all_tasks()]
+    return [each.__qualname__ for each in coroutines if each is not None and "Upload" in each.__qualname__]
+
+
+@pytest.mark.parametrize("streams", [1, 3])
+@pytest.mark.parametrize(
+    "how", ["one stream is refused", "the caller's code fails", "it is cancelled", "its time is up"]
+)
+async def test_nothing_of_a_push_runs_on_after_its_end(
+    daemon: ScriptedDaemon, client: AsyncClient, how: str, streams: int
+) -> None:
+    """The weights may change then, whichever of its streams had more to send."""
+    begun: list[Any] = []
+    all_begun = asyncio.Event()
+
+    async def begin(context: Any) -> None:
+        begun.append(context)
+        if len(begun) == streams:
+            all_begun.set()
+        await all_begun.wait()
+        if how == "one stream is refused" and context is begun[0]:
+            await refuse(context, code_pb2.ABORTED, "VERSION_NOT_NEWER", "no")
+        await asyncio.Event().wait()
+
+    def progress(_: PushProgress) -> None:
+        if how == "the caller's code fails":
+            raise ZeroDivisionError
+
+    daemon.fail = begin
+    timeout_s = 0.2 if how == "its time is up" else None
+    weights = {name: numpy.zeros(1 << 20, "uint8") for name in "abc"}
+    pushing = asyncio.create_task(
+        client.push_weights(
+            weights, version=1, streams=streams, chunk_bytes=1000, progress=progress, timeout_s=timeout_s
+        )
+    )
+    if how == "it is cancelled":
+        await asyncio.wait_for(all_begun.wait(), 20)
+        assert unfinished() != []
+        pushing.cancel()
+    with pytest.raises((VersionNotNewerError, ZeroDivisionError, asyncio.CancelledError, DeadlineError)):
+        await pushing
+    assert unfinished() == []
 
 
 async def test_a_push_whose_streams_always_break_is_given_up(daemon: ScriptedDaemon, client: AsyncClient) -> None:
