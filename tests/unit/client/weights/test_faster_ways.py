@@ -5,11 +5,12 @@ from typing import Any
 
 import numpy
 import pytest
+from google.rpc import code_pb2, error_details_pb2
 
 from genserve.client import AsyncClient, Timeouts
-from genserve.errors import UnsupportedError
+from genserve.errors import InvalidFieldError, UnsupportedError
 from genserve.v1 import control_pb2
-from tests.unit.client.scripted_daemon import ScriptedDaemon, running_daemon
+from tests.unit.client.scripted_daemon import ScriptedDaemon, refuse, running_daemon
 
 SHARES_BYTES, HAS_PORTS_BYTES = 100, 200
 
@@ -113,3 +114,20 @@ async def test_bytes_go_to_the_ports_that_the_daemon_tells() -> None:
         daemon.ingest_ports = [int(other.target.rpartition(":")[2])]
         await client.push_weights(weights(HAS_PORTS_BYTES), version=1)
         assert (daemon.streams, other.streams) == ([], [[(0, HAS_PORTS_BYTES)]])
+
+
+async def test_bytes_that_were_refused_are_not_sent_again() -> None:
+    """Only memory is replaced by bytes, whatever field the daemon names."""
+    refused: list[Any] = []
+
+    async def refuse_the_segment(context: Any) -> None:
+        refused.append(context)
+        violation = error_details_pb2.BadRequest.FieldViolation(field="segment.path", description="no")
+        details = error_details_pb2.BadRequest(field_violations=[violation])
+        await refuse(context, code_pb2.INVALID_ARGUMENT, "INVALID_FIELD", "no", details)
+
+    async with running_daemon() as daemon, AsyncClient(daemon.target) as client:
+        daemon.fail = refuse_the_segment
+        with pytest.raises(InvalidFieldError):
+            await client.push_weights(weights(1), version=1)
+        assert len(refused) == 1
