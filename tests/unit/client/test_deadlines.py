@@ -44,7 +44,7 @@ LATE_S: Final = 5.0
 def may_take_s(name: str, timeout_s: Timeout) -> float | None:
     """How long a call may take in all."""
     limit_s = DEFAULTS_S.get(name, TIMEOUTS.control_s) if isinstance(timeout_s, Unset) else timeout_s
-    return None if limit_s is None else limit_s + SLACK_S.get(name, 0.0)
+    return None if limit_s is None else max(limit_s, 0.0) + SLACK_S.get(name, 0.0)
 
 
 def deadline_s(name: str, timeout_s: Timeout) -> float | None:
@@ -128,7 +128,7 @@ def waited_s(
     return limits
 
 
-@pytest.mark.parametrize("timeout_s", [UNSET, GIVEN_S, None])
+@pytest.mark.parametrize("timeout_s", [UNSET, GIVEN_S, None, -GIVEN_S])
 def test_a_thread_waits_a_little_longer_than_its_call_may_take(
     timeout_s: Timeout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
