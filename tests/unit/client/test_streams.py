@@ -190,6 +190,22 @@ async def test_a_stream_that_is_dropped_while_it_is_read_ends_its_call(
     await asyncio.wait_for(daemon.cancelled.wait(), 10)
 
 
+async def test_a_stream_that_is_dropped_with_much_unread_leaves_no_task(
+    daemon: ScriptedDaemon, client: AsyncClient
+) -> None:
+    """The one that reads ahead has no place for what it has read, nor for the end."""
+    daemon.words = ["word"] * 50
+    stream = client.stream("x")
+    reading = stream._messages._reading
+    async with asyncio.timeout(20):
+        while not stream._messages._messages.full():
+            await asyncio.sleep(0.001)
+    del stream
+    gc.collect()
+    await asyncio.wait({reading}, timeout=20)
+    assert reading.done()
+
+
 async def test_closing_a_stream_ends_whoever_reads_it(daemon: ScriptedDaemon, client: AsyncClient) -> None:
     """The reader is at the end; it was not cancelled."""
     daemon.hangs_after = 0
