@@ -164,6 +164,22 @@ async def test_wait_ready_gives_up() -> None:
             await client.wait_ready(0.2)
 
 
+async def test_wait_ready_gives_up_after_ten_minutes_unless_it_is_told_when(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large model takes minutes to load."""
+    limits_s: list[float | None] = []
+    timeout = asyncio.timeout
+
+    def shorter(limit_s: float | None) -> asyncio.Timeout:
+        limits_s.append(limit_s)
+        return timeout(0.01)
+
+    async with AsyncClient("127.0.0.1:1") as client:
+        monkeypatch.setattr(asyncio, "timeout", shorter)
+        with pytest.raises(DeadlineError, match=r"no daemon was ready at 127\.0\.0\.1:1 within 600 s$"):
+            await client.wait_ready()
+    assert limits_s == [600.0]
+
+
 async def test_wait_ready_lets_grpc_look_for_a_daemon_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """One call waits for the connection: asking again and again would keep a core busy."""
     num_calls = 0

@@ -29,8 +29,17 @@ class Asked(ScriptedDaemon):
         return control_pb2.GetServerInfoResponse(ingest_ports=self.ingest_ports)
 
 
-@pytest.fixture(autouse=True)
-def _small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_memory_is_worth_it_from_8_mebibytes_on_and_ports_from_64() -> None:
+    """Without a byte of them, as the question comes before."""
+    async with running_daemon(daemon=Asked()) as daemon:
+        for host, least_bytes in (("127.0.0.1", 8 << 20), ("0.0.0.0", 64 << 20)):
+            async with AsyncClient(daemon.target.replace("127.0.0.1", host)) as client:
+                assert await client._info(least_bytes - 1, None, 20.0) is None
+                assert await client._info(least_bytes, None, 20.0) is not None
+
+
+@pytest.fixture
+def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("genserve.client.weights.calls.MIN_BYTES", SHARES_BYTES)
     monkeypatch.setattr("genserve.client.transport.push_channels.MIN_BYTES", HAS_PORTS_BYTES)
 
@@ -54,6 +63,7 @@ def weights(size_bytes: int) -> dict[str, Any]:
         (HAS_PORTS_BYTES, {"action": "validate"}, "127.0.0.1", False),
     ],
 )
+@pytest.mark.usefixtures("small_limits")
 async def test_a_push_that_a_faster_way_is_worth_asks_for_it(
     size_bytes: int, options: dict[str, Any], host: str, asks: bool
 ) -> None:
@@ -89,6 +99,7 @@ async def test_memory_that_was_asked_for_is_asked_about_at_any_size() -> None:
         (Timeouts(control_s=None, push_s=None), {}, None),
     ],
 )
+@pytest.mark.usefixtures("small_limits")
 async def test_the_question_takes_no_longer_than_a_call_and_than_the_push(
     timeouts: Timeouts, options: dict[str, Any], deadline_s: float | None
 ) -> None:
@@ -103,6 +114,7 @@ async def test_the_question_takes_no_longer_than_a_call_and_than_the_push(
             assert deadline_s - 20 < asked_s < deadline_s + 0.5
 
 
+@pytest.mark.usefixtures("small_limits")
 async def test_bytes_go_to_the_ports_that_the_daemon_tells() -> None:
     """Each stream to one."""
     async with (
