@@ -142,7 +142,7 @@ class Connection:
             self.metadata += (("authorization", f"Bearer {token}"),)
         _check_sendable(target, self.metadata)
         self._credentials = grpc.ssl_channel_credentials() if tls and credentials is None else credentials
-        self._options = (*_CHANNEL_OPTIONS, *options)
+        self._options = tuple({**dict(_CHANNEL_OPTIONS), **dict(options)}.items())  # of two, gRPC takes the first
         self._closing: list[Callable[[], None]] = []
         self._further: weakref.WeakSet[grpc.aio.Channel] = weakref.WeakSet()
         self._opened: _Opened | None = None

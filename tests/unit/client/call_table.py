@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from genserve.client import AsyncClient, Client, Timeouts
+from genserve.client.transport.connection import Timeout, Unset
 from genserve.tensors.safetensors import StoredTensor
 
 TIMEOUT_S: Final = 0.5
@@ -80,8 +81,8 @@ def timeouts(timeout_s: float = TIMEOUT_S) -> Timeouts:
     return Timeouts(control_s=timeout_s, generate_s=timeout_s, push_s=timeout_s, pause_slack_s=0.1, undo_slack_s=0.1)
 
 
-def call(client: Client, name: str, timeout_s: float = TIMEOUT_S) -> Outcome:
-    """Makes one call and reads what it gives to its end."""
+def call(client: Client, name: str, timeout_s: Timeout = TIMEOUT_S) -> Outcome:
+    """Makes one call and reads what it gives to its end. UNSET: without a timeout."""
     began_at = time.monotonic()
     try:
         result = getattr(client, name)(*ARGUMENTS[name], **_options(name, timeout_s))
@@ -97,7 +98,7 @@ def call(client: Client, name: str, timeout_s: float = TIMEOUT_S) -> Outcome:
     return Outcome(ended, time.monotonic() - began_at)
 
 
-async def call_async(client: AsyncClient, name: str, timeout_s: float = TIMEOUT_S) -> Outcome:
+async def call_async(client: AsyncClient, name: str, timeout_s: Timeout = TIMEOUT_S) -> Outcome:
     """The same for asyncio."""
     began_at = time.monotonic()
     try:
@@ -154,8 +155,9 @@ class MeddlingWeights(dict[str, Any]):
         return super().items()
 
 
-def _options(name: str, timeout_s: float) -> dict[str, Any]:
-    return {} if name == "close" else {"timeout_s": timeout_s, **OPTIONS.get(name, {})}
+def _options(name: str, timeout_s: Timeout) -> dict[str, Any]:
+    timeout = {} if name == "close" or isinstance(timeout_s, Unset) else {"timeout_s": timeout_s}
+    return {**timeout, **OPTIONS.get(name, {})}
 
 
 # --- as a program: one line of JSON, {call: error}, for each report

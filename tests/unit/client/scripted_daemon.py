@@ -64,6 +64,7 @@ class ScriptedDaemon(
         self.streams: list[list[tuple[int, int]]] = []
         self.cut_after_bytes: list[int] = []
         self.loses_answer = False
+        self.lookups_hang = False
         self.checksums: list[bool] = []
         self.applied = asyncio.Event()
         # vLLM's own weight transfer
@@ -178,6 +179,8 @@ class ScriptedDaemon(
         return weights_pb2.PushWeightsResponse(push=self._push(), applied=self._applied(), state=self.state())
 
     async def GetPush(self, request: Any, context: Any) -> weights_pb2.GetPushResponse:
+        if self.lookups_hang:
+            await asyncio.Event().wait()
         if request.push_id not in self.staged:
             await refuse(context, code_pb2.NOT_FOUND, "PUSH_NOT_FOUND", f"no push {request.push_id}")
         response = weights_pb2.GetPushResponse(push=self._push(), state=self.state())

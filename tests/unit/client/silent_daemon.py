@@ -1,33 +1,51 @@
-"""Servers that accept and never answer."""
+"""Servers that accept and do not answer, or with nothing in it."""
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
 import grpc.aio
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What came with a call. `remaining_s` until its deadline; None = it has none."""
+
+    metadata: dict[str, str | bytes]
+    remaining_s: float | None
+
+
 class SilentDaemon(grpc.GenericRpcHandler):
-    """Takes every call, and never answers one."""
+    """Takes every call, and never answers one, unless there is an `answer` to all of them; b"" is one of any kind."""
 
     def __init__(self) -> None:
         self.target = ""
         self.calls: list[str] = []
+        self.asked: list[Asked] = []
         self.num_ended = 0
+        self.answer: bytes | None = None
+        self.requests: list[bytes] = []
 
     def service(self, handler_call_details: Any) -> Any:
         """As gRPC asks for it."""
         method = handler_call_details.method
 
         async def hang(requests: Any, context: Any) -> AsyncIterator[bytes]:
+            remaining_s = context.time_remaining()
+            no_deadline = remaining_s is None or remaining_s > 1e6
+            self.asked.append(Asked(dict(context.invocation_metadata()), None if no_deadline else remaining_s))
             self.calls.append(method)
+            if self.answer is not None:
+                self.requests.append(await anext(requests))
+                yield self.answer
+                return
             try:
                 await asyncio.Event().wait()
             finally:
                 self.num_ended += 1
-            yield b""
 
         return grpc.stream_stream_rpc_method_handler(hang)
 

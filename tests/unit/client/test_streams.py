@@ -11,9 +11,9 @@ from google.protobuf.duration_pb2 import Duration
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 from genserve.client import AsyncClient
-from genserve.errors import DOMAIN, DeadlineError, GenserveError, InvalidFieldError
+from genserve.errors import DOMAIN, DeadlineError, GenserveError, InvalidFieldError, QueueFullError
 from genserve.v1 import generation_pb2
-from tests.unit.client.scripted_daemon import ScriptedDaemon, running_daemon
+from tests.unit.client.scripted_daemon import ScriptedDaemon, refuse, running_daemon
 
 Item = generation_pb2.GenerateManyItem
 
@@ -40,6 +40,28 @@ def queue_full(request_id: str, retry_after_s: float) -> Item:
         packed.Pack(detail)
         status.details.append(packed)
     return Item(request_id=request_id, error=status)
+
+
+class PairingDaemon(ScriptedDaemon):
+    """Answers two requests with one message, and remembers what is aborted, by the stream or by a call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.aborted_here: list[str] = []
+        self.aborted: list[list[str]] = []
+        self.ended = asyncio.Event()
+
+    async def GenerateMany(self, requests: Any, context: Any) -> AsyncIterator[generation_pb2.GenerateManyResponse]:
+        ids = [(await anext(requests)).generate.request_id for _ in range(2)]
+        yield generation_pb2.GenerateManyResponse(items=map(finished, ids))
+        async for message in requests:
+            self.aborted_here.append(message.abort)
+        self.ended.set()
+        await asyncio.Event().wait()
+
+    async def Abort(self, request: Any, context: Any) -> generation_pb2.AbortResponse:
+        self.aborted.append(list(request.request_ids))
+        return generation_pb2.AbortResponse()
 
 
 class BusyDaemon(ScriptedDaemon):
@@ -168,6 +190,22 @@ async def test_a_stream_that_is_dropped_while_it_is_read_ends_its_call(
     await asyncio.wait_for(daemon.cancelled.wait(), 10)
 
 
+async def test_a_stream_that_is_dropped_with_much_unread_leaves_no_task(
+    daemon: ScriptedDaemon, client: AsyncClient
+) -> None:
+    """The one that reads ahead has no place for what it has read, nor for the end."""
+    daemon.words = ["word"] * 50
+    stream = client.stream("x")
+    reading = stream._messages._reading
+    async with asyncio.timeout(20):
+        while not stream._messages._messages.full():
+            await asyncio.sleep(0.001)
+    del stream
+    gc.collect()
+    await asyncio.wait({reading}, timeout=20)
+    assert reading.done()
+
+
 async def test_closing_a_stream_ends_whoever_reads_it(daemon: ScriptedDaemon, client: AsyncClient) -> None:
     """The reader is at the end; it was not cancelled."""
     daemon.hangs_after = 0
@@ -176,6 +214,54 @@ async def test_closing_a_stream_ends_whoever_reads_it(daemon: ScriptedDaemon, cl
     await asyncio.wait_for(daemon.hanging.wait(), 10)
     await stream.aclose()
     assert await asyncio.wait_for(reading, 10) is None
+
+
+async def test_a_batch_that_is_closed_gives_nothing_of_what_has_come() -> None:
+    """Neither what was in the same message as the item before, nor what follows."""
+    async with (
+        running_daemon(daemon=PairingDaemon()) as daemon,
+        AsyncClient(daemon.target) as client,
+        client.stream_many() as many,
+    ):
+        for each in ("a", "b"):
+            assert await many.submit("x", request_id=each) == each
+        assert ((await anext(many)).request_id, many.num_messages) == ("a", 1)
+        await many.aclose()
+        assert [item async for item in many] == []
+
+
+async def test_what_has_not_ended_is_aborted_by_the_stream_or_by_a_call_after_its_end() -> None:
+    """What has ended, or was never begun, is not: its id may be another's."""
+    async with (
+        running_daemon(daemon=PairingDaemon()) as daemon,
+        AsyncClient(daemon.target) as client,
+        client.stream_many() as many,
+    ):
+        assert isinstance(daemon, PairingDaemon)
+        for each in ("a", "b"):
+            await many.submit("x", request_id=each)
+        assert (await anext(many)).request_id == "a"
+        for each in ("a", "b", "never"):
+            await many.abort(each)
+        await many.done()
+        await asyncio.wait_for(daemon.ended.wait(), 20)
+        for each in ("a", "b", "never"):
+            await many.abort(each)
+        assert (daemon.aborted_here, daemon.aborted) == (["b"], [["b"]])
+
+
+async def test_an_error_of_a_stream_is_raised_each_time_and_to_each_reader(
+    daemon: ScriptedDaemon, client: AsyncClient
+) -> None:
+    """Until it is closed: then it is at its end."""
+    daemon.fail = lambda context: refuse(context, code_pb2.ABORTED, "QUEUE_FULL", "full")
+    stream = client.stream("x")
+    errors = await asyncio.gather(*(anext(stream) for _ in range(3)), return_exceptions=True)
+    assert [type(error) for error in errors] == [QueueFullError] * 3
+    with pytest.raises(QueueFullError):
+        await anext(stream)
+    stream.cancel()
+    assert [delta async for delta in stream] == []
 
 
 # --- wrong options, failures, a full queue

@@ -5,11 +5,14 @@ import inspect
 import re
 import sys
 import threading
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
-from genserve.client import AsyncClient, BlockingStream, Client, ClientClosedError, Delta, PushProgress
+from genserve.client import AsyncClient, BlockingStream, Client, ClientClosedError, Delta, PushProgress, Timeouts
+from genserve.client.sync_client import blocking_context
 from genserve.errors import DeadlineError, PauseLeaseLostError
 from genserve.tensors.safetensors import StoredTensor
 from tests.unit.client.scripted_daemon import ScriptedDaemon
@@ -237,3 +240,79 @@ async def test_an_item_is_waited_for_while_its_stream_may_take(
             return [delta.text for delta in client.stream("x", timeout_s=timeout_s)]
 
     assert await asyncio.to_thread(read) == list(daemon.words)
+
+
+async def test_an_interrupt_of_a_wait_for_an_item_ends_the_request(
+    daemon: ScriptedDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its caller does not read on."""
+    daemon.hangs_after = 1
+    loop = asyncio.get_running_loop()
+
+    def interrupted(coroutine: Coroutine[Any, Any, Any], _: float | None) -> None:
+        coroutine.close()
+        raise KeyboardInterrupt
+
+    def read() -> None:
+        with Client(daemon.target) as client:
+            stream = client.stream("x")
+            assert next(stream).text == "Once"
+            with monkeypatch.context() as patched:
+                patched.setattr(client._thread, "run", interrupted)
+                with pytest.raises(KeyboardInterrupt):
+                    next(stream)
+            asyncio.run_coroutine_threadsafe(asyncio.wait_for(daemon.cancelled.wait(), 20), loop).result()
+            assert list(stream) == []
+
+    await asyncio.to_thread(read)
+
+
+class Holding(Client):
+    """Holds something for a block."""
+
+    @staticmethod
+    @asynccontextmanager
+    async def _hold(
+        _: AsyncClient, ends: list[BaseException | None], handled: type[BaseException], *, timeout_s: float | None = 9
+    ) -> AsyncIterator[str]:
+        """Adds what has ended the block, unless it is of those that are handled, which go no further."""
+        try:
+            yield "held"
+        except handled as error:
+            ends.append(error)
+        except BaseException as error:
+            ends.append(error)
+            raise
+        else:
+            ends.append(None)
+
+    hold = blocking_context(_hold)
+
+
+@pytest.mark.parametrize("control_s", [7.0, None])
+def test_a_block_ends_as_it_would_with_asyncio(control_s: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for an interrupt, which is none of the loop's: there it is a cancellation. The end has the time of a call."""
+    ends: list[BaseException | None] = []
+    limits: list[float | None] = []
+    with Holding("127.0.0.1:1", timeouts=Timeouts(control_s=control_s)) as client:
+        run = client._thread.run
+
+        def remembered(coroutine: Coroutine[Any, Any, Any], limit_s: float | None) -> Any:
+            limits.append(limit_s)
+            return run(coroutine, limit_s)
+
+        monkeypatch.setattr(client._thread, "run", remembered)
+        with client.hold(ends, KeyError) as held:
+            assert held == "held"
+        with client.hold(ends, KeyError):
+            raise KeyError
+        with pytest.raises(IndexError), client.hold(ends, KeyError):
+            raise IndexError
+        with pytest.raises(KeyboardInterrupt), client.hold(ends, asyncio.CancelledError):
+            raise KeyboardInterrupt
+        with pytest.raises(KeyboardInterrupt), client.hold(ends, KeyError):
+            raise KeyboardInterrupt
+    assert [type(each) for each in ends] == [
+        type(None), KeyError, IndexError, asyncio.CancelledError, asyncio.CancelledError
+    ]  # fmt: skip
+    assert limits == [9 + 5, None if control_s is None else control_s + 5] * 5

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 from google.protobuf.duration_pb2 import Duration
+from google.rpc import code_pb2
 from grpc_health.v1 import health_pb2
 
 from genserve.client import AsyncClient
 from genserve.errors import DeadlineError, InvalidFieldError, PauseLeaseLostError
 from genserve.v1 import control_pb2, types_pb2
-from tests.unit.client.scripted_daemon import ScriptedDaemon, running_daemon
+from tests.unit.client.scripted_daemon import ScriptedDaemon, refuse, running_daemon
 
 
 async def test_paused_renews_until_the_block_ends_and_then_resumes(daemon: ScriptedDaemon, client: AsyncClient) -> None:
@@ -163,6 +164,22 @@ async def test_wait_ready_gives_up() -> None:
             await client.wait_ready(0.2)
 
 
+async def test_wait_ready_gives_up_after_ten_minutes_unless_it_is_told_when(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large model takes minutes to load."""
+    limits_s: list[float | None] = []
+    timeout = asyncio.timeout
+
+    def shorter(limit_s: float | None) -> asyncio.Timeout:
+        limits_s.append(limit_s)
+        return timeout(0.01)
+
+    async with AsyncClient("127.0.0.1:1") as client:
+        monkeypatch.setattr(asyncio, "timeout", shorter)
+        with pytest.raises(DeadlineError, match=r"no daemon was ready at 127\.0\.0\.1:1 within 600 s$"):
+            await client.wait_ready()
+    assert limits_s == [600.0]
+
+
 async def test_wait_ready_lets_grpc_look_for_a_daemon_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """One call waits for the connection: asking again and again would keep a core busy."""
     num_calls = 0
@@ -195,6 +212,16 @@ async def test_wait_ready_that_gives_up_says_what_the_daemon_does(daemon: Script
     await client.wake_up()
     with pytest.raises(DeadlineError, match=r"within 0\.2 s: it is running"):
         await client.wait_ready(0.2)
+
+
+async def test_wait_ready_that_gives_up_says_nothing_of_a_state_that_nobody_tells(
+    daemon: ScriptedDaemon, client: AsyncClient
+) -> None:
+    """It is the same error."""
+    daemon.fail = lambda context: refuse(context, code_pb2.ABORTED, "QUEUE_FULL", "full")
+    await daemon.health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
+    with pytest.raises(DeadlineError, match=r"within 0\.1 s$"):
+        await client.wait_ready(0.1)
 
 
 @pytest.mark.parametrize(

@@ -17,12 +17,15 @@ EMPTY = InvalidFieldError.of("text", "is empty")
 
 
 class ScriptedMany(AsyncIterator[ManyItem]):
-    """As ManyStream: `writing` holds requests up on their way, `fails` is raised instead of sending one."""
+    """As ManyStream: `writing` holds requests up on their way, `fails` is raised instead of sending one. `bursts` are
+    the numbers of requests that were sent at once, without a turn of the loop between them."""
 
     def __init__(self) -> None:
         self.writing: dict[str, Gate] = {}
         self.fails: Exception | None = None
         self.sent: list[str] = []
+        self.bursts: list[int] = []
+        self.is_bursting = False
         self.num_ids = 0
         self.items: asyncio.Queue[ManyItem | None] = asyncio.Queue()
 
@@ -36,9 +39,17 @@ class ScriptedMany(AsyncIterator[ManyItem]):
         if self.fails is not None:
             raise self.fails
         self.sent.append(message.request_id)
+        if not self.is_bursting:
+            self.is_bursting = True
+            self.bursts.append(0)
+            asyncio.get_running_loop().call_soon(self._end_burst)
+        self.bursts[-1] += 1
         if (gate := self.writing.get(message.request_id)) is not None:
             gate.reached.set()
             await gate.open.wait()
+
+    def _end_burst(self) -> None:
+        self.is_bursting = False
 
     async def done(self) -> None:
         """As ManyStream's."""
@@ -143,6 +154,25 @@ async def test_what_is_refused_is_sent_again_after_a_delay(
         while len(many.sent) < 6:
             await asyncio.sleep(0.001)
     assert sorted(many.sent[3:]) == ["r1", "r2", "r3"]
+    many.end("r1")
+    assert (await reading)[0] == 0
+    batch.cancel()
+
+
+async def test_with_each_delay_twice_as_many_may_run_until_as_many_as_ever(
+    many: ScriptedMany, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One by one would take a large batch for ever; all at once would be refused again."""
+    monkeypatch.setattr(as_completed, "MAX_IN_FLIGHT", 7)
+    batch = completed(many, 9)
+    await many.has_sent(*(f"r{number}" for number in range(1, 8)))
+    for number in range(1, 8):
+        many.end(f"r{number}", QueueFullError("full", retry_after_s=0.01))
+    reading = asyncio.create_task(anext(batch))
+    async with asyncio.timeout(30):
+        while len(many.sent) < 14:
+            await asyncio.sleep(0.001)
+    assert many.bursts == [7, 2, 2, 3]
     many.end("r1")
     assert (await reading)[0] == 0
     batch.cancel()

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from genserve.client.generation.options import GenerateOptions, generate_request
+from genserve.client.generation.options import GenerateOptions, generate_request, generate_requests
 from genserve.errors import InvalidFieldError
 from genserve.v1 import generation_pb2
 
@@ -96,6 +96,53 @@ def test_a_value_that_its_field_cannot_hold_is_named_by_its_path(option: str, fi
     with pytest.raises(InvalidFieldError) as caught:
         generate_request("hi", options)
     assert [violation.field for violation in caught.value.violations] == [field]
+
+
+CHAT = {"role": "user", "content": "hi"}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "field", "text"),
+    [
+        ("hi", {"cache_salt": 5}, "cache.salt", "cache_salt=5: "),
+        ("hi", {"stop": 5}, "stop.strings", "stop=5: "),
+        ("hi", {"stop_token_ids": [1.5]}, "stop.token_ids", "stop_token_ids=[1.5]: "),
+        ("hi", {"choice": [5]}, "choice.choices", "choice=[5]: "),
+        ("hi", {"regex": 5}, "regex", ""),
+        ("hi", {"regex": "a", "grammar": "b"}, "constraint", "at most one of regex, grammar"),
+        ("hi", {"engine_params": {"a": object()}}, "engine_params", ""),
+        ("hi", {"template_params": {"a": 1}}, "chat.template_params", "the prompt is not a chat"),
+        ([CHAT], {"template_params": 5}, "chat.template_params", ""),
+        ([CHAT], {"continue_final_message": "x"}, "chat.continue_final_message", "continue_final_message='x': "),
+        ([{"role": 5}], {}, "chat.messages[0].role", "role=5: "),
+        ([CHAT, 5], {}, "chat.messages[1]", ""),
+        ([5, CHAT], {}, "prompt.ids", "prompt=[5, {"),
+        ([1, -1], {}, "prompt.ids", "prompt=[1, -1]: "),
+        (5, {}, "prompt", "5 must be text, token ids or a list of chat messages"),
+        ("\udc80", {}, "prompt", ""),
+    ],
+)
+def test_what_is_wrong_is_named_by_its_path_and_by_its_option(prompt: Any, options: Any, field: str, text: str) -> None:
+    """As the daemon names it, and as the caller did."""
+    with pytest.raises(InvalidFieldError) as caught:
+        generate_request(prompt, options)
+    (violation,) = caught.value.violations
+    assert violation.field == field
+    assert violation.description.startswith(text)
+
+
+def test_one_of_many_prompts_is_named_by_its_place() -> None:
+    """The field is that of the one."""
+    with pytest.raises(InvalidFieldError, match=r"^prompts\[1\]: ") as caught:
+        generate_requests(["a", [-1]], {})
+    assert [violation.field for violation in caught.value.violations] == ["prompt.ids"]
+    with pytest.raises(InvalidFieldError) as alone:
+        generate_requests("hello", {})
+    (violation,) = alone.value.violations
+    assert (violation.field, violation.description) == (
+        "prompts",
+        "'hello' is one prompt; pass a sequence of prompts",
+    )
 
 
 def test_an_unknown_option_is_named() -> None:

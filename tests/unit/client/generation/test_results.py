@@ -45,6 +45,8 @@ def test_spans_that_touch_and_have_one_version_are_one() -> None:
     """A gap would claim tokens that nobody has seen; another version is another span."""
     (joined,) = added([sequence(0, 1, (1, 0, 1))], [sequence(0, 2, (1, 1, 2), (2, 2, 3))]).sequences
     assert joined.weight_spans == [WeightSpan(1, 0, 2), WeightSpan(2, 2, 3)]
+    (later,) = added([sequence(0, 1, (1, 0, 1), (2, 1, 2))], [sequence(0, 2, (2, 2, 3))]).sequences
+    assert later.weight_spans == [WeightSpan(1, 0, 1), WeightSpan(2, 1, 3)]
     (apart,) = added([sequence(0, 1, (1, 0, 1))], [sequence(0, 2, (1, 2, 3))]).sequences
     assert apart.weight_spans == [WeightSpan(1, 0, 1), WeightSpan(1, 2, 3)]
 
@@ -53,9 +55,10 @@ def test_the_last_delta_says_all_spans_again() -> None:
     """They replace what was added up, and are nobody else's list."""
     last = sequence(0, 2, (1, 1, 2))
     last.finish.reason = generation_pb2.FINISH_REASON_LENGTH
-    last.finish.weight_spans.add(version=1, start=0, end=2)
+    for version, start in ((1, 0), (2, 1)):
+        last.finish.weight_spans.add(version=version, start=start, end=start + 1)
     (ended,) = added([sequence(0, 1, (1, 0, 1))], [last]).sequences
-    assert (ended.finish_reason, ended.weight_spans) == ("length", [WeightSpan(1, 0, 2)])
+    assert (ended.finish_reason, ended.weight_spans) == ("length", [WeightSpan(1, 0, 1), WeightSpan(2, 1, 2)])
     assert ended.finish is not None and ended.finish.weight_spans is not ended.weight_spans
 
 
@@ -64,6 +67,18 @@ def test_logprobs_are_rows_of_alternatives() -> None:
     (ended,) = added([sequence(0, 1, width=2)], [sequence(0, 2, width=2)]).sequences
     assert ended.logprobs == Logprobs([-1, -2], [1, 2], 2, [0, 1, 0, 1], [0.0, -1.0, 0.0, -1.0])
     assert ended.logprobs.alternatives(1) == [(0, 0.0), (1, -1.0)]
+
+
+def test_each_position_has_its_own_alternatives() -> None:
+    """As many as were asked for, which may be none: then there are log-probabilities still."""
+    logprobs = Logprobs([-1, -2, -3], [1, 1, 1], 3, list(range(9)), [-float(i) for i in range(9)])
+    assert [logprobs.alternatives(position) for position in range(3)] == [
+        [(0, 0.0), (1, -1.0), (2, -2.0)], [(3, -3.0), (4, -4.0), (5, -5.0)], [(6, -6.0), (7, -7.0), (8, -8.0)],
+    ]  # fmt: skip
+    token = generation_pb2.SequenceDelta(logprobs=types_pb2.Logprobs(sampled=[-1], ranks=[1]))
+    (ended,) = added([token], [token]).sequences
+    assert ended.logprobs == Logprobs([-1, -1], [1, 1], 0, [], [])
+    assert ended.logprobs.alternatives(1) == []
 
 
 def test_what_is_told_once_stays() -> None:

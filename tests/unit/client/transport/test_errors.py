@@ -1,14 +1,18 @@
 """What failed calls raise."""
 
+import asyncio
+import gc
+import weakref
 from typing import Any
 
 import grpc
+import grpc.aio
 import pytest
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 from genserve.client import AsyncClient, UnavailableError
-from genserve.client.transport.errors import error_of_status
+from genserve.client.transport.errors import error_of, error_of_status
 from genserve.errors import (
     GenserveError,
     InvalidFieldError,
@@ -123,3 +127,59 @@ def test_a_status_in_a_message_is_an_error_as_that_of_a_call(
     assert (type(found), found.message, dict(found.metadata)) == (error, "no", metadata)
     unsaid = error_of_status(status_pb2.Status(code=code_pb2.UNAVAILABLE), "here:1")
     assert unsaid.message == "no daemon answers at here:1: UNAVAILABLE"
+
+
+def test_other_metadata_are_no_details() -> None:
+    """Whatever they are, and whatever comes first."""
+    status = status_pb2.Status(code=code_pb2.ABORTED, message="full")
+    status.details.add().Pack(error_details_pb2.ErrorInfo(reason=QueueFullError.reason, domain="genserve"))
+    key = "grpc-status-details-bin"
+    details = (key, status.SerializeToString())
+    for trailing in ([details], [("x-bin", b"\xff"), details], [details, ("x-bin", b"\xff")], [("a", "b"), details]):
+        call = grpc.aio.AioRpcError(grpc.StatusCode.ABORTED, grpc.aio.Metadata(), grpc.aio.Metadata(*trailing))
+        assert type(error_of(call, "here:1")) is QueueFullError
+    for other in ([], [("x-bin", b"\xff")], [(key, "text")]):
+        call = grpc.aio.AioRpcError(grpc.StatusCode.ABORTED, grpc.aio.Metadata(), grpc.aio.Metadata(*other))
+        assert (type(error_of(call, "here:1")), error_of(call, "here:1").metadata) == (
+            GenserveError,
+            {"code": "ABORTED"},
+        )
+
+
+def test_a_reason_of_another_domain_is_none_of_ours() -> None:
+    """A proxy may have its own, before ours, after it, or alone."""
+    ours = error_details_pb2.ErrorInfo(reason=QueueFullError.reason, domain="genserve", metadata={"waiting": "9"})
+    theirs = error_details_pb2.ErrorInfo(reason="RATE_LIMIT", domain="proxy", metadata={"zone": "1"})
+
+    def found(*details: error_details_pb2.ErrorInfo) -> GenserveError:
+        status = status_pb2.Status(code=code_pb2.RESOURCE_EXHAUSTED, message="no")
+        for each in details:
+            status.details.add().Pack(each)
+        return error_of_status(status, "here:1")
+
+    for details in ((ours,), (ours, theirs), (theirs, ours)):
+        error = found(*details)
+        assert (type(error), error.metadata) == (QueueFullError, {"waiting": "9"})
+    alone = found(theirs)
+    assert (type(alone), alone.metadata) == (MessageTooLargeError, {})
+
+
+@pytest.mark.parametrize("call", ["status", "generate", "pull_weights"])
+async def test_an_error_is_freed_when_it_is_forgotten(daemon: ScriptedDaemon, client: AsyncClient, call: str) -> None:
+    """And gRPC's with it, without the garbage collector: they came through frames that hold the call."""
+    daemon.fail = lambda context: refuse(context, code_pb2.ABORTED, "QUEUE_FULL", "full")
+
+    gc.disable()
+    try:
+        seen: list[weakref.ref[BaseException]] = []
+        try:
+            await getattr(client, call)(*(["x"] if call == "generate" else []))
+        except GenserveError as error:
+            assert error.__cause__ is not None
+            seen += map(weakref.ref, (error, error.__cause__))
+        async with asyncio.timeout(20):
+            while any(each() is not None for each in seen):
+                await asyncio.sleep(0.01)
+        assert len(seen) == 2
+    finally:
+        gc.enable()

@@ -1,5 +1,6 @@
 """Which connection each stream of a push goes over."""
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -99,12 +100,15 @@ async def test_what_could_not_be_reached_once_is_not_tried_again(monkeypatch: py
             assert await asked(await push_channels.open(1, stack)) == ["daemon"]
 
 
-async def test_a_socket_has_no_ports_beside_it(tmp_path: Path) -> None:
-    """Whatever the daemon says of its processes."""
+@pytest.mark.parametrize("scheme", ["unix:", "unix-abstract:"])
+async def test_a_socket_has_no_ports_beside_it(tmp_path: Path, scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the daemon says of its processes: none of them is waited for."""
+    monkeypatch.setattr("genserve.client.transport.push_channels.CONNECT_TIMEOUT_S", 3600.0)
     async with (
         serving("other") as other,
-        serving("daemon", f"unix:{tmp_path}/s"),
-        connected(f"unix:{tmp_path}/s", (other,)) as (_, push_channels),
+        serving("daemon", f"{scheme}{tmp_path}/s"),
+        connected(f"{scheme}{tmp_path}/s", (other,)) as (_, push_channels),
         AsyncExitStack() as stack,
+        asyncio.timeout(30),
     ):
         assert await asked(await push_channels.open(2, stack)) == ["daemon"] * 2

@@ -1,7 +1,9 @@
 """Pulls from a daemon whose streams break, or bring what it did not send."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import google_crc32c
@@ -19,16 +21,21 @@ RESUMES = 5  # as a push has
 
 class Puller(weights_pb2_grpc.WeightServiceServicer):
     """Serves version 7 in chunks of 8 bytes; each stream breaks after `chunks_per_stream` of them, without an end frame
-    where `breaks` is False. `damages` the chunk at an offset."""
+    where `breaks` is False. `damages` the chunk at an offset; waits for ever before the one at `hangs_at`."""
 
     def __init__(self) -> None:
         self.requests: list[weights_pb2.PullWeightsRequest] = []
+        self.remaining_s: list[float] = []
+        self.hanging = asyncio.Event()
         self.chunks_per_stream = 100
         self.breaks = True
         self.damages = -1
+        self.hangs_at = -1
+        self.cancelled = asyncio.Event()
 
     async def PullWeights(self, request: Any, context: Any) -> AsyncIterator[weights_pb2.PullWeightsResponse]:
         self.requests.append(request)
+        self.remaining_s.append(context.time_remaining())
         tensor = weights_pb2.TensorSpec(name="w", dtype="U8", shape=[len(DATA)], offset=0, length=len(DATA))
         manifest = weights_pb2.Manifest(tensors=[tensor], total_bytes=len(DATA))
         yield weights_pb2.PullWeightsResponse(header=weights_pb2.PushHeader(weight_version=7, manifest=manifest))
@@ -36,6 +43,12 @@ class Puller(weights_pb2_grpc.WeightServiceServicer):
         for index, offset in enumerate(range(start, len(DATA), 8)):
             if index == self.chunks_per_stream:
                 break
+            if offset == self.hangs_at:
+                self.hanging.set()
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    self.cancelled.set()
             data = DATA[offset : offset + 8]
             sent = b"\xff" * 8 if offset == self.damages else data
             chunk = weights_pb2.PushChunk(offset=offset, data=sent, crc32c=google_crc32c.value(data))
@@ -48,17 +61,24 @@ class Puller(weights_pb2_grpc.WeightServiceServicer):
 
 
 @asynccontextmanager
-async def pulling() -> AsyncIterator[tuple[Puller, AsyncClient]]:
-    """One that serves, and a client of it."""
-    server, puller = grpc.aio.server(), Puller()
+async def serving(puller: Puller, address: str = "127.0.0.1:0") -> AsyncIterator[int]:
+    """A server at an address; its port."""
+    server = grpc.aio.server()
     weights_pb2_grpc.add_WeightServiceServicer_to_server(puller, server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    port = server.add_insecure_port(address)
     await server.start()
     try:
-        async with AsyncClient(f"127.0.0.1:{port}") as client:
-            yield puller, client
+        yield port
     finally:
         await server.stop(None)
+
+
+@asynccontextmanager
+async def pulling() -> AsyncIterator[tuple[Puller, AsyncClient]]:
+    """One that serves, and a client of it."""
+    puller = Puller()
+    async with serving(puller) as port, AsyncClient(f"127.0.0.1:{port}") as client:
+        yield puller, client
 
 
 async def test_a_damaged_chunk_is_not_taken() -> None:
@@ -68,6 +88,25 @@ async def test_a_damaged_chunk_is_not_taken() -> None:
         with pytest.raises(ChecksumMismatchError, match=r"8 bytes at 16"):
             await client.pull_weights()
         assert len(puller.requests) == 1
+
+
+async def test_a_pull_that_is_given_up_ends_its_stream() -> None:
+    """Its caller may keep the error, and with it all that it came through."""
+    async with pulling() as (puller, client):
+        puller.hangs_at = 16
+
+        def fail(*_: int) -> None:
+            raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            await client.pull_weights(progress=fail)
+        await asyncio.wait_for(puller.cancelled.wait(), 20)
+        puller.cancelled.clear()
+        puller.hanging.clear()
+        given_up = asyncio.create_task(client.pull_weights())
+        await asyncio.wait_for(puller.hanging.wait(), 20)
+        given_up.cancel()
+        await asyncio.wait_for(puller.cancelled.wait(), 20)
 
 
 @pytest.mark.parametrize("breaks", [True, False])
@@ -91,3 +130,24 @@ async def test_a_stream_that_always_breaks_is_given_up(breaks: bool, error: type
         with pytest.raises(error):
             await client.pull_weights()
         assert len(puller.requests) == 1 + RESUMES
+
+
+async def test_a_pull_waits_for_a_daemon_that_is_starting_again_and_no_longer_than_it_may(tmp_path: Path) -> None:
+    """One that was never there is not waited for."""
+    address = f"unix:{tmp_path}/s"
+    puller = Puller()
+    puller.hangs_at = 16
+    async with AsyncClient(address) as early:
+        with pytest.raises(UnavailableError):
+            await asyncio.wait_for(early.pull_weights(), 20)
+    async with AsyncClient(address) as client:
+        async with serving(puller, address):
+            pulling = asyncio.create_task(client.pull_weights(timeout_s=50.0))
+            await asyncio.wait_for(puller.hanging.wait(), 20)
+        puller.hangs_at = -1
+        await asyncio.wait({pulling}, timeout=0.3)
+        assert not pulling.done()
+        async with serving(puller, address):
+            assert bytes((await pulling).tensors["w"].data) == DATA
+    first_s, second_s = puller.remaining_s
+    assert 0 < second_s < first_s < 50.5

@@ -3,12 +3,13 @@
 import itertools
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -92,6 +93,16 @@ def test_tied_tensors_are_one_on_every_rank(play: Play) -> None:
         assert num_ranks(sources) == 4
 
 
+def test_what_lies_beside_dtensors_is_sent_by_the_first_rank_wherever_it_stands(play: Play) -> None:
+    """All of them have the same."""
+    for rank in range(2):
+        sharded = distribute_tensor(torch.ones(4), play(rank, (2,)), [Shard(0)], src_data_rank=None)
+        sources = tensor_sources({"first": torch.ones(2), "sharded": sharded, "last": torch.zeros(3)})
+        expected = [((0, 8),), ((8 * rank, 8 * rank + 8),), ((0, 12),)] if rank == 0 else [(), ((8, 16),), ()]
+        assert [source.ranges for source in sources] == expected
+        assert [source.share is not None and source.share.rank for source in sources] == [rank] * 3
+
+
 def test_meshes_of_other_ranks_leave_the_number_of_callers_open(play: Play) -> None:
     """Only the trainer knows it then."""
     mesh = play(0, (2, 2))
@@ -112,6 +123,35 @@ def test_pieces_of_all_tensors_count(play: Play) -> None:
     assert len(tensor_sources({"one": tensors["one"]})[0].ranges) == half
     with pytest.raises(ValueError, match=f"one: .* {half} pieces of 4 bytes"):
         tensor_sources(tensors)
+
+
+def test_as_many_pieces_as_a_rank_may_send_are_sent(play: Play) -> None:
+    """Beside the one that any tensor has."""
+    mesh = play(0, (2,))
+    for num_pieces in (MAX_PIECES + 1, MAX_PIECES + 2):
+        tensor = distribute_tensor(torch.ones(num_pieces, 2), mesh, [Shard(1)], src_data_rank=None)
+        if num_pieces == MAX_PIECES + 1:
+            assert len(tensor_sources({"w": tensor})[0].ranges) == num_pieces
+        else:
+            with pytest.raises(ValueError, match=f"in more than {MAX_PIECES}; redistribute it to Shard"):
+                tensor_sources({"w": tensor})
+
+
+def test_pending_sums_are_refused(play: Play) -> None:
+    """By the tensor's name: adding them up would be a collective operation."""
+    pending = DTensor.from_local(torch.ones(4), play(0, (2,)), [Partial()])
+    with pytest.raises(ValueError, match=r"^w: .* is a pending sum"):
+        tensor_sources({"w": pending})
+
+
+def test_what_is_no_block_is_refused(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a placement that leaves two chunks, or one of another shape, on a rank."""
+    tensor = distribute_tensor(torch.ones(4), play(0, (2,)), [Shard(0)], src_data_rank=None)
+    (chunk,) = tensor.__create_chunk_list__()
+    for chunks in ([chunk, chunk], [replace(chunk, sizes=torch.Size([1]))]):
+        monkeypatch.setattr(DTensor, "__create_chunk_list__", lambda _, chunks=chunks: chunks)
+        with pytest.raises(ValueError, match=r"^w: what .* leaves here is no block"):
+            tensor_sources({"w": tensor})
 
 
 def test_a_block_is_as_few_ranges_as_can_be() -> None:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from genserve.client.weights.dtensor import Share
 from genserve.client.weights.layout import ByteSpace
 from genserve.client.weights.sources import TensorSource
 from genserve.tensors.manifest import Manifest
@@ -43,6 +44,36 @@ async def test_parts_of_several_callers_make_the_whole(chunk_bytes: int) -> None
         assert space.manifest(partial=False) == ByteSpace(SOURCES).manifest(partial=False)
         found |= await sent(space, space.ranges, chunk_bytes)
     assert bytes(found[i] for i in range(len(WHOLE))) == WHOLE
+
+
+async def test_pieces_of_a_tensor_are_read_one_after_the_other_and_sent_to_their_places() -> None:
+    """As of a rank that has some columns: its bytes lie side by side here, and apart in the whole."""
+    data = memoryview(b"abcdefghi")
+    share = Share(((1, 3), (6, 10), (12, 15)), (0, 1), 0)
+    space = ByteSpace([TensorSource("a", "U8", (20,), lambda: data, share), source("b", "U8", (5,))])
+    assert space.ranges == [(1, 3), (6, 10), (12, 15), (20, 25)]
+    assert space.total_bytes == 25
+    expected = dict(zip([1, 2, 6, 7, 8, 9, 12, 13, 14, *range(20, 25)], bytes(data) + DATA["b"], strict=True))
+    for chunk_bytes in (1, 3, 100):
+        assert await sent(space, space.ranges, chunk_bytes) == expected
+
+
+@pytest.mark.parametrize(
+    ("ranges", "names"),
+    [
+        ([], ""),
+        ([(0, 21)], "abc"),
+        ([(11, 12)], "a"),
+        ([(12, 13)], "b"),
+        ([(0, 12), (17, 18)], "ac"),
+        ([(11, 13)], "ab"),
+        ([(0, 1), (2, 3), (16, 17)], "ab"),
+        ([(20, 21)], "c"),
+    ],
+)
+def test_the_tensors_that_have_bytes_in_ranges_are_named(ranges: list[Range], names: str) -> None:
+    """Those that end where a range begins, or begin where it ends, have none."""
+    assert ByteSpace(SOURCES).names(ranges) == list(names)
 
 
 @pytest.mark.parametrize(

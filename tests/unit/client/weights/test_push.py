@@ -145,9 +145,26 @@ async def test_checksums_can_be_left_out(daemon: ScriptedDaemon, client: AsyncCl
 
 async def test_a_daemon_that_was_never_there_is_not_waited_for() -> None:
     """Only a push that has begun is resumed."""
-    async with AsyncClient("127.0.0.1:1") as client:
+    async with AsyncClient("127.0.0.1:1") as client, asyncio.timeout(20):
         with pytest.raises(UnavailableError):
             await client.push_weights(WEIGHTS, version=1)
+
+
+@pytest.mark.parametrize(("timeout_s", "reconnect_s"), [(None, 0.2), (3600.0, 0.2), (0.3, 3600.0)])
+async def test_a_daemon_that_went_away_is_waited_for_until_the_deadline_and_not_for_ever(
+    daemon: ScriptedDaemon,
+    client: AsyncClient,
+    monkeypatch: pytest.MonkeyPatch,
+    timeout_s: float | None,
+    reconnect_s: float,
+) -> None:
+    """What broke the stream is told, as nobody could be asked for what is missing; or that the time is up."""
+    monkeypatch.setattr("genserve.client.weights.upload.RECONNECT_TIMEOUT_S", reconnect_s)
+    daemon.lookups_hang = True
+    daemon.cut_after_bytes = [1000]
+    async with asyncio.timeout(20):
+        with pytest.raises((UnavailableError, DeadlineError), match=r"Socket closed|within 0\.3 s"):
+            await client.push_weights(WEIGHTS, version=1, chunk_bytes=100, timeout_s=timeout_s)
 
 
 async def test_the_deadline_ends_a_push(daemon: ScriptedDaemon, client: AsyncClient) -> None:
@@ -211,6 +228,101 @@ async def test_served_weights_tell_version_tensors_and_digests(daemon: ScriptedD
 
 async def _never(context: Any) -> None:
     await asyncio.Event().wait()
+
+
+async def test_progress_counts_each_chunk_of_the_push(daemon: ScriptedDaemon, client: AsyncClient) -> None:
+    """By its id, in bytes and seconds since the call."""
+    reports: list[PushProgress] = []
+    clock = asyncio.get_running_loop().time
+    began_s = clock()
+    await client.push_weights(WEIGHTS, version=1, chunk_bytes=1000, progress=reports.append)
+    took_s = clock() - began_s
+    assert [each.sent_bytes for each in reports] == [1000, 2000, 3000, 4000, len(BYTES)]
+    assert {(each.push_id, each.total_bytes, each.num_resumes) for each in reports} == {
+        (daemon.header.push_id, len(BYTES), 0)
+    }
+    elapsed_s = [each.elapsed_s for each in reports]
+    assert elapsed_s == sorted(elapsed_s) and elapsed_s[0] >= 0 and elapsed_s[-1] <= took_s
+
+
+async def test_a_push_that_is_only_checked_sends_a_header_on_one_stream(
+    daemon: ScriptedDaemon, client: AsyncClient
+) -> None:
+    """However many it would take."""
+    result = await client.push_weights(WEIGHTS, version=1, action="validate", streams=3, push_id="p")
+    assert (result.push.state, result.applied, daemon.streams) == ("valid", None, [[]])
+    assert (daemon.header.num_streams, daemon.header.manifest.total_bytes) == (1, len(BYTES))
+
+
+@pytest.mark.parametrize("knows", ["nothing", "that own bytes are missing", "that it was applied", "no bytes to miss"])
+async def test_who_waits_in_vain_for_another_reason_is_told_of_the_time_alone(
+    daemon: ScriptedDaemon, client: AsyncClient, knows: str
+) -> None:
+    """What others have not sent is no explanation then."""
+    weights = {name: numpy.zeros(8, "uint8") for name in "ab"}
+    await client.push_weights(weights, version=1, push_id="p")
+    layout = await client.get_weights()
+    if knows != "that it was applied":
+        daemon.applied.clear()
+    daemon.staged = {
+        "nothing": {},
+        "that own bytes are missing": {"p": {}},
+        "that it was applied": {"p": {0: bytes(8)}},
+        "no bytes to miss": {"p": {0: bytes(16)}},
+    }[knows]
+    daemon.fail = lambda context: asyncio.Event().wait()
+    with pytest.raises(DeadlineError) as caught:
+        await client.push_weights({"a": weights["a"]}, version=2, push_id="p", callers=2, layout=layout, timeout_s=0.15)
+    assert caught.value.message == "the push did not end within 0.15 s"
+    notes = [note.partition(":")[0] for note in getattr(caught.value, "__notes__", [])]
+    assert notes == (["what was missing is not known"] if knows == "nothing" else [])
+
+
+def unfinished() -> list[str]:
+    """What of a push still runs."""
+    coroutines = [task.get_coro() for task in asyncio.all_tasks()]
+    return [each.__qualname__ for each in coroutines if each is not None and "Upload" in each.__qualname__]
+
+
+@pytest.mark.parametrize("streams", [1, 3])
+@pytest.mark.parametrize(
+    "how", ["one stream is refused", "the caller's code fails", "it is cancelled", "its time is up"]
+)
+async def test_nothing_of_a_push_runs_on_after_its_end(
+    daemon: ScriptedDaemon, client: AsyncClient, how: str, streams: int
+) -> None:
+    """The weights may change then, whichever of its streams had more to send."""
+    begun: list[Any] = []
+    all_begun = asyncio.Event()
+
+    async def begin(context: Any) -> None:
+        begun.append(context)
+        if len(begun) == streams:
+            all_begun.set()
+        await all_begun.wait()
+        if how == "one stream is refused" and context is begun[0]:
+            await refuse(context, code_pb2.ABORTED, "VERSION_NOT_NEWER", "no")
+        await asyncio.Event().wait()
+
+    def progress(_: PushProgress) -> None:
+        if how == "the caller's code fails":
+            raise ZeroDivisionError
+
+    daemon.fail = begin
+    timeout_s = 0.2 if how == "its time is up" else None
+    weights = {name: numpy.zeros(1 << 20, "uint8") for name in "abc"}
+    pushing = asyncio.create_task(
+        client.push_weights(
+            weights, version=1, streams=streams, chunk_bytes=1000, progress=progress, timeout_s=timeout_s
+        )
+    )
+    if how == "it is cancelled":
+        await asyncio.wait_for(all_begun.wait(), 20)
+        assert unfinished() != []
+        pushing.cancel()
+    with pytest.raises((VersionNotNewerError, ZeroDivisionError, asyncio.CancelledError, DeadlineError)):
+        await pushing
+    assert unfinished() == []
 
 
 async def test_a_push_whose_streams_always_break_is_given_up(daemon: ScriptedDaemon, client: AsyncClient) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from genserve.client.weights.sources import tensor_sources
+from genserve.client.weights.sources import tensor_sources, to_torch
 from genserve.tensors.safetensors import StoredTensor
 
 
@@ -74,6 +74,7 @@ def test_scalars_and_empty_tensors() -> None:
     assert contents(weights)["s"] == ("F32", (), b"\x00\x00\x80\x3f")
     assert contents(weights)["e"] == ("F32", (0, 3), b"")
     assert "f" in contents(weights)
+    assert contents({"one": torch.tensor(5, dtype=torch.int8)})["one"] == ("I8", (), b"\x05")
 
 
 def test_a_read_tensor_outlives_its_source() -> None:
@@ -125,3 +126,36 @@ def test_what_has_no_bytes_or_no_name_is_refused_by_name() -> None:
             tensor_sources({"w": tensor})
     with pytest.raises(TypeError, match="not int"):
         tensor_sources(3)
+
+
+def test_the_same_bytes_of_another_type_are_another_tensor() -> None:
+    """As are those of an adapter whose names are all meant."""
+    floats = torch.arange(4.0)
+    views = {"f": floats, "i": floats.view(torch.int32), "g": floats.detach(), "h": floats.view(2, 2)}
+    assert list(contents(views)) == ["f", "i", "h"]
+    meta = {"a": torch.zeros(2).to_sparse(), "b": torch.zeros(2).to_sparse()}
+    with pytest.raises(TypeError, match=r"^a: .*sparse"):
+        tensor_sources(meta)
+
+
+def test_pulled_bytes_are_tensors_over_the_same_memory_where_it_is_aligned() -> None:
+    """Elsewhere of a copy; and one without bytes has its shape."""
+    memory = bytearray(numpy.arange(4, dtype="<f4").tobytes() * 2)
+    aligned = StoredTensor("a", "F32", (2, 2), memoryview(memory)[:16])
+    tensor = to_torch(aligned)
+    assert (tensor.shape, tensor.dtype, tensor.tolist()) == ((2, 2), torch.float32, [[0.0, 1.0], [2.0, 3.0]])
+    memory[0:4] = numpy.float32(7).tobytes()
+    assert tensor.tolist() == [[7.0, 1.0], [2.0, 3.0]]
+    shifted = to_torch(StoredTensor("s", "F32", (1,), memoryview(bytearray(b"-" + memory[4:8] + b"-"))[1:5]))
+    assert (shifted.shape, shifted.tolist()) == ((1,), [1.0])
+    empty = to_torch(StoredTensor("e", "BF16", (0, 3), memoryview(b"")))
+    assert (empty.shape, empty.dtype) == ((0, 3), torch.bfloat16)
+    with pytest.raises(ValueError, match="x"):
+        to_torch(StoredTensor("x", "F4", (2,), memoryview(b"a")))
+
+
+def test_a_source_of_a_checkpoint_has_the_bytes_of_its_file(tmp_path: Path) -> None:
+    """By a file's path, as text or not, and by that of its directory."""
+    save_file({"w": torch.arange(3, dtype=torch.int8)}, tmp_path / "model.safetensors")
+    for path in (tmp_path, str(tmp_path), tmp_path / "model.safetensors"):
+        assert contents(path) == {"w": ("I8", (3,), b"\x00\x01\x02")}

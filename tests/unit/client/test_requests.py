@@ -1,0 +1,204 @@
+"""What the calls of all services send, with every argument and with none that may be left out; and what they make of
+the answer."""
+
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+
+from genserve.client import (
+    AbortResult,
+    Applied,
+    AsyncClient,
+    EngineState,
+    FinishedUpdate,
+    HeldPause,
+    Lora,
+    PauseLease,
+    PauseResult,
+    PulledWeights,
+    Push,
+    PushResult,
+    ResumeResult,
+    ServedWeights,
+    ServerInfo,
+    StartedUpdate,
+    Status,
+)
+from genserve.errors import GenserveError
+from genserve.v1 import control_pb2, generation_pb2, types_pb2, weights_pb2
+from tests.unit.client.call_table import ARGUMENTS, public_calls
+from tests.unit.client.silent_daemon import SilentDaemon, silent_daemon
+
+
+def seconds(number: int) -> Duration:
+    """As a message has them."""
+    return Duration(seconds=number)
+
+
+APPLY: Final = weights_pb2.ApplyOptions(
+    pause_mode=types_pb2.PAUSE_MODE_WAIT, kv_policy=types_pb2.KV_POLICY_REUSE, pause_lease_id="l", timeout=seconds(9)
+)
+APPLY_OPTIONS: Final = {"pause_mode": "wait", "kv_policy": "reuse", "pause_lease_id": "l", "apply_timeout_s": 9}
+CALLS: Final[tuple[tuple[str, tuple[Any, ...], dict[str, Any], Message], ...]] = (
+    ("abort", (), {}, generation_pb2.AbortRequest()),
+    ("abort", (["a", "b"],), {"all": True}, generation_pb2.AbortRequest(request_ids=["a", "b"], all=True)),
+    ("detokenize", ([1, 2],), {}, generation_pb2.DetokenizeRequest(token_ids=[1, 2], skip_special_tokens=False)),
+    (
+        "detokenize", ([1, 2],), {"skip_special_tokens": True},
+        generation_pb2.DetokenizeRequest(token_ids=[1, 2], skip_special_tokens=True),
+    ),
+    ("get_push", ("p",), {}, weights_pb2.GetPushRequest(push_id="p")),
+    ("commit_push", ("p",), {}, weights_pb2.CommitPushRequest(push_id="p", apply=weights_pb2.ApplyOptions())),
+    (
+        "commit_push", ("p",), {"expected_version": 0, **APPLY_OPTIONS},
+        weights_pb2.CommitPushRequest(push_id="p", expected_version=0, apply=APPLY),
+    ),
+    ("discard_push", ("p",), {}, weights_pb2.DiscardPushRequest(push_id="p")),
+    ("discard_push", ("p",), {"force": True}, weights_pb2.DiscardPushRequest(push_id="p", force=True)),
+    ("get_weights", (), {}, weights_pb2.GetWeightsRequest()),
+    ("get_weights", (), {"include_digests": True}, weights_pb2.GetWeightsRequest(include_digests=True)),
+    ("pull_weights", (), {}, weights_pb2.PullWeightsRequest(chunk_bytes=1 << 20)),
+    (
+        "pull_weights", (), {"version": 0, "chunk_bytes": 5},
+        weights_pb2.PullWeightsRequest(weight_version=0, chunk_bytes=5),
+    ),
+    ("load_lora", ("a", "/b"), {}, control_pb2.LoadLoraRequest(lora_name="a", path="/b", timeout=seconds(60))),
+    (
+        "load_lora", ("a", Path("/b")), {"timeout_s": 7},
+        control_pb2.LoadLoraRequest(lora_name="a", path="/b", timeout=seconds(7)),
+    ),
+    ("unload_lora", ("a",), {}, control_pb2.UnloadLoraRequest(lora_name="a")),
+    ("list_loras", (), {}, control_pb2.ListLorasRequest()),
+    (
+        "init_weight_transfer", ({"a": 1},), {"timeout_s": 7},
+        weights_pb2.InitWeightTransferRequest(init_info='{"a": 1}', timeout=seconds(7)),
+    ),
+    (
+        "start_weight_update", (),
+        {
+            "update_id": "u", "pause_mode": "wait", "kv_policy": "reuse", "pause_lease_id": "l", "ttl_s": 6,
+            "timeout_s": 7,
+        },
+        weights_pb2.StartWeightUpdateRequest(
+            update_id="u", pause_mode=types_pb2.PAUSE_MODE_WAIT, kv_policy=types_pb2.KV_POLICY_REUSE,
+            pause_lease_id="l", ttl=seconds(6), timeout=seconds(7),
+        ),
+    ),
+    (
+        "update_weights", ({"a": 1},), {"update_id": "u", "timeout_s": 7},
+        weights_pb2.UpdateWeightsRequest(update_id="u", update_info='{"a": 1}', timeout=seconds(7)),
+    ),
+    (
+        "finish_weight_update", (), {"update_id": "u", "version": 0, "force": True, "timeout_s": 7},
+        weights_pb2.FinishWeightUpdateRequest(update_id="u", weight_version=0, force=True, timeout=seconds(7)),
+    ),
+    ("renew_pause", ("l",), {}, control_pb2.RenewPauseRequest(lease_id="l")),
+    ("renew_pause", ("l",), {"ttl_s": 6}, control_pb2.RenewPauseRequest(lease_id="l", ttl=seconds(6))),
+    ("resume", (), {}, control_pb2.ResumeRequest()),
+    ("resume", ("l",), {"force": True}, control_pb2.ResumeRequest(lease_id="l", force=True)),
+    ("status", (), {}, control_pb2.GetStatusRequest()),
+    ("server_info", (), {}, control_pb2.GetServerInfoRequest()),
+    ("reset_cache", (), {}, control_pb2.ResetCacheRequest()),
+    ("reset_cache", (), {"reset_running_requests": True}, control_pb2.ResetCacheRequest(reset_running_requests=True)),
+)  # fmt: skip
+"""The call, its arguments, what it sends."""
+ELSEWHERE: Final = {
+    "generate", "generate_many", "generate_as_completed", "stream", "stream_many", "tokenize", "push_weights",
+    "push_lora", "pause", "paused", "sleep", "wake_up", "watch_status", "wait_ready", "close",
+}  # fmt: skip
+"""Calls whose requests are those of other tests."""
+
+
+@pytest.fixture
+async def daemon() -> AsyncIterator[SilentDaemon]:
+    async with silent_daemon() as daemon:
+        daemon.answer = b""
+        yield daemon
+
+
+def test_every_call_is_here_or_elsewhere() -> None:
+    """A new one needs a row."""
+    assert {name for name, *_ in CALLS} | ELSEWHERE == public_calls(AsyncClient)
+
+
+async def test_every_argument_of_a_call_is_in_its_request(daemon: SilentDaemon) -> None:
+    """In its field, and 0 is a version. What is not given is left to the daemon, but for times that the client
+    needs."""
+    async with AsyncClient(daemon.target) as client:
+        for name, arguments, options, expected in CALLS:
+            with contextlib.suppress(GenserveError):  # nothing is an answer to most of them
+                await getattr(client, name)(*arguments, **options)
+            assert (name, type(expected).FromString(daemon.requests[-1])) == (name, expected)
+    assert len(daemon.requests) == len(CALLS)
+
+
+STATE: Final = types_pb2.EngineState(instance_id="i", weight_version=5, running_requests=6, waiting_requests=7)
+LEASE: Final = types_pb2.PauseLease(lease_id="l", holder="me", mode=types_pb2.PAUSE_MODE_WAIT)
+PUSH: Final = weights_pb2.Push(push_id="p", received_bytes=8, total_bytes=9, missing=[{"start": 3, "end": 4}])
+APPLIED: Final = weights_pb2.Applied(previous_version=1, active_version=2, requests_kept=3, requests_aborted=4)
+LORA: Final = control_pb2.Lora(lora_name="a", rank=1, size_bytes=2, source="s", running_requests=3)
+INFO: Final = control_pb2.GetServerInfoResponse(model="m", vocab_size=3, state=STATE)
+WEIGHTS: Final = weights_pb2.GetWeightsResponse(weight_version=3, resident=True, state=STATE)
+STATUS: Final = control_pb2.GetStatusResponse(state=STATE, load=control_pb2.Load(running=1, waiting=2))
+PUSHED: Final = weights_pb2.GetPushResponse(push=PUSH, applied=APPLIED, state=STATE)
+COMMITTED: Final = weights_pb2.CommitPushResponse(push=PUSH, applied=APPLIED, state=STATE)
+ENGINE: Final = EngineState.of(STATE)
+STARTED: Final = weights_pb2.StartWeightUpdateResponse(update_id="u", requests_kept=2, requests_aborted=3, state=STATE)
+PAUSED: Final = control_pb2.PauseResponse(lease=LEASE, requests_kept=2, requests_aborted=3, state=STATE)
+ANSWERS: Final[tuple[tuple[str, Message, Any], ...]] = (
+    ("abort", generation_pb2.AbortResponse(aborted_ids=["a"], unknown_ids=["b"]), AbortResult(["a"], ["b"])),
+    ("tokenize", generation_pb2.TokenizeResponse(token_ids=[1, 2]), [1, 2]),
+    ("detokenize", generation_pb2.DetokenizeResponse(text="one two"), "one two"),
+    ("get_push", PUSHED, PushResult.of(PUSHED)),
+    ("commit_push", COMMITTED, PushResult.of(COMMITTED)),
+    ("discard_push", weights_pb2.DiscardPushResponse(push=PUSH, state=STATE), Push.of(PUSH)),
+    ("get_weights", WEIGHTS, ServedWeights.of(WEIGHTS)),
+    ("load_lora", control_pb2.LoadLoraResponse(lora=LORA), Lora.of(LORA)),
+    ("unload_lora", control_pb2.UnloadLoraResponse(lora=LORA), Lora.of(LORA)),
+    ("list_loras", control_pb2.ListLorasResponse(loras=[LORA, LORA], max_loras=3), [Lora.of(LORA), Lora.of(LORA)]),
+    ("init_weight_transfer", weights_pb2.InitWeightTransferResponse(backend="nccl", state=STATE), "nccl"),
+    ("start_weight_update", STARTED, StartedUpdate("u", 2, 3, ENGINE)),
+    ("update_weights", weights_pb2.UpdateWeightsResponse(state=STATE), None),
+    (
+        "finish_weight_update", weights_pb2.FinishWeightUpdateResponse(applied=APPLIED, state=STATE),
+        FinishedUpdate(Applied.of(APPLIED), ENGINE),
+    ),
+    ("pause", PAUSED, PauseResult(PauseLease.of(LEASE), 2, 3, ENGINE)),
+    ("renew_pause", control_pb2.RenewPauseResponse(lease=LEASE, state=STATE), PauseLease.of(LEASE)),
+    ("resume", control_pb2.ResumeResponse(lease_expired=True, state=STATE), ResumeResult(True, ENGINE)),
+    ("resume", control_pb2.ResumeResponse(state=STATE), ResumeResult(False, ENGINE)),
+    ("status", STATUS, Status.of(STATUS)),
+    ("server_info", INFO, ServerInfo.of(INFO)),
+    ("reset_cache", control_pb2.ResetCacheResponse(reset=True, state=STATE), True),
+    ("reset_cache", control_pb2.ResetCacheResponse(state=STATE), False),
+    ("sleep", control_pb2.SleepResponse(state=STATE), ENGINE),
+    ("wake_up", control_pb2.WakeUpResponse(state=STATE), ENGINE),
+)  # fmt: skip
+"""The call, what the daemon answers, the result. What the parts of a result are made of, `test_round_trip` knows."""
+
+
+async def test_every_answer_is_the_result_of_its_call(daemon: SilentDaemon) -> None:
+    """Each part in its place."""
+    async with AsyncClient(daemon.target) as client:
+        for name, answer, expected in ANSWERS:
+            daemon.answer = answer.SerializeToString()
+            assert (name, await getattr(client, name)(*ARGUMENTS[name])) == (name, expected)
+
+
+def test_results_are_compared_by_what_they_say_and_shown_without_their_messages() -> None:
+    """Whichever call has told it."""
+    watched = control_pb2.WatchStatusResponse(state=STATUS.state, load=STATUS.load)
+    pushed = weights_pb2.PushWeightsResponse(push=PUSH, applied=APPLIED, state=STATE)
+    for one, other in ((Status.of(STATUS), Status.of(watched)), (PushResult.of(PUSHED), PushResult.of(pushed))):
+        assert one.message != other.message
+        assert one == other
+        assert repr(one) == repr(other) and "message" not in repr(one)
+    renewal: Any = object()
+    one_pause, other_pause = (HeldPause("l", "me", "keep", None, each) for each in (renewal, object()))  # type: ignore
+    assert one_pause == other_pause and "renewal" not in repr(one_pause)
+    assert repr(PulledWeights(3, {"w": renewal})) == "PulledWeights(weight_version=3)"
