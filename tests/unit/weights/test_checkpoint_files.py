@@ -13,7 +13,7 @@ from genserve.errors import NotResidentError, WeightVersionMismatchError
 from genserve.tensors.manifest import Manifest, TensorSpec
 from genserve.tensors.safetensors import CheckpointFileError
 from genserve.weights.checkpoint import CheckpointIndex
-from genserve.weights.checkpoint_files import CheckpointFiles, FileChangedError
+from genserve.weights.checkpoint_files import CheckpointFile, CheckpointFiles, FileChangedError
 from genserve.weights.resident import CheckpointBytes, ResidentStore, ResidentVersion
 from tests.unit.weights.conftest import Rig, header, send, weights
 
@@ -187,3 +187,17 @@ async def test_a_partial_push_takes_no_byte_of_a_file_that_was_written_to(rig: R
     assert (rig.engine.calls, rig.engine.live) == ([], live)
     await rig.push(header("whole", 1))
     await rig.push(header("partial again", 2, manifest=ONLY_B), weights(2)[16:])
+
+
+@pytest.mark.parametrize("num_at_once", [1, 5, 100])
+def test_a_read_goes_on_where_the_kernel_has_stopped(
+    file: Path, monkeypatch: pytest.MonkeyPatch, num_at_once: int
+) -> None:
+    """It gives at most 2 GiB at once, and fewer where it likes."""
+    whole, read = file.read_bytes(), os.preadv
+    monkeypatch.setattr(os, "preadv", lambda fd, targets, place: read(fd, [targets[0][:num_at_once]], place))
+    opened = CheckpointFile(file)
+    assert opened.read(0, len(whole)) == whole
+    assert opened.read(3, 20) == whole[3:23]
+    with pytest.raises(CheckpointFileError, match="ends 2 bytes too early"):
+        opened.read(len(whole) - 4, 6)
