@@ -1,5 +1,6 @@
 """Files that are read as they were found, or not at all."""
 
+import errno
 import os
 import re
 from collections.abc import Callable
@@ -201,3 +202,21 @@ def test_a_read_goes_on_where_the_kernel_has_stopped(
     assert opened.read(3, 20) == whole[3:23]
     with pytest.raises(CheckpointFileError, match="ends 2 bytes too early"):
         opened.read(len(whole) - 4, 6)
+
+
+def fail(*_: object) -> None:
+    raise OSError(errno.EIO, "Input/output error")
+
+
+def test_a_disk_that_fails_is_told_with_the_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether bytes are read from it, or which files there are."""
+    opened = CheckpointFile(file)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "preadv", fail)
+        with pytest.raises(CheckpointFileError, match=f"^{re.escape(str(file))}: Input/output error$"):
+            opened.read(0, 8)
+    index = file.parent / "model.safetensors.index.json"
+    index.write_text("{}")
+    monkeypatch.setattr("genserve.weights.checkpoint_files.read_weight_map", fail)
+    with pytest.raises(CheckpointFileError, match=f"^{re.escape(str(index))}: Input/output error$"):
+        CheckpointFiles.open(file.parent)
