@@ -159,3 +159,20 @@ async def test_an_engine_that_dies_while_it_is_healed_is_dead(rig: Rig, caplog: 
             await pushing
     assert (rig.board.phase, rig.engine.running) == (Phase.DEAD, False)
     assert [record.getMessage() for record in caplog.records if "could not be freed" in record.getMessage()] == []
+
+
+async def test_a_push_whose_apply_is_cancelled_can_be_applied_later(rig: Rig) -> None:
+    """As by a loop that is torn down: who waits for it is cancelled as well, and nothing is busy for ever."""
+    gate = rig.engine.gates["prepare_weights"] = Gate()
+    pushing = asyncio.create_task(rig.push(header()))
+    await asyncio.wait_for(gate.reached.wait(), 10)
+    applying = rig.registry.find("p1").task
+    assert applying is not None
+    applying.cancel()
+    await asyncio.wait({pushing}, timeout=5)
+    assert pushing.cancelled()
+    assert rig.registry.report("p1").push.state is PushState.FAILED
+    assert rig.engine.running
+    gate.open.set()
+    assert (await rig.registry.commit("p1", ApplyOptions())).applied is not None
+    assert rig.engine.live == tensors(1)
