@@ -56,9 +56,6 @@ DESCRIPTION = (
 )
 EXIT_FAILED = 1
 _CLOSE_GRACE_S = 2.0
-# Objects allocated between collections. Python's default of 700 is less than one step of the engine allocates and
-# frees.
-_GC_THRESHOLD = 20_000
 _LAST_ANSWERS_S = 0.2
 
 
@@ -244,7 +241,6 @@ def _settle_memory() -> None:
     """Freezes the objects of the start, which live for ever, so that garbage collections do not traverse them."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(_GC_THRESHOLD)
 
 
 async def _ingest(config: ServeConfig, stack: AsyncExitStack) -> IngestProcesses | None:

@@ -12,6 +12,7 @@ from typing import Final
 from genserve import __version__
 from genserve.cli import bench, doctor, generate, lora, serve
 from genserve.cli.control import pause, resume, sleep, status, wake_up
+from genserve.cli.parser import CommandParser
 from genserve.cli.streams import abandon_output, prepare_output
 from genserve.cli.weights import commit, discard, pull, push
 from genserve.errors import GenserveError
@@ -66,7 +67,8 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
 
 def make_parser() -> argparse.ArgumentParser:
     """The parser of all commands but `serve`."""
-    parser = argparse.ArgumentParser(
+    # Its subparsers are of its class.
+    parser: argparse.ArgumentParser = CommandParser(
         prog="genserve", description="Serves a model over gRPC and takes new weights while it generates."
     )
     parser.add_argument("--version", action="version", version=f"genserve {__version__}")

@@ -1,12 +1,27 @@
 """genserve serve: runs the daemon."""
 
 import argparse
+import atexit
+import gc
+import importlib.util
 import os
 import re
 import sys
 import warnings
 from collections.abc import Sequence
+from importlib.metadata import entry_points
+from pathlib import Path
 from typing import NoReturn
+
+# At the import, for vLLM's processes too: each of them imports the main script again, and with it this module, before
+# it imports anything else.
+#
+# Objects allocated between collections: Python's default of 700 is less than one step of the engine allocates and
+# frees, and a tenth of the start goes into collections that find nothing in what vLLM imports.
+gc.set_threshold(20_000)
+# The interpreter collects twice when it ends: with torch and vLLM this takes seconds, and at a shutdown one process
+# waits for the other.
+atexit.register(gc.freeze)
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -39,8 +54,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_own(flags: Sequence[str]) -> None:
-    """Refuses invalid values of genserve's flags, and a model that does not exist, before vLLM is imported to parse the
-    others, which takes seconds. Exits as argparse does."""
+    """Refuses invalid values of genserve's flags, a model that does not exist, and flags that neither genserve nor vLLM
+    has, before vLLM is imported to parse the others, which takes seconds. Exits as argparse does."""
     from genserve.config import ServeConfig, check_model
 
     # As in vLLM's parser: underscores are accepted, and a file may contain more flags.
@@ -51,12 +66,39 @@ def _check_own(flags: Sequence[str]) -> None:
     ServeConfig.add_flags(parser)
     parser.add_argument("--model")
     try:
-        read = vars(parser.parse_known_args(dashed)[0])
-        ServeConfig.from_flags(read)
-        if read["model"] is not None:
-            check_model(read["model"])
+        known, others = parser.parse_known_args(dashed)
+        ServeConfig.from_flags(vars(known))
+        if known.model is not None:
+            check_model(known.model)
+        unknown = _unknown(others, list(parser._option_string_actions))
+        if unknown:
+            raise ValueError(f"unrecognized arguments: {' '.join(unknown)}")
     except ValueError as error:
         parser.error(str(error))
+
+
+def _vllm_flags() -> set[str]:
+    """The flags that the source of the installed vLLM names. Empty if it cannot tell, because vLLM is missing or
+    another one, or because a plugin may add flags."""
+    spec = importlib.util.find_spec("vllm")  # imports nothing
+    if spec is None or spec.origin is None or entry_points(group="vllm.platform_plugins"):
+        return set()
+    source = Path(spec.origin).parent / "engine" / "arg_utils.py"
+    flags = set(re.findall(r'"(--[a-z0-9-]+)"', source.read_text())) if source.is_file() else set()
+    return flags if "--model" in flags else set()
+
+
+def _unknown(arguments: Sequence[str], own: Sequence[str]) -> list[str]:
+    """The flags among the arguments that neither genserve nor vLLM has, if that can be told. vLLM's parser takes the
+    beginning of a name, --no-NAME for some, and --NAME.KEY for a key of a JSON object."""
+    engines = _vllm_flags()
+    names = [re.split("[=.]", each, maxsplit=1)[0] for each in arguments if re.match("--.", each)]
+    flags = (*own, *engines, "--help")
+    return [
+        name
+        for name in names
+        if engines and not any(flag.startswith((name, name.replace("--no-", "--", 1))) for flag in flags)
+    ]
 
 
 class _OwnFlags(argparse.ArgumentParser):

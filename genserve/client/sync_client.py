@@ -1,6 +1,7 @@
 """The client for threads: the asynchronous one on its own event loop in a background thread.
 
-Each method is declared by naming the asynchronous one, and has its signature, types and documentation.
+Each method is declared by naming the asynchronous one, and has its signature, types and documentation, in which
+`async with` is `with` and `aclose` is `close`.
 """
 
 import asyncio
@@ -56,6 +57,11 @@ class _Limit:
         return None if timeout_s is None else max(timeout_s, 0.0) + slack_s + _LATE_S
 
 
+def _documented(function: Callable[P, T]) -> Callable[P, T]:
+    function.__doc__ = (function.__doc__ or "").replace("`async with`", "`with`").replace("`aclose`", "`close`")
+    return function
+
+
 def blocking(
     method: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]],
     default: Default = "control_s",
@@ -64,6 +70,7 @@ def blocking(
     """A method that waits for the asynchronous one. `progress` is called in the thread that waits."""
     limit = _Limit(method, default, slack)
 
+    @_documented
     @wraps(method)
     def call(client: "Client", /, *args: P.args, **kwargs: P.kwargs) -> T:
         limit_s = limit.seconds(client, args, kwargs)
@@ -83,6 +90,7 @@ def blocking_stream(
     """A method that starts the asynchronous stream and iterates over it."""
     limit = _Limit(method, default, None)
 
+    @_documented
     @wraps(method)
     def begin(client: "Client", /, *args: P.args, **kwargs: P.kwargs) -> "BlockingStream[T]":
         async def start() -> _AsyncStream[T]:
@@ -102,6 +110,7 @@ def blocking_context(
     """A context manager around the asynchronous one."""
     limit = _Limit(method, default, slack)
 
+    @_documented
     @wraps(method)
     def hold(client: "Client", /, *args: P.args, **kwargs: P.kwargs) -> "BlockingContext[T]":
         return BlockingContext(client, method(client._client, *args, **kwargs), limit.seconds(client, args, kwargs))

@@ -36,6 +36,10 @@ class LaunchedServer(Generic[ClientT]):
         self.pid: Final = process.process.pid
         self.log: Final = process.log
 
+    def __repr__(self) -> str:
+        where = f"address={self.address!r}, model={self.model!r}, pid={self.pid}, log={os.fspath(self.log)!r}"
+        return f"{type(self).__name__}({where})"
+
     @property
     def exit_status(self) -> int | None:
         """The exit status: None while the daemon runs, 0 after a drain, -N after signal N."""

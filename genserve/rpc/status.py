@@ -97,7 +97,7 @@ def _details(error: GenserveError) -> Iterator[message.Message]:
     metadata = dict(_fitting_metadata(error))
     violations = list(_fitting_violations(error))
     if len(violations) < len(error.violations):
-        metadata["num_violations"] = str(len(error.violations))
+        metadata.setdefault("num_violations", str(len(error.violations)))  # the error may count more than it lists
     yield error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=metadata)
     if violations:
         yield error_details_pb2.BadRequest(field_violations=violations)

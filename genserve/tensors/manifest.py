@@ -13,7 +13,7 @@ from genserve.tensors.dtypes import ITEM_BYTES, objection
 
 MAX_TENSORS = 1_000_000
 MAX_NAMED_ISSUES = 20
-_MAX_COUNTED_ISSUES = 1000
+MAX_UNNAMED_ISSUES = 980
 MAX_RANK = 16
 _MAX_NAME_LENGTH = 1024
 MAX_BYTES = 1 << 63
@@ -33,10 +33,12 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class PushIssue:
-    """An error in a push. `tensor` is empty if the error is not about one tensor."""
+    """An error in a push. `tensor` is empty if the error is not about one tensor. `num_issues` is the number of errors
+    that it stands for, at least that many if it is MAX_UNNAMED_ISSUES."""
 
     tensor: str
     description: str
+    num_issues: int = 1
 
 
 @dataclass(frozen=True)
@@ -105,10 +107,10 @@ def bounded(issues: Iterable[PushIssue]) -> list[PushIssue]:
     costs no more than an honest one."""
     source = iter(issues)
     named = list(islice(source, MAX_NAMED_ISSUES))
-    num_more = sum(1 for _ in islice(source, _MAX_COUNTED_ISSUES - MAX_NAMED_ISSUES))
+    num_more = sum(1 for _ in islice(source, MAX_UNNAMED_ISSUES))
     if num_more:
-        at_least = "at least " if num_more == _MAX_COUNTED_ISSUES - MAX_NAMED_ISSUES else ""
-        named.append(PushIssue("", f"and {at_least}{num_more} more issues"))
+        at_least = "at least " if num_more == MAX_UNNAMED_ISSUES else ""
+        named.append(PushIssue("", f"and {at_least}{num_more} more issues", num_more))
     return named
 
 

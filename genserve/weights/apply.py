@@ -42,11 +42,12 @@ class PushApplier:
         self._resident = resident
         self._lock = asyncio.Lock()
         self._applied_id = ""
+        self._freeing: asyncio.Task[None] | None = None
 
     @asynccontextmanager
     async def between_pushes(self, timeout_s: float) -> AsyncIterator[None]:
-        """Waits until the push that is being applied has ended, and makes the next one wait. Raises DeadlineError,
-        naming the push."""
+        """Waits until the push that is being applied has ended and what it replaced is freed, and makes the next one
+        wait. Raises DeadlineError, naming the push."""
         async with self._alone(timeout_s, lambda: self._still_under_way(timeout_s)):
             yield
 
@@ -69,7 +70,8 @@ class PushApplier:
         )
 
     async def apply(self, push: LivePush) -> Applied:
-        """Prepares, pauses, commits, resumes, and frees what was replaced; all within the header's `apply.timeout_s`.
+        """Prepares, pauses, commits and resumes, all within the header's `apply.timeout_s`. What was replaced is freed
+        after the answer, before anything else is applied.
 
         On any error the previous version is served and the engine is as it was: PauseLeaseLostError, DeadlineError,
         DrainingError, EngineDeadError, EngineSleepingError when a sleep of the weights came first, and
@@ -81,11 +83,8 @@ class PushApplier:
         deadline_s = time.monotonic() + push.header.apply.timeout_s
         async with self._alone(push.header.apply.timeout_s, lambda: "no time was left to prepare; nothing changed"):
             self._applied_id = push.push_id
-            try:
-                check_weights(self._board.engine_condition, self._board.daemon_condition)
-                return await self._apply(push, deadline_s)
-            finally:
-                self._applied_id = ""
+            check_weights(self._board.engine_condition, self._board.daemon_condition)
+            return await self._apply(push, deadline_s)
 
     @asynccontextmanager
     async def _alone(self, timeout_s: float, too_late: Callable[[], str]) -> AsyncIterator[None]:
@@ -97,7 +96,19 @@ class PushApplier:
         try:
             yield
         finally:
-            self._lock.release()
+            if self._freeing is None:
+                self._release()
+
+    def _release(self) -> None:
+        self._applied_id = ""
+        self._lock.release()
+
+    async def _free(self, nonce: str) -> None:
+        try:
+            await self._discard(nonce)
+        finally:
+            self._freeing = None
+            self._release()
 
     async def _apply(self, push: LivePush, deadline_s: float) -> Applied:
         options = push.header.apply
@@ -130,8 +141,9 @@ class PushApplier:
             if push.is_served:
                 version = push.header.weight_version
                 self._resident.replace(ResidentVersion(version, push.weights, ArenaBytes(push.arena)))
-        # The pause is over: requests must not wait while memory is freed.
-        await self._discard(nonce)
+        # Neither requests nor the trainer wait while memory is freed: the workers get to it after their next step, and
+        # that one may compute every running request again.
+        self._freeing = asyncio.create_task(self._free(nonce), name="freeing replaced weights")
         steps = {
             "receive": push.staging.receive_s,
             "verify": push.staging.verify_s,

@@ -8,9 +8,15 @@ from genserve.errors import (
     VersionNotNewerError,
     WeightVersionMismatchError,
 )
-from genserve.tensors.manifest import Manifest, PushIssue, structural_issues, too_many_tensors
+from genserve.tensors.manifest import (
+    MAX_UNNAMED_ISSUES,
+    Manifest,
+    PushIssue,
+    structural_issues,
+    too_many_tensors,
+)
 from genserve.weights.checkpoint import CheckpointIndex, checkpoint_issues
-from genserve.weights.lora.config import check_lora_name, lora_issues
+from genserve.weights.lora.config import LoraConfig, check_lora_name, lora_issues
 from genserve.weights.push.types import ApplyOptions, LoraAdapter, PushHeader
 
 MAX_STREAMS = 1024
@@ -80,24 +86,28 @@ def check_version(header: PushHeader, served_version: int) -> None:
 
 
 def examine(
-    manifest: Manifest | None, claimed_digest: str, checkpoint: CheckpointIndex | None, *, lora: bool = False
+    manifest: Manifest | None,
+    claimed_digest: str,
+    checkpoint: CheckpointIndex | None,
+    *,
+    lora: LoraConfig | None = None,
 ) -> tuple[str, list[PushIssue]]:
-    """Returns the digest of a manifest, of weights or of an adapter, and its issues.
+    """Returns the digest of a manifest, of weights or of the adapter with this configuration, and its issues.
 
     The time is proportional to the checkpoint, not to the manifest: a manifest that is too large is refused unread.
     Raises InvalidFieldError if the digest is not the claimed one.
     """
     if manifest is None:
         return claimed_digest, []
-    if checkpoint is not None and len(manifest.tensors) > _max_tensors(checkpoint, lora=lora):
+    if checkpoint is not None and len(manifest.tensors) > _max_tensors(checkpoint, lora=lora is not None):
         return "", checkpoint_issues(manifest, checkpoint)
     issues = structural_issues(manifest)
     if issues:
         return "", issues
     if claimed_digest and claimed_digest != manifest.digest:
         raise InvalidFieldError.of("header.manifest_digest", f"the manifest's is {manifest.digest}")
-    if lora:
-        return manifest.digest, lora_issues(manifest, checkpoint)
+    if lora is not None:
+        return manifest.digest, lora_issues(manifest, checkpoint, lora)
     return manifest.digest, checkpoint_issues(manifest, checkpoint) if checkpoint is not None else []
 
 
@@ -116,11 +126,20 @@ def refuse_issues(issues: list[PushIssue]) -> None:
     kinds = {issue.description: issue for issue in reversed(issues) if issue.tensor or issue is issues[0]}
     shown = list(reversed(kinds.values()))[:_MAX_SHOWN_ISSUES]
     about = "; ".join(f"{i.tensor[:256]!r} {i.description}" if i.tensor else f"it {i.description}" for i in shown)
-    others = f"; {len(issues) - len(shown)} more in the error's details" if len(issues) > len(shown) else ""
+    num_issues = sum(issue.num_issues for issue in issues)
     raise ManifestMismatchError(
-        f"the manifest does not match the checkpoint: {about}{others}",
+        f"the manifest does not match the checkpoint: {about}{_others(issues, num_issues - len(shown))}",
         violations=[FieldViolation(_field(issue.tensor), issue.description) for issue in issues],
+        # Otherwise the number of violations says it.
+        metadata={"num_violations": str(num_issues)} if num_issues > len(issues) else None,
     )
+
+
+def _others(issues: list[PushIssue], num_others: int) -> str:
+    if not num_others:
+        return ""
+    at_least = "at least " if any(issue.num_issues == MAX_UNNAMED_ISSUES for issue in issues) else ""
+    return f"; {at_least}{num_others} more, see the error's details"
 
 
 def _field(tensor: str) -> str:

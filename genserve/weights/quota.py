@@ -1,11 +1,13 @@
 """Memory for the bytes of a push, within the daemon's limit. Everything is decided before anything is freed."""
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from genserve.errors import StagingFullError
 from genserve.memory.available import require_memory
+from genserve.tensors.manifest import Manifest
 from genserve.weights.checkpoint import CheckpointIndex
 from genserve.weights.push.lifecycle import State
 from genserve.weights.push.live_push import LivePush
@@ -42,6 +44,24 @@ class Evictions:
             resident.release_memory()
         elif self.releases_replaced:
             resident.release_replaced()  # pulls of a replaced version must start again
+
+
+@contextmanager
+def naming_wide_tensors(manifest: Manifest, checkpoint: CheckpointIndex | None) -> Iterator[None]:
+    """Adds to a StagingFullError how much wider the tensors of the push are than the checkpoint's, which is all that
+    its sender needs to change."""
+    try:
+        yield
+    except StagingFullError as error:
+        known = {} if checkpoint is None else checkpoint.tensors
+        specs = [spec for spec in manifest.tensors if spec.name in known]
+        pushed_bytes, usual_bytes = sum(spec.length for spec in specs), sum(known[spec.name].length for spec in specs)
+        if pushed_bytes <= usual_bytes:
+            raise
+        times = f"{pushed_bytes / usual_bytes:.3g} times"
+        raise StagingFullError(
+            f"{error.message}; the push's tensors are {times} as wide as the checkpoint's", metadata=error.metadata
+        ) from error
 
 
 def plan_evictions(

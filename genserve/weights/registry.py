@@ -38,7 +38,7 @@ from genserve.weights.push_admission import (
     examine,
     refuse_issues,
 )
-from genserve.weights.quota import plan_evictions
+from genserve.weights.quota import naming_wide_tensors, plan_evictions
 from genserve.weights.resident import ResidentStore
 
 # How long a new attempt waits for the streams of another one, whose client may just have gone.
@@ -91,15 +91,14 @@ class PushRegistry:
         PushNotFoundError for a digest without a push.
         """
         check_header(header)
-        if header.lora is not None:
-            self._loras.check(header.lora)
+        lora = self._loras.check(header.lora) if header.lora is not None else None
         if header.manifest is not None:
-            self.check_num_tensors(len(header.manifest.tensors), lora=header.lora is not None)
+            self.check_num_tensors(len(header.manifest.tensors), lora=lora is not None)
         else:
             await self._wait_for_first_stream(header)
         # In a thread: an honest manifest of 100,000 tensors would delay every token stream.
         digest, issues = await asyncio.to_thread(
-            examine, header.manifest, header.manifest_digest, self._checkpoint, lora=header.lora is not None
+            examine, header.manifest, header.manifest_digest, self._checkpoint, lora=lora
         )
         header = replace(header, push_id=header.push_id or uuid.uuid4().hex)
         leave_s = (loop := asyncio.get_running_loop()).time() + _LEAVE_TIMEOUT_S
@@ -168,7 +167,9 @@ class PushRegistry:
     async def _begin(self, header: PushHeader, manifest: Manifest, digest: str, size_bytes: int) -> LivePush:
         self.check_free()
         present = self._pushes.values()
-        evicted = plan_evictions(size_bytes, present, self._max_staging_bytes, self._resident, partial=manifest.partial)
+        limit_bytes, partial = self._max_staging_bytes, manifest.partial
+        with naming_wide_tensors(manifest, self._checkpoint):
+            evicted = plan_evictions(size_bytes, present, limit_bytes, self._resident, partial=partial)
         await asyncio.gather(*(self._pushes.drop(push, push.truncation()) for push in evicted.leftovers))
         evicted.clear(self._resident)
         # An adapter does not use the arena that waits for the next version.

@@ -1,7 +1,5 @@
 """The methods that genserve adds to vLLM's worker class. `collective_rpc` calls them by name."""
 
-import atexit
-import gc
 import multiprocessing
 import os
 from typing import Any
@@ -70,6 +68,11 @@ class WeightExchangeExtension:
         versions, request = self._genserve, Prepare.from_wire(wire)
         return acknowledged(versions.rank, request.nonce, lambda: versions.prepare(request)).to_wire()
 
+    def genserve_step_back(self, wire: dict[str, Any]) -> dict[str, Any]:
+        """Step -> Ack."""
+        versions, step = self._genserve, Step.from_wire(wire)
+        return acknowledged(versions.rank, step.nonce, lambda: versions.step_back(step.nonce)).to_wire()
+
     def genserve_prepared(self, wire: dict[str, Any]) -> dict[str, Any]:
         """Step -> Progress."""
         return self._genserve.prepared(Step.from_wire(wire).nonce).to_wire()
@@ -123,9 +126,6 @@ class WeightExchangeExtension:
         return Digests(ack.rank, found, ack.error).to_wire()
 
 
-# The interpreter collects garbage twice when it ends. With torch this takes more than a second, and a shutdown
-# waits for one process after the other.
-atexit.register(gc.freeze)
 # Even before Attach: a daemon may be ended while its engine starts.
 if DAEMON_PID_VARIABLE in os.environ and multiprocessing.parent_process() is not None:
     end_with_process(int(os.environ[DAEMON_PID_VARIABLE]))

@@ -114,7 +114,7 @@ WRONG_FLAGS = {
 
 
 def test_a_wrong_flag_is_explained_in_the_last_line() -> None:
-    """No traceback for what the user can mend. Each of them imports vLLM first: all at once."""
+    """No traceback for what the user can mend."""
     command = [sys.executable, "-m", "genserve", "serve", "--port", "0"]
     started = [
         subprocess.Popen([*command, *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -122,6 +122,10 @@ async def test_what_was_pulled_is_what_was_pushed(client: AsyncClient, tmp_path:
     await client.push_weights(pulled.tensors, version=2)
     await client.push_weights(tmp_path / "one.safetensors", version=3)
     assert (await client.pull_weights()).tensors == pulled.tensors
+    with pytest.raises(TypeError, match=r"pass its `\.tensors`, or its `\.state_dict\(\)`"):
+        await client.push_weights(pulled, version=2)
+    repeated = await client.push_weights(pulled.state_dict(), version=4)
+    assert (repeated.state.weight_version, (await client.pull_weights()).tensors) == (4, pulled.tensors)
     assert pulled.state_dict()["b"].shape == (8,)
     with pytest.raises(WeightVersionMismatchError):
         await client.pull_weights(version=1)

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from genserve.cli import main
 from genserve.client import AsyncClient, Lora
-from genserve.errors import InvalidFieldError, LoraNotFoundError, UnsupportedError
+from genserve.errors import InvalidFieldError, LoraNotFoundError, ManifestMismatchError, UnsupportedError
 from tests.rpc.adapter import CONFIG, TENSORS
 from tests.rpc.conftest import Daemon
 
@@ -75,6 +75,16 @@ async def test_what_cannot_be_sent(daemon: Daemon, client: AsyncClient, saved: P
     with pytest.raises(InvalidFieldError) as caught:
         await client.load_lora("x", saved, timeout_s=-1)
     assert caught.value.violations[0].field == "timeout"
+
+
+async def test_tensors_of_another_rank_than_the_configuration(daemon: Daemon, client: AsyncClient) -> None:
+    """Pushed, they would be scaled by the wrong rank: the error names the tensor and both, before a byte is sent."""
+    daemon.engine.max_loras = 1
+    with pytest.raises(ManifestMismatchError, match="has rank 2, the adapter's configuration has r = 8") as caught:
+        await client.push_lora("x", TENSORS, CONFIG | {"r": 8}, push_id="p")
+    (violation,) = caught.value.violations
+    assert violation.field == 'header.manifest.tensors["base_model.model.q.lora_A.weight"]'
+    assert (daemon.engine.calls, list(daemon.registry._pushes)) == ([], [])
 
 
 async def test_the_command_line(daemon: Daemon, saved: Path, capsys: pytest.CaptureFixture[str]) -> None:

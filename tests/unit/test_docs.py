@@ -40,6 +40,16 @@ def test_the_page_of_errors_has_every_error() -> None:
     ]
 
 
+def test_the_page_of_errors_has_the_reasons_that_only_commands_give() -> None:
+    """Every reason that the command line writes itself: none is in the table."""
+    source = (ROOT / "genserve" / "cli" / "__init__.py").read_text()
+    own = set(re.findall(r'_print_error\("([A-Z_]+)"', source))
+    told = section(ROOT / "docs" / "errors.md", "In a terminal")
+    assert own and set(re.findall(r"`([A-Z]+_[A-Z]+)`", told)) == own
+    for status in ("1", "2", *re.findall(r"^_[A-Z_]+: Final = (\d+)$", source, re.MULTILINE)):
+        assert re.search(rf"\b{status}\b", told), status
+
+
 @pytest.mark.parametrize("name", ["README.md", "docs/benchmarks/README.md"])
 def test_the_figures_are_those_of_the_measurements(tmp_path: Path, name: str) -> None:
     """README.md quotes four of them, the benchmarks page has all: as `scripts/bench table` writes them."""

@@ -4,6 +4,8 @@ import pytest
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from genserve import daemon
+from genserve.cli import serve
+from genserve.engine.vllm.start import config
 from genserve.engine.vllm.start.config import AsyncEngineArgs
 
 
@@ -57,6 +59,14 @@ def test_wrong_usage_of_vllms_flags_is_one_line(flags: list[str], capsys: pytest
     assert errors.startswith("genserve serve: error: ")
     assert flags[0] in errors
     assert errors.count("\n") == 1
+
+
+def test_every_flag_of_the_engine_is_known_before_vllm_is_imported() -> None:
+    """The command reads their names in vLLM's source. None may be refused that vLLM takes."""
+    flags = [flag for flag in config.parser("genserve serve", "")._option_string_actions if flag.startswith("--")]
+    assert len(flags) > 250
+    assert serve._unknown([f"{flag}=1" for flag in flags], []) == []
+    assert serve._unknown(["--no-such-flag=1"], []) == ["--no-such-flag"]
 
 
 def test_help_for_a_group_that_is_none_names_those_that_are(

@@ -92,7 +92,7 @@ def _is_sequence(kind: type[Message], name: str) -> bool:
 
 def _invalid(path: str, name: str, value: Any, problem: str, options: Mapping[str, str]) -> InvalidFieldError:
     option = options.get(name, name)
-    given = reprlib.repr(value) if not path and option == name else f"{option}={reprlib.repr(value)}"
+    given = reprlib.repr(value) if option == name else f"{option}={reprlib.repr(value)}"
     return InvalidFieldError.of(f"{path}.{name}" if path else name, f"{given}: {problem}")
 
 

@@ -60,6 +60,8 @@ class WeightCalls(ServiceCalls):
         cannot be sent.
         """
         refuse_unknown(options, PushOptions)
+        if isinstance(weights, PulledWeights):
+            raise TypeError("weights must not be a PulledWeights: pass its `.tensors`, or its `.state_dict()`")
         header = push_header(version, options)
         return await self._send(tensor_sources(weights), header, options, timeout_s)
 

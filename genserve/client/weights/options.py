@@ -108,7 +108,7 @@ def push_header(version: int, options: PushOptions) -> weights_pb2.PushHeader:
         "force": options.get("force"),
         "attempt": options.get("attempt"),
     }
-    return build(weights_pb2.PushHeader, fields, path="header")
+    return build(weights_pb2.PushHeader, fields, path="header", options={"weight_version": "version"})
 
 
 def apply_message(options: ApplyOptions, *, field: str) -> weights_pb2.ApplyOptions:

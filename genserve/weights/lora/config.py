@@ -5,7 +5,8 @@ supports.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,16 +17,23 @@ from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor
 
 _PAIRS = ((".lora_A.", ".lora_B."), (".lora_embedding_A", ".lora_embedding_B"))
 _PREFIX = "base_model.model."
+# PEFT stacks the adapters of all experts of such a module, so a tensor has the rank times the number of experts.
+_STACKED = (".experts", ".experts.base_layer")
 # vLLM takes these whole, for models that classify.
 _SAVED_MODULES = tuple(f".{module}.{kind}" for module in ("score", "classifier") for kind in ("weight", "bias"))
 
 
 @dataclass(frozen=True, slots=True)
 class LoraConfig:
-    """PEFT's adapter_config.json: its text, and its largest rank of any module."""
+    """PEFT's adapter_config.json: its text, and the ranks that its modules may have, `r` and those of rank_pattern."""
 
     text: str
-    rank: int
+    ranks: frozenset[int]
+
+    @property
+    def rank(self) -> int:
+        """The largest rank of any module."""
+        return max(self.ranks)
 
     @classmethod
     def parse(cls, text: str, max_rank: int, field: str) -> "LoraConfig":
@@ -39,12 +47,15 @@ class LoraConfig:
         lacking = [key for key in ("r", "lora_alpha", "target_modules") if key not in config]
         if lacking:
             raise InvalidFieldError.of(field, f"lacks {', '.join(lacking)}, which PEFT's adapter_config.json has")
+        wrong = list(_wrong_types(config))
+        if wrong:
+            raise InvalidFieldError.of(field, "; ".join(wrong))
         ranks = list(_ranks(config))
         if not all(type(rank) is int and rank > 0 for rank in ranks):
             raise InvalidFieldError.of(field, "r and the ranks of rank_pattern must be whole numbers above 0")
         if max(ranks) > max_rank:
             raise InvalidFieldError.of(field, f"has rank {max(ranks)}, the daemon runs with --max-lora-rank {max_rank}")
-        return cls(text, max(ranks))
+        return cls(text, frozenset(ranks))
 
 
 def check_lora_name(name: str, field: str) -> None:
@@ -54,17 +65,20 @@ def check_lora_name(name: str, field: str) -> None:
     check_text(name, field)
 
 
-def lora_issues(manifest: Manifest, checkpoint: CheckpointIndex | None) -> list[PushIssue]:
-    """Why the tensors are not an adapter of the checkpoint's model: each A needs its B of the same rank, and a module
-    of their size. vLLM would silently leave out tensors without a module."""
+def lora_issues(manifest: Manifest, checkpoint: CheckpointIndex | None, config: LoraConfig) -> list[PushIssue]:
+    """Why the tensors are not the adapter of the configuration, for the checkpoint's model: each A needs its B of the
+    same rank, which is one of the configuration's, and a module of their size. vLLM would silently leave out tensors
+    without a module, and scale by the configuration's rank whatever the tensors' is."""
     specs = {spec.name: spec for spec in manifest.tensors}
     weights = {} if checkpoint is None else checkpoint.tensors
     if not any(_weight_name(name) in weights for name in specs):
         weights = {}  # named as in the model, not as in the checkpoint, or quantised: only vLLM knows
-    return bounded(_issues(specs, weights))
+    return bounded(_issues(specs, weights, config.ranks))
 
 
-def _issues(specs: Mapping[str, TensorSpec], weights: Mapping[str, CheckpointTensor]) -> Iterator[PushIssue]:
+def _issues(
+    specs: Mapping[str, TensorSpec], weights: Mapping[str, CheckpointTensor], ranks: frozenset[int]
+) -> Iterator[PushIssue]:
     for name, spec in specs.items():
         a, b = next((pair for pair in _PAIRS if pair[0] in name or pair[1] in name), ("", ""))
         if not a:
@@ -75,12 +89,23 @@ def _issues(specs: Mapping[str, TensorSpec], weights: Mapping[str, CheckpointTen
         other = specs.get(name.replace(a, b) if is_a else name.replace(b, a))
         if other is None:
             yield PushIssue(name, f"is missing its {'B' if is_a else 'A'}")
-        elif a != ".lora_A.":
-            continue  # embeddings: transposed, and not supported by most models
         elif len(spec.shape) == len(other.shape) == 2 and is_a and spec.shape[0] != other.shape[1]:
             yield PushIssue(name, f"has rank {spec.shape[0]}, and its B {other.shape[1]}")
-        elif weights:
+        elif len(spec.shape) == 2 and is_a and not _is_of_rank(name, spec.shape[0], ranks):
+            yield PushIssue(name, f"has rank {spec.shape[0]}, {_named(ranks)}")
+        elif weights and a == ".lora_A.":  # embeddings are transposed, and most models support no adapters of them
             yield from _misfit(spec, weights.get(_weight_name(name)), dim=1 if is_a else 0)
+
+
+def _is_of_rank(name: str, rank: int, ranks: frozenset[int]) -> bool:
+    if name.partition(".lora_A.")[0].endswith(_STACKED):
+        return rank > 0 and any(rank % each == 0 for each in ranks)
+    return rank in ranks
+
+
+def _named(ranks: frozenset[int]) -> str:
+    fields = "r" if len(ranks) == 1 else "r and rank_pattern"
+    return f"the adapter's configuration has {fields} = {', '.join(map(str, sorted(ranks)))}"
 
 
 def _misfit(spec: TensorSpec, weight: CheckpointTensor | None, dim: int) -> Iterator[PushIssue]:
@@ -99,7 +124,27 @@ def _weight_name(name: str) -> str:
     return f"{module}.weight"
 
 
+def _wrong_types(config: dict[str, Any]) -> Iterator[str]:
+    """What vLLM would compute with, or fail on, inside its workers. The ranks themselves are apart."""
+    for name in ("rank_pattern", "alpha_pattern"):
+        if not isinstance(config.get(name), dict | None):
+            yield f"{name} must be an object"
+    if not _is_number(config["lora_alpha"]):
+        yield "lora_alpha must be a number"
+    if not all(map(_is_number, _values(config, "alpha_pattern"))):
+        yield "the values of alpha_pattern must be numbers"
+
+
+def _is_number(value: object) -> bool:
+    # JSON has numbers that no float can hold, and Python's parser takes NaN.
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max  # type: ignore[arg-type]
+
+
 def _ranks(config: dict[str, Any]) -> Iterator[Any]:
     yield config["r"]
-    pattern = config.get("rank_pattern")
-    yield from pattern.values() if isinstance(pattern, dict) else ()
+    yield from _values(config, "rank_pattern")
+
+
+def _values(config: dict[str, Any], name: str) -> Collection[Any]:
+    pattern = config.get(name)
+    return pattern.values() if isinstance(pattern, dict) else ()

@@ -74,7 +74,7 @@ class LoraFiles:
         config = LoraConfig.parse((path / CONFIG).read_text(), max_rank, f"path: {CONFIG}")
         try:
             file = CheckpointFile(path / TENSORS)
-            issues = lora_issues(CheckpointIndex.read_file(file).as_manifest(), checkpoint)
+            issues = lora_issues(CheckpointIndex.read_file(file).as_manifest(), checkpoint, config)
             if issues:
                 shown = "; ".join(f"{each.tensor} {each.description}" for each in issues[:3])
                 raise InvalidFieldError.of("path", shown)

@@ -68,13 +68,15 @@ class Fetch(_Message):
 @dataclass(frozen=True, slots=True)
 class Prepare(_Message):
     """Builds version `nonce` from an arena: the daemon's, or on another host the one that `fetched_paths` has for
-    that host. `tensors` are (name, safetensors dtype, shape, offset, length in bytes)."""
+    that host. `tensors` are (name, safetensors dtype, shape, offset, length in bytes). `beside_requests`: requests run,
+    and come first."""
 
     nonce: str
     arena_path: str
     arena_size_bytes: int
     tensors: Sequence[tuple[str, str, Sequence[int], int, int]]
     fetched_paths: Mapping[str, str]
+    beside_requests: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +169,9 @@ class WeightWorker(Protocol):
 
     def genserve_prepare(self, wire: dict[str, Any]) -> dict[str, Any]:
         """Prepare -> Ack at once. When it is done, a second Ack goes to the report socket, if that is on this host."""
+
+    def genserve_step_back(self, wire: dict[str, Any]) -> dict[str, Any]:
+        """Step -> Ack. Requests run now: from here on they come before preparing."""
 
     def genserve_prepared(self, wire: dict[str, Any]) -> dict[str, Any]:
         """Step -> Progress of preparing."""

@@ -299,6 +299,7 @@ async def test_target_and_token_come_from_the_environment(
         (["--model", "/nope"], "--model: no directory /nope"),
         (["--model=./nope"], "--model: no directory ./nope"),
         (["--model=~"], "--model: no directory ~: write the path in full, ~ is not expanded here"),
+        (["--bogus", "1", "--max-model-length=7"], "error: unrecognized arguments: --bogus --max-model-length\n"),
     ],
 )
 def test_what_is_wrong_with_our_own_flags_is_told_before_vllm_is_imported(flags: list[str], says: str) -> None:
@@ -318,8 +319,29 @@ def test_what_is_wrong_with_our_own_flags_is_told_before_vllm_is_imported(flags:
         ["--config", "x.yaml", "--host=0.0.0.0"],
         ["--model", "Qwen/Qwen3-8B"],
         ["--model", "/"],
+        ["--max_model_len", "7", "--tensor-par=2", "--heartbeat-time", "5s", "-tp", "2"],
+        ["--no-enable-prefix-caching", "--hf-overrides.rope_scaling.factor=2", "--compilation-config.mode+", "3"],
+        ["--help"],
+        ["--help=genserve"],
+        ["--config", "x.yaml", "--bogus"],
     ],
 )
 def test_flags_may_be_written_as_vllm_takes_them(flags: list[str]) -> None:
-    """With underscores, or in a file that only vLLM reads; a model may be a repository's name."""
+    """With underscores, shortened, by the key of an object, or in a file that only vLLM reads; a model may be a
+    repository's name."""
     serve._check_own(flags)
+
+
+def test_flags_are_left_to_a_vllm_whose_flags_are_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another version, one with a plugin that may add flags, or none."""
+    for name, value in (
+        ("Path.is_file", lambda _: False),
+        ("Path.read_text", lambda *_, **__: ""),
+        ("entry_points", lambda **_: ["a plugin"]),
+        ("importlib.util.find_spec", lambda _: None),
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr(f"genserve.cli.serve.{name}", value)
+            serve._check_own(["--bogus"])
+    with pytest.raises(SystemExit):
+        serve._check_own(["--bogus"])

@@ -68,6 +68,35 @@ async def test_no_flag_of_any_command_takes_a_value_that_ends_in_a_traceback(
     assert wrong == []
 
 
+@pytest.mark.parametrize(
+    ("arguments", "command", "says"),
+    [
+        (["push", "path", "--verson", "3"], "genserve push", "unrecognized arguments: --verson 3"),
+        (["push", "--verson=3"], "genserve push", "unrecognized arguments: --verson=3"),
+        (["lora", "load", "--bogus"], "genserve lora load", "unrecognized arguments: --bogus"),
+        (["status", "extra"], "genserve status", "unrecognized arguments: extra"),
+        (["--bogus"], "genserve", "unrecognized arguments: --bogus"),
+        (["push"], "genserve push", "the following arguments are required: PATH"),
+        (["lora"], "genserve lora", "the following arguments are required: ACTION"),
+    ],
+)
+def test_an_unknown_flag_is_named_with_the_usage_of_its_command(
+    arguments: list[str], command: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before an argument that is missing, which may only look so because of it."""
+    with pytest.raises(SystemExit) as exited:
+        main(arguments)
+    errors = capsys.readouterr().err
+    assert exited.value.code == 2
+    assert errors.startswith(f"usage: {command} [-h]")
+    assert errors.endswith(f"\n{command}: error: {says}\n")
+
+
+def test_a_flag_that_may_be_repeated_is_read_once() -> None:
+    """Although the arguments are looked at twice."""
+    assert make_parser().parse_args(["generate", "x", "--stop", "a", "--stop", "b"]).stop == ["a", "b"]
+
+
 @pytest.mark.parametrize("target", ["", "\udc80", "a b\n", "unix:", "dns:///", "127.0.0.1:99999999", "\x00"])
 @pytest.mark.parametrize("flag", ["--target", "--uds"])
 async def test_no_address_ends_in_a_traceback(flag: str, target: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -41,6 +41,8 @@ def test_a_daemon_is_launched_and_drains_at_the_end_of_the_block(fake: Env, temp
         assert (launched.model, launched.address) == ("a model", "127.0.0.1:9")
         assert launched.client._client._connection.target == launched.address
         assert launched.log.parent == temporary
+        where = f"address='127.0.0.1:9', model='a model', pid={launched.pid}, log='{launched.log}'"
+        assert repr(launched) == f"LaunchedServer({where})"
         assert launched.exit_status is None
         assert members_of(launched.pid) == [launched.pid]
     assert launched.exit_status == 0

@@ -147,6 +147,13 @@ def test_the_first_of_too_many_violations_are_told() -> None:
     assert detail(status, error_details_pb2.ErrorInfo).metadata["num_violations"] == "21"
 
 
+def test_the_number_of_violations_is_that_of_the_error_if_it_says_one() -> None:
+    """It does not list all that it counts."""
+    violations = [FieldViolation(str(i), "is missing") for i in range(21)]
+    error = errors.ManifestMismatchError("no", violations=violations, metadata={"num_violations": "600"})
+    assert detail(decoded(to_status(error)), error_details_pb2.ErrorInfo).metadata["num_violations"] == "600"
+
+
 @pytest.mark.parametrize("more", [0, 1])
 def test_a_long_text_is_cut_and_its_neighbours_are_not(more: int) -> None:
     """A name that somebody made up does not keep the path of a file from the reader."""

@@ -160,8 +160,11 @@ def test_unknown_and_missing_tensors_are_both_named() -> None:
         *((name, "is missing") for name in names[:20]),
         ("", "and 30 more issues"),
     ]
-    with pytest.raises(ManifestMismatchError, match=r"'module\.layers\.000' is not .*; 'layers\.000' is missing"):
+    with pytest.raises(
+        ManifestMismatchError, match=r"'module\.layers\.000' is not .*; 'layers\.000' is missing; 98 more, see"
+    ) as raised:
         refuse_issues(issues)
+    assert raised.value.metadata == {"num_violations": "100"}
 
 
 @pytest.fixture(scope="module")

@@ -61,6 +61,7 @@ class Rig:
     pauses: PauseController
     sleeps: SleepController
     resident: ResidentStore
+    applier: PushApplier
     registry: PushRegistry
     transfers: TransferUpdates
     loras: LoraLoader
@@ -118,7 +119,7 @@ def build_rig(
     transfers = TransferUpdates(engine, pauses, board, pushes, applier, resident)
     sleeps = SleepController(engine, pauses, board, applier)
     background = [asyncio.create_task(each.run()) for each in (pauses, pushes, transfers)]
-    return Rig(engine, leases, board, pauses, sleeps, resident, pushes, transfers, loras, background)
+    return Rig(engine, leases, board, pauses, sleeps, resident, applier, pushes, transfers, loras, background)
 
 
 @pytest.fixture

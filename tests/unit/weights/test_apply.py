@@ -320,8 +320,27 @@ async def test_engine_that_does_not_resume_after_the_commit_is_told_as_it_is(rig
     rig.background.clear()
 
 
+async def test_push_is_answered_before_what_it_replaced_is_freed(rig: Rig) -> None:
+    """The next one is prepared after that."""
+    gate = rig.engine.gates["discard_weights"] = Gate()
+    outcome = await rig.push(header())
+    assert outcome.push.state is PushState.APPLIED
+    await gate.reached.wait()
+    pushing = asyncio.create_task(rig.push(header("p2", 2)))
+    with pytest.raises(DeadlineError, match="push 'p1' was still being applied"):
+        async with rig.applier.between_pushes(0.05):
+            raise AssertionError
+    assert rig.engine.calls.count("prepare_weights") == 1
+    del rig.engine.gates["discard_weights"]
+    gate.open.set()
+    assert (await pushing).push.state is PushState.APPLIED
+    assert rig.engine.calls[4:6] == ["discard_weights running", "prepare_weights"]
+
+
 async def test_failed_discard_does_not_undo_an_applied_push(rig: Rig) -> None:
     """The version is served; that memory is lost is for the log."""
     rig.engine.fails["discard_weights"] = RuntimeError("no")
     assert (await rig.push(header())).push.state is PushState.APPLIED
     assert rig.engine.running
+    async with rig.applier.between_pushes(1.0):  # the next one need not wait for ever
+        assert rig.engine.calls[-1] == "discard_weights running"

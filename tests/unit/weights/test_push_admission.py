@@ -11,7 +11,7 @@ from genserve.errors import (
     VersionNotNewerError,
     WeightVersionMismatchError,
 )
-from genserve.tensors.manifest import Manifest, PushIssue
+from genserve.tensors.manifest import Manifest, PushIssue, bounded
 from genserve.weights.push.types import ApplyOptions, LoraAdapter
 from genserve.weights.push_admission import (
     check_apply,
@@ -124,13 +124,35 @@ def test_the_first_issue_of_each_kind_is_told_and_all_are_named() -> None:
     issues = [PushIssue(f"{kind}{number}", f"is {kind}") for kind in "abcd" for number in range(2)]
     with pytest.raises(ManifestMismatchError) as caught:
         refuse_issues(issues)
-    assert caught.value.message.endswith("'a0' is a; 'b0' is b; 'c0' is c; 5 more in the error's details")
+    assert caught.value.message.endswith("'a0' is a; 'b0' is b; 'c0' is c; 5 more, see the error's details")
     assert caught.value.violations[0] == FieldViolation('header.manifest.tensors["a0"]', "is a")
-    assert len(caught.value.violations) == 8
+    assert (len(caught.value.violations), caught.value.metadata) == (8, {})
     with pytest.raises(ManifestMismatchError) as caught:
-        refuse_issues([PushIssue("", "has too many tensors"), PushIssue("", "and 3 more issues")])
-    assert caught.value.message.endswith("it has too many tensors; 1 more in the error's details")
-    assert [each.field for each in caught.value.violations] == ["header.manifest"] * 2
+        refuse_issues(
+            [PushIssue("", "has too many tensors"), PushIssue("a", "is missing"), PushIssue("b", "is missing")]
+        )
+    message = "it has too many tensors; 'a' is missing; 1 more, see the error's details"
+    assert caught.value.message.endswith(message)
+    assert caught.value.violations[0].field == "header.manifest"
+
+
+@pytest.mark.parametrize(
+    ("num_issues", "words", "metadata"),
+    [
+        (1, "is missing", {}),
+        (20, "; 19 more, see the error's details", {}),
+        (21, "; 20 more, see the error's details", {}),
+        (25, "; 24 more, see the error's details", {"num_violations": "25"}),
+        (999, "; 998 more, see the error's details", {"num_violations": "999"}),
+        (1001, "; at least 999 more, see the error's details", {"num_violations": "1000"}),
+    ],
+)
+def test_issues_that_are_not_named_are_counted(num_issues: int, words: str, metadata: dict[str, str]) -> None:
+    """And the line that counts them is none."""
+    with pytest.raises(ManifestMismatchError) as caught:
+        refuse_issues(bounded(PushIssue(f"t{number}", "is missing") for number in range(num_issues)))
+    assert caught.value.message.endswith(words)
+    assert caught.value.metadata == metadata
 
 
 def test_a_name_without_end_is_cut() -> None:

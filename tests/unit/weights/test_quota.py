@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 
 from genserve.errors import ApplyInProgressError, StagingFullError
+from genserve.tensors.manifest import Manifest
 from genserve.weights import quota
 from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor
 from genserve.weights.push.lifecycle import State
-from genserve.weights.quota import Evictions, limit_bytes, plan_evictions
+from genserve.weights.quota import Evictions, limit_bytes, naming_wide_tensors, plan_evictions
 
 MAX_BYTES = 100
 INDEX = CheckpointIndex({"a": CheckpointTensor("F32", (4,), 16)})
@@ -106,6 +107,27 @@ def test_what_was_planned_is_freed_and_no_more(evicted: Evictions, calls: list[s
     methods = {name: lambda name=name: done.append(name) for name in ("release_replaced", "release_memory")}
     evicted.clear(SimpleNamespace(**methods))  # type: ignore[arg-type]
     assert done == calls
+
+
+@pytest.mark.parametrize(
+    ("dtype", "name", "checkpoint", "says"),
+    [
+        ("F64", "a", INDEX, "full; the push's tensors are 2 times as wide as the checkpoint's"),
+        ("F32", "a", INDEX, "full"),
+        ("F16", "a", INDEX, "full"),
+        ("F64", "of an adapter", INDEX, "full"),
+        ("F64", "a", None, "full"),
+    ],
+)
+def test_tensors_wider_than_the_checkpoints_are_named(
+    dtype: str, name: str, checkpoint: CheckpointIndex | None, says: str
+) -> None:
+    """As far as it is known how wide those are."""
+    length = {"F64": 32, "F32": 16, "F16": 8}[dtype]
+    manifest = Manifest.end_to_end([(name, dtype, (4,), length)])
+    with pytest.raises(StagingFullError) as full, naming_wide_tensors(manifest, checkpoint):
+        raise StagingFullError("full", metadata={"a": "b"})
+    assert (full.value.message, full.value.metadata) == (says, {"a": "b"})
 
 
 def test_the_limit_holds_two_versions_unless_it_is_given() -> None:

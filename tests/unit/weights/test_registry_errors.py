@@ -13,8 +13,11 @@ from genserve.errors import (
     PushConflictError,
     PushNotFoundError,
     PushTruncatedError,
+    StagingFullError,
     WeightVersionMismatchError,
 )
+from genserve.memory import available
+from genserve.tensors.manifest import Manifest
 from genserve.weights.push.types import PushAction
 from tests.unit.weights.conftest import MANIFEST, Rig, header, send, weights
 
@@ -120,3 +123,15 @@ async def test_a_header_with_the_digest_alone_names_the_push_that_it_waits_for(r
     """Nobody has brought its manifest."""
     opened = replace(header(staging_ttl_s=0.01), manifest=None, manifest_digest=MANIFEST.digest)
     assert await told(PushNotFoundError, lambda: rig.registry.open(opened)) == {"push_id": "p1"}
+
+
+async def test_a_push_of_wide_tensors_that_has_no_room_is_told_how_wide_they_are(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who sends float64 to a bfloat16 model may not know that it does."""
+    monkeypatch.setattr(available, "available_memory_bytes", lambda: 0)
+    manifest = replace(Manifest.end_to_end([("b", "F64", (8,), 64)]), partial=True)
+    with pytest.raises(StagingFullError) as full:
+        await rig.registry.open(header(manifest=manifest))
+    assert full.value.message.endswith("; the push's tensors are 4 times as wide as the checkpoint's")
+    assert full.value.metadata == {"available_bytes": "0"}

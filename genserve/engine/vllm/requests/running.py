@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from typing import Final
 
 from vllm.lora.request import LoRARequest
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -45,6 +46,8 @@ class RunningRequests:
         self._num_active = 0  # their sum
         self._idle = asyncio.Event()
         self._idle.set()
+        self.busy: Final = asyncio.Event()
+        """Set while it is not idle."""
 
     @property
     def streams(self) -> list[VllmStream]:
@@ -66,6 +69,7 @@ class RunningRequests:
         self._num_sequences[request.request_id] = num_sequences
         self._num_active += num_sequences
         self._idle.clear()
+        self.busy.set()
         try:
             stream = self._streams[request.request_id] = await self._admit(request)
         except BaseException:
@@ -126,6 +130,7 @@ class RunningRequests:
         self._loras.release(request_id)
         if not self._streams:
             self._idle.set()
+            self.busy.clear()
 
 
 def _stream_failure(error: Exception) -> GenserveError:

@@ -38,6 +38,14 @@ def test_a_header_without_options_leaves_everything_to_the_daemon() -> None:
     assert push_header(3, {}) == expected
 
 
+def test_an_option_that_its_field_cannot_hold_is_named_once() -> None:
+    """By the path of the field, and as the caller has written it if that differs."""
+    with pytest.raises(InvalidFieldError, match=r"^header\.weight_version: version='2': "):
+        push_header("2", {})  # type: ignore[arg-type]
+    with pytest.raises(InvalidFieldError, match=r"^header\.push_id: 3: "):
+        push_header(2, {"push_id": 3})  # type: ignore[typeddict-item]
+
+
 def test_every_option_of_a_header_has_its_field() -> None:
     """Times are durations, words are values of enums."""
     header = push_header(

@@ -65,6 +65,31 @@ def test_a_rank_above_that_of_the_daemon_is_refused(fields: dict[str, Any]) -> N
         parsed(**fields)
 
 
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"lora_alpha": "x"}, "lora_alpha must be a number"),
+        ({"lora_alpha": True}, "lora_alpha must be a number"),
+        ({"lora_alpha": float("nan")}, "lora_alpha must be a number"),
+        ({"lora_alpha": 10**400}, "lora_alpha must be a number"),
+        ({"alpha_pattern": {"q": "8"}}, "the values of alpha_pattern must be numbers"),
+        ({"alpha_pattern": [8]}, "alpha_pattern must be an object"),
+        ({"rank_pattern": [2], "lora_alpha": []}, "rank_pattern must be an object; lora_alpha must be a number"),
+    ],
+)
+def test_what_is_no_number_is_refused_by_its_name(fields: dict[str, Any], says: str) -> None:
+    """vLLM's workers would compute with it."""
+    with pytest.raises(InvalidFieldError) as caught:
+        parsed(**fields)
+    assert caught.value.violations[0].description == says
+
+
+@pytest.mark.parametrize("alpha", [0, 0.5, -1, 1e30])
+def test_a_number_is_an_alpha(alpha: float) -> None:
+    """Also for single modules."""
+    assert json.loads(parsed(lora_alpha=alpha, alpha_pattern={"q": alpha}).text)["lora_alpha"] == alpha
+
+
 def test_what_peft_needs_must_be_there() -> None:
     """All that lacks is named at once."""
     with pytest.raises(InvalidFieldError, match="lacks lora_alpha, target_modules, which"):
@@ -81,10 +106,41 @@ def test_what_is_no_json_object_is_refused() -> None:
 
 
 def issues(checkpoint: CheckpointIndex | None = CHECKPOINT, **shapes: tuple[int, ...]) -> list[PushIssue]:
-    """Of tensors of the module with these shapes, by the end of their names ("lora_A")."""
+    """Of tensors of the module with these shapes, by the end of their names ("lora_A"), and rank 2."""
     named = {f"{MODULE}.{name.replace('__', '.')}.weight": shape for name, shape in shapes.items()}
-    manifest = Manifest.end_to_end((name, "F32", shape, 4 * math.prod(shape)) for name, shape in named.items())
-    return lora_issues(manifest, checkpoint)
+    return lora_issues(manifest_of(named), checkpoint, parsed())
+
+
+def manifest_of(shapes: dict[str, tuple[int, ...]]) -> Manifest:
+    """Of tensors with these names."""
+    return Manifest.end_to_end((name, "F32", shape, 4 * math.prod(shape)) for name, shape in shapes.items())
+
+
+@pytest.mark.parametrize("rank", [1, 4, 32])
+@pytest.mark.parametrize("halves", [("lora_A.weight", "lora_B.weight"), ("lora_embedding_A", "lora_embedding_B")])
+def test_tensors_of_a_rank_that_the_configuration_does_not_have_are_refused(rank: int, halves: tuple[str, str]) -> None:
+    """vLLM would scale them by the configuration's, or have no room for them; nobody else compares the two."""
+    a, b = (f"{MODULE}.{half}" for half in halves)
+    manifest = manifest_of({a: (rank, 4), b: (6, rank)})
+    expected = PushIssue(a, f"has rank {rank}, the adapter's configuration has r = 2")
+    assert lora_issues(manifest, CHECKPOINT, parsed()) == [expected]
+    (issue,) = lora_issues(manifest, None, parsed(rank_pattern={"k": 3}))
+    assert issue.description == f"has rank {rank}, the adapter's configuration has r and rank_pattern = 2, 3"
+
+
+def test_a_rank_of_the_pattern_is_a_rank_of_the_configuration() -> None:
+    """To which modules it belongs is PEFT's matter, and vLLM's."""
+    manifest = manifest_of({f"{MODULE}.lora_A.weight": (5, 4), f"{MODULE}.lora_B.weight": (6, 5)})
+    assert lora_issues(manifest, CHECKPOINT, parsed(rank_pattern={"q": 5})) == []
+
+
+@pytest.mark.parametrize("module", ["layers.0.mlp.experts", "layers.0.mlp.experts.base_layer"])
+def test_stacked_experts_have_the_rank_once_for_each(module: str) -> None:
+    """As PEFT writes the adapters of a fused module."""
+    for size, fits in ((8, True), (2, True), (7, False), (0, False)):
+        name = f"base_model.model.{module}"
+        manifest = manifest_of({f"{name}.lora_A.weight": (size, 4), f"{name}.lora_B.weight": (6, size)})
+        assert (lora_issues(manifest, None, parsed()) == []) is fits
 
 
 def test_both_halves_of_a_module_fit_it_and_each_other() -> None:

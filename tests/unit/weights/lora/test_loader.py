@@ -69,7 +69,7 @@ def header(**fields: Any) -> PushHeader:
 def test_tensors_that_are_no_adapter(changes: dict[str, torch.Tensor | None], issue: tuple[str, str] | None) -> None:
     """Named, with what is wrong."""
     tensors = {name: tensor for name, tensor in (TENSORS | changes).items() if tensor is not None}
-    issues = lora_issues(space(tensors)[0], MODEL)
+    issues = lora_issues(space(tensors)[0], MODEL, LoraConfig.parse(CONFIG, 8, ""))
     if issue is None:
         assert issues == []
     else:
@@ -80,8 +80,9 @@ def test_tensors_that_are_no_adapter(changes: dict[str, torch.Tensor | None], is
 def test_modules_under_other_names_are_left_to_vllm() -> None:
     """Where no name is the checkpoint's, or there is no checkpoint, only pairs and ranks are asked for."""
     renamed = {name.replace("layers", "language_model.layers"): tensor for name, tensor in TENSORS.items()}
-    assert lora_issues(space(renamed)[0], MODEL) == []
-    assert lora_issues(space({A: TENSORS[A]})[0], None) != []
+    config = LoraConfig.parse(CONFIG, 8, "")
+    assert lora_issues(space(renamed)[0], MODEL, config) == []
+    assert lora_issues(space({A: TENSORS[A]})[0], None, config) != []
 
 
 @pytest.mark.parametrize(
@@ -224,6 +225,17 @@ async def test_a_directory_is_read_once(rig: Rig, tmp_path: Path) -> None:
     rig.loras.unload("policy")
     with pytest.raises(InvalidFieldError, match=r"no adapter_model\.safetensors"):
         await rig.loras.load_directory("policy", str(tmp_path), 5.0)
+
+
+async def test_a_directory_whose_tensors_have_another_rank_is_refused(rig: Rig, tmp_path: Path) -> None:
+    """The error names the tensor and both ranks."""
+    rig.engine.max_loras, before = 1, num_arenas()
+    save_file(TENSORS, tmp_path / "adapter_model.safetensors")
+    (tmp_path / "adapter_config.json").write_text(CONFIG.replace('"r": 2', '"r": 4'))
+    with pytest.raises(InvalidFieldError, match=f"{A} has rank 2, the adapter's configuration has r = 4"):
+        await rig.loras.load_directory("policy", str(tmp_path), 5.0)
+    assert rig.engine.calls == []
+    assert num_arenas() == before
 
 
 async def test_an_adapter_that_comes_too_late_holds_no_memory(rig: Rig, tmp_path: Path) -> None:
