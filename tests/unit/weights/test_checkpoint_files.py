@@ -122,7 +122,7 @@ def test_descriptors_are_as_many_as_files_and_go_with_their_last_reader(file: Pa
 def test_only_files_are_opened(tmp_path: Path, path: str) -> None:
     """A directory or a device would do as it likes."""
     (tmp_path / "model.safetensors").symlink_to(path)
-    with pytest.raises(CheckpointFileError):
+    with pytest.raises(CheckpointFileError, match="is not a file"):
         CheckpointIndex.read(CheckpointFiles([tmp_path / "model.safetensors"]))
 
 

@@ -144,3 +144,13 @@ async def test_an_incomplete_push_says_what_it_lacks(push: LivePush) -> None:
     lacks_ends = push.truncation()
     assert lacks_ends.message == "push 'p1' did not get an end frame from all of its 1 streams"
     assert [error.metadata["missing_bytes"] for error in (lacks_bytes, lacks_ends)] == ["24", "0"]
+
+
+async def test_a_push_that_failed_says_why_and_waits_for_another_commit(push: LivePush) -> None:
+    """Nobody waits for its check any more."""
+    push.write(push.attempt, 0, DATA, None)
+    push.begin_check()
+    assert not push.checked.is_set()
+    push.fail(ValueError("no"))
+    assert (push.lifecycle.state, push.checked.is_set(), push.lifecycle.can_commit) == (State.FAILED, True, True)
+    assert [issue.description for issue in push.report().issues] == ["no"]

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from genserve.errors import (
+    ApplyInProgressError,
     ChecksumMismatchError,
     ChunkOutOfRangeError,
     InvalidFieldError,
@@ -227,6 +228,8 @@ async def test_a_rank_that_goes_after_its_end_frame_does_not_end_what_the_others
     for _ in range(2):
         first.detach()
     assert rig.registry.report("p1").push.state is PushState.RECEIVING
+    with pytest.raises(ApplyInProgressError):
+        await rig.registry.open(header("p2", 2))  # somebody sends it still
     send(second, weights(1), 16)
     outcome = await second.finish()
     second.detach()
