@@ -18,6 +18,7 @@ from genserve.config import ServeConfig
 from genserve.rpc import server
 from genserve.rpc.server import SERVICE_NAMES, bind
 from genserve.v1 import control_pb2
+from genserve.v1.control_pb2_grpc import ControlServiceStub
 from tests.rpc.conftest import Daemon, serving
 
 # Frames of HTTP/2: length, type, flags, stream.
@@ -82,6 +83,41 @@ async def test_a_unix_socket_can_be_the_only_address(tmp_path: Path) -> None:
     async with serving(ServeConfig(port=-1, uds=str(path))) as daemon:
         assert daemon.address == f"unix:{path}"
         assert (await daemon.control.GetStatus(control_pb2.GetStatusRequest())).state.instance_id == "test"
+
+
+async def test_a_daemon_listens_at_both_addresses(tmp_path: Path) -> None:
+    """Clients are told the one that others reach as well."""
+    path = tmp_path / "s"
+    async with serving(ServeConfig(port=0, uds=str(path))) as daemon:
+        assert daemon.address.startswith("127.0.0.1:")
+        async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
+            near = await ControlServiceStub(channel).GetStatus(control_pb2.GetStatusRequest(), timeout=5)
+        far = await daemon.control.GetStatus(control_pb2.GetStatusRequest(), timeout=5)
+        assert near.state.instance_id == far.state.instance_id == "test"
+
+
+class Deaf:
+    """A server of gRPC's that says in its other way that it cannot listen."""
+
+    def add_insecure_port(self, address: str) -> int:
+        return 0
+
+
+@pytest.mark.parametrize(("host", "uds", "named"), [("h", "", "h:7"), ("h", "/none/s", "unix:/none/s")])
+def test_an_address_that_grpc_refuses_without_an_error_is_one(host: str, uds: str, named: str) -> None:
+    """It returns port 0: nobody would ever connect."""
+    with pytest.raises(OSError, match=f"cannot listen on {named}"):
+        bind(Deaf(), host, 7, uds)  # type: ignore[arg-type]
+
+
+async def test_a_file_that_is_no_socket_is_not_connected_to(tmp_path: Path) -> None:
+    """It is in nobody's use as an address: gRPC says what it makes of it."""
+    (tmp_path / "s").write_text("kept")
+    with pytest.raises(OSError, match="cannot listen on") as refused:
+        async with serving(ServeConfig(port=-1, uds=str(tmp_path / "s"))):
+            pass
+    assert "another process listens there" not in str(refused.value)
+    assert (tmp_path / "s").read_text() == "kept"
 
 
 async def test_a_unix_socket_in_use_is_not_taken_away(tmp_path: Path) -> None:

@@ -107,6 +107,7 @@ class ScriptedLoras:
 class ScriptedEngine:
     """`fails[step]` raises there once, `hangs` has steps that last until their timeout, `gates[step]` holds one up.
     Steps are named as the methods: pause, resume, reset_caches, prepare_weights, commit_weights, ...
+    `timeouts_s` has what each step was last given.
     `free` is cleared while a call that was given up goes on, `idle` while a request runs."""
 
     def __init__(self) -> None:
@@ -130,6 +131,7 @@ class ScriptedEngine:
         self.fails: dict[str, BaseException] = {}
         self.hangs: set[str] = set()
         self.gates: dict[str, Gate] = {}
+        self.timeouts_s: dict[str, float] = {}
         self._committing = False
 
     @property
@@ -212,6 +214,7 @@ class ScriptedEngine:
     async def step(self, step: str, call: str, timeout_s: float) -> None:
         """Fails, hangs or waits where it is told to."""
         self.calls.append(call)
+        self.timeouts_s[step] = timeout_s
         if step in self.gates:
             self.gates[step].reached.set()
             await self.gates[step].open.wait()

@@ -131,6 +131,7 @@ def test_an_unforeseen_error_is_told_by_an_id_that_the_log_has(caplog: pytest.Lo
     status = to_status(told)
     assert status.code is grpc.StatusCode.INTERNAL
     error_id = told.metadata["error_id"]
+    assert re.fullmatch("[0-9a-f]{8}", error_id)  # short enough to be read out
     assert error_id in status.details
     assert not re.search("secret|KeyError", status.details)
     (record,) = caplog.records

@@ -1,5 +1,6 @@
 """Files that are read as they were found, or not at all."""
 
+import errno
 import os
 import re
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from genserve.errors import NotResidentError, WeightVersionMismatchError
 from genserve.tensors.manifest import Manifest, TensorSpec
 from genserve.tensors.safetensors import CheckpointFileError
 from genserve.weights.checkpoint import CheckpointIndex
-from genserve.weights.checkpoint_files import CheckpointFiles, FileChangedError
+from genserve.weights.checkpoint_files import CheckpointFile, CheckpointFiles, FileChangedError
 from genserve.weights.resident import CheckpointBytes, ResidentStore, ResidentVersion
 from tests.unit.weights.conftest import Rig, header, send, weights
 
@@ -121,7 +122,7 @@ def test_descriptors_are_as_many_as_files_and_go_with_their_last_reader(file: Pa
 def test_only_files_are_opened(tmp_path: Path, path: str) -> None:
     """A directory or a device would do as it likes."""
     (tmp_path / "model.safetensors").symlink_to(path)
-    with pytest.raises(CheckpointFileError):
+    with pytest.raises(CheckpointFileError, match="is not a file"):
         CheckpointIndex.read(CheckpointFiles([tmp_path / "model.safetensors"]))
 
 
@@ -187,3 +188,35 @@ async def test_a_partial_push_takes_no_byte_of_a_file_that_was_written_to(rig: R
     assert (rig.engine.calls, rig.engine.live) == ([], live)
     await rig.push(header("whole", 1))
     await rig.push(header("partial again", 2, manifest=ONLY_B), weights(2)[16:])
+
+
+@pytest.mark.parametrize("num_at_once", [1, 5, 100])
+def test_a_read_goes_on_where_the_kernel_has_stopped(
+    file: Path, monkeypatch: pytest.MonkeyPatch, num_at_once: int
+) -> None:
+    """It gives at most 2 GiB at once, and fewer where it likes."""
+    whole, read = file.read_bytes(), os.preadv
+    monkeypatch.setattr(os, "preadv", lambda fd, targets, place: read(fd, [targets[0][:num_at_once]], place))
+    opened = CheckpointFile(file)
+    assert opened.read(0, len(whole)) == whole
+    assert opened.read(3, 20) == whole[3:23]
+    with pytest.raises(CheckpointFileError, match="ends 2 bytes too early"):
+        opened.read(len(whole) - 4, 6)
+
+
+def fail(*_: object) -> None:
+    raise OSError(errno.EIO, "Input/output error")
+
+
+def test_a_disk_that_fails_is_told_with_the_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether bytes are read from it, or which files there are."""
+    opened = CheckpointFile(file)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "preadv", fail)
+        with pytest.raises(CheckpointFileError, match=f"^{re.escape(str(file))}: Input/output error$"):
+            opened.read(0, 8)
+    index = file.parent / "model.safetensors.index.json"
+    index.write_text("{}")
+    monkeypatch.setattr("genserve.weights.checkpoint_files.read_weight_map", fail)
+    with pytest.raises(CheckpointFileError, match=f"^{re.escape(str(index))}: Input/output error$"):
+        CheckpointFiles.open(file.parent)

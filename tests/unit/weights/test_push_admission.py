@@ -13,7 +13,14 @@ from genserve.errors import (
 )
 from genserve.tensors.manifest import Manifest, PushIssue, bounded
 from genserve.weights.push.types import ApplyOptions, LoraAdapter
-from genserve.weights.push_admission import check_apply, check_header, check_version, examine, refuse_issues
+from genserve.weights.push_admission import (
+    check_apply,
+    check_header,
+    check_num_tensors,
+    check_version,
+    examine,
+    refuse_issues,
+)
 from tests.unit.weights.conftest import CHECKPOINT, MANIFEST, header
 
 DAY_S = 24 * 3600.0
@@ -155,3 +162,16 @@ def test_a_name_without_end_is_cut() -> None:
     name = "n" * 256
     assert caught.value.message.endswith(f": '{name}' is missing")
     assert caught.value.violations[0].field == f'header.manifest.tensors["{name}"]'
+
+
+@pytest.mark.parametrize(("lora", "limit"), [(False, 4 * 2 + 1024), (True, 2 * (4 * 2 + 1024))])
+def test_a_manifest_may_have_so_many_tensors_and_no_more(lora: bool, limit: int) -> None:
+    """Four times those of the checkpoint and 1024, so that the error for a mistake can name them; an adapter has two
+    for each. One more is refused before it is read."""
+    check_num_tensors(limit, CHECKPOINT, lora=lora)
+    with pytest.raises(ManifestMismatchError, match=f"{limit + 1} tensors"):
+        check_num_tensors(limit + 1, CHECKPOINT, lora=lora)
+    if not lora:
+        named = Manifest.end_to_end((f"t{number:05}", "U8", (1,), 1) for number in range(limit + 1))
+        assert examine(Manifest(named.tensors[:limit], limit), "", CHECKPOINT)[0] != ""
+        assert examine(named, "", CHECKPOINT)[0] == ""

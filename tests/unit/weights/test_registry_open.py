@@ -3,15 +3,16 @@
 import asyncio
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
-from genserve.errors import PushNotFoundError, StagingFullError
+from genserve.errors import DrainingError, PushNotFoundError, StagingFullError
 from genserve.memory import arena as arena_module
 from genserve.memory import available
 from genserve.memory.arena import Arena
 from genserve.weights.push.types import PushAction, PushState
-from tests.unit.weights.conftest import Rig, header, num_arenas, weights
+from tests.unit.weights.conftest import Rig, further, header, num_arenas, weights
 
 
 class SlowAllocation:
@@ -107,6 +108,34 @@ async def test_a_push_that_was_opened_for_nobody_makes_room(rig: Rig, allocation
     await rig.push(header("next", 1))
     with pytest.raises(PushNotFoundError):
         rig.registry.report("gone")
+
+
+async def test_a_push_that_is_opened_while_the_daemon_ends_holds_no_memory(
+    rig: Rig, allocation: SlowAllocation
+) -> None:
+    """It was asked for in time, and comes too late. The event loop does not free it."""
+    before = num_arenas()
+    opening = asyncio.create_task(rig.registry.open(header()))
+    async with asyncio.timeout(5):
+        while not allocation.num_begun:
+            await asyncio.sleep(0.001)
+    await rig.registry.close()
+    allocation.let_go.set()
+    with pytest.raises(DrainingError):
+        await opening
+    assert num_arenas() == before
+    assert len(allocation.closed_by) == 1 and threading.main_thread().name not in allocation.closed_by
+    with pytest.raises(PushNotFoundError):
+        rig.registry.report("p1")
+
+
+async def test_a_dry_run_needs_the_manifest_itself(rig: Rig) -> None:
+    """Its digest alone tells nothing, also where a push of that manifest is here."""
+    await rig.push(header(action=PushAction.STAGE))
+    with pytest.raises(PushNotFoundError) as refused:
+        await rig.registry.open(replace(further(header()), action=PushAction.VALIDATE))
+    assert refused.value.metadata == {"push_id": "p1"}
+    assert rig.registry.report("p1").push.state is PushState.STAGED
 
 
 def large_manifest():  # type: ignore[no-untyped-def]

@@ -304,8 +304,12 @@ async def test_a_resume_waits_for_an_update(updating: Rig) -> None:
 
 
 async def test_an_init_that_fails_changes_nothing(updating: Rig) -> None:
-    """vLLM's words come as PUSH_ROLLED_BACK; a late one as it is."""
-    for failure, raised in ((GenserveError("no"), PushRolledBackError), (DeadlineError("late"), DeadlineError)):
+    """vLLM's words come as PUSH_ROLLED_BACK; a late one, and one of a dead engine, as it is."""
+    for failure, raised in (
+        (GenserveError("no"), PushRolledBackError),
+        (DeadlineError("late"), DeadlineError),
+        (EngineDeadError("gone"), EngineDeadError),
+    ):
         updating.engine.fails["transfer_init"] = failure
         with pytest.raises(raised, match=str(failure)):
             await updating.transfers.init("{}", 5.0)

@@ -122,3 +122,19 @@ async def test_weights_that_become_inconsistent_while_an_update_waits_refuse_it(
     assert updating.board.phase is Phase.TAINTED
     await updating.push(header())
     assert (updating.board.phase, updating.engine.live, updating.engine.running) == (Phase.RUNNING, tensors(1), True)
+
+
+@pytest.mark.parametrize(
+    ("step", "told"),
+    [
+        ("transfer_abandon", "a weight update failed (no) and could not be undone (neither)"),
+        ("prepare_weights", "a weight update failed (no); and the previous version could not be restored: neither"),
+    ],
+)
+async def test_why_an_update_could_not_be_undone_is_told_once(updating: Rig, step: str, told: str) -> None:
+    """What failed first, and what failed then."""
+    updating.engine.fails = {"transfer_update": GenserveError("no"), step: GenserveError("neither")}
+    await updating.transfers.start(UpdateOptions())
+    with pytest.raises(EngineTaintedError) as tainted:
+        await updating.transfers.update("", HALF, 5.0)
+    assert tainted.value.message == told

@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from genserve.errors import PushConflictError
+from genserve.errors import DrainingError, PushConflictError
+from genserve.weights.push.lifecycle import State
 from genserve.weights.push.live_push import LivePush, PushIdentity
-from genserve.weights.push.types import LoraAdapter
+from genserve.weights.push.types import LoraAdapter, PushState
 from tests.unit.weights.conftest import MANIFEST, header, weights
 from tests.unit.weights.push.staging import new_staging
 
@@ -114,3 +115,42 @@ async def test_others_come_again_in_a_second(push: LivePush) -> None:
     """The error for those who would change the weights meanwhile."""
     error = push.in_progress()
     assert (error.metadata, error.retry_after_s) == ({"push_id": "p1"}, 1.0)
+
+
+async def test_what_was_dropped_is_gone(push: LivePush) -> None:
+    """For those who send it, for those who read it and for those who come later; and it is dropped once."""
+    push.write(push.attempt, 0, DATA, None)
+    push.begin_check()
+    push.stage()
+    attempt, error = push.attempt, DrainingError("the daemon is shutting down")
+    push.drop(error)
+    assert (push.lifecycle.state, push.is_readable, push.gone.is_set()) == (State.GONE, False, True)
+    assert push.report().state is PushState.FAILED
+    for told in (lambda: push.write(attempt, 0, DATA, None), lambda: push.claim(attempt, 0, 1)):
+        with pytest.raises(DrainingError, match="shutting down"):
+            told()
+    with pytest.raises(DrainingError):
+        await push.attempt.result
+    with pytest.raises(RuntimeError):
+        push.drop(error)
+
+
+async def test_an_incomplete_push_says_what_it_lacks(push: LivePush) -> None:
+    """Bytes, or end frames where every byte is there."""
+    push.write(push.attempt, 0, DATA[:8], None)
+    lacks_bytes = push.truncation()
+    assert lacks_bytes.message == "push 'p1' lacks 24 of 32 bytes"
+    push.write(push.attempt, 8, DATA[8:], None)
+    lacks_ends = push.truncation()
+    assert lacks_ends.message == "push 'p1' did not get an end frame from all of its 1 streams"
+    assert [error.metadata["missing_bytes"] for error in (lacks_bytes, lacks_ends)] == ["24", "0"]
+
+
+async def test_a_push_that_failed_says_why_and_waits_for_another_commit(push: LivePush) -> None:
+    """Nobody waits for its check any more."""
+    push.write(push.attempt, 0, DATA, None)
+    push.begin_check()
+    assert not push.checked.is_set()
+    push.fail(ValueError("no"))
+    assert (push.lifecycle.state, push.checked.is_set(), push.lifecycle.can_commit) == (State.FAILED, True, True)
+    assert [issue.description for issue in push.report().issues] == ["no"]

@@ -81,12 +81,15 @@ def test_the_latest_outcomes_are_remembered(outcomes: Outcomes) -> None:
     assert outcomes.applied("p0") is not None and outcomes.refused("w0") is not None
 
 
-def test_a_refusal_is_remembered_for_the_time_to_live_of_its_push(outcomes: Outcomes, clock: Clock) -> None:
-    """Then the id is free again."""
+@pytest.mark.parametrize("later_s", [0.0, 60.0])
+def test_a_refusal_is_remembered_for_the_time_to_live_of_its_push(
+    outcomes: Outcomes, clock: Clock, later_s: float
+) -> None:
+    """Then the id is free again, whenever somebody asks."""
     refused(outcomes, "p1")
     clock.now_s += TTL_S - 0.001
     assert outcomes.refused("p1") is not None
-    clock.now_s += 0.001
+    clock.now_s += 0.001 + later_s
     assert outcomes.refused("p1") is None
     outcomes.check_refused(header())
 

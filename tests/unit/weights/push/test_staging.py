@@ -172,3 +172,30 @@ def test_a_place_that_is_written_elsewhere_is_one_range_more(staging: Staging, m
     staging.settle(claim, written=True, counts=True)
     with pytest.raises(StagingFullError):
         staging.claim(6, 1)
+
+
+@pytest.mark.parametrize(
+    ("specs", "data", "differing"),
+    [
+        ({"embed": ("U8", 4), "head": ("U8", 4)}, b"aaaaaaaa", []),
+        ({"embed": ("U8", 4), "head": ("U8", 4)}, b"aaaabbbb", ["head"]),
+        ({"head": ("U8", 4)}, b"aaaa", []),
+        ({"embed": ("U8", 4)}, b"aaaa", []),
+        ({"embed": ("U8", 4), "head": ("I8", 4)}, b"aaaabbbb", []),
+        ({"embed": ("U8", 4), "head": ("U8", 2)}, b"aaaabb", []),
+        ({"embed": ("U8", 2), "other": ("U8", 2), "spare": ("U8", 2)}, b"aabbcc", ["other", "spare"]),
+        ({"embed": ("U8", 2), "other": ("I8", 2), "spare": ("U8", 2)}, b"aabbcc", ["spare"]),
+    ],
+)
+def test_tied_tensors_of_one_kind_have_the_same_bytes(
+    specs: dict[str, tuple[str, int]], data: bytes, differing: list[str]
+) -> None:
+    """Those that differ are named, each of them. Bytes of another type or shape are not compared: a cast may be the
+    same value. A tensor that comes without the one that it is tied to has nothing to differ from."""
+    manifest = Manifest.end_to_end((name, dtype, (size,), size) for name, (dtype, size) in specs.items())
+    staging = Staging("p1", manifest, Arena.allocate(len(data)))
+    staging.write(0, data, None)
+    issues = staging.tied_issues({"head": "embed", "other": "embed", "spare": "embed"})
+    assert [issue.tensor for issue in issues] == differing
+    assert all("differs from 'embed', to which the checkpoint ties it" in issue.description for issue in issues)
+    staging.close()

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from genserve.errors import (
+    ApplyInProgressError,
     ChecksumMismatchError,
     ChunkOutOfRangeError,
     InvalidFieldError,
@@ -212,3 +213,26 @@ async def test_nobody_waits_for_a_push_whose_answer_is_known(rig: Rig) -> None:
         with pytest.raises(InvalidFieldError) as caught:
             take()
         assert caught.value.violations[0].field == field
+
+
+async def test_a_rank_that_goes_after_its_end_frame_does_not_end_what_the_others_send(rig: Rig) -> None:
+    """It has said that it wants the push, and is counted once, however often it ends: the outcome is that of all."""
+    opened = header(num_streams=2)
+    first, second = await rig.registry.open(opened), await rig.registry.open(further(opened))
+    send(first, weights(1), 0, 16)
+    for _ in range(2):
+        waiting = asyncio.create_task(first.finish())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait({waiting})
+    for _ in range(2):
+        first.detach()
+    assert rig.registry.report("p1").push.state is PushState.RECEIVING
+    with pytest.raises(ApplyInProgressError):
+        await rig.registry.open(header("p2", 2))  # somebody sends it still
+    send(second, weights(1), 16)
+    outcome = await second.finish()
+    second.detach()
+    assert outcome.push.state is PushState.APPLIED
+    assert rig.engine.live == tensors(1)
+    await rig.push(header("p2", 2))

@@ -1,0 +1,74 @@
+"""Pushes, updates and sleeps take turns: what the others are told meanwhile, and that their turn comes."""
+
+import asyncio
+
+import pytest
+
+from genserve.control.asleep import SleepDepth
+from genserve.engine.types import PauseMode
+from genserve.errors import ApplyInProgressError, DeadlineError, PushRolledBackError
+from genserve.weights.push.types import ApplyOptions, PushAction, PushState
+from genserve.weights.vllm_transfer import UpdateOptions
+from tests.support.scripted_engine import Gate
+from tests.unit.weights.conftest import Rig, header, tensors
+
+
+@pytest.mark.parametrize("step", ["prepare_weights", "commit_weights"])
+async def test_a_commit_that_meets_another_push_is_told_which_and_has_its_turn_afterwards(rig: Rig, step: str) -> None:
+    """At once: it does not wait for the engine, and its bytes stay staged. Whether the other one is applied or not."""
+    for version in (1, 2, 3):
+        await rig.push(header(f"p{version}", version, action=PushAction.STAGE))
+    for first, second, failure in (("p1", "p2", PushRolledBackError("no")), ("p1", "p2", None), ("p2", "p3", None)):
+        gate = rig.engine.gates[step] = Gate()
+        if failure is not None:
+            rig.engine.fails[step] = failure
+        applying = asyncio.create_task(rig.registry.commit(first, ApplyOptions()))
+        await asyncio.wait_for(gate.reached.wait(), 10)
+        meeting = asyncio.create_task(rig.registry.commit(second, ApplyOptions()))
+        await asyncio.wait({meeting}, timeout=5)
+        gate.open.set()
+        await asyncio.wait({applying})
+        with pytest.raises(ApplyInProgressError) as met:
+            await meeting
+        assert met.value.metadata == {"push_id": first}
+        assert rig.registry.report(second).push.state is PushState.STAGED
+        assert applying.exception() is failure
+    assert rig.engine.live == tensors(2)
+    await rig.registry.commit("p3", ApplyOptions())
+    assert rig.engine.live == tensors(3)
+
+
+async def test_a_sleep_that_waits_for_another_one_is_not_told_of_a_push_that_has_ended(rig: Rig) -> None:
+    """Whatever became of that: nobody has to ask GetPush."""
+    await rig.push(header())
+    rig.engine.fails["prepare_weights"] = PushRolledBackError("no")
+    with pytest.raises(PushRolledBackError):
+        await rig.push(header("p2", 2))
+    gate = rig.engine.gates["sleep"] = Gate()
+    sleeping = asyncio.create_task(rig.sleeps.sleep(PauseMode.KEEP, SleepDepth.of(1, ()), 30.0))
+    await asyncio.wait_for(gate.reached.wait(), 10)
+    with pytest.raises(DeadlineError, match=r"another sleep or wake-up was still in progress after 0\.02 s"):
+        await rig.sleeps.sleep(PauseMode.KEEP, SleepDepth.of(1, ()), 0.02)
+    gate.open.set()
+    await sleeping
+
+
+@pytest.mark.parametrize("call", ["init", "start"])
+async def test_an_update_is_refused_while_the_call_of_another_one_is_carried_out(rig: Rig, call: str) -> None:
+    """At once, and it is told which: a worker that receives may need minutes."""
+    rig.engine.backend = "scripted"
+    await rig.transfers.start(UpdateOptions(update_id="u1"))
+    gate = rig.engine.gates["transfer_update"] = Gate()
+    receiving = asyncio.create_task(rig.transfers.update("u1", "{}", 30.0))
+    await asyncio.wait_for(gate.reached.wait(), 10)
+    other = rig.transfers.init("{}", 30.0) if call == "init" else rig.transfers.start(UpdateOptions(update_id="u2"))
+    meeting = asyncio.ensure_future(other)
+    await asyncio.wait({meeting}, timeout=5)
+    is_told_at_once = meeting.done()
+    gate.open.set()
+    await receiving
+    with pytest.raises(ApplyInProgressError) as met:
+        await meeting
+    assert met.value.metadata == {"update_id": "u1"}
+    assert is_told_at_once
+    await rig.transfers.finish("u1", None, 30.0)

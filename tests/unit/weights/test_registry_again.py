@@ -1,0 +1,178 @@
+"""What a push id means after something has happened under it: a refusal, a failure, an apply that is under way."""
+
+import asyncio
+import logging
+import time
+
+import pytest
+
+from genserve.control.asleep import SleepDepth
+from genserve.control.conditions import Phase
+from genserve.engine.types import PauseMode
+from genserve.errors import (
+    ApplyInProgressError,
+    DeadlineError,
+    EngineDeadError,
+    EngineTaintedError,
+    InvalidFieldError,
+    PauseLeaseLostError,
+    PushConflictError,
+    PushNotFoundError,
+    PushRolledBackError,
+    WeightVersionMismatchError,
+)
+from genserve.weights.push.types import ApplyOptions, PushAction, PushState
+from tests.support.scripted_engine import Gate
+from tests.unit.weights.conftest import Rig, header, send, tensors, weights
+
+
+async def refuse(rig: Rig, attempt: str) -> None:
+    """A push that is in conflict with itself."""
+    stream = await rig.registry.open(header(attempt=attempt))
+    send(stream, weights(1), 0, 8)
+    with pytest.raises(PushConflictError):
+        stream.write(0, weights(2)[:8], None)
+    stream.detach()
+
+
+async def test_an_attempt_that_follows_a_refused_one_is_what_is_reported_committed_and_discarded(rig: Rig) -> None:
+    """The refusal is told while nothing else is here under that id, and is gone with it."""
+    await refuse(rig, "a")
+    assert rig.registry.report("p1").push.state is PushState.FAILED
+    with pytest.raises(PushConflictError, match="already has other bytes"):
+        await rig.registry.commit("p1", ApplyOptions())
+    stream = await rig.registry.open(header(attempt="b"))
+    send(stream, weights(1), 0, 8)
+    report = rig.registry.report("p1").push
+    assert (report.state, report.attempt, report.received_bytes) == (PushState.RECEIVING, "b", 8)
+    with pytest.raises(ApplyInProgressError):
+        await rig.registry.commit("p1", ApplyOptions())
+    discarded = rig.registry.discard("p1", force=True).push
+    assert (discarded.state, discarded.attempt) == (PushState.RECEIVING, "b")
+    stream.detach()
+    with pytest.raises(PushNotFoundError):
+        rig.registry.report("p1")
+
+
+async def test_a_refusal_is_forgotten_when_it_is_discarded(rig: Rig) -> None:
+    """Its attempt may begin again."""
+    await refuse(rig, "a")
+    with pytest.raises(PushConflictError):
+        await rig.registry.open(header(attempt="a"))
+    assert rig.registry.discard("p1").push.state is PushState.FAILED
+    await rig.push(header(attempt="a"))
+    assert rig.engine.live == tensors(1)
+
+
+@pytest.mark.parametrize("step", ["prepare_weights", "commit_weights"])
+async def test_a_push_that_is_applied_is_not_discarded(rig: Rig, step: str) -> None:
+    """Not by force: its bytes are in use. Nor when its time to live is over meanwhile."""
+    gate = rig.engine.gates[step] = Gate()
+    pushing = asyncio.create_task(rig.push(header(staging_ttl_s=0.02)))
+    await asyncio.wait_for(gate.reached.wait(), 10)
+    for force in (False, True):
+        with pytest.raises(ApplyInProgressError) as refused:
+            rig.registry.discard("p1", force=force)
+        assert refused.value.metadata == {"push_id": "p1"}
+    await asyncio.sleep(0.05)
+    gate.open.set()
+    assert (await pushing).push.state is PushState.APPLIED
+
+
+async def test_a_push_that_failed_is_kept_for_its_whole_time_to_live(rig: Rig) -> None:
+    """However long it was tried: the trainer needs the time to try again."""
+    gate = rig.engine.gates["prepare_weights"] = Gate()
+    rig.engine.fails["prepare_weights"] = PushRolledBackError("no")
+    pushing = asyncio.create_task(rig.push(header(staging_ttl_s=1000.0)))
+    await asyncio.wait_for(gate.reached.wait(), 10)
+    failed_s = time.monotonic()
+    gate.open.set()
+    with pytest.raises(PushRolledBackError):
+        await pushing
+    assert rig.registry.find("p1").idle_until_s >= failed_s + 1000.0
+
+
+async def test_what_a_header_expects_is_expected_by_the_commit(rig: Rig) -> None:
+    """Unless it says otherwise."""
+    await rig.push(header("staged", 5, expected_version=0, action=PushAction.STAGE))
+    await rig.push(header("between", 3))
+    with pytest.raises(WeightVersionMismatchError):
+        await rig.registry.commit("staged", ApplyOptions())
+    assert (await rig.registry.commit("staged", ApplyOptions(), expected_version=3)).applied is not None
+    assert rig.engine.live == tensors(5)
+
+
+async def test_a_commit_that_cannot_be_names_its_own_field(rig: Rig) -> None:
+    """Before it looks for the push."""
+    with pytest.raises(InvalidFieldError) as refused:
+        await rig.registry.commit("never was", ApplyOptions(timeout_s=0.0))
+    assert [violation.field for violation in refused.value.violations] == ["apply.timeout"]
+
+
+async def test_a_stream_whose_push_was_applied_goes_on_with_the_same_bytes_alone(rig: Rig) -> None:
+    """They lie in the memory of the served version by then."""
+    stream = await rig.registry.open(header())
+    send(stream, weights(1))
+    await stream.finish()
+    send(stream, weights(1), 0, 14)
+    with pytest.raises(PushConflictError, match="was applied with other bytes"):
+        stream.write(0, weights(2)[:7], None)
+    stream.detach()
+    assert rig.engine.live == tensors(1)
+    assert rig.registry.report("p1").push.state is PushState.APPLIED
+
+
+async def test_a_lease_that_is_lost_is_told_before_anything_is_prepared(rig: Rig) -> None:
+    """Which may take minutes."""
+    with pytest.raises(PauseLeaseLostError):
+        await rig.push(header(apply=ApplyOptions(pause_lease_id="lost")))
+    assert "prepare_weights" not in rig.engine.calls
+
+
+async def test_a_push_that_waits_for_a_sleep_for_too_long_has_changed_nothing(rig: Rig) -> None:
+    """It is told so, and keeps its bytes."""
+    gate = rig.engine.gates["sleep"] = Gate()
+    sleeping = asyncio.create_task(rig.sleeps.sleep(PauseMode.KEEP, SleepDepth.of(1, ()), 30.0))
+    await asyncio.wait_for(gate.reached.wait(), 10)
+    with pytest.raises(DeadlineError):
+        await rig.push(header(apply=ApplyOptions(timeout_s=0.02)))
+    async with asyncio.timeout(10):
+        while (report := rig.registry.report("p1").push).state is PushState.PREPARING:
+            await asyncio.sleep(0.001)  # a slow loop answers before the push has failed
+    assert report.state is PushState.FAILED
+    assert report.issues[0].description == "no time was left to prepare; nothing changed"
+    assert "prepare_weights" not in rig.engine.calls
+    gate.open.set()
+    await sleeping
+
+
+async def test_an_engine_that_dies_while_it_is_healed_is_dead(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    """Not tainted: no push can heal it. Its memory goes with it, which is no error that anybody has to read."""
+    gate = rig.engine.gates["commit_weights"] = Gate()
+    rig.engine.fails["commit_weights"] = EngineTaintedError("half")
+    pushing = asyncio.create_task(rig.push(header()))
+    await asyncio.wait_for(gate.reached.wait(), 10)
+    rig.engine.fails |= {step: EngineDeadError("gone") for step in ("prepare_weights", "discard_weights")}
+    with caplog.at_level(logging.ERROR, logger="genserve.weights.apply"):
+        gate.open.set()
+        with pytest.raises(EngineDeadError):
+            await pushing
+    assert (rig.board.phase, rig.engine.running) == (Phase.DEAD, False)
+    assert [record.getMessage() for record in caplog.records if "could not be freed" in record.getMessage()] == []
+
+
+async def test_a_push_whose_apply_is_cancelled_can_be_applied_later(rig: Rig) -> None:
+    """As by a loop that is torn down: who waits for it is cancelled as well, and nothing is busy for ever."""
+    gate = rig.engine.gates["prepare_weights"] = Gate()
+    pushing = asyncio.create_task(rig.push(header()))
+    await asyncio.wait_for(gate.reached.wait(), 10)
+    applying = rig.registry.find("p1").task
+    assert applying is not None
+    applying.cancel()
+    await asyncio.wait({pushing}, timeout=5)
+    assert pushing.cancelled()
+    assert rig.registry.report("p1").push.state is PushState.FAILED
+    assert rig.engine.running
+    gate.open.set()
+    assert (await rig.registry.commit("p1", ApplyOptions())).applied is not None
+    assert rig.engine.live == tensors(1)
