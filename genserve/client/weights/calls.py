@@ -63,7 +63,9 @@ class WeightCalls(ServiceCalls):
         if isinstance(weights, PulledWeights):
             raise TypeError("weights must not be a PulledWeights: pass its `.tensors`, or its `.state_dict()`")
         header = push_header(version, options)
-        return await self._send(tensor_sources(weights), header, options, timeout_s)
+        # Part of a checkpoint is what its names say: a value that is shared by some of them is the value of each.
+        sources = tensor_sources(weights, tied_once=not header.manifest.partial)
+        return await self._send(sources, header, options, timeout_s)
 
     async def _send(
         self,

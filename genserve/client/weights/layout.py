@@ -45,11 +45,11 @@ class ByteSpace:
         for source in sources:
             spec = places.get(source.name)
             if spec is None:
-                raise ValueError(f"{source.name} is not in the layout")
+                raise ValueError(f"{source.name} is not in the layout: leave it out (of tied tensors one is in it)")
             if (spec.dtype, tuple(spec.shape)) != (source.dtype, source.shape):
                 raise ValueError(
                     f"{source.name} is {source.dtype}{list(source.shape)}, "
-                    f"the layout has {spec.dtype}{list(spec.shape)}"
+                    f"the layout has {spec.dtype}{list(spec.shape)}, and several callers send what it has"
                 )
         self._pieces: list[_Piece] = []
         for source in sorted(sources, key=lambda source: source.name):

@@ -87,11 +87,16 @@ class Upload:
         try:
             await asyncio.wait({sending}, timeout=self._remaining_s())
             if not sending.done():
-                raise await self._explained(DeadlineError(f"the push did not end within {self._timeout_s:g} s"))
+                raise await self._explained(self._late())
             return sending.result()
         finally:
             sending.cancel()
             await asyncio.wait({sending})
+
+    def _late(self) -> DeadlineError:
+        push_id, limit_s = self._header.push_id, self._timeout_s
+        message = f"push {push_id!r} did not end within {limit_s:g} s, and may still be applied: GetPush tells"
+        return DeadlineError(message, metadata={"push_id": push_id})
 
     async def _explained(self, error: DeadlineError) -> DeadlineError:
         """Names what other callers did not send, if this is why the deadline passed."""

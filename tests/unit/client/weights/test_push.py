@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy
 import pytest
+import torch
 from google.rpc import code_pb2
 
 from genserve.client import AsyncClient, PushProgress, UnavailableError
@@ -273,9 +274,22 @@ async def test_who_waits_in_vain_for_another_reason_is_told_of_the_time_alone(
     daemon.fail = lambda context: asyncio.Event().wait()
     with pytest.raises(DeadlineError) as caught:
         await client.push_weights({"a": weights["a"]}, version=2, push_id="p", callers=2, layout=layout, timeout_s=0.15)
-    assert caught.value.message == "the push did not end within 0.15 s"
+    assert caught.value.message == "push 'p' did not end within 0.15 s, and may still be applied: GetPush tells"
+    assert caught.value.metadata == {"push_id": "p"}
     notes = [note.partition(":")[0] for note in getattr(caught.value, "__notes__", [])]
     assert notes == (["what was missing is not known"] if knows == "nothing" else [])
+
+
+async def test_a_value_under_several_names_is_each_ones_in_a_part_of_a_checkpoint(
+    daemon: ScriptedDaemon, client: AsyncClient
+) -> None:
+    """A whole model brings tied tensors once; whoever names some tensors means each of them."""
+    sent = []
+    for version, partial in ((1, False), (2, True)):
+        one = torch.ones(4)
+        await client.push_weights({"a": one, "b": one}, version=version, partial=partial)
+        sent.append([each.name for each in daemon.header.manifest.tensors])
+    assert sent == [["a"], ["a", "b"]]
 
 
 def unfinished() -> list[str]:
