@@ -23,8 +23,13 @@ from tests.support.warm.process import starting_warm
 
 MAX_DEPTH = 3
 """The doctor starts a daemon, which starts an engine's core, which starts workers. Those start nothing."""
-_HEAVY = (("-m", "genserve", "serve"), ("-m", "genserve.doctor.machine.device"))
-"""What the doctor starts that imports torch or vLLM. What else a daemon starts is to be as light as it is."""
+_HEAVY = (
+    ("-m", "genserve", "serve"),
+    ("-m", "genserve.doctor.machine.device"),
+    ("-m", "vllm.model_executor.models.registry"),
+)
+"""What the doctor starts that imports torch or vLLM, and what vLLM starts to look at a kind of model for the first time
+in a home. What else a daemon starts is to be as light as it is."""
 _ABOVE_ALL = 1000  # no process is to have so many files
 
 

@@ -153,7 +153,8 @@ def test_a_blocking_call_is_declared_by_its_method_its_time_and_its_slack(monkey
 
     names = {"commit_push", "stream", "paused", "status", "watch_status", "wake_up"}
     for name in names:
-        assert getattr(Declared, name).__doc__ == getattr(AsyncClient, name).__doc__
+        documentation = getattr(AsyncClient, name).__doc__.replace("`async with`", "`with`")
+        assert getattr(Declared, name).__doc__ == documentation
     with Declared("127.0.0.1:1", timeouts=TIMEOUTS) as client:
         assert waited_s(client, names, UNSET, monkeypatch) == {
             "commit_push": 41 + 7 + LATE_S, "stream": 51 + LATE_S, "paused": 60 + 7 + LATE_S, "status": 31 + LATE_S,
