@@ -24,7 +24,7 @@ if __name__ == "__main__":
 
 
 def test_spawned_processes_collect_less_and_not_at_their_end(tmp_path: Path) -> None:
-    """As vLLM's are: they import the main script again."""
+    """vLLM's processes are spawned in the same way: each imports the main script again."""
     (tmp_path / "main.py").write_text(_MAIN)
     child = subprocess.run([sys.executable, "main.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert (child.stdout, child.stderr, child.returncode) == ("20000 True\n", "", 0)
@@ -51,7 +51,7 @@ def test_serve_gets_its_flags_untouched(monkeypatch: pytest.MonkeyPatch) -> None
     ],
 )
 def test_what_is_wrong_with_our_own_flags_is_told_before_vllm_is_imported(flags: list[str], says: str) -> None:
-    """That takes seconds. In one line."""
+    """The import takes seconds. The error is one line."""
     program = "import sys; from genserve.cli import main\ntry: main()\nfinally: print('vllm' in sys.modules)"
     command = [sys.executable, "-c", program, "serve", *flags]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
