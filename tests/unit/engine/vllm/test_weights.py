@@ -97,12 +97,13 @@ async def test_nothing_waits_for_requests_after_a_preparation(
     weights: LiveWeights, workers: Workers, core: ScriptedCore, busy: asyncio.Event
 ) -> None:
     """A request that comes then has no effect on the workers."""
+    before = asyncio.all_tasks()
     preparing = asyncio.create_task(weights.prepare("n", ARENA, [], 10.0))
     await core.wait_asked()
     report(workers)
     await preparing
     busy.set()
     async with asyncio.timeout(10):
-        while others := asyncio.all_tasks() - {asyncio.current_task()}:
+        while others := asyncio.all_tasks() - before:
             await asyncio.wait(others)
     assert core.asked == [("genserve_prepare", False)]
