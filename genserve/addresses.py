@@ -5,7 +5,7 @@ from typing import Final
 from urllib.parse import unquote
 
 DEFAULT_TARGET: Final = "127.0.0.1:50051"
-"""Whom clients call unless they say so."""
+"""Where clients look for the daemon unless they are given an address."""
 
 _SOCKET_SCHEMES: Final = ("unix:", "unix-abstract:")
 _HOST_SCHEMES: Final = ("dns:///", "dns:", "ipv4:", "ipv6:")

@@ -13,8 +13,8 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import NoReturn
 
-# At the import, for vLLM's processes too: each of them imports the main script again, and with it this module, before
-# it imports anything else.
+# These two calls are made at the import, so that they hold in vLLM's processes too: each of them imports the main
+# script again, and with it this module, before it imports anything else.
 #
 # Objects allocated between collections: Python's default of 700 is less than one step of the engine allocates and
 # frees, and a tenth of the start goes into collections that find nothing in what vLLM imports.
@@ -77,28 +77,28 @@ def _check_own(flags: Sequence[str]) -> None:
         parser.error(str(error))
 
 
+def _unknown(arguments: Sequence[str], own: Sequence[str]) -> list[str]:
+    """The flags among the arguments that neither genserve nor vLLM has. Empty if vLLM's flags are not known."""
+    engines = _vllm_flags()
+    if not engines:
+        return []
+    known = (*own, *engines, "--help")
+    names = [re.split("[=.]", each, maxsplit=1)[0] for each in arguments if re.match("--.", each)]
+    # vLLM's parser takes the beginning of a name, --no-NAME for some, and --NAME.KEY for a key of a JSON object.
+    return [
+        name for name in names if not any(flag.startswith((name, name.replace("--no-", "--", 1))) for flag in known)
+    ]
+
+
 def _vllm_flags() -> set[str]:
-    """The flags that the source of the installed vLLM names. Empty if it cannot tell, because vLLM is missing or
-    another one, or because a plugin may add flags."""
+    """The flags that the source of the installed vLLM names. Empty if vLLM is missing, if its source does not name
+    them where the supported version does, or if a plugin may add flags."""
     spec = importlib.util.find_spec("vllm")  # imports nothing
     if spec is None or spec.origin is None or entry_points(group="vllm.platform_plugins"):
         return set()
     source = Path(spec.origin).parent / "engine" / "arg_utils.py"
     flags = set(re.findall(r'"(--[a-z0-9-]+)"', source.read_text())) if source.is_file() else set()
     return flags if "--model" in flags else set()
-
-
-def _unknown(arguments: Sequence[str], own: Sequence[str]) -> list[str]:
-    """The flags among the arguments that neither genserve nor vLLM has, if that can be told. vLLM's parser takes the
-    beginning of a name, --no-NAME for some, and --NAME.KEY for a key of a JSON object."""
-    engines = _vllm_flags()
-    names = [re.split("[=.]", each, maxsplit=1)[0] for each in arguments if re.match("--.", each)]
-    flags = (*own, *engines, "--help")
-    return [
-        name
-        for name in names
-        if engines and not any(flag.startswith((name, name.replace("--no-", "--", 1))) for flag in flags)
-    ]
 
 
 class _OwnFlags(argparse.ArgumentParser):

@@ -13,7 +13,7 @@ from genserve.tensors.dtypes import ITEM_BYTES, objection
 
 MAX_TENSORS = 1_000_000
 MAX_NAMED_ISSUES = 20
-MAX_UNNAMED_ISSUES = 980
+MAX_UNNAMED_ISSUES = 980  # counted after those that are named, so that 1000 is the end
 MAX_RANK = 16
 _MAX_NAME_LENGTH = 1024
 MAX_BYTES = 1 << 63

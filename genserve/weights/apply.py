@@ -96,7 +96,7 @@ class PushApplier:
         try:
             yield
         finally:
-            if self._freeing is None:
+            if self._freeing is None:  # otherwise the task releases the lock when it has freed what was replaced
                 self._release()
 
     def _release(self) -> None:
@@ -104,6 +104,7 @@ class PushApplier:
         self._lock.release()
 
     async def _free(self, nonce: str) -> None:
+        """Frees what a push has replaced, and only then lets others have their turn."""
         try:
             await self._discard(nonce)
         finally:
@@ -141,8 +142,8 @@ class PushApplier:
             if push.is_served:
                 version = push.header.weight_version
                 self._resident.replace(ResidentVersion(version, push.weights, ArenaBytes(push.arena)))
-        # Neither requests nor the trainer wait while memory is freed: the workers get to it after their next step, and
-        # that one may compute every running request again.
+        # Neither requests nor the trainer wait while memory is freed. The workers free it after their next step, which
+        # may compute every running request again.
         self._freeing = asyncio.create_task(self._free(nonce), name="freeing replaced weights")
         steps = {
             "receive": push.staging.receive_s,

@@ -130,7 +130,7 @@ def refuse_issues(issues: list[PushIssue]) -> None:
     raise ManifestMismatchError(
         f"the manifest does not match the checkpoint: {about}{_others(issues, num_issues - len(shown))}",
         violations=[FieldViolation(_field(issue.tensor), issue.description) for issue in issues],
-        # Otherwise the number of violations says it.
+        # Without it, the violations are all issues.
         metadata={"num_violations": str(num_issues)} if num_issues > len(issues) else None,
     )
 

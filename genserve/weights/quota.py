@@ -48,8 +48,8 @@ class Evictions:
 
 @contextmanager
 def naming_wide_tensors(manifest: Manifest, checkpoint: CheckpointIndex | None) -> Iterator[None]:
-    """Adds to a StagingFullError how much wider the tensors of the push are than the checkpoint's, which is all that
-    its sender needs to change."""
+    """Adds to a StagingFullError how much wider the tensors of the push are than the checkpoint's, because its sender
+    can cast them."""
     try:
         yield
     except StagingFullError as error:

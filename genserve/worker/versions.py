@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Of what is done while requests run: a third of a core where they keep all of them busy. Lower than that, an update
-# takes longer and costs them the same CPU time.
+# For what is done while requests run. It gets a third of a core where requests keep all cores busy. At a lower
+# priority an update takes longer, and requests lose the same CPU time.
 _BACKGROUND_NICENESS = 5
 _SWITCH_INTERVAL_S = 0.0005
 _PREDECESSOR_TIMEOUT_S = 5.0
@@ -181,7 +181,7 @@ class Versions:
 
         def run() -> None:
             os.sched_setaffinity(0, self._cpus)
-            if beside_requests:  # a thread cannot raise its priority again, so it begins with the one it may have
+            if beside_requests:  # otherwise `step_back` does when requests come: no thread can raise its priority again
                 _lower(threading.get_native_id())
             work(before)
 

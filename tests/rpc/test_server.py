@@ -20,12 +20,7 @@ from genserve.rpc.server import SERVICE_NAMES, bind
 from genserve.v1 import control_pb2
 from genserve.v1.control_pb2_grpc import ControlServiceStub
 from tests.rpc.conftest import Daemon, serving
-
-# Frames of HTTP/2: length, type, flags, stream.
-SETTINGS = b"\0\0\0\4\0\0\0\0\0"
-FRAME_HEADER_BYTES = 9
-PING = b"\0\0\x08\x06\0"
-SETTINGS_ACK = b"\0\0\0\4\1\0\0\0\0"
+from tests.rpc.http2 import ACK, PING, SETTINGS, connected, frame_bytes, frame_of
 
 
 async def reflect(daemon: Daemon, version: str, **request: str) -> reflection_pb2.ServerReflectionResponse:
@@ -162,30 +157,22 @@ async def test_a_peer_that_says_nothing_is_asked_whether_it_is_there(monkeypatch
     """Also one that has no call: its connection would stay half open for hours. Here it is asked sooner."""
     options = [(key, 300 if key == "grpc.keepalive_time_ms" else value) for key, value in server.SERVER_OPTIONS]
     monkeypatch.setattr(server, "SERVER_OPTIONS", tuple(options))
-    async with serving(ServeConfig(port=0)) as daemon:
-        host, port = daemon.address.rsplit(":", 1)
-        reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + SETTINGS + SETTINGS_ACK)
-        async with asyncio.timeout(10):
-            while (frame := await reader.readexactly(FRAME_HEADER_BYTES))[:5] != PING:
-                await reader.readexactly(int.from_bytes(frame[:3], "big"))
-        writer.close()
+    async with serving(ServeConfig(port=0)) as daemon, connected(daemon) as (reader, writer):
+        writer.write(frame_bytes(SETTINGS, ACK))
+        while (await frame_of(reader))[:2] != (PING, 0):
+            pass
 
 
 async def test_a_host_that_is_gone_is_given_up_after_ten_seconds(daemon: Daemon) -> None:
     """The kernel does: what it has sent was not acknowledged. A process that stands still, whose kernel acknowledges,
     is given up by gRPC, a minute later."""
-    host, port = daemon.address.rsplit(":", 1)
-    _, writer = await asyncio.open_connection(host, int(port))
-    writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + SETTINGS)
-    _, own_port = writer.get_extra_info("sockname")
     timeouts_ms: list[int] = []
-    async with asyncio.timeout(10):
+    async with connected(daemon) as (_, writer):
+        _, own_port = writer.get_extra_info("sockname")
         while not timeouts_ms:
             await asyncio.sleep(0.01)
             timeouts_ms = user_timeouts_ms(own_port)
     assert timeouts_ms == [10_000]
-    writer.close()
 
 
 def user_timeouts_ms(port: int) -> list[int]:

@@ -125,7 +125,7 @@ def _weight_name(name: str) -> str:
 
 
 def _wrong_types(config: dict[str, Any]) -> Iterator[str]:
-    """What vLLM would compute with, or fail on, inside its workers. The ranks themselves are apart."""
+    """Values of the wrong type that vLLM would compute with, or fail on, inside its workers. `_ranks` has the ranks."""
     for name in ("rank_pattern", "alpha_pattern"):
         if not isinstance(config.get(name), dict | None):
             yield f"{name} must be an object"

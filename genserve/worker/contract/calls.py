@@ -68,8 +68,8 @@ class Fetch(_Message):
 @dataclass(frozen=True, slots=True)
 class Prepare(_Message):
     """Builds version `nonce` from an arena: the daemon's, or on another host the one that `fetched_paths` has for
-    that host. `tensors` are (name, safetensors dtype, shape, offset, length in bytes). `beside_requests`: requests run,
-    and come first."""
+    that host. `tensors` are (name, safetensors dtype, shape, offset, length in bytes). `beside_requests`: requests run
+    already, and get the CPU first."""
 
     nonce: str
     arena_path: str
@@ -171,7 +171,7 @@ class WeightWorker(Protocol):
         """Prepare -> Ack at once. When it is done, a second Ack goes to the report socket, if that is on this host."""
 
     def genserve_step_back(self, wire: dict[str, Any]) -> dict[str, Any]:
-        """Step -> Ack. Requests run now: from here on they come before preparing."""
+        """Step -> Ack. Requests run now, and get the CPU before the preparation from here on."""
 
     def genserve_prepared(self, wire: dict[str, Any]) -> dict[str, Any]:
         """Step -> Progress of preparing."""

@@ -7,7 +7,6 @@ import asyncio
 import io
 import json
 import signal
-import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -19,7 +18,7 @@ from google.protobuf.json_format import Parse, ParseDict
 from google.rpc import code_pb2, error_details_pb2
 from safetensors.numpy import save_file
 
-from genserve.cli import main, serve
+from genserve.cli import main
 from genserve.v1 import control_pb2, generation_pb2, types_pb2, weights_pb2
 from tests.unit.cli.commands import start
 from tests.unit.client.scripted_daemon import ScriptedDaemon, refuse
@@ -269,14 +268,6 @@ def test_wrong_usage_exits_with_2(arguments: list[str], capsys: pytest.CaptureFi
     assert "usage: genserve" in capsys.readouterr().err
 
 
-def test_serve_gets_its_flags_untouched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are the engine's: `--help` and unknown ones included."""
-    seen: list[list[str]] = []
-    monkeypatch.setattr(serve, "run", lambda args: seen.append(args.flags) or 0)
-    assert main(["serve", "--model", "m", "--help"]) == 0
-    assert seen == [["--model", "m", "--help"]]
-
-
 async def test_target_and_token_come_from_the_environment(
     daemon: ScriptedDaemon, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -288,60 +279,3 @@ async def test_target_and_token_come_from_the_environment(
     with pytest.raises(SystemExit):
         main(["generate", "--help"])
     assert "secret" not in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("flags", "says"),
-    [
-        (["--host", "0.0.0.0"], "--allow-insecure"),
-        (["--port=abc"], "invalid int value: 'abc'"),
-        (["--max_model_len", "7", "--weight_update", "sideways"], "invalid choice: 'sideways'"),
-        (["--model", "/nope"], "--model: no directory /nope"),
-        (["--model=./nope"], "--model: no directory ./nope"),
-        (["--model=~"], "--model: no directory ~: write the path in full, ~ is not expanded here"),
-        (["--bogus", "1", "--max-model-length=7"], "error: unrecognized arguments: --bogus --max-model-length\n"),
-    ],
-)
-def test_what_is_wrong_with_our_own_flags_is_told_before_vllm_is_imported(flags: list[str], says: str) -> None:
-    """That takes seconds. In one line."""
-    program = "import sys; from genserve.cli import main\ntry: main()\nfinally: print('vllm' in sys.modules)"
-    command = [sys.executable, "-c", program, "serve", *flags]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout) == (2, "False\n")
-    assert says in done.stderr
-    assert done.stderr.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [
-        ["--allow_insecure", "--host=0.0.0.0"],
-        ["--config", "x.yaml", "--host=0.0.0.0"],
-        ["--model", "Qwen/Qwen3-8B"],
-        ["--model", "/"],
-        ["--max_model_len", "7", "--tensor-par=2", "--heartbeat-time", "5s", "-tp", "2"],
-        ["--no-enable-prefix-caching", "--hf-overrides.rope_scaling.factor=2", "--compilation-config.mode+", "3"],
-        ["--help"],
-        ["--help=genserve"],
-        ["--config", "x.yaml", "--bogus"],
-    ],
-)
-def test_flags_may_be_written_as_vllm_takes_them(flags: list[str]) -> None:
-    """With underscores, shortened, by the key of an object, or in a file that only vLLM reads; a model may be a
-    repository's name."""
-    serve._check_own(flags)
-
-
-def test_flags_are_left_to_a_vllm_whose_flags_are_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another version, one with a plugin that may add flags, or none."""
-    for name, value in (
-        ("Path.is_file", lambda _: False),
-        ("Path.read_text", lambda *_, **__: ""),
-        ("entry_points", lambda **_: ["a plugin"]),
-        ("importlib.util.find_spec", lambda _: None),
-    ):
-        with monkeypatch.context() as patched:
-            patched.setattr(f"genserve.cli.serve.{name}", value)
-            serve._check_own(["--bogus"])
-    with pytest.raises(SystemExit):
-        serve._check_own(["--bogus"])

@@ -1,8 +1,12 @@
-"""What `genserve serve` does before and beside the daemon."""
+"""What `genserve serve` does before the daemon imports vLLM, and to the processes that vLLM starts."""
 
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+
+from genserve.cli import main, serve
 
 _MAIN = """
 import atexit, gc, multiprocessing
@@ -20,7 +24,72 @@ if __name__ == "__main__":
 
 
 def test_spawned_processes_collect_less_and_not_at_their_end(tmp_path: Path) -> None:
-    """As vLLM's are: they import the main script again."""
+    """vLLM's processes are spawned in the same way: each imports the main script again."""
     (tmp_path / "main.py").write_text(_MAIN)
     child = subprocess.run([sys.executable, "main.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert (child.stdout, child.stderr, child.returncode) == ("20000 True\n", "", 0)
+
+
+def test_serve_gets_its_flags_untouched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are the engine's: `--help` and unknown ones included."""
+    seen: list[list[str]] = []
+    monkeypatch.setattr(serve, "run", lambda args: seen.append(args.flags) or 0)
+    assert main(["serve", "--model", "m", "--help"]) == 0
+    assert seen == [["--model", "m", "--help"]]
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--host", "0.0.0.0"], "--allow-insecure"),
+        (["--port=abc"], "invalid int value: 'abc'"),
+        (["--max_model_len", "7", "--weight_update", "sideways"], "invalid choice: 'sideways'"),
+        (["--model", "/nope"], "--model: no directory /nope"),
+        (["--model=./nope"], "--model: no directory ./nope"),
+        (["--model=~"], "--model: no directory ~: write the path in full, ~ is not expanded here"),
+        (["--bogus", "1", "--max-model-length=7"], "error: unrecognized arguments: --bogus --max-model-length\n"),
+    ],
+)
+def test_what_is_wrong_with_our_own_flags_is_told_before_vllm_is_imported(flags: list[str], says: str) -> None:
+    """The import takes seconds. The error is one line."""
+    program = "import sys; from genserve.cli import main\ntry: main()\nfinally: print('vllm' in sys.modules)"
+    command = [sys.executable, "-c", program, "serve", *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (2, "False\n")
+    assert says in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--allow_insecure", "--host=0.0.0.0"],
+        ["--config", "x.yaml", "--host=0.0.0.0"],
+        ["--model", "Qwen/Qwen3-8B"],
+        ["--model", "/"],
+        ["--max_model_len", "7", "--tensor-par=2", "--heartbeat-time", "5s", "-tp", "2"],
+        ["--no-enable-prefix-caching", "--hf-overrides.rope_scaling.factor=2", "--compilation-config.mode+", "3"],
+        ["--help"],
+        ["--help=genserve"],
+        ["--config", "x.yaml", "--bogus"],
+    ],
+)
+def test_flags_may_be_written_as_vllm_takes_them(flags: list[str]) -> None:
+    """With underscores, shortened, by the key of an object, or in a file that only vLLM reads; a model may be a
+    repository's name."""
+    serve._check_own(flags)
+
+
+def test_flags_are_left_to_a_vllm_whose_flags_are_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another version, one with a plugin that may add flags, or none."""
+    for name, value in (
+        ("Path.is_file", lambda _: False),
+        ("Path.read_text", lambda *_, **__: ""),
+        ("entry_points", lambda **_: ["a plugin"]),
+        ("importlib.util.find_spec", lambda _: None),
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr(f"genserve.cli.serve.{name}", value)
+            serve._check_own(["--bogus"])
+    with pytest.raises(SystemExit):
+        serve._check_own(["--bogus"])

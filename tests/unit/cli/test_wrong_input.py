@@ -83,7 +83,7 @@ async def test_no_flag_of_any_command_takes_a_value_that_ends_in_a_traceback(
 def test_an_unknown_flag_is_named_with_the_usage_of_its_command(
     arguments: list[str], command: str, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Before an argument that is missing, which may only look so because of it."""
+    """It is named before a missing argument, which may be missing only because the flag was mistyped."""
     with pytest.raises(SystemExit) as exited:
         main(arguments)
     errors = capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Servers that accept and do not answer, or with nothing in it."""
+"""Servers that accept calls or connections, and do not answer or always answer the same."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -19,7 +19,8 @@ class Asked:
 
 
 class SilentDaemon(grpc.GenericRpcHandler):
-    """Takes every call, and never answers one, unless there is an `answer` to all of them; b"" is one of any kind."""
+    """Takes every call. It answers none, or all of them with `answer`: b"" is a message of any kind without fields.
+    `requests` are those that it has answered."""
 
     def __init__(self) -> None:
         self.target = ""

@@ -1,4 +1,4 @@
-"""How long every call may take: what the daemon is told, and how long a thread waits. What is tested is one table."""
+"""How long every call may take: what the daemon is told, and how long a thread waits. One table has all calls."""
 
 import asyncio
 from collections.abc import Coroutine

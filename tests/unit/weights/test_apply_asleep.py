@@ -1,4 +1,4 @@
-"""Pushes into an engine that sleeps but for its weights, and weights that a sleep of level 2 has dropped."""
+"""Pushes that meet a sleep, or an engine that sleeps but for its weights; and weights that a sleep has dropped."""
 
 import asyncio
 from typing import Any
@@ -274,3 +274,20 @@ async def test_vllm_s_transfer_follows_the_wake_up_that_restores(rig: Rig) -> No
         await rig.transfers.start(UpdateOptions(update_id="u1"))
     await rig.sleeps.wake_up()
     await rig.transfers.start(UpdateOptions(update_id="u1"))
+
+
+async def test_a_push_that_waits_for_a_sleep_for_too_long_has_changed_nothing(rig: Rig) -> None:
+    """It is told so, and keeps its bytes."""
+    gate = rig.engine.gates["sleep"] = Gate()
+    sleeping = asyncio.create_task(rig.sleeps.sleep(PauseMode.KEEP, SleepDepth.of(1, ()), 30.0))
+    await asyncio.wait_for(gate.reached.wait(), 10)
+    with pytest.raises(DeadlineError):
+        await rig.push(header(apply=ApplyOptions(timeout_s=0.02)))
+    async with asyncio.timeout(10):
+        while (report := rig.registry.report("p1").push).state is PushState.PREPARING:
+            await asyncio.sleep(0.001)  # a slow loop answers before the push has failed
+    assert report.state is PushState.FAILED
+    assert report.issues[0].description == "no time was left to prepare; nothing changed"
+    assert "prepare_weights" not in rig.engine.calls
+    gate.open.set()
+    await sleeping

@@ -1,4 +1,5 @@
-"""How long the steps of an update may take, and how long others are waited for: on a clock that the test moves."""
+"""How long the steps of a push or an update may take; and how long a stream waits for another one, on a clock that the
+test moves."""
 
 import asyncio
 

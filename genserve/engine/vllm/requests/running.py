@@ -47,7 +47,7 @@ class RunningRequests:
         self._idle = asyncio.Event()
         self._idle.set()
         self.busy: Final = asyncio.Event()
-        """Set while it is not idle."""
+        """Set while requests run: the opposite of `_idle`, for those who wait for the first one."""
 
     @property
     def streams(self) -> list[VllmStream]:

@@ -1,5 +1,5 @@
-"""Which pushes ask the daemon for a faster way than one connection, how long they wait for it, and what they make of
-it."""
+"""Which pushes ask the daemon for a faster way than one connection, how long they wait for its answer, and what they
+do with it."""
 
 from typing import Any
 
@@ -15,8 +15,8 @@ from tests.unit.client.scripted_daemon import ScriptedDaemon, refuse, running_da
 SHARES_BYTES, HAS_PORTS_BYTES = 100, 200
 
 
-class Asked(ScriptedDaemon):
-    """Remembers who asks what it can do."""
+class AskedDaemon(ScriptedDaemon):
+    """Remembers the deadline of each GetServerInfo, and answers with `ingest_ports`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Asked(ScriptedDaemon):
 
 async def test_memory_is_worth_it_from_8_mebibytes_on_and_ports_from_64() -> None:
     """Without a byte of them, as the question comes before."""
-    async with running_daemon(daemon=Asked()) as daemon:
+    async with running_daemon(daemon=AskedDaemon()) as daemon:
         for host, least_bytes in (("127.0.0.1", 8 << 20), ("0.0.0.0", 64 << 20)):
             async with AsyncClient(daemon.target.replace("127.0.0.1", host)) as client:
                 assert await client._info(least_bytes - 1, None, 20.0) is None
@@ -68,8 +68,8 @@ async def test_a_push_that_a_faster_way_is_worth_asks_for_it(
     size_bytes: int, options: dict[str, Any], host: str, asks: bool
 ) -> None:
     """Memory on this host from some size on, more ports from another one; and sends its bytes where there is none."""
-    async with running_daemon(daemon=Asked()) as daemon:
-        assert isinstance(daemon, Asked)
+    async with running_daemon(daemon=AskedDaemon()) as daemon:
+        assert isinstance(daemon, AskedDaemon)
         async with AsyncClient(daemon.target.replace("127.0.0.1", host)) as client:
             await client.push_weights(weights(size_bytes), version=1, **options)
         assert len(daemon.deadlines_s) == int(asks)
@@ -81,8 +81,8 @@ async def test_a_push_that_a_faster_way_is_worth_asks_for_it(
 
 async def test_memory_that_was_asked_for_is_asked_about_at_any_size() -> None:
     """And cannot be replaced by bytes."""
-    async with running_daemon(daemon=Asked()) as daemon, AsyncClient(daemon.target) as client:
-        assert isinstance(daemon, Asked)
+    async with running_daemon(daemon=AskedDaemon()) as daemon, AsyncClient(daemon.target) as client:
+        assert isinstance(daemon, AskedDaemon)
         with pytest.raises(UnsupportedError, match="cannot use this process's shared memory"):
             await client.push_weights(weights(1), version=1, shared_memory=True)
         assert (len(daemon.deadlines_s), daemon.streams) == (1, [])
@@ -104,8 +104,8 @@ async def test_the_question_takes_no_longer_than_a_call_and_than_the_push(
     timeouts: Timeouts, options: dict[str, Any], deadline_s: float | None
 ) -> None:
     """None is no limit."""
-    async with running_daemon(daemon=Asked()) as daemon, AsyncClient(daemon.target, timeouts=timeouts) as client:
-        assert isinstance(daemon, Asked)
+    async with running_daemon(daemon=AskedDaemon()) as daemon, AsyncClient(daemon.target, timeouts=timeouts) as client:
+        assert isinstance(daemon, AskedDaemon)
         await client.push_weights(weights(HAS_PORTS_BYTES), version=1, **options)
         (asked_s,) = daemon.deadlines_s
         if deadline_s is None or asked_s is None:
@@ -118,11 +118,11 @@ async def test_the_question_takes_no_longer_than_a_call_and_than_the_push(
 async def test_bytes_go_to_the_ports_that_the_daemon_tells() -> None:
     """Each stream to one."""
     async with (
-        running_daemon(daemon=Asked()) as daemon,
+        running_daemon(daemon=AskedDaemon()) as daemon,
         running_daemon() as other,
         AsyncClient(daemon.target) as client,
     ):
-        assert isinstance(daemon, Asked)
+        assert isinstance(daemon, AskedDaemon)
         daemon.ingest_ports = [int(other.target.rpartition(":")[2])]
         await client.push_weights(weights(HAS_PORTS_BYTES), version=1)
         assert (daemon.streams, other.streams) == ([], [[(0, HAS_PORTS_BYTES)]])

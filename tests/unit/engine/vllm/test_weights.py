@@ -1,4 +1,4 @@
-"""What a preparation yields to."""
+"""Preparing weights: which CPU time it leaves to requests."""
 
 import asyncio
 import json
@@ -66,10 +66,10 @@ def report(workers: Workers) -> None:
         sender.sendto(json.dumps(Ack("tp0", "n", "").to_wire()).encode(), workers.report_socket)
 
 
-async def test_it_comes_after_requests_from_the_beginning(
+async def test_a_preparation_that_begins_while_requests_run_comes_after_them(
     weights: LiveWeights, workers: Workers, core: ScriptedCore, busy: asyncio.Event
 ) -> None:
-    """Those that run already."""
+    """From its beginning: nobody has to tell the workers later."""
     busy.set()
     preparing = asyncio.create_task(weights.prepare("n", ARENA, [], 10.0))
     await core.wait_asked()
@@ -78,7 +78,7 @@ async def test_it_comes_after_requests_from_the_beginning(
     assert core.asked == [("genserve_prepare", True)]
 
 
-async def test_it_steps_back_when_the_first_request_comes(
+async def test_a_preparation_steps_back_when_the_first_request_comes(
     weights: LiveWeights, workers: Workers, core: ScriptedCore, busy: asyncio.Event
 ) -> None:
     """Once, on every rank."""
@@ -93,16 +93,17 @@ async def test_it_steps_back_when_the_first_request_comes(
     assert core.asked == [("genserve_prepare", False), ("genserve_step_back", None)]
 
 
-async def test_nobody_follows_the_load_after_it(
+async def test_nothing_waits_for_requests_after_a_preparation(
     weights: LiveWeights, workers: Workers, core: ScriptedCore, busy: asyncio.Event
 ) -> None:
-    """A request that comes then is no business of this push."""
+    """A request that comes then has no effect on the workers."""
+    before = asyncio.all_tasks()
     preparing = asyncio.create_task(weights.prepare("n", ARENA, [], 10.0))
     await core.wait_asked()
     report(workers)
     await preparing
     busy.set()
     async with asyncio.timeout(10):
-        while others := asyncio.all_tasks() - {asyncio.current_task()}:
+        while others := asyncio.all_tasks() - before:
             await asyncio.wait(others)
     assert core.asked == [("genserve_prepare", False)]

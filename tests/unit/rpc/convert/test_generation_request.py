@@ -218,3 +218,44 @@ def test_no_more_ids_are_turned_into_text_than_a_context_holds() -> None:
     with pytest.raises(InvalidFieldError) as caught:
         detokenize_input(generation_pb2.DetokenizeRequest(token_ids=[1] * 65), INFO)
     assert caught.value.violations[0].field == "token_ids"
+
+
+# --- switches, one at a time: two that are both on do not tell which is which
+
+
+@pytest.mark.parametrize(
+    ("field", "stop"), [("ignoreEos", Stop(ignore_eos=True)), ("includeStop", Stop(include_stop=True))]
+)
+def test_a_switch_of_the_end_turns_on_itself_alone(field: str, stop: Stop) -> None:
+    """A request that shall not end at the model's end would show it, and the other way round."""
+    assert converted(stop={field: True}).stop == stop
+
+
+@pytest.mark.parametrize(
+    ("fields", "output"),
+    [
+        ({"text": False}, Output(text=False)),
+        ({"tokenIds": False}, Output(token_ids=False)),
+        ({"skipSpecialTokens": False}, Output(skip_special_tokens=False)),
+        ({"promptTokenIds": True}, Output(prompt_token_ids=True)),
+    ],
+)
+def test_a_switch_of_the_output_changes_itself_alone(fields: dict[str, bool], output: Output) -> None:
+    """The others are as they would be without it."""
+    assert converted(output=fields).output == output
+
+
+@pytest.mark.parametrize(
+    ("fields", "opens", "continues"),
+    [
+        ({}, True, False),
+        ({"continueFinalMessage": True}, False, True),
+        ({"addGenerationPrompt": False}, False, False),
+        ({"addGenerationPrompt": True, "continueFinalMessage": True}, True, True),
+    ],
+)
+def test_a_chat_opens_a_turn_or_continues_one(fields: dict[str, bool], opens: bool, continues: bool) -> None:
+    """Unless it says both, which the engine refuses."""
+    prompt = converted(chat={"messages": [{"role": "user", "content": "hi"}], **fields}).prompt
+    assert isinstance(prompt, ChatPrompt)
+    assert (prompt.add_generation_prompt, prompt.continue_final_message) == (opens, continues)

@@ -16,15 +16,19 @@ CHECKPOINT = CheckpointIndex({"layers.0.q.weight": CheckpointTensor("F32", (6, 4
 MODULE = "base_model.model.layers.0.q"
 
 
-def parsed(**fields: Any) -> LoraConfig:
-    """Of PEFT's configuration with these fields; None leaves one out."""
+def text_of(**fields: Any) -> str:
+    """PEFT's configuration with these fields; None leaves one out."""
     config = {"r": 2, "lora_alpha": 4, "target_modules": ["q"]} | fields
-    text = json.dumps({name: value for name, value in config.items() if value is not None})
-    return LoraConfig.parse(text, MAX_RANK, "config")
+    return json.dumps({name: value for name, value in config.items() if value is not None})
+
+
+def parsed(**fields: Any) -> LoraConfig:
+    """Such a configuration."""
+    return LoraConfig.parse(text_of(**fields), MAX_RANK, "config")
 
 
 def refusal(text: str) -> str:
-    """What is wrong with a configuration."""
+    """What is wrong with a configuration, of which the error has the path."""
     with pytest.raises(InvalidFieldError) as caught:
         LoraConfig.parse(text, MAX_RANK, "config")
     (violation,) = caught.value.violations
@@ -54,15 +58,13 @@ def test_the_rank_is_the_largest_of_any_module(fields: dict[str, Any], rank: int
 )
 def test_a_rank_is_a_whole_number_above_0(fields: dict[str, Any]) -> None:
     """True is 1 for Python alone."""
-    with pytest.raises(InvalidFieldError, match="whole numbers above 0"):
-        parsed(**fields)
+    assert refusal(text_of(**fields)) == "r and the ranks of rank_pattern must be whole numbers above 0"
 
 
 @pytest.mark.parametrize("fields", [{"r": MAX_RANK + 1}, {"rank_pattern": {"q": MAX_RANK + 1}}])
 def test_a_rank_above_that_of_the_daemon_is_refused(fields: dict[str, Any]) -> None:
     """The error names the flag."""
-    with pytest.raises(InvalidFieldError, match="has rank 9, the daemon runs with --max-lora-rank 8"):
-        parsed(**fields)
+    assert refusal(text_of(**fields)) == "has rank 9, the daemon runs with --max-lora-rank 8"
 
 
 @pytest.mark.parametrize(
@@ -79,9 +81,7 @@ def test_a_rank_above_that_of_the_daemon_is_refused(fields: dict[str, Any]) -> N
 )
 def test_what_is_no_number_is_refused_by_its_name(fields: dict[str, Any], says: str) -> None:
     """vLLM's workers would compute with it."""
-    with pytest.raises(InvalidFieldError) as caught:
-        parsed(**fields)
-    assert caught.value.violations[0].description == says
+    assert refusal(text_of(**fields)) == says
 
 
 @pytest.mark.parametrize("alpha", [0, 0.5, -1, 1e30])
@@ -92,10 +92,8 @@ def test_a_number_is_an_alpha(alpha: float) -> None:
 
 def test_what_peft_needs_must_be_there() -> None:
     """All that lacks is named at once."""
-    with pytest.raises(InvalidFieldError, match="lacks lora_alpha, target_modules, which"):
-        parsed(lora_alpha=None, target_modules=None)
-    with pytest.raises(InvalidFieldError, match="lacks r, which"):
-        parsed(r=None)
+    assert refusal(text_of(lora_alpha=None, target_modules=None)).startswith("lacks lora_alpha, target_modules, which")
+    assert refusal(text_of(r=None)).startswith("lacks r, which")
 
 
 def test_what_is_no_json_object_is_refused() -> None:
@@ -141,6 +139,8 @@ def test_stacked_experts_have_the_rank_once_for_each(module: str) -> None:
         name = f"base_model.model.{module}"
         manifest = manifest_of({f"{name}.lora_A.weight": (size, 4), f"{name}.lora_B.weight": (6, size)})
         assert (lora_issues(manifest, None, parsed()) == []) is fits
+    one = manifest_of({f"{name}.lora_A.weight": (1, 4), f"{name}.lora_B.weight": (6, 1)})
+    assert lora_issues(one, None, parsed(r=1)) == []
 
 
 def test_both_halves_of_a_module_fit_it_and_each_other() -> None:
@@ -162,8 +162,8 @@ def test_a_half_alone_lacks_the_other(half: str, other: str) -> None:
 
 def test_what_is_not_of_an_adapter_is_named() -> None:
     """But for what vLLM takes whole, of models that classify."""
-    assert issues(score=(2, 2), classifier=(2, 2)) == []
-    (foreign,) = issues(q=(2, 2))
+    assert issues(score=(3, 2), classifier=(3, 2)) == []
+    (foreign,) = issues(q=(3, 2))
     assert foreign.tensor == f"{MODULE}.q.weight" and "is not a tensor of an adapter" in foreign.description
 
 

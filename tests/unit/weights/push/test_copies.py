@@ -13,34 +13,18 @@ from genserve.memory.segment import Segment, SegmentChunk
 from genserve.weights.push.copies import CopyQueue
 from genserve.weights.push.stream import PushStream
 from tests.unit.weights.conftest import Rig, header, weights
+from tests.unit.weights.push.handed_over import Copying, memory, path
 
 MAX_AHEAD = 8
 """Pieces that are being copied or wait for it: a fast sender must not fill the daemon's memory with them."""
 
 
-class Memory(Segment):
-    """A trainer's: each piece is copied when the test lets one go."""
-
-    def __init__(self, fd: int) -> None:
-        super().__init__(f"/proc/{os.getpid()}/fd/{fd}", os.dup(fd))
-        self.let_go = threading.Semaphore(0)
-        self.copied: list[int] = []
-
-    def copy(self, chunk: SegmentChunk, target: memoryview) -> None:
-        self.let_go.acquire(timeout=30)
-        self.copied.append(chunk.offset)
-        super().copy(chunk, target)
-
-
 @pytest.fixture
-def memory() -> Iterator[Memory]:
-    fd = os.memfd_create("genserve-push-unit")
-    os.write(fd, weights(1))
-    memory = Memory(fd)
-    yield memory
-    memory.let_go.release(100)
-    memory.close()
-    os.close(fd)
+def segment() -> Iterator[Segment]:
+    with memory(weights(1)) as fd:
+        segment = Segment(path(fd), os.dup(fd))
+        yield segment
+        segment.close()
 
 
 @pytest.fixture
@@ -51,17 +35,17 @@ async def stream(rig: Rig) -> AsyncIterator[PushStream]:
 
 
 @pytest.fixture
-async def queue(memory: Memory) -> AsyncIterator[CopyQueue]:
+async def queue(segment: Segment, copying: Copying) -> AsyncIterator[CopyQueue]:
     queue = CopyQueue()
     yield queue
-    memory.let_go.release(100)
+    copying.let_go.release(100)
     await queue.close()
 
 
 def put(
     queue: CopyQueue,
     stream: PushStream,
-    memory: Memory,
+    segment: Segment,
     offset: int,
     pipe: AckPipe | None = None,
     crc32c: int | None = None,
@@ -69,7 +53,7 @@ def put(
     """Two bytes."""
     claim = stream.claim(offset, 2)
     assert claim is not None
-    queue.put(stream, claim, SegmentChunk(memory.path, offset, offset, 2, crc32c), memory, pipe)
+    queue.put(stream, claim, SegmentChunk(segment.path, offset, offset, 2, crc32c), segment, pipe)
 
 
 async def done(waiting: "asyncio.Task[None]") -> bool:
@@ -80,39 +64,39 @@ async def done(waiting: "asyncio.Task[None]") -> bool:
 
 
 async def test_one_more_piece_may_be_put_once_fewer_than_eight_are_on_their_way(
-    queue: CopyQueue, stream: PushStream, memory: Memory
+    queue: CopyQueue, stream: PushStream, segment: Segment, copying: Copying
 ) -> None:
     """And nothing is waited for before that. Empty means that none is."""
     for offset in range(0, 2 * (MAX_AHEAD - 1), 2):
-        put(queue, stream, memory, offset)
+        put(queue, stream, segment, offset)
         await asyncio.wait_for(queue.wait_room(), 5)
-    put(queue, stream, memory, 2 * MAX_AHEAD)
+    put(queue, stream, segment, 2 * MAX_AHEAD)
     room, empty = asyncio.create_task(queue.wait_room()), asyncio.create_task(queue.wait_empty())
     assert not await done(room)
-    memory.let_go.release()
+    copying.let_go.release()
     await asyncio.wait_for(room, 5)
     assert not await done(empty)
-    memory.let_go.release(MAX_AHEAD - 1)
+    copying.let_go.release(MAX_AHEAD - 1)
     await asyncio.wait_for(empty, 5)
-    assert len(memory.copied) == MAX_AHEAD
+    assert len(copying.begun) == MAX_AHEAD
     assert not stream.is_claimed(0, 32)
 
 
 async def test_nothing_is_copied_behind_a_piece_that_failed(
-    queue: CopyQueue, stream: PushStream, memory: Memory, rig: Rig
+    queue: CopyQueue, stream: PushStream, segment: Segment, copying: Copying, rig: Rig
 ) -> None:
     """Those that are queued are acknowledged all the same, hold no place, and do not count; the error is told once."""
     reading, writing = os.pipe()
-    pipe = AckPipe(f"/proc/{os.getpid()}/fd/{writing}", writing)
-    put(queue, stream, memory, 0, pipe)
-    put(queue, stream, memory, 2, pipe, crc32c=1)
-    put(queue, stream, memory, 4, pipe)
-    put(queue, stream, memory, 6, pipe)
-    memory.let_go.release(100)
+    pipe = AckPipe(path(writing), writing)
+    put(queue, stream, segment, 0, pipe)
+    put(queue, stream, segment, 2, pipe, crc32c=1)
+    put(queue, stream, segment, 4, pipe)
+    put(queue, stream, segment, 6, pipe)
+    copying.let_go.release(100)
     with pytest.raises(ChecksumMismatchError):
         await asyncio.wait_for(queue.wait_empty(), 5)
     await queue.wait_empty()
-    assert memory.copied == [0, 2]
+    assert copying.begun == [0, 2]
     assert rig.registry.report("p1").push.missing == ((2, 32),)
     assert not stream.is_claimed(0, 32)
     assert os.read(reading, 100) == bytes(4)
@@ -120,34 +104,36 @@ async def test_nothing_is_copied_behind_a_piece_that_failed(
     pipe.close()
 
 
-async def test_the_first_of_two_errors_is_told(queue: CopyQueue, stream: PushStream, memory: Memory, rig: Rig) -> None:
+async def test_the_first_of_two_errors_is_told(
+    queue: CopyQueue, stream: PushStream, segment: Segment, copying: Copying, rig: Rig
+) -> None:
     """The one of the piece; what became of the push afterwards is told by whoever asks next."""
-    put(queue, stream, memory, 0, crc32c=1)
-    put(queue, stream, memory, 2)
+    put(queue, stream, segment, 0, crc32c=1)
+    put(queue, stream, segment, 2)
     rig.registry.discard("p1", force=True)
-    memory.let_go.release(100)
+    copying.let_go.release(100)
     with pytest.raises(ChecksumMismatchError):
         await asyncio.wait_for(queue.wait_empty(), 5)
     await queue.wait_empty()
 
 
 async def test_a_push_that_is_gone_meanwhile_is_told(
-    queue: CopyQueue, stream: PushStream, memory: Memory, rig: Rig
+    queue: CopyQueue, stream: PushStream, segment: Segment, copying: Copying, rig: Rig
 ) -> None:
     """Its memory stays until the thread has written there."""
-    put(queue, stream, memory, 0)
+    put(queue, stream, segment, 0)
     rig.registry.discard("p1", force=True)
-    memory.let_go.release(100)
+    copying.let_go.release(100)
     with pytest.raises(PushNotFoundError):
         await asyncio.wait_for(queue.wait_empty(), 5)
 
 
 async def test_the_error_does_not_hold_the_memory_of_the_push(
-    queue: CopyQueue, stream: PushStream, memory: Memory
+    queue: CopyQueue, stream: PushStream, segment: Segment, copying: Copying
 ) -> None:
     """Its frames would, for as long as somebody keeps it: only those of whoever is told are in it."""
-    put(queue, stream, memory, 0, crc32c=1)
-    memory.let_go.release(100)
+    put(queue, stream, segment, 0, crc32c=1)
+    copying.let_go.release(100)
     with pytest.raises(ChecksumMismatchError) as caught:
         await asyncio.wait_for(queue.wait_empty(), 5)
     assert "_copy" not in [entry.name for entry in caught.traceback]
@@ -155,43 +141,45 @@ async def test_the_error_does_not_hold_the_memory_of_the_push(
 
 @pytest.mark.parametrize("num_waiting", [0, 1])
 async def test_what_was_not_begun_when_a_stream_ends_is_not_copied(
-    queue: CopyQueue, stream: PushStream, memory: Memory, rig: Rig, num_waiting: int
+    queue: CopyQueue, stream: PushStream, segment: Segment, copying: Copying, rig: Rig, num_waiting: int
 ) -> None:
     """The piece that is being copied is; its memory may be closed afterwards, and no place is held."""
-    put(queue, stream, memory, 0)
+    put(queue, stream, segment, 0)
     while not queue._copies[0].done.running():
         await asyncio.sleep(0)
     for number in range(num_waiting):
-        put(queue, stream, memory, 2 + 2 * number)
+        put(queue, stream, segment, 2 + 2 * number)
     queue.cancel()
     closing = asyncio.create_task(queue.close())
     assert not await done(closing)
-    memory.let_go.release(100)
+    copying.let_go.release(100)
     await asyncio.wait_for(closing, 5)
-    assert memory.copied == [0]
+    assert copying.begun == [0]
     assert rig.registry.report("p1").push.missing == ((2, 32),)
     assert not stream.is_claimed(0, 32)
     await queue.wait_empty()
 
 
-async def test_a_thread_goes_with_its_queue(stream: PushStream, memory: Memory) -> None:
+async def test_a_thread_goes_with_its_queue(stream: PushStream, segment: Segment, copying: Copying) -> None:
     """A daemon that serves thousands of streams has not thousands of threads."""
     before, queue = set(threading.enumerate()), CopyQueue()
-    put(queue, stream, memory, 0)
+    put(queue, stream, segment, 0)
     (thread,) = (each for each in set(threading.enumerate()) - before if each.name.startswith("segments"))
-    memory.let_go.release()
+    copying.let_go.release()
     await queue.close()
     await asyncio.to_thread(thread.join, 5)
     assert not thread.is_alive()
 
 
-async def test_a_pipe_that_nobody_reads_ends_the_stream(queue: CopyQueue, stream: PushStream, memory: Memory) -> None:
+async def test_a_pipe_that_nobody_reads_ends_the_stream(
+    queue: CopyQueue, stream: PushStream, segment: Segment, copying: Copying
+) -> None:
     """The bytes of that piece do not count: its owner cannot know of them."""
     reading, writing = os.pipe()
     os.close(reading)
-    pipe = AckPipe(f"/proc/{os.getpid()}/fd/{writing}", writing)
-    put(queue, stream, memory, 0, pipe)
-    memory.let_go.release(100)
+    pipe = AckPipe(path(writing), writing)
+    put(queue, stream, segment, 0, pipe)
+    copying.let_go.release(100)
     with pytest.raises(InvalidFieldError, match="is not read"):
         await asyncio.wait_for(queue.wait_empty(), 5)
     pipe.close()

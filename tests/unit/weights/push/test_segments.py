@@ -2,48 +2,21 @@
 
 import asyncio
 import os
-import threading
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import pytest
 
 from genserve.errors import InvalidFieldError
 from genserve.memory.daemon_processes import DaemonProcesses, file_id
-from genserve.memory.segment import Segment, SegmentChunk
+from genserve.memory.segment import SegmentChunk
 from genserve.weights.push.claims import Claim
 from genserve.weights.push.segments import OwnRing, SegmentReader
 from genserve.weights.push.stream import PushStream
 from tests.support.idle_process import idle_process
 from tests.unit.weights.conftest import Rig, header, tensors, weights
-
-
-@contextmanager
-def memory(data: bytes) -> Iterator[int]:
-    """A trainer's, with these bytes."""
-    fd = os.memfd_create("genserve-push-unit")
-    try:
-        os.write(fd, data)
-        yield fd
-    finally:
-        os.close(fd)
-
-
-@contextmanager
-def pipe() -> Iterator[int]:
-    """The writing end of one; the other is open as well."""
-    reading, writing = os.pipe()
-    try:
-        yield writing
-    finally:
-        os.close(reading)
-        os.close(writing)
-
-
-def path(fd: int) -> str:
-    """Of a descriptor of this process."""
-    return f"/proc/{os.getpid()}/fd/{fd}"
+from tests.unit.weights.push.handed_over import Copying, memory, path, pipe
 
 
 def num_open(fd: int) -> int:
@@ -139,28 +112,6 @@ async def test_a_process_of_the_daemon_hands_over_its_own_ring_alone(rig: Rig) -
     await stream.finish()
     stream.detach()
     assert rig.engine.live == tensors(1)
-
-
-class Copying:
-    """Copies that last until the test lets them go; the places in the byte space of those that were begun."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.let_go = threading.Semaphore(0)
-        self.begun: list[int] = []
-        self._copy = Segment.copy
-        monkeypatch.setattr(Segment, "copy", lambda segment, chunk, target: self._held(segment, chunk, target))
-
-    def _held(self, segment: Segment, chunk: SegmentChunk, target: memoryview) -> None:
-        self.begun.append(chunk.offset)
-        self.let_go.acquire(timeout=30)
-        self._copy(segment, chunk, target)
-
-
-@pytest.fixture
-def copying(monkeypatch: pytest.MonkeyPatch) -> Iterator[Copying]:
-    copying = Copying(monkeypatch)
-    yield copying
-    copying.let_go.release(100)
 
 
 @dataclass

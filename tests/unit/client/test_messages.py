@@ -1,5 +1,5 @@
-"""What the calls of all services send, with every argument and with none that may be left out; and what they make of
-the answer."""
+"""The messages of all calls: the request with every argument and with as few as possible, and what becomes of the
+answer."""
 
 import contextlib
 from collections.abc import AsyncIterator

@@ -1,21 +1,13 @@
-"""What a push id means after something has happened under it: a refusal, a failure, an apply that is under way."""
+"""What may follow under a push id: after a refusal or a failure, while the push is applied, and afterwards."""
 
 import asyncio
-import logging
 import time
 
 import pytest
 
-from genserve.control.asleep import SleepDepth
-from genserve.control.conditions import Phase
-from genserve.engine.types import PauseMode
 from genserve.errors import (
     ApplyInProgressError,
-    DeadlineError,
-    EngineDeadError,
-    EngineTaintedError,
     InvalidFieldError,
-    PauseLeaseLostError,
     PushConflictError,
     PushNotFoundError,
     PushRolledBackError,
@@ -120,59 +112,3 @@ async def test_a_stream_whose_push_was_applied_goes_on_with_the_same_bytes_alone
     stream.detach()
     assert rig.engine.live == tensors(1)
     assert rig.registry.report("p1").push.state is PushState.APPLIED
-
-
-async def test_a_lease_that_is_lost_is_told_before_anything_is_prepared(rig: Rig) -> None:
-    """Which may take minutes."""
-    with pytest.raises(PauseLeaseLostError):
-        await rig.push(header(apply=ApplyOptions(pause_lease_id="lost")))
-    assert "prepare_weights" not in rig.engine.calls
-
-
-async def test_a_push_that_waits_for_a_sleep_for_too_long_has_changed_nothing(rig: Rig) -> None:
-    """It is told so, and keeps its bytes."""
-    gate = rig.engine.gates["sleep"] = Gate()
-    sleeping = asyncio.create_task(rig.sleeps.sleep(PauseMode.KEEP, SleepDepth.of(1, ()), 30.0))
-    await asyncio.wait_for(gate.reached.wait(), 10)
-    with pytest.raises(DeadlineError):
-        await rig.push(header(apply=ApplyOptions(timeout_s=0.02)))
-    async with asyncio.timeout(10):
-        while (report := rig.registry.report("p1").push).state is PushState.PREPARING:
-            await asyncio.sleep(0.001)  # a slow loop answers before the push has failed
-    assert report.state is PushState.FAILED
-    assert report.issues[0].description == "no time was left to prepare; nothing changed"
-    assert "prepare_weights" not in rig.engine.calls
-    gate.open.set()
-    await sleeping
-
-
-async def test_an_engine_that_dies_while_it_is_healed_is_dead(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
-    """Not tainted: no push can heal it. Its memory goes with it, which is no error that anybody has to read."""
-    gate = rig.engine.gates["commit_weights"] = Gate()
-    rig.engine.fails["commit_weights"] = EngineTaintedError("half")
-    pushing = asyncio.create_task(rig.push(header()))
-    await asyncio.wait_for(gate.reached.wait(), 10)
-    rig.engine.fails |= {step: EngineDeadError("gone") for step in ("prepare_weights", "discard_weights")}
-    with caplog.at_level(logging.ERROR, logger="genserve.weights.apply"):
-        gate.open.set()
-        with pytest.raises(EngineDeadError):
-            await pushing
-    assert (rig.board.phase, rig.engine.running) == (Phase.DEAD, False)
-    assert [record.getMessage() for record in caplog.records if "could not be freed" in record.getMessage()] == []
-
-
-async def test_a_push_whose_apply_is_cancelled_can_be_applied_later(rig: Rig) -> None:
-    """As by a loop that is torn down: who waits for it is cancelled as well, and nothing is busy for ever."""
-    gate = rig.engine.gates["prepare_weights"] = Gate()
-    pushing = asyncio.create_task(rig.push(header()))
-    await asyncio.wait_for(gate.reached.wait(), 10)
-    applying = rig.registry.find("p1").task
-    assert applying is not None
-    applying.cancel()
-    await asyncio.wait({pushing}, timeout=5)
-    assert pushing.cancelled()
-    assert rig.registry.report("p1").push.state is PushState.FAILED
-    assert rig.engine.running
-    gate.open.set()
-    assert (await rig.registry.commit("p1", ApplyOptions())).applied is not None
-    assert rig.engine.live == tensors(1)

@@ -1,0 +1,80 @@
+"""The files of an adapter, which vLLM reads."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from genserve.errors import InvalidFieldError
+from genserve.memory.arena import Arena
+from genserve.tensors.safetensors import CheckpointFileError
+from genserve.weights.checkpoint_files import CheckpointFile
+from genserve.weights.lora.config import LoraConfig
+from genserve.weights.lora.files import LoraFiles, sweep
+from tests.unit.weights.conftest import num_arenas
+from tests.unit.weights.lora.adapter import CONFIG, TENSORS, space
+
+
+def test_files_are_what_safetensors_reads() -> None:
+    """Links to memory, which are gone when they are closed, and with them the memory."""
+    arenas, (tensors, data) = num_arenas(), space(TENSORS)
+    staged = Arena.allocate(len(data))
+    staged.write(0, data)
+    files = LoraFiles.of_push(LoraConfig.parse(CONFIG, 8, ""), tensors, staged, "p")
+    staged.close()
+    loaded = load_file(Path(files.directory) / "adapter_model.safetensors")
+    assert loaded.keys() == TENSORS.keys()
+    assert all(torch.equal(loaded[name], TENSORS[name]) for name in TENSORS)
+    assert (Path(files.directory) / "adapter_config.json").read_text() == CONFIG
+    assert all(path.is_symlink() for path in Path(files.directory).iterdir())
+    files.close()
+    files.close()
+    assert not Path(files.directory).exists()
+    assert num_arenas() == arenas
+
+
+def test_files_of_killed_daemons_are_removed(tmp_path: Path) -> None:
+    """Those of others that live are not."""
+    dead, alive, foreign = (f"genserve-lora-{pid}-x" for pid in ("4194305", os.getpid(), "other"))
+    for name in (dead, alive, foreign):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "adapter_config.json").symlink_to("/proc/4194305/fd/3")
+    sweep(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {alive, foreign}
+
+
+def test_an_adapter_that_cannot_be_copied_holds_no_memory(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that has become shorter, or memory that is not there."""
+    before = num_arenas()
+
+    def fail(*_: object) -> None:
+        raise CheckpointFileError("it has become shorter")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(CheckpointFile, "read_into", fail)
+        with pytest.raises(InvalidFieldError, match="has become shorter"):
+            LoraFiles.of_directory(saved, 8, None)
+    assert num_arenas() == before
+    tensors, data = space(TENSORS)
+    staged = Arena.allocate(len(data))
+    monkeypatch.setattr(Arena, "write", fail)
+    with pytest.raises(CheckpointFileError):
+        LoraFiles.of_push(LoraConfig.parse(CONFIG, 8, ""), tensors, staged, "p")
+    staged.close()
+    assert num_arenas() == before
+
+
+def test_an_adapter_without_a_directory_holds_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk may be full: the bytes that it has taken over go as well."""
+    before, taken = num_arenas(), Arena.allocate(8)
+
+    def fail(**_: object) -> str:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("genserve.weights.lora.files.tempfile.mkdtemp", fail)
+    with pytest.raises(OSError, match="no space left"):
+        LoraFiles(LoraConfig.parse(CONFIG, 8, ""), taken, "p")
+    assert taken.closed
+    assert num_arenas() == before
