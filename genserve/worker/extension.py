@@ -68,11 +68,6 @@ class WeightExchangeExtension:
         versions, request = self._genserve, Prepare.from_wire(wire)
         return acknowledged(versions.rank, request.nonce, lambda: versions.prepare(request)).to_wire()
 
-    def genserve_step_back(self, wire: dict[str, Any]) -> dict[str, Any]:
-        """Step -> Ack."""
-        versions, step = self._genserve, Step.from_wire(wire)
-        return acknowledged(versions.rank, step.nonce, lambda: versions.step_back(step.nonce)).to_wire()
-
     def genserve_prepared(self, wire: dict[str, Any]) -> dict[str, Any]:
         """Step -> Progress."""
         return self._genserve.prepared(Step.from_wire(wire).nonce).to_wire()

@@ -8,9 +8,8 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,9 +29,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# For what is done while requests run. It gets a third of a core where requests keep all cores busy. At a lower
-# priority an update takes longer, and requests lose the same CPU time.
-_BACKGROUND_NICENESS = 5
+_BACKGROUND_NICENESS = 10
 _SWITCH_INTERVAL_S = 0.0005
 _PREDECESSOR_TIMEOUT_S = 5.0
 
@@ -93,8 +90,7 @@ class Versions:
 
         def run() -> None:
             with suppress(OSError):
-                os.sched_setaffinity(0, self._cpus)
-                _lower(threading.get_native_id())
+                _step_back(self._cpus)
             if before is not None:
                 before.close()
             for thread in freeing:  # a host may have room for the bytes of one version only
@@ -116,17 +112,7 @@ class Versions:
         """Starts to prepare a version; a report follows."""
         self._nonce, self._prepared = request.nonce, False
         cancelled = self._cancelled = threading.Event()
-        work = partial(self._prepare_and_report, request, cancelled)
-        self._start(work, beside_requests=request.beside_requests)
-
-    def step_back(self, nonce: str) -> None:
-        """Requests run now: from here on they come before preparing."""
-        if self._nonce != nonce:
-            return
-        for thread in self._threads:
-            if thread.native_id is not None:
-                with suppress(ProcessLookupError):  # it has ended
-                    _lower(thread.native_id)
+        self._start(lambda before: self._prepare_and_report(request, cancelled, before))
 
     def commit(self, nonce: str) -> None:
         """Makes the prepared version the live one."""
@@ -175,14 +161,12 @@ class Versions:
         except torch.OutOfMemoryError as error:
             log.warning("no memory for pushes is kept after the sleep, the next one looks for it: %s", error)
 
-    def _start(self, work: Callable[[list[threading.Thread]], None], *, beside_requests: bool = True) -> None:
+    def _start(self, work: Callable[[list[threading.Thread]], None]) -> None:
         """Does work in the background. The work gets the threads that are still running when it begins."""
         before = [thread for thread in self._threads if thread.is_alive()]
 
         def run() -> None:
-            os.sched_setaffinity(0, self._cpus)
-            if beside_requests:  # otherwise `step_back` does when requests come: no thread can raise its priority again
-                _lower(threading.get_native_id())
+            _step_back(self._cpus)
             work(before)
 
         thread = threading.Thread(target=run, name="genserve-weights", daemon=True)
@@ -262,6 +246,7 @@ def _end_with_daemon(attach: Attach) -> str:
     return host
 
 
-def _lower(thread_id: int) -> None:
-    """Gives precedence to the live model's thread."""
-    os.setpriority(os.PRIO_PROCESS, thread_id, _BACKGROUND_NICENESS)
+def _step_back(cpus: Sequence[int]) -> None:
+    """Gives precedence to the live model's thread: this thread may use all of these CPUs, at a low priority."""
+    os.sched_setaffinity(0, cpus)
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _BACKGROUND_NICENESS)

@@ -1,10 +1,7 @@
 """Workers that fail, hang or are slow while a push is applied."""
 
 import asyncio
-import os
-from pathlib import Path
 
-import psutil
 import pytest
 
 from genserve.client import Generation
@@ -27,14 +24,6 @@ def placed(subject: Subject, step: str, after: int) -> int:
 def num_tensors(subject: Subject) -> int:
     """How many tensors a full push has."""
     return len(models.load_tensors(subject.checkpoints["a"]))
-
-
-def num_stepped_back(subject: Subject) -> int:
-    """The threads of the engine's processes that yield to others."""
-    processes = psutil.Process(subject.oracle.daemon_pid).children(recursive=True)
-    threads = [Path(f"/proc/{each.pid}/task/{thread.id}/stat") for each in processes for thread in each.threads()]
-    niceness = [stat.read_text().rpartition(")")[2].split()[16] for stat in threads if stat.exists()]
-    return sum(int(each) > os.getpriority(os.PRIO_PROCESS, 0) for each in niceness)
 
 
 @pytest.mark.parametrize(
@@ -85,10 +74,8 @@ async def test_a_preparation_that_hangs_ends_in_time_while_generation_goes_on(su
     subject.order(Fault("load", "hang", after=4))
     push = asyncio.create_task(subject.push("b", apply_timeout_s=2.0, push_id="hangs"))
     await subject.until_fired()
-    assert num_stepped_back(subject) == 0, "nothing runs that it should yield to"
     assert (await subject.client.generate([1, 2], max_tokens=5, ignore_eos=True)).token_ids
     assert not push.done(), "the preparation did not hang"
-    assert num_stepped_back(subject) == 1
     with pytest.raises(DeadlineError):
         await push
     assert await subject.is_serving()
@@ -100,7 +87,9 @@ async def test_a_preparation_that_hangs_ends_in_time_while_generation_goes_on(su
     await subject.oracle.holds((version, "a"))
 
 
-@pytest.mark.parametrize(("step", "after"), [("load", 0), ("load", -1), ("commit", 0), ("commit", 7), ("commit", -1)])
+@pytest.mark.parametrize(
+    ("step", "after"), [("load", 0), ("load", -1), ("commit", 0), ("commit", 7), ("commit", -1), ("discard", 0)]
+)
 async def test_a_push_that_is_cancelled_while_it_is_applied_is_whole(subject: Subject, step: str, after: int) -> None:
     """All new or all old, and which of the two GetPush tells."""
     version = await subject.oracle.served_version()
@@ -127,7 +116,7 @@ async def test_a_failing_discard_is_no_failing_push(subject: Subject, times: int
     subject.order(Fault("discard", times=times))
     for number in range(times):
         assert (await subject.push("b" if number % 2 == 0 else "a")).applied is not None
-    await subject.until_fired(times)
+    assert subject.fired == times
     subject.release()
     await subject.oracle.holds((version + times, "b"), settles=False)
 

@@ -92,7 +92,9 @@ class VllmEngine:
         workers = Workers(llm.engine_core, self._liveness, parallel.world_size * parallel.data_parallel_size)
         self._workers = workers
         self._scheduling = Scheduling(llm, self._liveness)
+        self._weights = LiveWeights(llm, self._liveness, workers, address)
         self.warnings: tuple[str, ...] = ()  # one line for each setting that has a cost when weights are pushed
+        self.transfer = LiveTransfer(self._weights)
         self.loras = LiveLoras(workers, self._info.max_loras)
         self._requests = RunningRequests(
             llm,
@@ -103,8 +105,6 @@ class VllmEngine:
             max_active=options.max_active_requests,
             max_model_len=self._info.max_model_len,
         )
-        self._weights = LiveWeights(llm, self._liveness, workers, address, self._requests.busy)
-        self.transfer = LiveTransfer(self._weights)
 
     @classmethod
     async def start(cls, args: AsyncEngineArgs, options: EngineOptions) -> "VllmEngine":

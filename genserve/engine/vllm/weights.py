@@ -7,8 +7,7 @@ import asyncio
 import os
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, nullcontext, suppress
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -30,14 +29,13 @@ GRACE_S = 10.0
 
 class LiveWeights:
     """Prepares, commits and discards versions on every rank, as `Engine` has it. `address`: where other hosts
-    reach the daemon, "HOST:PORT"; `busy` is set while there are requests."""
+    reach the daemon, "HOST:PORT"."""
 
-    def __init__(self, llm: AsyncLLM, liveness: Liveness, workers: Workers, address: str, busy: asyncio.Event) -> None:
+    def __init__(self, llm: AsyncLLM, liveness: Liveness, workers: Workers, address: str) -> None:
         self._llm = llm
         self._liveness = liveness
         self._workers = workers
         self._address = address
-        self._busy = busy
         self._can_roll_back = True
         self.version = 0
 
@@ -87,26 +85,11 @@ class LiveWeights:
         places = [(t.name, t.dtype, t.shape, t.offset, t.length) for t in tensors]
         try:
             fetched = await self._fetch(nonce, arena, timeout_s) if self._workers.other_hosts else {}
-            request = Prepare(nonce, arena.path, arena.size_bytes, places, fetched, self._busy.is_set())
+            request = Prepare(nonce, arena.path, arena.size_bytes, places, fetched)
             left_s = max(0.0, deadline_s - time.monotonic())
-            async with nullcontext() if request.beside_requests else self._stepping_back(nonce):
-                await self._workers.prepare(request, timeout_s=left_s)
+            await self._workers.prepare(request, timeout_s=left_s)
         except WorkerError as error:
             raise PushRolledBackError(f"the weights could not be prepared; nothing changed: {error}") from error
-
-    @asynccontextmanager
-    async def _stepping_back(self, nonce: str) -> AsyncIterator[None]:
-        """Has the workers step back within the block as soon as there are requests."""
-        following = asyncio.create_task(self._step_back_for_requests(nonce), name="following the load")
-        try:
-            yield
-        finally:
-            following.cancel()
-
-    async def _step_back_for_requests(self, nonce: str) -> None:
-        await self._busy.wait()
-        with suppress(WorkerError, GenserveError):  # they go on as they began
-            await self._workers.step("genserve_step_back", Step(nonce).to_wire(), timeout_s=GRACE_S)
 
     async def _fetch(self, nonce: str, arena: ArenaRef, timeout_s: float) -> dict[str, str]:
         """Has one worker of every other host fetch the bytes; the paths of their arenas by host."""

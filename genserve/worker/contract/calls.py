@@ -68,15 +68,13 @@ class Fetch(_Message):
 @dataclass(frozen=True, slots=True)
 class Prepare(_Message):
     """Builds version `nonce` from an arena: the daemon's, or on another host the one that `fetched_paths` has for
-    that host. `tensors` are (name, safetensors dtype, shape, offset, length in bytes). `beside_requests`: requests run
-    already, and get the CPU first."""
+    that host. `tensors` are (name, safetensors dtype, shape, offset, length in bytes)."""
 
     nonce: str
     arena_path: str
     arena_size_bytes: int
     tensors: Sequence[tuple[str, str, Sequence[int], int, int]]
     fetched_paths: Mapping[str, str]
-    beside_requests: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,9 +167,6 @@ class WeightWorker(Protocol):
 
     def genserve_prepare(self, wire: dict[str, Any]) -> dict[str, Any]:
         """Prepare -> Ack at once. When it is done, a second Ack goes to the report socket, if that is on this host."""
-
-    def genserve_step_back(self, wire: dict[str, Any]) -> dict[str, Any]:
-        """Step -> Ack. Requests run now, and get the CPU before the preparation from here on."""
 
     def genserve_prepared(self, wire: dict[str, Any]) -> dict[str, Any]:
         """Step -> Progress of preparing."""

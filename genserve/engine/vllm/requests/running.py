@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Sequence
-from typing import Final
 
 from vllm.lora.request import LoRARequest
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -46,8 +45,6 @@ class RunningRequests:
         self._num_active = 0  # their sum
         self._idle = asyncio.Event()
         self._idle.set()
-        self.busy: Final = asyncio.Event()
-        """Set while requests run: the opposite of `_idle`, for those who wait for the first one."""
 
     @property
     def streams(self) -> list[VllmStream]:
@@ -69,7 +66,6 @@ class RunningRequests:
         self._num_sequences[request.request_id] = num_sequences
         self._num_active += num_sequences
         self._idle.clear()
-        self.busy.set()
         try:
             stream = self._streams[request.request_id] = await self._admit(request)
         except BaseException:
@@ -130,7 +126,6 @@ class RunningRequests:
         self._loras.release(request_id)
         if not self._streams:
             self._idle.set()
-            self.busy.clear()
 
 
 def _stream_failure(error: Exception) -> GenserveError:
