@@ -249,4 +249,7 @@ def _end_with_daemon(attach: Attach) -> str:
 def _step_back(cpus: Sequence[int]) -> None:
     """Gives precedence to the live model's thread: this thread may use all of these CPUs, at a low priority."""
     os.sched_setaffinity(0, cpus)
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _BACKGROUND_NICENESS)
+    thread_id = threading.get_native_id()
+    # Only root may raise a priority again, and a daemon may have been started with a low one.
+    niceness = max(_BACKGROUND_NICENESS, os.getpriority(os.PRIO_PROCESS, thread_id))
+    os.setpriority(os.PRIO_PROCESS, thread_id, niceness)
