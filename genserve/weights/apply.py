@@ -54,6 +54,8 @@ class PushApplier:
     def _still_under_way(self, timeout_s: float) -> str:
         if not self._applied_id:
             return f"another sleep or wake-up was still in progress after {timeout_s:g} s"
+        if self._freeing is not None:
+            return f"what push {self._applied_id!r} replaced was still being freed after {timeout_s:g} s: call again"
         return (
             f"push {self._applied_id!r} was still being applied after {timeout_s:g} s: allow more time, or call again "
             "when GetPush says that it has ended"

@@ -53,6 +53,17 @@ async def test_a_sleep_that_waits_for_another_one_is_not_told_of_a_push_that_has
     await sleeping
 
 
+async def test_a_sleep_that_waits_until_a_push_has_freed_what_it_replaced_is_told_so(rig: Rig) -> None:
+    """GetPush says already that the push is applied. The sleep's turn comes as soon as that is freed."""
+    gate = rig.engine.gates["discard_weights"] = Gate()
+    await rig.push(header())
+    with pytest.raises(DeadlineError, match=r"^what push 'p1' replaced was still being freed after 0\.02 s"):
+        await rig.sleeps.sleep(PauseMode.KEEP, SleepDepth.of(1, ()), 0.02)
+    sleeping = asyncio.create_task(rig.sleeps.sleep(PauseMode.KEEP, SleepDepth.of(1, ()), 30.0))
+    gate.open.set()
+    await sleeping
+
+
 @pytest.mark.parametrize("call", ["init", "start"])
 async def test_an_update_is_refused_while_the_call_of_another_one_is_carried_out(rig: Rig, call: str) -> None:
     """At once, and it is told which: a worker that receives may need minutes."""
