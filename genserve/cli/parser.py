@@ -12,14 +12,15 @@ class CommandParser(argparse.ArgumentParser):
     def parse_known_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """As argparse does, but exits if a flag is unknown."""
         args = None if args is None else list(args)  # read twice
-        required = [action for action in self._actions if action.required]
-        for action in required:
-            action.required = False
+        groups = self._mutually_exclusive_groups
+        required: list[Any] = [each for each in (*self._actions, *groups) if getattr(each, "required", False)]
+        for each in required:
+            each.required = False
         try:
             _, unknown = super().parse_known_args(args)
         finally:
-            for action in required:
-                action.required = True
+            for each in required:
+                each.required = True
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
         return super().parse_known_args(args, namespace)

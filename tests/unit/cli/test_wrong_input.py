@@ -74,6 +74,7 @@ async def test_no_flag_of_any_command_takes_a_value_that_ends_in_a_traceback(
         (["push", "path", "--verson", "3"], "genserve push", "unrecognized arguments: --verson 3"),
         (["push", "--verson=3"], "genserve push", "unrecognized arguments: --verson=3"),
         (["lora", "load", "--bogus"], "genserve lora load", "unrecognized arguments: --bogus"),
+        (["resume", "--bogus"], "genserve resume", "unrecognized arguments: --bogus"),
         (["status", "extra"], "genserve status", "unrecognized arguments: extra"),
         (["--bogus"], "genserve", "unrecognized arguments: --bogus"),
         (["push"], "genserve push", "the following arguments are required: PATH"),
