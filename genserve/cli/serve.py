@@ -83,7 +83,8 @@ def _unknown(arguments: Sequence[str], own: Sequence[str]) -> list[str]:
     if not engines:
         return []
     known = (*own, *engines, "--help")
-    names = [re.split("[=.]", each, maxsplit=1)[0] for each in arguments if re.match("--.", each)]
+    # What has a space in its name is a value.
+    names = [re.split("[=.]", each, maxsplit=1)[0] for each in arguments if re.match("--[^ =.]+($|[=.])", each)]
     # vLLM's parser takes the beginning of a name, --no-NAME for some, and --NAME.KEY for a key of a JSON object.
     return [
         name for name in names if not any(flag.startswith((name, name.replace("--no-", "--", 1))) for flag in known)

@@ -71,6 +71,7 @@ def test_what_is_wrong_with_our_own_flags_is_told_before_vllm_is_imported(flags:
         ["--no-enable-prefix-caching", "--hf-overrides.rope_scaling.factor=2", "--compilation-config.mode+", "3"],
         ["--help"],
         ["--help=genserve"],
+        ["--served-model-name", "--model of today"],
         ["--config", "x.yaml", "--bogus"],
     ],
 )
