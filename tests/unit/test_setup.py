@@ -4,6 +4,7 @@ Python, pip and uv are programs that write down how they were called and install
 """
 
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -27,6 +28,7 @@ case "$*" in
       *uv==*) fails pip-uv && exit 1; cp "$STUBS/uv" .venv/bin/uv ;;
       *torch==*) echo pip >.venv/cuda ;;
     esac ;;
+  "-m compileall "*) echo "$7" >"$CALLS.skipped" ;;
   "-m venv "*) mkdir -p "$3/bin"; cp "$0" "$3/bin/python"; echo "home = /" >"$3/pyvenv.cfg" ;;
   "-c import torch") ! fails torch-cpu || [ -e .venv/cuda ] ;;
 esac
@@ -128,6 +130,17 @@ def test_an_index_that_does_not_answer_costs_seconds(checkout: Checkout) -> None
     assert checkout.setup().returncode == 0
     assert time.monotonic() - started_at < 20
     assert checkout.calls == [GET_UV, ASK, UV_LOCK, OURS]
+
+
+@pytest.mark.parametrize("root", ["/genserve", "/home/test/testing/tests/genserve"])
+def test_the_tests_of_what_an_engine_imports_are_not_compiled(checkout: Checkout, root: str) -> None:
+    """And nothing else is left out, wherever the checkout is."""
+    assert checkout.setup().returncode == 0
+    skipped = re.compile((checkout.root / "calls.skipped").read_text().strip())
+    packages = f"{root}/.venv/lib/python3.11/site-packages"
+    assert not skipped.search(f"{packages}/torch/nn/functional.py")
+    assert skipped.search(f"{packages}/torch/testing/_comparison.py")
+    assert skipped.search(f"{packages}/sympy/core/tests/test_basic.py")
 
 
 def test_who_asks_for_another_build_of_torch_gets_it(checkout: Checkout) -> None:
