@@ -174,7 +174,12 @@ class Engine(Protocol):
         self, nonce: str, arena: ArenaRef, tensors: Sequence[TensorSpec], timeout_s: float
     ) -> None:
         """Builds the version `nonce` beside the live one on every rank, while generation runs. If a rank fails, raises
-        PushRolledBackError, and nothing is left of the attempt."""
+        PushRolledBackError, and nothing is left of the attempt. Bytes may still arrive if it `takes_arriving_weights`:
+        `discard_weights` ends the wait for them."""
+
+    @property
+    def takes_arriving_weights(self) -> bool:
+        """Whether a version can be prepared while its bytes arrive: all workers are on this host."""
 
     async def commit_weights(self, nonce: str, version: int, timeout_s: float) -> None:
         """Exchanges live and prepared weights on every rank and labels later tokens `version`. Call it while paused.

@@ -59,6 +59,11 @@ class ByteRanges:
         return self.gaps(0, total)
 
     @property
+    def prefix(self) -> int:
+        """The number of bytes from 0 on without a gap."""
+        return self._ends[0] if self._starts and self._starts[0] == 0 else 0
+
+    @property
     def total(self) -> int:
         """The number of bytes in the set."""
         return self._total

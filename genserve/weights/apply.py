@@ -22,12 +22,15 @@ from genserve.engine.types import ArenaRef
 from genserve.errors import DeadlineError, EngineDeadError, EngineTaintedError, GenserveError, PushRolledBackError
 from genserve.memory.arena import Arena
 from genserve.tensors.manifest import Manifest
+from genserve.weights.early import EarlyPreparation
+from genserve.weights.push.lifecycle import State
 from genserve.weights.push.live_push import LivePush
-from genserve.weights.push.types import Applied
+from genserve.weights.push.types import Applied, PrepareMode
 from genserve.weights.resident import ArenaBytes, ResidentStore, ResidentVersion
 
 _DISCARD_TIMEOUT_S = 30.0
 _HEAL_TIMEOUT_S = 300.0
+_AWAKE = (EngineCondition.RUNNING, EngineCondition.PAUSED, EngineCondition.APPLYING)
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +46,8 @@ class PushApplier:
         self._lock = asyncio.Lock()
         self._applied_id = ""
         self._freeing: asyncio.Task[None] | None = None
+        self._early: EarlyPreparation | None = None
+        self._beginnings: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
     async def between_pushes(self, timeout_s: float) -> AsyncIterator[None]:
@@ -71,6 +76,38 @@ class PushApplier:
             )
         )
 
+    def begin_early(self, push: LivePush) -> None:
+        """Lets the workers prepare a push while its bytes arrive, as soon as nothing else is applied and unless
+        something else is prepared early. It is given up for whatever is applied first, and for a sleep."""
+        if not self._engine.takes_arriving_weights:
+            return
+        beginning = asyncio.create_task(self._begin_early(push), name=f"early preparation of push {push.push_id}")
+        self._beginnings.add(beginning)
+        beginning.add_done_callback(self._beginnings.discard)
+
+    async def _begin_early(self, push: LivePush) -> None:
+        attempt = push.attempt
+        async with self._lock:
+            arrives = push.lifecycle.state is State.RECEIVING and push.attempt is attempt and attempt.is_live
+            if not arrives or self._early is not None or self._board.engine_condition not in _AWAKE:
+                return
+            try:
+                early = self._early = EarlyPreparation(self._engine, push)
+            except OSError as error:
+                log.warning("push %s is prepared when its bytes are there: %s", push.push_id, error)
+                return
+        await early.wait_useless()
+        async with self._lock:
+            if self._early is early:
+                await self._end_early(_DISCARD_TIMEOUT_S)
+
+    async def _end_early(self, timeout_s: float) -> None:
+        """For the caller that has the lock."""
+        early, self._early = self._early, None
+        if early is not None:
+            early.end()
+            await self._discard(early.nonce, timeout_s)
+
     async def apply(self, push: LivePush) -> Applied:
         """Prepares, pauses, commits and resumes, all within the header's `apply.timeout_s`. What was replaced is freed
         after the answer, before anything else is applied.
@@ -81,21 +118,28 @@ class PushApplier:
         unknown then, and the engine is stopped. Undoing a late push takes time beyond the timeout.
 
         `verify` is the time that checksums took while bytes were received, so it is part of `receive` as well.
+        `prepare` is what was left of it when every byte was there.
         """
         deadline_s = time.monotonic() + push.header.apply.timeout_s
-        async with self._alone(push.header.apply.timeout_s, lambda: "no time was left to prepare; nothing changed"):
+        too_late = "no time was left to prepare; nothing changed"
+        async with self._alone(push.header.apply.timeout_s, lambda: too_late, push):
             self._applied_id = push.push_id
             check_weights(self._board.engine_condition, self._board.daemon_condition)
             return await self._apply(push, deadline_s)
 
     @asynccontextmanager
-    async def _alone(self, timeout_s: float, too_late: Callable[[], str]) -> AsyncIterator[None]:
+    async def _alone(
+        self, timeout_s: float, too_late: Callable[[], str], push: LivePush | None = None
+    ) -> AsyncIterator[None]:
+        """Nothing else is applied in the block, and nothing else than `push` is prepared."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._lock.acquire()
         except TimeoutError:
             raise DeadlineError(too_late()) from None
         try:
+            if self._early is not None and self._early.push is not push:
+                await self._end_early(min(timeout_s, _DISCARD_TIMEOUT_S))
             yield
         finally:
             if self._freeing is None:  # otherwise the task releases the lock when it has freed what was replaced
@@ -116,21 +160,26 @@ class PushApplier:
     async def _apply(self, push: LivePush, deadline_s: float) -> Applied:
         options = push.header.apply
         previous_version = self._engine.weight_version
-        nonce = uuid.uuid4().hex
         if options.pause_lease_id:
             self._pauses.require(options.pause_lease_id)  # reported now, not after a long preparation
+        early, self._early = self._early, None
+        nonce = uuid.uuid4().hex if early is None else early.nonce
+        prepare_s = 0.0
         try:
-            began_s = time.perf_counter()
-            await self._prepare(nonce, push.weights, push.arena, remaining_s(deadline_s, "prepare"), push.push_id)
-            prepare_s = time.perf_counter() - began_s
+            if options.prepare_mode is PrepareMode.RUNNING:
+                prepare_s = await self._finish(push, early, nonce, deadline_s)
             async with self._pauses.hold(
                 options.pause_mode,
                 options.kv_policy,
                 timeout_s=remaining_s(deadline_s, "pause"),
                 lease_id=options.pause_lease_id,
             ) as hold:
+                if options.prepare_mode is PrepareMode.PAUSED:
+                    prepare_s = await self._finish(push, early, nonce, deadline_s)
                 commit_s = await self._commit(push, nonce, deadline_s)
         except BaseException as error:
+            if early is not None:
+                early.end()
             # A worker that hangs answers a discard only when it continues; the trainer gets its answer on time.
             await self._discard(nonce, 1.0 if isinstance(error, DeadlineError) else _DISCARD_TIMEOUT_S)
             if not isinstance(error, Exception):
@@ -156,6 +205,15 @@ class PushApplier:
             "resume": hold.resume_s,
         }
         return Applied.in_hold(previous_version, push.header.weight_version, steps, hold)
+
+    async def _finish(self, push: LivePush, early: EarlyPreparation | None, nonce: str, deadline_s: float) -> float:
+        """Prepares a push whose bytes are all there, or waits for its early preparation; seconds it took."""
+        began_s, timeout_s = time.perf_counter(), remaining_s(deadline_s, "prepare")
+        if early is None:
+            await self._prepare(nonce, push.weights, push.arena, timeout_s, push.push_id)
+        elif not await early.finish(timeout_s):
+            raise DeadlineError(f"prepare did not finish within {timeout_s:g} s")
+        return time.perf_counter() - began_s
 
     async def _prepare(self, nonce: str, weights: Manifest, arena: Arena, timeout_s: float, push_id: str = "") -> None:
         """Without a `push_id` the bytes are those of the resident version."""

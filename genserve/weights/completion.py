@@ -40,6 +40,11 @@ class Completion:
         self._tied = tied
         self._applying: LivePush | None = None
 
+    def begin_early(self, push: LivePush) -> None:
+        """Lets workers prepare a version while its bytes arrive, if it will be applied as it is sent."""
+        if push.header.action is PushAction.APPLY and push.header.lora is None and not push.staging.manifest.partial:
+            self._applier.begin_early(push)
+
     def start(self, push: LivePush, ended: Callable[[LivePush], None]) -> None:
         """Starts; `ended` is called when the daemon is done with the push, whatever the outcome."""
         push.begin_check()

@@ -181,6 +181,7 @@ class PushRegistry:
         staging = Staging(header.push_id, manifest, arena)
         push = LivePush(header, digest, staging, size_bytes, self._clock)
         self._pushes.add(push)
+        self._completion.begin_early(push)
         return push
 
     def _repeat(self, applied: AppliedPush, attempt: str) -> PushStream:
@@ -195,7 +196,10 @@ class PushRegistry:
     def _join(self, push: LivePush, header: PushHeader) -> PushStream:
         self.check_free()
         try:
-            return self._stream(push, push.join(header))
+            attempt = push.join(header)
+            if attempt.num_opened == 0:
+                self._completion.begin_early(push)
+            return self._stream(push, attempt)
         except PushConflictError as error:
             self._refuse(push, error)
             raise

@@ -1,4 +1,4 @@
-"""The versions that a worker holds besides the live one, and the threads that prepare and free them."""
+"""The versions that a worker holds besides the live one."""
 
 import ctypes
 import json
@@ -8,28 +8,27 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from genserve.memory.host import ProcessIdentity, host_id
 from genserve.worker.arena_tensors import ArenaTensors
+from genserve.worker.background import Background
 from genserve.worker.contract.calls import Ack, Attach, Attached, Fetch, Prepare, Progress
 from genserve.worker.contract.lifetime import end_with_address, end_with_process
 from genserve.worker.model.digests import weight_digests
 from genserve.worker.model.memory import model_memory
 from genserve.worker.model.slept import SleptWeights
 from genserve.worker.update.choice import make_update
-from genserve.worker.update.shadow import PrepareCancelledError
+from genserve.worker.update.protocol import PrepareCancelledError
 
 if TYPE_CHECKING:
     from genserve.worker.fetch import FetchedBytes
 
 log = logging.getLogger(__name__)
 
-_BACKGROUND_NICENESS = 10
 _SWITCH_INTERVAL_S = 0.0005
 _PREDECESSOR_TIMEOUT_S = 5.0
 
@@ -50,7 +49,7 @@ class Versions:
         self._model_memory = model_memory(worker.model_runner.get_model(), self._constants)
         self._slept = SleptWeights(worker)
         # vLLM binds a worker to some of the CPUs that its parent may use.
-        self._cpus = sorted(os.sched_getaffinity(os.getppid())) if self._other_host else attach.cpus
+        self._background = Background(sorted(os.sched_getaffinity(os.getppid())) if self._other_host else attach.cpus)
         self._fetched: FetchedBytes | None = None
         self._nonce = ""
         self._prepared = False
@@ -58,7 +57,6 @@ class Versions:
         self._tensors: ArenaTensors | None = None
         self._cancelled = threading.Event()
         self._settling = threading.Lock()  # a preparation either ends before a discard, or sees it
-        self._threads: list[threading.Thread] = []
         # Every operation of the live model releases Python's global lock: it must not wait 5 ms for a background thread
         # to release it again.
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
@@ -86,15 +84,10 @@ class Versions:
         before, copy = self._fetched, FetchedBytes(self.rank, request)
         self._fetched = copy
 
-        freeing = [thread for thread in self._threads if thread.is_alive()]
-
         def run() -> None:
-            with suppress(OSError):
-                _step_back(self._cpus)
             if before is not None:
                 before.close()
-            for thread in freeing:  # a host may have room for the bytes of one version only
-                thread.join(_PREDECESSOR_TIMEOUT_S)
+            self._background.wait(_PREDECESSOR_TIMEOUT_S)  # a host may have room for the bytes of one version only
             copy.run()
 
         threading.Thread(target=run, name="genserve-fetch", daemon=True).start()
@@ -111,8 +104,9 @@ class Versions:
     def prepare(self, request: Prepare) -> None:
         """Starts to prepare a version; a report follows."""
         self._nonce, self._prepared = request.nonce, False
+        self._cancelled.set()  # an earlier one that nobody waits for
         cancelled = self._cancelled = threading.Event()
-        self._start(lambda before: self._prepare_and_report(request, cancelled, before))
+        self._background.do(lambda: self._prepare_and_report(request, cancelled))
 
     def commit(self, nonce: str) -> None:
         """Makes the prepared version the live one."""
@@ -136,7 +130,7 @@ class Versions:
             self._cancelled.set()
             was_prepared, self._prepared = self._prepared, False
         if was_prepared:
-            self._start(lambda _: self._release())
+            self._background.do(self._release)
 
     def digests(self) -> dict[str, str]:
         """SHA-256 (hex) of every live weight that pushes exchange, by name. Raises RuntimeError for one that cannot be
@@ -146,12 +140,15 @@ class Versions:
     def before_sleep(self, level: int) -> None:
         """Keeps what a sleep would drop, and frees the device memory reserved for pushes: whoever puts an engine to
         sleep needs that memory too."""
-        self._wait_for(self._threads)
+        if not self._background.wait(_PREDECESSOR_TIMEOUT_S):
+            raise RuntimeError("an earlier push is still being prepared or freed here")
         self._drop_fetched()
         self._slept.before_sleep(level)
         self._prepared = False
         self._release()
         self._update.release_memory()
+        if _malloc_trim is not None:
+            _malloc_trim(0)
 
     def after_wake_up(self) -> None:
         """Restores what was kept, and reserves device memory again, if it is available: a trainer may still use it."""
@@ -161,49 +158,29 @@ class Versions:
         except torch.OutOfMemoryError as error:
             log.warning("no memory for pushes is kept after the sleep, the next one looks for it: %s", error)
 
-    def _start(self, work: Callable[[list[threading.Thread]], None]) -> None:
-        """Does work in the background. The work gets the threads that are still running when it begins."""
-        before = [thread for thread in self._threads if thread.is_alive()]
-
-        def run() -> None:
-            _step_back(self._cpus)
-            work(before)
-
-        thread = threading.Thread(target=run, name="genserve-weights", daemon=True)
-        self._threads = [*before, thread]
-        thread.start()
-
-    @staticmethod
-    def _wait_for(threads: list[threading.Thread]) -> None:
-        for thread in threads:
-            thread.join(_PREDECESSOR_TIMEOUT_S)
-            if thread.is_alive():
-                raise RuntimeError("an earlier push is still being prepared or freed here")
-
     def _drop_fetched(self) -> None:
         copy, self._fetched = self._fetched, None
         if copy is not None:
-            self._start(lambda _: copy.close())
+            self._background.do(copy.close)
 
     def _release(self) -> None:
         self._update.discard()
         self._tensors = None
-        if _malloc_trim is not None:
-            _malloc_trim(0)
 
-    def _prepare_and_report(self, request: Prepare, cancelled: threading.Event, before: list[threading.Thread]) -> None:
-        ack = acknowledged(self.rank, request.nonce, lambda: self._prepare(request, cancelled, before))
+    def _prepare_and_report(self, request: Prepare, cancelled: threading.Event) -> None:
+        ack = acknowledged(self.rank, request.nonce, lambda: self._prepare(request, cancelled))
         self._outcome = Progress(self.rank, request.nonce, True, ack.error)
         if self._other_host:
             return  # the daemon's socket is not on this host: the daemon polls
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as report:
             report.sendto(json.dumps(ack.to_wire()).encode(), self._attach.report_socket)
 
-    def _prepare(self, request: Prepare, cancelled: threading.Event, before: list[threading.Thread]) -> None:
-        self._wait_for(before)
+    def _prepare(self, request: Prepare, cancelled: threading.Event) -> None:
+        if cancelled.is_set():  # before its turn came
+            raise PrepareCancelledError
         self._release()
         path = request.fetched_paths[self._other_host] if self._other_host else request.arena_path
-        self._tensors = ArenaTensors(request, path)
+        self._tensors = ArenaTensors(request, path, cancelled, self._device.waiting)
         try:
             with self._device.work():
                 self._update.prepare(self._tensors, cancelled)
@@ -216,7 +193,7 @@ class Versions:
             raise
 
 
-# glibc keeps memory that threads have freed, apparently for ever: more than a second model after a few pushes.
+# glibc keeps the memory that a thread has freed for this thread.
 _malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 
@@ -244,12 +221,3 @@ def _end_with_daemon(attach: Attach) -> str:
     if attach.daemon_address:
         end_with_address(attach.daemon_address)
     return host
-
-
-def _step_back(cpus: Sequence[int]) -> None:
-    """Gives precedence to the live model's thread: this thread may use all of these CPUs, at a low priority."""
-    os.sched_setaffinity(0, cpus)
-    thread_id = threading.get_native_id()
-    # Only root may raise a priority again, and a daemon may have been started with a low one.
-    niceness = max(_BACKGROUND_NICENESS, os.getpriority(os.PRIO_PROCESS, thread_id))
-    os.setpriority(os.PRIO_PROCESS, thread_id, niceness)

@@ -25,6 +25,7 @@ from genserve.engine.types import (
 )
 from genserve.errors import DeadlineError, LoraNotFoundError
 from genserve.memory.arena import map_arena
+from genserve.memory.arrival import ArrivedBytes
 from genserve.tensors.manifest import TensorSpec
 
 
@@ -116,6 +117,7 @@ class ScriptedEngine:
         self.loras = ScriptedLoras(self)
         self.max_loras = 0
         self.can_sleep = True
+        self.takes_arriving_weights = False
         self.free = asyncio.Event()
         self.free.set()
         self.idle = asyncio.Event()
@@ -192,6 +194,10 @@ class ScriptedEngine:
     ) -> None:
         await self.step("prepare_weights", "prepare_weights", timeout_s)
         mapped = map_arena(arena.path, arena.size_bytes)
+        if arena.arrival_path:
+            with ArrivedBytes(arena.arrival_path) as arrived:
+                while arrived.num_bytes < arena.size_bytes:
+                    await asyncio.sleep(0.001)
         self.prepared[nonce] = {t.name: mapped[t.offset : t.offset + t.length] for t in tensors}
 
     async def commit_weights(self, nonce: str, version: int, timeout_s: float) -> None:

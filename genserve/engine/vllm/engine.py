@@ -275,6 +275,11 @@ class VllmEngine:
         """Builds a version beside the live one on every rank."""
         await self._weights.prepare(nonce, arena, tensors, timeout_s)
 
+    @property
+    def takes_arriving_weights(self) -> bool:
+        """Whether all workers are on this host."""
+        return not self._workers.other_hosts
+
     async def commit_weights(self, nonce: str, version: int, timeout_s: float) -> None:
         """Exchanges live and prepared weights on every rank and labels later tokens."""
         await self._weights.commit(nonce, version, timeout_s)

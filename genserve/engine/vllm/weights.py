@@ -85,7 +85,7 @@ class LiveWeights:
         places = [(t.name, t.dtype, t.shape, t.offset, t.length) for t in tensors]
         try:
             fetched = await self._fetch(nonce, arena, timeout_s) if self._workers.other_hosts else {}
-            request = Prepare(nonce, arena.path, arena.size_bytes, places, fetched)
+            request = Prepare(nonce, arena.path, arena.size_bytes, places, fetched, arena.arrival_path)
             left_s = max(0.0, deadline_s - time.monotonic())
             await self._workers.prepare(request, timeout_s=left_s)
         except WorkerError as error:

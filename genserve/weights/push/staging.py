@@ -64,6 +64,14 @@ class Staging:
         self._offsets = [tensor.offset for tensor in self._by_offset]
         self._first_byte_s: float | None = None
         self._last_byte_s = 0.0
+        self._tell_arrived: Callable[[int], None] | None = None
+
+    def tell_arrived(self, tell: Callable[[int], None] | None) -> None:
+        """From now on, calls `tell` with the number of bytes that are there, from the first one on without a gap, and
+        again when it grows. These bytes do not change any more, whatever attempt has brought them."""
+        self._tell_arrived = tell
+        if tell is not None:
+            tell(self._there.prefix)
 
     def begin_anew(self) -> None:
         """Begins a new attempt: bytes that arrived before do not count until they are sent again."""
@@ -126,7 +134,10 @@ class Staging:
         return self._add(claim.start, claim.end, counts=counts) if written else 0
 
     def _add(self, start: int, end: int, *, counts: bool) -> int:
+        before = self._there.prefix
         self._there.add(start, end)
+        if self._tell_arrived is not None and self._there.prefix > before:
+            self._tell_arrived(self._there.prefix)
         if not counts:
             return 0
         self._last_byte_s = time.perf_counter()

@@ -21,6 +21,14 @@ class PushAction(enum.Enum):
     VALIDATE = "VALIDATE"
 
 
+class PrepareMode(enum.Enum):
+    """What generation does while a version is prepared. The values are the names of genserve.v1.PrepareMode without
+    their prefix."""
+
+    RUNNING = "RUNNING"
+    PAUSED = "PAUSED"
+
+
 class PushState(enum.Enum):
     """The state of a push. The values are the names of genserve.v1.PushState without their prefix."""
 
@@ -47,6 +55,7 @@ class ApplyOptions(HoldOptions):
     """How a push is applied. `timeout_s`: seconds for all of it, preparation included."""
 
     timeout_s: float = DEFAULT_APPLY_TIMEOUT_S
+    prepare_mode: PrepareMode = PrepareMode.RUNNING
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,13 +68,15 @@ class Fetch(_Message):
 @dataclass(frozen=True, slots=True)
 class Prepare(_Message):
     """Builds version `nonce` from an arena: the daemon's, or on another host the one that `fetched_paths` has for
-    that host. `tensors` are (name, safetensors dtype, shape, offset, length in bytes)."""
+    that host. `tensors` are (name, safetensors dtype, shape, offset, length in bytes). `arrival_path`: the
+    memory.arrival.Arrival of bytes that are still arriving; "" if all of them are there."""
 
     nonce: str
     arena_path: str
     arena_size_bytes: int
     tensors: Sequence[tuple[str, str, Sequence[int], int, int]]
     fetched_paths: Mapping[str, str]
+    arrival_path: str = ""
 
 
 @dataclass(frozen=True, slots=True)

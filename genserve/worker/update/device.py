@@ -47,6 +47,10 @@ class Device:
         """A context for the part of `work` in which this thread copies a checkpoint's tensors to the device."""
         return nullcontext()
 
+    def waiting(self) -> AbstractContextManager[object]:
+        """A context for the parts of `work` in which this thread waits for bytes that are still arriving."""
+        return nullcontext()
+
     def synchronize(self) -> None:
         """Waits for all work of the device. Raises RuntimeError if some of it failed."""
 
@@ -83,6 +87,7 @@ class CudaDevice(Device):
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
         self._pool: Any = None
+        self._in_pool: list[ExitStack] = []  # one for each `work` in progress: they nest
         # vLLM gives a thread a stream of its own when it first asks for the current one, unless somebody has set one.
         # `work` sets back what there was: the default stream, in which no CUDA graph can be captured.
         current_stream()
@@ -108,8 +113,27 @@ class CudaDevice(Device):
         with ExitStack() as stack:
             stack.enter_context(torch.cuda.stream(self._stream))
             stack.callback(self._stream.synchronize)
-            stack.enter_context(torch.cuda.use_mem_pool(self._pool, self.device))
+            stack.callback(self._leave_pool)
+            self._enter_pool()
             yield
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Out of the pool: the model's thread may empty torch's cache meanwhile, as a push may arrive for minutes."""
+        self._leave_pool()
+        try:
+            yield
+        finally:
+            self._enter_pool()
+
+    def _enter_pool(self) -> None:
+        """This thread's allocations use the pool from now on."""
+        in_pool = ExitStack()
+        in_pool.enter_context(torch.cuda.use_mem_pool(self._pool, self.device))
+        self._in_pool.append(in_pool)
+
+    def _leave_pool(self) -> None:
+        self._in_pool.pop().close()
 
     def loading(self) -> AbstractContextManager[object]:
         """The pinned ring."""

@@ -3,14 +3,19 @@
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from threading import Event
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import torch
 
-from genserve.worker.model.audit import Constants
+if TYPE_CHECKING:
+    from genserve.worker.model.audit import Constants
 
 Reserving: TypeAlias = Callable[[], AbstractContextManager[None]]
 """Allocates memory of the device that is needed at the same time, and frees it when the block ends."""
+
+
+class PrepareCancelledError(Exception):
+    """The push was given up while it was prepared."""
 
 
 class Update(Protocol):
@@ -20,7 +25,7 @@ class Update(Protocol):
     def can_roll_back(self) -> bool:
         """Whether `rollback` can undo a commit that has begun."""
 
-    def audit(self) -> Constants:
+    def audit(self) -> "Constants":
         """The tensors of the live model that no version changes. Raises ValueError naming weights of it that an
         exchange would miss."""
 

@@ -25,13 +25,10 @@ from vllm.model_executor.model_loader.utils import process_weights_after_loading
 
 from genserve.worker.model.audit import Constants
 from genserve.worker.model.tree import MODULE_TABLES, Holding, holdings, owners
+from genserve.worker.update.protocol import PrepareCancelledError
 from genserve.worker.update.structure import Attributes, Structure
 
 _MAX_NAMED = 8
-
-
-class PrepareCancelledError(Exception):
-    """The push was given up while it was prepared."""
 
 
 class Shadow:

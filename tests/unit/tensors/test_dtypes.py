@@ -4,7 +4,9 @@ import json
 import math
 import re
 import struct
+from contextlib import nullcontext
 from pathlib import Path
+from threading import Event
 
 import numpy
 import pytest
@@ -71,7 +73,8 @@ def test_every_type_goes_all_the_way(tmp_path: Path, dtype: str) -> None:
     arena = Arena.allocate(whole.total_bytes)
     arena.write(whole.tensors[1].offset, source.read())
     places = [(t.name, t.dtype, t.shape, t.offset, t.length) for t in whole.tensors]
-    loaded = dict(ArenaTensors(Prepare("n", arena.path, arena.size_bytes, places, {}), arena.path))["x"]
+    request = Prepare("n", arena.path, arena.size_bytes, places, {})
+    loaded = dict(ArenaTensors(request, arena.path, Event(), nullcontext))["x"]
     assert loaded.dtype == torch_dtype
     assert torch.equal(loaded.view(torch.uint8), tensor.view(torch.uint8))
     arena.close()
@@ -104,7 +107,7 @@ def test_a_type_that_is_not_supported_is_named_with_its_tensor(tmp_path: Path, d
     with pytest.raises(DtypeError, match=f"x: .*{dtype}"):
         ByteSpace([TensorSource("x", dtype, SHAPE, lambda: memoryview(b""))])
     with pytest.raises(DtypeError, match=f"x: .*{dtype}"):
-        list(ArenaTensors(Prepare("n", "", 0, [("x", dtype, SHAPE, 0, 4)], {}), ""))
+        ArenaTensors(Prepare("n", "", 0, [("x", dtype, SHAPE, 0, 4)], {}), "", Event(), nullcontext)
 
 
 def test_a_tensor_of_torch_without_a_name_in_safetensors_is_named() -> None:

@@ -1,0 +1,262 @@
+"""A version that is prepared while its bytes arrive: as exact as any, and in nobody's way."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from genserve.control.asleep import SleepDepth
+from genserve.control.conditions import Phase
+from genserve.engine.types import PauseMode
+from genserve.errors import DeadlineError, GenserveError, PushConflictError, PushRolledBackError, PushTruncatedError
+from genserve.tensors.manifest import Manifest
+from genserve.weights.push.types import ApplyOptions, PrepareMode, PushAction, PushState
+from tests.support.scripted_engine import Gate
+from tests.unit.weights.conftest import MANIFEST, Rig, header, send, tensors, weights
+
+BYTES = len(weights(0))
+
+
+@pytest.fixture(autouse=True)
+def takes_arriving_weights(rig: Rig) -> None:
+    """Its workers are on this host."""
+    rig.engine.takes_arriving_weights = True
+
+
+async def until_called(rig: Rig, call: str, times: int = 1) -> None:
+    """Returns when the engine was asked for it so often."""
+    async with asyncio.timeout(5):
+        while rig.engine.calls.count(call) < times:
+            await asyncio.sleep(0.001)
+
+
+async def assert_nothing_is_left(rig: Rig) -> None:
+    """Neither in the engine nor in the daemon."""
+    async with rig.applier.between_pushes(5):
+        pass
+    async with asyncio.timeout(5):
+        while [task for task in asyncio.all_tasks() if "early" in task.get_name()]:
+            await asyncio.sleep(0.001)
+    assert rig.engine.prepared == {}
+    assert rig.board.phase is Phase.RUNNING
+
+
+async def test_it_begins_before_the_bytes_and_ends_after_them(rig: Rig) -> None:
+    """One preparation, and the version is what was sent last."""
+    stream = await rig.registry.open(header())
+    await until_called(rig, "prepare_weights")
+    assert rig.registry.report("p1").push.state is PushState.RECEIVING
+    send(stream, weights(1), 0, 14)
+    await asyncio.sleep(0.01)
+    assert rig.engine.prepared == {}
+    send(stream, weights(1), 14)
+    outcome = await stream.finish()
+    stream.detach()
+    assert rig.engine.calls[:4] == ["prepare_weights", "pause keep recompute", "commit_weights 1", "resume"]
+    assert rig.engine.live == tensors(1)
+    assert outcome.applied is not None
+    await assert_nothing_is_left(rig)
+
+
+async def test_bytes_that_come_in_another_order_are_waited_for(rig: Rig) -> None:
+    """What counts is how many are there without a gap."""
+    stream = await rig.registry.open(header())
+    await until_called(rig, "prepare_weights")
+    for start in (28, 14, 21, 7, 0):
+        await asyncio.sleep(0.002)
+        assert rig.engine.prepared == {}
+        send(stream, weights(1), start, min(start + 7, BYTES))
+    await stream.finish()
+    stream.detach()
+    assert rig.engine.live == tensors(1)
+    await assert_nothing_is_left(rig)
+
+
+@pytest.mark.parametrize("action", [PushAction.STAGE, PushAction.VALIDATE])
+async def test_what_is_not_applied_as_it_is_sent_is_not_prepared(rig: Rig, action: PushAction) -> None:
+    """It may never be."""
+    stream = await rig.registry.open(header(action=action))
+    if action is PushAction.STAGE:
+        send(stream, weights(1))
+    await stream.finish()
+    stream.detach()
+    await asyncio.sleep(0.01)
+    assert rig.engine.calls == []
+
+
+async def test_a_partial_push_is_prepared_when_it_is_complete(rig: Rig) -> None:
+    """What it lacks is copied behind its own bytes."""
+    part = Manifest(MANIFEST.tensors[:1], 16, partial=True)
+    stream = await rig.registry.open(header(manifest=part))
+    await asyncio.sleep(0.01)
+    assert rig.engine.calls == []
+    send(stream, weights(1)[:16])
+    await stream.finish()
+    stream.detach()
+    assert rig.engine.live == {"a": weights(1)[:16], "b": weights(0)[16:]}
+
+
+async def test_workers_on_other_hosts_fetch_what_is_complete(rig: Rig) -> None:
+    """They cannot see it arrive."""
+    rig.engine.takes_arriving_weights = False
+    stream = await rig.registry.open(header())
+    await asyncio.sleep(0.01)
+    assert rig.engine.calls == []
+    stream.detach()
+
+
+async def test_a_staged_push_that_overtakes_it_is_applied_at_once(rig: Rig) -> None:
+    """The slower one is prepared anew when its bytes are there."""
+    await rig.push(header("fast", 1, action=PushAction.STAGE))
+    slow = await rig.registry.open(header("slow", 2))
+    await until_called(rig, "prepare_weights")
+    send(slow, weights(2), 0, 14)
+    await rig.registry.commit("fast", ApplyOptions())
+    assert rig.engine.live == tensors(1)
+    assert rig.engine.calls[:3] == ["prepare_weights", "discard_weights running", "prepare_weights"]
+    send(slow, weights(2), 14)
+    await slow.finish()
+    slow.detach()
+    assert rig.engine.live == tensors(2)
+    await assert_nothing_is_left(rig)
+
+
+async def test_a_sleep_does_not_wait_for_it(rig: Rig) -> None:
+    """Its sender may have stopped; the push is applied after the wake-up."""
+    stream = await rig.registry.open(header())
+    await until_called(rig, "prepare_weights")
+    send(stream, weights(1), 0, 14)
+    await rig.sleeps.sleep(PauseMode.KEEP, SleepDepth.of(1, ()), 5.0)
+    assert rig.engine.calls[:2] == ["prepare_weights", "discard_weights running"]
+    assert rig.engine.prepared == {}
+    await rig.sleeps.wake_up()
+    send(stream, weights(1), 14)
+    await stream.finish()
+    stream.detach()
+    assert rig.engine.live == tensors(1)
+    await assert_nothing_is_left(rig)
+
+
+@pytest.mark.parametrize("end", ["cut off", "conflict", "discarded"])
+async def test_a_push_that_ends_early_takes_it_along(rig: Rig, end: str) -> None:
+    """Whatever ends it: nothing stays in the engine."""
+    stream = await rig.registry.open(header())
+    await until_called(rig, "prepare_weights")
+    send(stream, weights(1), 0, 14)
+    match end:
+        case "cut off":
+            stream.detach()
+        case "conflict":
+            with pytest.raises(PushConflictError):
+                stream.write(0, b"other", None)
+        case "discarded":
+            rig.registry.discard("p1", force=True)
+    await until_called(rig, "discard_weights running")
+    with pytest.raises(GenserveError):
+        await stream.finish()
+    stream.detach()
+    assert rig.engine.live == tensors(0)
+    await assert_nothing_is_left(rig)
+
+
+async def test_a_push_that_was_cut_off_goes_on(rig: Rig) -> None:
+    """Bytes that are there are not sent again, and are prepared again."""
+    opened = header(attempt="one")
+    stream = await rig.registry.open(opened)
+    send(stream, weights(1), 0, 14)
+    stream.detach()
+    await until_called(rig, "discard_weights running")
+    stream = await rig.registry.open(opened)
+    await until_called(rig, "prepare_weights", 2)
+    send(stream, weights(1), 14)
+    await stream.finish()
+    stream.detach()
+    assert rig.engine.live == tensors(1)
+    await assert_nothing_is_left(rig)
+
+
+async def test_an_end_with_bytes_missing_is_told(rig: Rig) -> None:
+    """As without it."""
+    stream = await rig.registry.open(header())
+    await until_called(rig, "prepare_weights")
+    send(stream, weights(1), 0, 14)
+    with pytest.raises(PushTruncatedError):
+        await stream.finish()
+    stream.detach()
+    await assert_nothing_is_left(rig)
+
+
+async def test_a_version_that_workers_refuse_changes_nothing(rig: Rig) -> None:
+    """They may refuse it before its last byte; the trainer is told when it has sent all."""
+    rig.engine.fails["prepare_weights"] = PushRolledBackError("no tensor gave a value to x")
+    stream = await rig.registry.open(header())
+    await until_called(rig, "prepare_weights")
+    send(stream, weights(1))
+    with pytest.raises(PushRolledBackError, match="no tensor gave a value to x"):
+        await stream.finish()
+    stream.detach()
+    assert rig.engine.live == tensors(0)
+    assert rig.registry.report("p1").push.state is PushState.FAILED
+    await assert_nothing_is_left(rig)
+    await rig.push(header())
+    assert rig.engine.live == tensors(1)
+
+
+async def test_one_that_hangs_ends_with_the_time_for_applying(rig: Rig) -> None:
+    """However long the bytes took."""
+    rig.engine.gates["prepare_weights"] = Gate()
+    stream = await rig.registry.open(header(apply=ApplyOptions(timeout_s=0.05)))
+    send(stream, weights(1))
+    with pytest.raises(DeadlineError, match=r"prepare did not finish within 0\.0"):
+        await stream.finish()
+    stream.detach()
+    rig.engine.gates.clear()
+    assert rig.engine.live == tensors(0)
+    await assert_nothing_is_left(rig)
+
+
+async def test_the_next_push_is_prepared_early_while_memory_is_freed(rig: Rig) -> None:
+    """It begins when that is done, though it was opened before."""
+    freeing = rig.engine.gates["discard_weights"] = Gate()
+    await rig.push(header())
+    stream = await rig.registry.open(header("p2", 2))
+    await freeing.reached.wait()
+    await asyncio.sleep(0.01)
+    assert rig.engine.calls.count("prepare_weights") == 1
+    freeing.open.set()
+    await until_called(rig, "prepare_weights", 2)
+    send(stream, weights(2))
+    await stream.finish()
+    stream.detach()
+    assert rig.engine.live == tensors(2)
+    assert rig.engine.calls.count("prepare_weights") == 2
+    await assert_nothing_is_left(rig)
+
+
+async def test_in_a_hurry_only_what_is_left_of_it_is_done_in_the_pause(rig: Rig) -> None:
+    """It begins with the bytes there too."""
+    stream = await rig.registry.open(header(apply=ApplyOptions(prepare_mode=PrepareMode.PAUSED)))
+    await until_called(rig, "prepare_weights")
+    send(stream, weights(1))
+    await stream.finish()
+    stream.detach()
+    assert rig.engine.calls[:4] == ["prepare_weights", "pause keep recompute", "commit_weights 1", "resume"]
+    assert rig.engine.live == tensors(1)
+    await assert_nothing_is_left(rig)
+
+
+async def test_further_streams_prepare_nothing_more(rig: Rig) -> None:
+    """It is one push."""
+    opened = header(num_streams=3)
+    streams = [await rig.registry.open(opened)]
+    streams += [
+        await rig.registry.open(replace(opened, manifest=None, manifest_digest=MANIFEST.digest)) for _ in range(2)
+    ]
+    for stream, start in zip(streams, (0, 14, 28), strict=True):
+        send(stream, weights(1), start, min(start + 14, BYTES))
+    await asyncio.gather(*(stream.finish() for stream in streams))
+    for stream in streams:
+        stream.detach()
+    assert rig.engine.calls.count("prepare_weights") == 1
+    assert rig.engine.live == tensors(1)
+    await assert_nothing_is_left(rig)

@@ -1,0 +1,78 @@
+"""The tensors of a push, also while its bytes arrive."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from threading import Event, Thread
+
+import numpy as np
+import pytest
+import torch
+
+from genserve.memory.arena import Arena
+from genserve.memory.arrival import Arrival
+from genserve.worker.arena_tensors import ArenaTensors
+from genserve.worker.contract.calls import Prepare
+from genserve.worker.update.protocol import PrepareCancelledError
+
+PLACES = [("a", "U8", [4], 0, 4), ("empty", "U8", [0], 4, 0), ("b", "U8", [4], 4, 4)]
+
+
+def prepared(arena: Arena, arrival: Arrival | None) -> Prepare:
+    return Prepare("n", arena.path, arena.size_bytes, PLACES, {}, "" if arrival is None else arrival.path)
+
+
+@pytest.fixture
+def arena() -> Iterator[Arena]:
+    arena = Arena.allocate(8)
+    yield arena
+    arena.close()
+
+
+def test_a_tensor_is_there_when_its_last_byte_is(arena: Arena) -> None:
+    """And not before: the thread waits for it, out of the memory that is reserved for pushes."""
+    arrival, waits = Arrival(), list[str]()
+
+    @contextmanager
+    def waiting() -> Iterator[None]:
+        waits.append("begins")
+        yield
+        waits.append("ends")
+
+    taken: list[tuple[str, list[int]]] = []
+
+    def take() -> None:
+        for name, tensor in ArenaTensors(prepared(arena, arrival), arena.path, Event(), waiting):
+            taken.append((name, tensor.tolist()))
+
+    thread = Thread(target=take)
+    thread.start()
+    for num_bytes, expected in ((3, 0), (4, 2), (7, 2)):
+        arena.write(0, np.arange(1, num_bytes + 1, dtype=np.uint8).data)
+        arrival.tell(num_bytes)
+        time.sleep(0.05)
+        assert len(taken) == expected
+    arena.write(7, b"\x08")
+    arrival.tell(8)
+    thread.join(5)
+    assert taken == [("a", [1, 2, 3, 4]), ("empty", []), ("b", [5, 6, 7, 8])]
+    assert waits == ["begins", "ends"] * 2
+    arrival.close()
+
+
+def test_a_push_that_is_given_up_ends_the_wait(arena: Arena) -> None:
+    """Its bytes may never come."""
+    arrival, cancelled = Arrival(), Event()
+    tensors = iter(ArenaTensors(prepared(arena, arrival), arena.path, cancelled, nullcontext))
+    Thread(target=lambda: time.sleep(0.05) or cancelled.set()).start()
+    with pytest.raises(PrepareCancelledError):
+        next(tensors)
+    arrival.close()
+
+
+def test_bytes_that_are_all_there_are_not_waited_for(arena: Arena) -> None:
+    """Without an arrival, as for a version that is applied again."""
+    found = dict(ArenaTensors(prepared(arena, None), arena.path, Event(), pytest.fail))  # type: ignore[arg-type]
+    assert {name: tensor.shape for name, tensor in found.items()} == {
+        "a": torch.Size([4]), "empty": torch.Size([0]), "b": torch.Size([4]),
+    }  # fmt: skip

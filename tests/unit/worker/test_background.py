@@ -1,0 +1,51 @@
+"""The thread that prepares and frees versions."""
+
+import os
+import threading
+
+import pytest
+
+from genserve.worker.background import Background
+
+CPUS = sorted(os.sched_getaffinity(0))
+
+
+def test_work_is_done_in_order_and_by_one_thread() -> None:
+    """So that what one push has freed is there for the next one: memory belongs to threads."""
+    background, done = Background(CPUS), list[tuple[int, int]]()
+    for number in range(100):
+        background.do(lambda number=number: done.append((number, threading.get_native_id())))  # type: ignore[misc]
+    assert background.wait(5)
+    assert [number for number, _ in done] == list(range(100))
+    assert len({thread for _, thread in done}) == 1
+    assert done[0][1] != threading.get_native_id()
+
+
+def test_work_that_fails_is_logged_and_the_next_is_done(caplog: pytest.LogCaptureFixture) -> None:
+    """A report that cannot be sent must not end pushes for ever."""
+    background = Background(CPUS)
+
+    def fail() -> None:
+        raise OSError("no socket")
+
+    background.do(fail)
+    assert background.wait(5)
+    assert "no socket" in caplog.text
+
+
+def test_a_wait_for_work_that_hangs_ends() -> None:
+    """The caller is the live model's thread."""
+    background, hangs = Background(CPUS), threading.Event()
+    background.do(lambda: hangs.wait(5) and None)
+    assert not background.wait(0.05)
+    hangs.set()
+    assert background.wait(5)
+
+
+def test_it_may_use_the_cpus_that_it_is_given() -> None:
+    """vLLM binds the thread that makes it, and new threads inherit that."""
+    background, seen = Background(CPUS[:1]), list[set[int]]()
+    background.do(lambda: seen.append(os.sched_getaffinity(0)))
+    assert background.wait(5)
+    assert seen == [{CPUS[0]}]
+    assert os.sched_getaffinity(0) == set(CPUS)
