@@ -9,6 +9,9 @@ PauseMode = Literal["keep", "wait", "abort"]
 KvPolicy = Literal["reuse", "recompute"]
 """What happens to the KV cache: keep it, or prefill again under the weights that are served then."""
 
+PrepareMode = Literal["running", "paused"]
+"""Whether generation runs or is paused while a version is prepared."""
+
 PushAction = Literal["apply", "stage", "validate"]
 """What a push does when every byte has arrived. `validate` checks only the manifest and sends no bytes."""
 

@@ -8,7 +8,7 @@ import socket
 from typing import TYPE_CHECKING, Final, get_args
 
 from genserve.addresses import DEFAULT_TARGET
-from genserve.words import KvPolicy, PauseMode, SleepTag
+from genserve.words import KvPolicy, PauseMode, PrepareMode, SleepTag
 
 if TYPE_CHECKING:
     from genserve.client import AsyncClient, Client
@@ -18,6 +18,7 @@ Subparsers = argparse._SubParsersAction  # argparse has no public name for what 
 PAUSE_MODES: Final = get_args(PauseMode)
 SLEEP_TAGS: Final = get_args(SleepTag)
 KV_POLICIES: Final = get_args(KvPolicy)
+PREPARE_MODES: Final = get_args(PrepareMode)
 
 _MAX_COUNT: Final = 1_000_000
 _SECONDS: Final = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -47,6 +48,19 @@ def add_pause_options(parser: argparse.ArgumentParser, *, flag_prefix: str, kv_d
     )
     parser.add_argument(
         "--kv-policy", choices=KV_POLICIES, help=f"what to do with the KV cache (default: {kv_default})"
+    )
+
+
+def add_apply_options(parser: argparse.ArgumentParser) -> None:
+    """Adds how a push is applied: --pause-mode, --kv-policy, --lease and --prepare-mode."""
+    add_pause_options(parser, flag_prefix="pause-", kv_default="recompute")
+    parser.add_argument(
+        "--lease", default="", metavar="ID", help="apply under this pause lease and leave the engine paused"
+    )
+    parser.add_argument(
+        "--prepare-mode",
+        choices=PREPARE_MODES,
+        help="generation while the version is prepared: running, or paused, which is soonest done (default: running)",
     )
 
 

@@ -93,6 +93,34 @@ PUSH_STATE_VALID: PushState.ValueType  # 7
 """The manifest is valid (VALIDATE)."""
 Global___PushState: _TypeAlias = PushState  # noqa: Y015
 
+class _PrepareMode:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _PrepareModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PrepareMode.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    PREPARE_MODE_UNSPECIFIED: _PrepareMode.ValueType  # 0
+    """RUNNING."""
+    PREPARE_MODE_RUNNING: _PrepareMode.ValueType  # 1
+    """It runs, and stops only for the exchange: the shortest pause."""
+    PREPARE_MODE_PAUSED: _PrepareMode.ValueType  # 2
+    """It is paused from the moment when every byte has arrived: the shortest time until the version is served. For
+    trainers that have nothing running, or that want nothing more from the old weights.
+    """
+
+class PrepareMode(_PrepareMode, metaclass=_PrepareModeEnumTypeWrapper):
+    """What generation does while workers prepare a version beside the live one."""
+
+PREPARE_MODE_UNSPECIFIED: PrepareMode.ValueType  # 0
+"""RUNNING."""
+PREPARE_MODE_RUNNING: PrepareMode.ValueType  # 1
+"""It runs, and stops only for the exchange: the shortest pause."""
+PREPARE_MODE_PAUSED: PrepareMode.ValueType  # 2
+"""It is paused from the moment when every byte has arrived: the shortest time until the version is served. For
+trainers that have nothing running, or that want nothing more from the old weights.
+"""
+Global___PrepareMode: _TypeAlias = PrepareMode  # noqa: Y015
+
 @_typing.final
 class TensorSpec(_message.Message):
     """Places one tensor in the flat byte space of a push."""
@@ -175,12 +203,15 @@ class ApplyOptions(_message.Message):
     KV_POLICY_FIELD_NUMBER: _builtins.int
     PAUSE_LEASE_ID_FIELD_NUMBER: _builtins.int
     TIMEOUT_FIELD_NUMBER: _builtins.int
+    PREPARE_MODE_FIELD_NUMBER: _builtins.int
     pause_mode: _types_pb2.PauseMode.ValueType
     """What happens to requests in flight; default KEEP."""
     kv_policy: _types_pb2.KvPolicy.ValueType
     """What happens to the KV cache; default RECOMPUTE."""
     pause_lease_id: _builtins.str
     """Apply under this lease, and leave the engine paused under it afterwards."""
+    prepare_mode: Global___PrepareMode.ValueType
+    """Whether generation runs while the version is prepared; default RUNNING."""
     @_builtins.property
     def timeout(self) -> _duration_pb2.Duration:
         """Longest time that applying may take, preparation included; default 300 s."""
@@ -192,10 +223,11 @@ class ApplyOptions(_message.Message):
         kv_policy: _types_pb2.KvPolicy.ValueType = ...,
         pause_lease_id: _builtins.str = ...,
         timeout: _duration_pb2.Duration | None = ...,
+        prepare_mode: Global___PrepareMode.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["timeout", b"timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kv_policy", b"kv_policy", "pause_lease_id", b"pause_lease_id", "pause_mode", b"pause_mode", "timeout", b"timeout"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kv_policy", b"kv_policy", "pause_lease_id", b"pause_lease_id", "pause_mode", b"pause_mode", "prepare_mode", b"prepare_mode", "timeout", b"timeout"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

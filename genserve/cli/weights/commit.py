@@ -2,7 +2,7 @@
 
 import argparse
 
-from genserve.cli.options import Subparsers, add_connection_options, add_pause_options, open_client, seconds
+from genserve.cli.options import Subparsers, add_apply_options, add_connection_options, open_client, seconds
 from genserve.cli.weights.push import print_outcome
 
 
@@ -13,10 +13,7 @@ def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
     )
     parser.add_argument("push_id", metavar="PUSH", help="the push that `genserve push --stage` printed")
     parser.add_argument("--expected-version", type=int, metavar="N", help="refuse unless this version is served")
-    add_pause_options(parser, flag_prefix="pause-", kv_default="recompute")
-    parser.add_argument(
-        "--lease", default="", metavar="ID", help="apply under this pause lease and leave the engine paused"
-    )
+    add_apply_options(parser)
     parser.add_argument("--timeout", type=seconds, default=600.0, metavar="TIME", help="deadline (default: 600s)")
     add_connection_options(parser)
 
@@ -30,6 +27,7 @@ def run(args: argparse.Namespace) -> int:
             pause_mode=args.pause_mode,
             kv_policy=args.kv_policy,
             pause_lease_id=args.lease,
+            prepare_mode=args.prepare_mode,
             timeout_s=args.timeout,
         )
     print_outcome(result)

@@ -5,7 +5,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, TextIO
 
-from genserve.cli.options import Subparsers, add_connection_options, add_pause_options, count, open_client, seconds
+from genserve.cli.options import Subparsers, add_apply_options, add_connection_options, count, open_client, seconds
 
 if TYPE_CHECKING:
     from genserve.client import PushProgress, PushResult
@@ -32,10 +32,7 @@ def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
         action=argparse.BooleanOptionalAction,
         help="send the weights through shared memory, or never (default: if the daemon can use it)",
     )
-    add_pause_options(parser, flag_prefix="pause-", kv_default="recompute")
-    parser.add_argument(
-        "--lease", default="", metavar="ID", help="apply under this pause lease and leave the engine paused"
-    )
+    add_apply_options(parser)
     parser.add_argument("--timeout", type=seconds, default=600.0, metavar="TIME", help="deadline (default: 600s)")
     parser.add_argument("--json", action="store_true", help="print the outcome as protobuf JSON")
     add_connection_options(parser)
@@ -62,6 +59,7 @@ def run(args: argparse.Namespace) -> int:
                 pause_mode=args.pause_mode,
                 kv_policy=args.kv_policy,
                 pause_lease_id=args.lease,
+                prepare_mode=args.prepare_mode,
                 force=args.force,
                 progress=progress.show,
                 timeout_s=args.timeout,

@@ -9,7 +9,7 @@ from genserve.client.transport.fields import build, check_count, optional_durati
 from genserve.client.weights.push import PushProgress
 from genserve.client.weights.served import ServedWeights
 from genserve.v1 import types_pb2, weights_pb2
-from genserve.words import KvPolicy, PauseMode, PushAction
+from genserve.words import KvPolicy, PauseMode, PrepareMode, PushAction
 
 MIB: Final = 1 << 20
 
@@ -27,6 +27,9 @@ class ApplyOptions(TypedDict, total=False):
     """Apply under this lease, and leave the engine paused."""
     apply_timeout_s: float | None
     """Seconds that applying may take; default 300."""
+    prepare_mode: PrepareMode | None
+    """running (the default): generation stops only for the exchange; paused: from when every byte has arrived, so that
+    the version is served soonest: for a trainer that has nothing running."""
 
 
 class SendOptions(TypedDict, total=False):
@@ -118,5 +121,6 @@ def apply_message(options: ApplyOptions, *, field: str) -> weights_pb2.ApplyOpti
         "kv_policy": wire_value(types_pb2.KvPolicy, options.get("kv_policy"), f"{field}.kv_policy"),
         "pause_lease_id": options.get("pause_lease_id"),
         "timeout": optional_duration(options.get("apply_timeout_s"), f"{field}.apply_timeout_s"),
+        "prepare_mode": wire_value(weights_pb2.PrepareMode, options.get("prepare_mode"), f"{field}.prepare_mode"),
     }
     return build(weights_pb2.ApplyOptions, fields, path=field)

@@ -12,6 +12,7 @@ from genserve.weights.push.types import (
     Applied,
     ApplyOptions,
     LoraAdapter,
+    PrepareMode,
     PushAction,
     PushHeader,
     PushReport,
@@ -24,6 +25,11 @@ _ACTIONS = {
     weights_pb2.PUSH_ACTION_APPLY: PushAction.APPLY,
     weights_pb2.PUSH_ACTION_STAGE: PushAction.STAGE,
     weights_pb2.PUSH_ACTION_VALIDATE: PushAction.VALIDATE,
+}
+_PREPARE_MODES = {
+    weights_pb2.PREPARE_MODE_UNSPECIFIED: PrepareMode.RUNNING,
+    weights_pb2.PREPARE_MODE_RUNNING: PrepareMode.RUNNING,
+    weights_pb2.PREPARE_MODE_PAUSED: PrepareMode.PAUSED,
 }
 _STATES_OUT = {state: weights_pb2.PushState.Value(f"PUSH_STATE_{state.value}") for state in PushState}
 
@@ -52,11 +58,15 @@ def push_header(message: weights_pb2.PushHeader) -> PushHeader:
 
 def apply_options(message: weights_pb2.ApplyOptions, field: str) -> ApplyOptions:
     """How to apply. `field` is the path of the message in the request."""
+    prepare_mode = _PREPARE_MODES.get(message.prepare_mode)
+    if prepare_mode is None:
+        raise InvalidFieldError.of(f"{field}.prepare_mode", f"{message.prepare_mode} is not a PrepareMode")
     return ApplyOptions(
         pause_mode=pause_mode(message.pause_mode, f"{field}.pause_mode"),
         kv_policy=kv_policy(message.kv_policy, KvPolicy.RECOMPUTE, f"{field}.kv_policy"),
         pause_lease_id=message.pause_lease_id,
         timeout_s=seconds_or(message, "timeout", DEFAULT_APPLY_TIMEOUT_S, within=field),
+        prepare_mode=prepare_mode,
     )
 
 

@@ -41,9 +41,12 @@ def seconds(number: int) -> Duration:
 
 
 APPLY: Final = weights_pb2.ApplyOptions(
-    pause_mode=types_pb2.PAUSE_MODE_WAIT, kv_policy=types_pb2.KV_POLICY_REUSE, pause_lease_id="l", timeout=seconds(9)
-)
-APPLY_OPTIONS: Final = {"pause_mode": "wait", "kv_policy": "reuse", "pause_lease_id": "l", "apply_timeout_s": 9}
+    pause_mode=types_pb2.PAUSE_MODE_WAIT, kv_policy=types_pb2.KV_POLICY_REUSE, pause_lease_id="l", timeout=seconds(9),
+    prepare_mode=weights_pb2.PREPARE_MODE_PAUSED,
+)  # fmt: skip
+APPLY_OPTIONS: Final = {
+    "pause_mode": "wait", "kv_policy": "reuse", "pause_lease_id": "l", "apply_timeout_s": 9, "prepare_mode": "paused",
+}  # fmt: skip
 CALLS: Final[tuple[tuple[str, tuple[Any, ...], dict[str, Any], Message], ...]] = (
     ("abort", (), {}, generation_pb2.AbortRequest()),
     ("abort", (["a", "b"],), {"all": True}, generation_pb2.AbortRequest(request_ids=["a", "b"], all=True)),

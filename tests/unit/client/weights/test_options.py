@@ -53,7 +53,7 @@ def test_every_option_of_a_header_has_its_field() -> None:
         {
             "push_id": "p", "attempt": "a", "action": "stage", "partial": True, "force": True, "expected_version": 0,
             "staging_ttl_s": 1.5, "pause_mode": "wait", "kv_policy": "reuse", "pause_lease_id": "l",
-            "apply_timeout_s": 2.5,
+            "apply_timeout_s": 2.5, "prepare_mode": "paused",
         },
     )  # fmt: skip
     assert (header.push_id, header.attempt, header.manifest.partial, header.force) == ("p", "a", True, True)
@@ -64,6 +64,7 @@ def test_every_option_of_a_header_has_its_field() -> None:
         types_pb2.KV_POLICY_REUSE,
     )
     assert (header.apply.pause_lease_id, header.apply.timeout.ToMilliseconds()) == ("l", 2500)
+    assert header.apply.prepare_mode == weights_pb2.PREPARE_MODE_PAUSED
 
 
 @pytest.mark.parametrize(
@@ -71,6 +72,7 @@ def test_every_option_of_a_header_has_its_field() -> None:
     [
         ({"pause_mode": "kept"}, "apply.pause_mode"),
         ({"kv_policy": "drop"}, "apply.kv_policy"),
+        ({"prepare_mode": "fast"}, "apply.prepare_mode"),
         ({"apply_timeout_s": "1"}, "apply.apply_timeout_s"),
         ({"pause_lease_id": 1}, "apply.pause_lease_id"),
     ],
