@@ -100,6 +100,20 @@ def test_work_selects_its_device_and_is_complete_when_it_ends(monkeypatch: pytes
     assert "synchronize stream" in runtime.log
 
 
+def test_a_wait_for_bytes_is_out_of_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a thread allocates in a pool, no other thread can empty torch's cache, which the model's thread does before
+    it runs out of memory: a push may arrive for minutes. Also if the wait ends with an error, and if works nest."""
+    runtime = Runtime(monkeypatch, pins=True)
+    device = CudaDevice(SECOND)
+    runtime.log.clear()
+    with device.work(), device.work(), contextlib.suppress(ValueError), device.waiting():
+        runtime.log.append("wait")
+        raise ValueError("cancelled")
+    pool = [each for each in runtime.log if "pool" in each or each == "wait"]
+    enter, leave = "enter pool cuda:1", "leave pool cuda:1"
+    assert pool == [enter, enter, leave, "wait", enter, leave, leave]
+
+
 def test_the_thread_of_the_model_has_the_stream_of_vllm_before_it_enters_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
