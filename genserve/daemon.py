@@ -137,6 +137,8 @@ class _Daemon:
             "push staging": parts.pushes.run(),
             "weight updates": parts.transfers.run(),
         }
+        if parts.checkpoint is not None:
+            tasks["memory for pushes"] = parts.resident.keep_reserved(parts.checkpoint.total_bytes)
         if parts.ingest is not None:
             tasks["receiving processes"] = parts.ingest.run()
         self.background = [asyncio.create_task(task, name=name) for name, task in tasks.items()]

@@ -7,6 +7,7 @@ to clear the pages of another one.
 """
 
 import asyncio
+import logging
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -14,13 +15,18 @@ from typing import Protocol
 
 import numpy as np
 
-from genserve.errors import NotResidentError, WeightVersionMismatchError
+from genserve.control.change import Change
+from genserve.errors import NotResidentError, StagingFullError, WeightVersionMismatchError
 from genserve.memory.arena import Arena, allocate_arena
+from genserve.memory.available import available_memory_bytes
 from genserve.tensors.manifest import Manifest, TensorSpec
 from genserve.tensors.safetensors import CheckpointFileError
 from genserve.weights.checkpoint import CheckpointIndex
 from genserve.weights.checkpoint_files import CheckpointFiles
 
+log = logging.getLogger(__name__)
+
+_PLENTY = 4  # times the size of an arena: the served version, the next one, and as much for everybody else
 _GAVE_WAY = "were freed for a larger push"
 _CHANGED = "are unknown, because the checkpoint's files have changed since the daemon started"
 
@@ -187,10 +193,36 @@ class ResidentStore:
         self._absence = absence if enabled else "are not kept (--no-resident-weights)"
         self._replaced: list[ResidentVersion] = []
         self._spare_arena: Arena | None = None
+        self._reserving: asyncio.Task[None] | None = None
+        self._replacement = Change()
+
+    async def keep_reserved(self, size_bytes: int) -> None:
+        """Has an arena of this size ready for the next push, while the machine has plenty of memory. From the second
+        push on the arena of the previous version is; until then the kernel would have to clear another one while a
+        trainer waits. Never returns."""
+        while True:
+            if self._enabled and self._spare_arena is None and _is_plenty(size_bytes):
+                self._reserving = asyncio.create_task(self._reserve(size_bytes), name="reserving an arena")
+                await asyncio.wait({self._reserving})
+                self._reserving = None
+            await self._replacement.wait()
+
+    async def _reserve(self, size_bytes: int) -> None:
+        try:
+            arena = await allocate_arena(size_bytes)
+        except StagingFullError as error:
+            log.info("no memory is reserved for the next push: %s", error)
+            return
+        if self._spare_arena is None:
+            self._spare_arena = arena
+        else:
+            await asyncio.to_thread(arena.close)
 
     async def arena_for(self, size_bytes: int) -> Arena:
         """An arena for a push, owned by the caller: that of the previous version if it has the same size, with its
         old bytes. Raises StagingFullError."""
+        if self._reserving is not None:
+            await asyncio.wait({self._reserving})  # sooner done than another one would be
         spare, self._spare_arena = self._spare_arena, None
         if spare is not None:
             if spare.size_bytes == size_bytes:
@@ -236,6 +268,7 @@ class ResidentStore:
         self._retire(version if self._enabled else None)
         if not self._enabled:
             version.free()
+        self._replacement.tell()
 
     def forget(self, absence: str) -> None:
         """Records that other weights are served, whose bytes are not available; errors say "the bytes ...
@@ -288,3 +321,10 @@ class ResidentStore:
             return False
         self._spare_arena = source.arena
         return True
+
+
+def _is_plenty(size_bytes: int) -> bool:
+    try:
+        return available_memory_bytes() > _PLENTY * size_bytes
+    except OSError:  # the kernel does not report it
+        return False
