@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -208,6 +209,27 @@ async def test_a_truncated_push_changes_nothing_and_can_be_resumed(
     response = await raw_push.send(raw_push.frames((1000, 5000), (6000, len(raw_push.data))))
     assert response.applied.active_version == raw_push.header.weight_version
     assert await greedy_outputs(client) == outputs_of(reference("b"))
+
+
+async def test_a_push_that_trickles_in_is_not_seen_before_its_end(
+    client: AsyncClient, raw_push: RawPush, restored: None, reference: Callable[..., Reference]
+) -> None:
+    """Workers prepare it meanwhile, from the tensors that are there; in an order of bytes that makes them wait."""
+    size = len(raw_push.data)
+    cuts = [size * part // 12 for part in range(13)]
+    chunks = list(pairwise(cuts))
+    chunks = [*chunks[1:4], chunks[0], *chunks[5:], chunks[4]]
+    sending = asyncio.create_task(raw_push.send(raw_push.frames(*chunks), pace_s=0.2))
+    while not sending.done():
+        state = (await client.status()).state
+        if state.weight_version < raw_push.header.weight_version:
+            before = await greedy_outputs(client)
+            if (await client.status()).state.weight_version < raw_push.header.weight_version:
+                assert before == outputs_of(reference("a"))
+    await sending
+    assert await greedy_outputs(client) == outputs_of(reference("b"))
+    served = await client.get_weights(include_digests=True)
+    assert {f"{rank} {name}": value for (rank, name), value in served.digests.items()} == reference("b")["digests"]
 
 
 async def test_a_chunk_outside_the_byte_space_is_refused(client: AsyncClient, raw_push: RawPush) -> None:

@@ -44,12 +44,13 @@ class RawPush:
             made.append(weights_pb2.PushWeightsRequest(chunk=piece))
         return made
 
-    async def send(self, frames: list[weights_pb2.PushWeightsRequest], *, end: bool = True) -> Any:
-        """Streams the frames; raises the class that a client would."""
+    async def send(self, frames: list[weights_pb2.PushWeightsRequest], *, end: bool = True, pace_s: float = 0.0) -> Any:
+        """Streams the frames, one every `pace_s` seconds; raises the class that a client would."""
 
         async def requests() -> AsyncIterator[weights_pb2.PushWeightsRequest]:
             for frame in frames:
                 yield frame
+                await asyncio.sleep(pace_s)
             # A write after the server has refused would hide its answer (grpc.aio reports the write's failure instead).
             await asyncio.sleep(0.1)
             if end:
