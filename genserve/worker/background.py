@@ -30,6 +30,25 @@ class Background:
         """Does this after what was asked for before. What it raises is only logged."""
         self._work.put(work)
 
+    def do_within(self, timeout_s: float, work: Callable[[], None], late: Callable[[], None]) -> None:
+        """As `do`. If its turn has not come after `timeout_s` seconds, `late` is called instead, by another thread."""
+        taken = threading.Lock()
+
+        def give_up() -> None:
+            if taken.acquire(blocking=False):
+                late()
+
+        timer = threading.Timer(timeout_s, give_up)
+        timer.daemon = True
+
+        def begin() -> None:
+            if taken.acquire(blocking=False):
+                timer.cancel()
+                work()
+
+        timer.start()
+        self.do(begin)
+
     def wait(self, timeout_s: float) -> bool:
         """Waits until all is done that was asked for; whether it was in time."""
         done = threading.Event()

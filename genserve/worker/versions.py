@@ -106,7 +106,11 @@ class Versions:
         self._nonce, self._prepared = request.nonce, False
         self._cancelled.set()  # an earlier one that nobody waits for
         cancelled = self._cancelled = threading.Event()
-        self._background.do(lambda: self._prepare_and_report(request, cancelled))
+        self._background.do_within(
+            _PREDECESSOR_TIMEOUT_S,
+            lambda: self._report(request.nonce, lambda: self._prepare(request, cancelled)),
+            lambda: self._report(request.nonce, _refuse_turn),
+        )
 
     def commit(self, nonce: str) -> None:
         """Makes the prepared version the live one."""
@@ -141,7 +145,7 @@ class Versions:
         """Keeps what a sleep would drop, and frees the device memory reserved for pushes: whoever puts an engine to
         sleep needs that memory too."""
         if not self._background.wait(_PREDECESSOR_TIMEOUT_S):
-            raise RuntimeError("an earlier push is still being prepared or freed here")
+            _refuse_turn()
         self._drop_fetched()
         self._slept.before_sleep(level)
         self._prepared = False
@@ -167,9 +171,9 @@ class Versions:
         self._update.discard()
         self._tensors = None
 
-    def _prepare_and_report(self, request: Prepare, cancelled: threading.Event) -> None:
-        ack = acknowledged(self.rank, request.nonce, lambda: self._prepare(request, cancelled))
-        self._outcome = Progress(self.rank, request.nonce, True, ack.error)
+    def _report(self, nonce: str, prepare: Callable[[], None]) -> None:
+        ack = acknowledged(self.rank, nonce, prepare)
+        self._outcome = Progress(self.rank, nonce, True, ack.error)
         if self._other_host:
             return  # the daemon's socket is not on this host: the daemon polls
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as report:
@@ -206,6 +210,10 @@ def acknowledged(rank: str, nonce: str, action: Callable[[], None]) -> Ack:
         text = f"{type(error).__name__}: {error} ({os.path.basename(place.filename)}:{place.lineno})"
         return Ack(rank, nonce, text)
     return Ack(rank, nonce, "")
+
+
+def _refuse_turn() -> None:
+    raise RuntimeError("an earlier push is still being prepared or freed here")
 
 
 def _end_with_daemon(attach: Attach) -> str:

@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 
 import pytest
 
@@ -49,3 +50,24 @@ def test_it_may_use_the_cpus_that_it_is_given() -> None:
     assert background.wait(5)
     assert seen == [{CPUS[0]}]
     assert os.sched_getaffinity(0) == set(CPUS)
+
+
+def test_work_whose_turn_does_not_come_is_given_up() -> None:
+    """And not done later; other work is."""
+    background, hangs, done = Background(CPUS), threading.Event(), list[str]()
+    background.do(lambda: hangs.wait(5) and None)
+    late = threading.Event()
+    background.do_within(0.05, lambda: done.append("late"), late.set)
+    assert late.wait(5)
+    background.do_within(5, lambda: done.append("in time"), lambda: done.append("given up"))
+    hangs.set()
+    assert background.wait(5)
+    assert done == ["in time"]
+
+
+def test_work_that_has_begun_is_not_given_up() -> None:
+    """However long it takes."""
+    background, done = Background(CPUS), list[str]()
+    background.do_within(0.01, lambda: time.sleep(0.1) or done.append("done"), lambda: done.append("given up"))
+    assert background.wait(5)
+    assert done == ["done"]
