@@ -35,6 +35,13 @@ class Logprobs:
         row = slice(position * self.width, (position + 1) * self.width)
         return list(zip(self.token_ids[row], self.values[row], strict=True))
 
+    def rows(self, start: int, end: int) -> "Logprobs":
+        """The tokens [start, end)."""
+        entries = slice(start * self.width, end * self.width)
+        return Logprobs(
+            self.sampled[start:end], self.ranks[start:end], self.width, self.token_ids[entries], self.values[entries]
+        )
+
     def extend(self, other: "Logprobs") -> None:
         """Appends the tokens of `other`."""
         self.sampled += other.sampled
@@ -117,11 +124,15 @@ class Finish:
 class SequenceDelta:
     """New output of one of the n sequences: a view of `message`, so that unread parts cost nothing."""
 
-    __slots__ = ("message",)
+    __slots__ = ("_message",)
 
     def __init__(self, message: generation_pb2.SequenceDelta) -> None:
-        self.message = message
-        """The original message."""
+        self._message = message
+
+    @property
+    def message(self) -> generation_pb2.SequenceDelta:
+        """The message."""
+        return self._message
 
     @property
     def index(self) -> int:
@@ -160,11 +171,15 @@ class SequenceDelta:
 class Delta:
     """One message of a stream: a view of `message`, so that unread parts cost nothing."""
 
-    __slots__ = ("message",)
+    __slots__ = ("_message",)
 
     def __init__(self, message: generation_pb2.GenerateResponse) -> None:
-        self.message = message
-        """The original message."""
+        self._message = message
+
+    @property
+    def message(self) -> generation_pb2.GenerateResponse:
+        """The message."""
+        return self._message
 
     @property
     def request_id(self) -> str:
