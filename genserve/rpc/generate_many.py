@@ -28,7 +28,6 @@ METHOD = "GenerateMany"
 _MAX_VALUES = 1 << 17
 # The cost of an item besides its values, in time: building a message of thousands of items would block the loop.
 _VALUES_PER_ITEM = 128
-_VALUES_PER_ROW = 8
 # Refusals per message: each has at most 4 KiB. If as many wait to be written, no further requests are read.
 _MAX_REFUSALS = 256
 
@@ -167,21 +166,21 @@ class GenerateMany:
         num_values = 0
         while self._ready and num_values < _MAX_VALUES:
             running = self._ready.popleft()
-            request_id = running.stream.request_id
+            stream = running.stream
             try:
-                update = running.stream.take()
+                update = stream.take()
             except Exception as error:
-                add(request_id=request_id, error=to_message(known_error(error, METHOD)))
+                add(request_id=stream.request_id, error=to_message(known_error(error, METHOD)))
             else:
                 if update is None:
                     pass
-                elif running.slots is not None and columns.add(running.slots, update):
-                    num_values += _VALUES_PER_ROW * len(update.outputs) + _num_values(update)
+                elif running.slots is not None and (num_added := columns.add(running.slots, update)):
+                    num_values += num_added
                 else:
-                    self._fill(add(request_id=request_id), running, update)
+                    self._fill(add(request_id=stream.request_id), running, update)
                     num_values += _VALUES_PER_ITEM + _num_values(update)
-            if running.stream.is_finished and self._running.get(request_id) is running:
-                del self._running[request_id]
+            if stream.is_finished and self._running.get(stream.request_id) is running:
+                del self._running[stream.request_id]
                 self._slots.free(running.slots or ())
         columns.fill(response)
         self._slots.end_message()

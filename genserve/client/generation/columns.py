@@ -10,36 +10,35 @@ from genserve.v1 import generation_pb2, types_pb2
 class SequenceRow(SequenceDelta):
     """New output of one of the n sequences, all under one weight version."""
 
-    __slots__ = ("_first", "_num_tokens", "_version", "index", "logprobs", "text", "token_ids")
+    __slots__ = ("_columns", "_span", "_start", "index", "text", "token_ids")
 
     index: int
     text: str
     token_ids: list[int]
-    logprobs: Logprobs | None
 
     def __init__(
-        self,
-        index: int,
-        text: str,
-        token_ids: list[int],
-        logprobs: Logprobs | None,
-        version: int,
-        first: int,
-        num_tokens: int,
+        self, index: int, text: str, token_ids: list[int], span: WeightSpan, columns: Logprobs | None, start: int
     ) -> None:
-        """`first`: the position of the first new token; `num_tokens`: how many there are, also without their ids."""
+        """`columns` are the log-probabilities of many rows, which begin at `start` for this one."""
         self.index = index
         self.text = text
         self.token_ids = token_ids
-        self.logprobs = logprobs
-        self._version = version
-        self._first = first
-        self._num_tokens = num_tokens
+        self._span = span
+        self._columns = columns
+        self._start = start
+
+    @property
+    def logprobs(self) -> Logprobs | None:
+        """Of the new tokens, when asked for."""
+        if self._columns is None:
+            return None
+        _, first, end = self._span
+        return self._columns.rows(self._start, self._start + end - first)
 
     @property
     def weight_spans(self) -> list[WeightSpan]:
         """Of exactly the new tokens."""
-        return [WeightSpan(self._version, self._first, self._first + self._num_tokens)]
+        return [self._span]
 
     @property
     def finish(self) -> None:
@@ -54,13 +53,14 @@ class SequenceRow(SequenceDelta):
             token_ids=self.token_ids,
             weight_spans=[types_pb2.WeightSpan(version=v, start=s, end=e) for v, s, e in self.weight_spans],
         )
-        if self.logprobs is not None:
+        logprobs = self.logprobs
+        if logprobs is not None:
             message.logprobs.SetInParent()
-            message.logprobs.width = self.logprobs.width
-            message.logprobs.sampled.extend(self.logprobs.sampled)
-            message.logprobs.ranks.extend(self.logprobs.ranks)
-            message.logprobs.token_ids.extend(self.logprobs.token_ids)
-            message.logprobs.values.extend(self.logprobs.values)
+            message.logprobs.width = logprobs.width
+            message.logprobs.sampled.extend(logprobs.sampled)
+            message.logprobs.ranks.extend(logprobs.ranks)
+            message.logprobs.token_ids.extend(logprobs.token_ids)
+            message.logprobs.values.extend(logprobs.values)
         return message
 
 
@@ -170,17 +170,8 @@ class Sequences:
             if sequence is None:
                 raise GenserveError(f"the daemon sent tokens for slot {slot}, which no request has")
             end = start + num_tokens
-            yield (
-                sequence,
-                SequenceRow(
-                    sequence.index,
-                    text,
-                    token_ids[start:end],
-                    None if logprobs is None else logprobs.rows(start, end),
-                    version,
-                    sequence.num_tokens,
-                    num_tokens,
-                ),
-            )
-            sequence.num_tokens += num_tokens
+            first = sequence.num_tokens
+            sequence.num_tokens = last = first + num_tokens
+            span = WeightSpan(version, first, last)
+            yield sequence, SequenceRow(sequence.index, text, token_ids[start:end], span, logprobs, start)
             start = end

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from genserve.engine.generation import GenerationUpdate, SequenceDelta
 from genserve.v1 import generation_pb2
 
+_VALUES_PER_ROW = 8
+"""The cost of a row besides its tokens, characters and log-probabilities, in those."""
+
 _Kind = tuple[int, int, bool]
 """What the rows of one TokenColumns share: weight version, width of the log-probabilities (-1 = none), token ids."""
 
@@ -43,20 +46,19 @@ class ColumnsOfStep:
     def __init__(self) -> None:
         self._by_kind: dict[_Kind, _Columns] = {}
 
-    def add(self, slots: Sequence[int], update: GenerationUpdate) -> bool:
-        """Adds a row for each sequence of the update; `slots` are those of the request, by index. Returns False, and
-        adds nothing, if columns cannot say what the update says."""
-        if update.prompt is not None or update.usage is not None:
-            return False
-        kinds = {_kind(delta) for delta in update.outputs}
-        if len(kinds) != 1 or (kind := kinds.pop()) is None:
-            return False
+    def add(self, slots: Sequence[int], update: GenerationUpdate) -> int:
+        """Adds a row for each sequence of the update; `slots` are those of the request, by index. Returns the number of
+        values in them; 0, and adds nothing, if columns cannot say what the update says."""
+        outputs = update.outputs
+        if update.prompt is not None or update.usage is not None or not outputs:
+            return 0
+        kind = _kind(outputs[0])
+        if kind is None or (len(outputs) > 1 and any(_kind(delta) != kind for delta in outputs)):
+            return 0
         columns = self._by_kind.get(kind)
         if columns is None:
             columns = self._by_kind[kind] = _Columns()
-        for delta in update.outputs:
-            columns.add(slots[delta.index], delta)
-        return True
+        return sum([columns.add(slots[delta.index], delta) for delta in outputs])
 
     def fill(self, response: generation_pb2.GenerateManyResponse) -> None:
         """Adds the rows to a message."""
@@ -93,18 +95,22 @@ class _Columns:
         self.top_ids: list[int] = []
         self.top_values: list[float] = []
 
-    def add(self, slot: int, delta: SequenceDelta) -> None:
+    def add(self, slot: int, delta: SequenceDelta) -> int:
+        """Adds a row, and returns the number of its values."""
         _, start, end = delta.weight_spans[0]
         self.slots.append(slot)
         self.num_tokens.append(end - start)
         self.token_ids += delta.token_ids
         self.texts.append(delta.text)
+        num_values = _VALUES_PER_ROW + end - start + len(delta.text)
         logprobs = delta.logprobs
         if logprobs is not None:
             self.sampled += logprobs.sampled
             self.ranks += logprobs.ranks
             self.top_ids += logprobs.token_ids
             self.top_values += logprobs.values
+            num_values += end - start + len(logprobs.values)
+        return num_values
 
     def fill(self, message: generation_pb2.TokenColumns, version: int, width: int) -> None:
         message.slots.extend(self.slots)
