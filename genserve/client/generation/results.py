@@ -218,12 +218,32 @@ class Delta:
         return f"Delta({_line(self.message)})"
 
 
-@dataclass(slots=True)
+class _Text:
+    """A text that grows: joined when it is read, because appending to a text copies it."""
+
+    def __get__(self, sequence: "GeneratedSequence | None", kind: type) -> str:
+        if sequence is None:
+            return ""  # the default
+        pieces = sequence.__dict__["_texts"]
+        if len(pieces) > 1:
+            pieces[:] = ["".join(pieces)]
+        return pieces[0]  # type: ignore[no-any-return]
+
+    def __set__(self, sequence: "GeneratedSequence", text: str) -> None:
+        sequence.__dict__["_texts"] = [text]
+
+    @staticmethod
+    def append(sequence: "GeneratedSequence", text: str) -> None:
+        """Adds a piece."""
+        sequence.__dict__["_texts"].append(text)
+
+
+@dataclass
 class GeneratedSequence:
     """One complete sequence. `weight_spans` cover it without gaps. `logprobs` has one row per token, if requested."""
 
     index: int
-    text: str = ""
+    text: _Text = _Text()  # a descriptor
     token_ids: list[int] = field(default_factory=list)
     logprobs: Logprobs | None = None
     weight_spans: list[WeightSpan] = field(default_factory=list)
@@ -236,7 +256,8 @@ class GeneratedSequence:
 
     def add(self, delta: SequenceDelta) -> None:
         """Appends new output."""
-        self.text += delta.text
+        if text := delta.text:
+            _Text.append(self, text)
         self.token_ids += delta.token_ids
         if delta.logprobs is not None:
             self.logprobs = Logprobs() if self.logprobs is None else self.logprobs
