@@ -48,14 +48,12 @@ class VllmStream:
         self._on_closed = on_closed
         self._translated = translated
         self._num_tokens = 0  # of all sequences
-        self._ready = asyncio.Event()
         self._first = True
         self._finished = False
         self._abort_reason = FinishReason.ABORTED
         self._expiry: asyncio.TimerHandle | None = None
         self._aborting: asyncio.Task[None] | None = None
         self.internal_id = internal_id
-        unread.call_when_ready(self._ready.set)
         if request.stop.time_budget_s is not None:
             loop = asyncio.get_running_loop()
             self._expiry = loop.call_later(request.stop.time_budget_s, self.end_soon, FinishReason.TIME_LIMIT)
@@ -80,18 +78,8 @@ class VllmStream:
         """Whether nothing more will come."""
         return self._finished
 
-    async def next(self) -> GenerationUpdate | None:
-        """The next update, or None after the last."""
-        while not self._finished:
-            update = self.take()
-            if update is not None:
-                return update
-            await self._ready.wait()
-            self._ready.clear()
-        return None
-
     def call_when_ready(self, callback: Callable[[], None]) -> None:
-        """Calls `callback` instead of waking a waiting `next`."""
+        """Calls `callback` when there is something to take, and at once if there is something now."""
         self._unread.call_when_ready(callback)
 
     def take(self) -> GenerationUpdate | None:

@@ -289,13 +289,15 @@ async def test_a_final_message_is_told_when_the_last_sequence_ends(tokenizer: An
 
 async def test_an_abort_keeps_the_tokens_so_far(tokenizer: Any) -> None:
     """Of all sequences."""
-    processing = Processing(tokenizer, request(n=2, interval=0), lean=True)
+    processing, ready = Processing(tokenizer, request(n=2, interval=0), lean=True), asyncio.Event()
+    processing.stream.call_when_ready(ready.set)
     processing.step(Step(0, [1], "1"), Step(1, [2, 3], "1"))
     processing.stream.end_soon(FinishReason.TIME_LIMIT)
-    update = await processing.stream.next()
+    await ready.wait()
+    update = processing.stream.take()
     assert update is not None and [delta.token_ids for delta in update.outputs] == [[1], [2, 3]]
     assert [delta.finish.reason for delta in update.outputs if delta.finish] == [FinishReason.TIME_LIMIT] * 2
-    assert processing.ended == ["r"] and await processing.stream.next() is None
+    assert processing.ended == ["r"] and processing.stream.take() is None
 
 
 @pytest.mark.parametrize("num_new", [0, 2])
@@ -304,24 +306,27 @@ async def test_an_error_of_the_engine_comes_after_the_tokens(tokenizer: Any, num
     processing = Processing(tokenizer, request(token_ids=False), lean=True)
     processing.step(Step(0, [1], "1"))
     assert processing.stream.take() is not None
+    calls: list[int] = []
+    processing.stream.call_when_ready(lambda: calls.append(1))
     processing.step(Step(0, [7] * num_new, "1", VllmFinishReason.ERROR))
     if num_new:
         update = processing.stream.take()
         assert update is not None and update.usage is None
         assert (update.outputs[0].weight_spans, update.outputs[0].finish) == ([WeightSpan(1, 1, 3)], None)
+        assert calls == [1, 1], "it is to be read again"
     with pytest.raises(GenserveError, match="ended request r with an error"):
-        await processing.stream.next()
+        processing.stream.take()
     assert processing.stream.is_finished
 
 
 async def test_the_death_of_the_engine_ends_the_stream(tokenizer: Any) -> None:
     """As the error that clients know it by."""
-    processing = Processing(tokenizer, request(), lean=True)
-    waiting = asyncio.create_task(processing.stream.next())
-    await asyncio.sleep(0)
+    processing, calls = Processing(tokenizer, request(), lean=True), []
+    processing.stream.call_when_ready(lambda: calls.append(1))
     processing.processor.propagate_error(RuntimeError("dead"))
+    assert calls == [1]
     with pytest.raises(GenserveError, match="translated: dead"):
-        await waiting
+        processing.stream.take()
 
 
 async def test_log_probabilities_leave_when_they_are_read(tokenizer: Any) -> None:
