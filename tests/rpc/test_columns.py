@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from genserve.client import AsyncClient
 from genserve.client.generation.columns import RowsDelta, Sequences
-from genserve.client.generation.results import Delta, Generation
+from genserve.client.generation.results import Delta, Generation, Logprobs
 from genserve.config import ServeConfig
 from genserve.engine.generation import (
     Finish,
@@ -264,15 +264,15 @@ async def test_forms_may_be_mixed_in_a_stream(daemon: Daemon) -> None:
     call.cancel()
 
 
-def noted(*slots: int) -> Sequences:
+def noted(*slots: int, request_id: str = "r", into: Sequences | None = None) -> Sequences:
     """A request with these slots, each of whose sequences has a token."""
-    sequences = Sequences()
+    sequences = Sequences() if into is None else into
     outputs = [
         generation_pb2.SequenceDelta(index=i, token_ids=[1], weight_spans=[types_pb2.WeightSpan(end=1)])
         for i in range(len(slots))
     ]
     response = generation_pb2.GenerateResponse(outputs=outputs)
-    sequences.note(generation_pb2.GenerateManyItem(request_id="r", response=response, slots=slots))
+    sequences.note(generation_pb2.GenerateManyItem(request_id=request_id, response=response, slots=slots))
     return sequences
 
 
@@ -301,3 +301,26 @@ def test_rows_are_what_an_item_adds_to_a_generation() -> None:
     assert [sequence.token_ids for sequence in generation.sequences] == [[9], [7, 8]]
     assert [list(map(tuple, sequence.weight_spans)) for sequence in generation.sequences] == [[(3, 1, 2)], [(3, 1, 3)]]
     assert "token_ids: 9" in repr(told) and "token_ids: 9" in repr(told.outputs[1])
+
+
+def test_rows_of_several_requests_are_a_delta_each() -> None:
+    """Each with its own text and log-probabilities."""
+    sequences = noted(0, request_id="a")
+    noted(1, 2, request_id="b", into=sequences)
+    logprobs = types_pb2.Logprobs(
+        sampled=[-1, -2, -3, -4], ranks=[1, 2, 3, 4], width=1, token_ids=[5, 6, 7, 8], values=[-5, -6, -7, -8]
+    )
+    columns = generation_pb2.TokenColumns(
+        slots=[1, 2, 0], num_tokens=[1, 2, 1], token_ids=[10, 11, 12, 13], texts=["x", "y", "z"], logprobs=logprobs
+    )
+    (b, b_delta), (a, a_delta) = sequences.deltas(columns)
+    assert (a, b, a_delta.text, b_delta.text) == ("a", "b", "z", "x")
+    assert (a_delta.request_id, a_delta.outputs[0].finish) == ("", None)
+    assert [output.token_ids for output in b_delta.outputs] == [[10], [11, 12]]
+    assert [output.logprobs for output in [*b_delta.outputs, *a_delta.outputs]] == [
+        Logprobs([-1], [1], 1, [5], [-5]),
+        Logprobs([-2, -3], [2, 3], 1, [6, 7], [-6, -7]),
+        Logprobs([-4], [4], 1, [8], [-8]),
+    ]
+    empty = generation_pb2.TokenColumns()
+    assert list(sequences.deltas(empty)) == []

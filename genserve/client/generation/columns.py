@@ -55,7 +55,6 @@ class SequenceRow(SequenceDelta):
         )
         logprobs = self.logprobs
         if logprobs is not None:
-            message.logprobs.SetInParent()
             message.logprobs.width = logprobs.width
             message.logprobs.sampled.extend(logprobs.sampled)
             message.logprobs.ranks.extend(logprobs.ranks)
@@ -116,7 +115,7 @@ class _Sequence:
     def __init__(self, request_id: str, index: int) -> None:
         self.request_id = request_id
         self.index = index
-        self.num_tokens = 0
+        self.num_tokens = 0  # until its first item says how many it has
 
 
 class Sequences:
@@ -137,7 +136,7 @@ class Sequences:
             return
         if item.HasField("error") or item.response.HasField("usage"):
             for slot in self._by_request.pop(request_id):
-                del self._by_slot[slot]
+                self._by_slot.pop(slot, None)
             return
         slots = self._by_request[request_id]
         for output in item.response.outputs:
