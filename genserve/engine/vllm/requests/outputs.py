@@ -103,9 +103,9 @@ class Unread:
             self._on_gain()
 
     def put(self, error: Exception) -> None:
-        """vLLM's hook: the engine has failed."""
-        self.error = error
-        if self._on_gain is not None:
+        """vLLM's hook, for each sequence: the engine has failed."""
+        is_first, self.error = self.error is None, error
+        if is_first and self._on_gain is not None:
             self._on_gain()
 
 

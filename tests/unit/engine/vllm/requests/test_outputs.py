@@ -98,7 +98,7 @@ async def test_an_error_of_the_engine_comes_after_the_tokens(tokenizer: Any, num
 
 async def test_the_death_of_the_engine_ends_the_stream(tokenizer: Any) -> None:
     """As the error that clients know it by."""
-    processing, calls = Processing(tokenizer, request(), lean=True), []
+    processing, calls = Processing(tokenizer, request(n=2), lean=True), []
     processing.stream.call_when_ready(lambda: calls.append(1))
     processing.processor.propagate_error(RuntimeError("dead"))
     assert calls == [1]
