@@ -32,16 +32,13 @@ class GenerationStream(Protocol):
     def is_finished(self) -> bool:
         """Whether the last update was taken, the request failed, or it was closed."""
 
-    async def next(self) -> GenerationUpdate | None:
-        """The next update, or None after the last. Updates that were not fetched in time are merged, never lost. Raises
-        the error that ended the request."""
-
     def take(self) -> GenerationUpdate | None:
-        """`next` without waiting: None if there is no update now."""
+        """All that is new, or None if nothing is. What is not taken in time is merged, never lost. Raises the error
+        that ended the request."""
 
     def call_when_ready(self, callback: Callable[[], None]) -> None:
-        """From now on calls `callback`, on the event loop, whenever there is an update to take, and at once if there is
-        one. For a reader of many streams, which never calls `next`."""
+        """From now on calls `callback`, on the event loop, when there is something to take, once until it is taken; and
+        at once if there is something now."""
 
     async def close(self) -> None:
         """Ends the request if it still runs; safe to call more than once."""

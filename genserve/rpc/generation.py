@@ -11,8 +11,9 @@ from genserve.engine.protocol import Engine
 from genserve.rpc.answers import Answers
 from genserve.rpc.convert.generation_request import detokenize_input, generation_request, tokenize_input
 from genserve.rpc.convert.generation_response import to_response
-from genserve.rpc.generate_many import GenerateMany
 from genserve.rpc.received import Received
+from genserve.rpc.streams.generate_many import GenerateMany
+from genserve.rpc.streams.turns import Turns, Writer
 from genserve.v1 import generation_pb2
 from genserve.v1.generation_pb2_grpc import GenerationServiceServicer
 
@@ -28,6 +29,7 @@ class GenerationServicer(GenerationServiceServicer):
     def __init__(self, engine: Engine, board: StateBoard) -> None:
         self._engine = engine
         self._board = board
+        self._turns = Turns(asyncio.get_running_loop())
         self._answer = Answers(board.state)
 
     async def Generate(  # type: ignore[override]
@@ -35,15 +37,19 @@ class GenerationServicer(GenerationServiceServicer):
         request: Received[generation_pb2.GenerateRequest],
         context: "ServicerContext[Any, generation_pb2.GenerateResponse]",
     ) -> None:
-        """Writes deltas until the request has finished; ends the request when the client goes away."""
+        """Writes deltas, in turns with other calls, until the request has finished; ends the request when the client
+        goes away."""
         check_generation(self._board.phase)
         info, minted_id = self._engine.info, uuid.uuid4().hex
         stream = await self._engine.submit(await request.read(lambda m: generation_request(m, info, minted_id)))
         try:
             # Admitted: from here on a client must not replay the call, and these metadata tell it so.
             await context.send_initial_metadata(())
-            while (update := await stream.next()) is not None:
-                await context.write(to_response(update, stream.request_id))
+            writer = Writer(stream, self._turns)
+            while not stream.is_finished:
+                await writer.turn()
+                if (update := stream.take()) is not None:
+                    await context.write(to_response(update, stream.request_id))
         finally:
             # Shielded, because a second cancellation would leave the request running.
             await asyncio.shield(stream.close())

@@ -71,6 +71,34 @@ FINISH_REASON_REPETITION: FinishReason.ValueType  # 8
 """Ended by the engine's repetition detection."""
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
+class _GenerateManyForm:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _GenerateManyFormEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_GenerateManyForm.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    GENERATE_MANY_FORM_UNSPECIFIED: _GenerateManyForm.ValueType  # 0
+    """Same as ITEMS."""
+    GENERATE_MANY_FORM_ITEMS: _GenerateManyForm.ValueType  # 1
+    """As an item with a GenerateResponse."""
+    GENERATE_MANY_FORM_COLUMNS: _GenerateManyForm.ValueType  # 2
+    """As rows of columns, which cost a fraction of an item. What columns cannot say is an item still: the first output of
+    a request, the last one, its error, and new tokens of one sequence under several weight versions.
+    """
+
+class GenerateManyForm(_GenerateManyForm, metaclass=_GenerateManyFormEnumTypeWrapper):
+    """How the answers of a stream tell the new output of a request."""
+
+GENERATE_MANY_FORM_UNSPECIFIED: GenerateManyForm.ValueType  # 0
+"""Same as ITEMS."""
+GENERATE_MANY_FORM_ITEMS: GenerateManyForm.ValueType  # 1
+"""As an item with a GenerateResponse."""
+GENERATE_MANY_FORM_COLUMNS: GenerateManyForm.ValueType  # 2
+"""As rows of columns, which cost a fraction of an item. What columns cannot say is an item still: the first output of
+a request, the last one, its error, and new tokens of one sequence under several weight versions.
+"""
+Global___GenerateManyForm: _TypeAlias = GenerateManyForm  # noqa: Y015
+
 @_typing.final
 class ChatMessage(_message.Message):
     """One message of a chat."""
@@ -820,9 +848,14 @@ class GenerateManyRequest(_message.Message):
 
     GENERATE_FIELD_NUMBER: _builtins.int
     ABORT_FIELD_NUMBER: _builtins.int
+    FORM_FIELD_NUMBER: _builtins.int
     abort: _builtins.str
     """Ends the request of this id with reason ABORTED, if it is one of this stream and runs; otherwise does nothing, as
     it may have ended meanwhile.
+    """
+    form: Global___GenerateManyForm.ValueType
+    """The form in which the output of the request that this message begins is told. A daemon that does not know columns
+    answers with items.
     """
     @_builtins.property
     def generate(self) -> Global___GenerateRequest:
@@ -833,10 +866,11 @@ class GenerateManyRequest(_message.Message):
         *,
         generate: Global___GenerateRequest | None = ...,
         abort: _builtins.str = ...,
+        form: Global___GenerateManyForm.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "action", b"action", "generate", b"generate"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "action", b"action", "generate", b"generate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "action", b"action", "form", b"form", "generate", b"generate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_action: _TypeAlias = _typing.Literal["generate", "abort"]  # noqa: Y015
     _WhichOneofArgType_action: _TypeAlias = _typing.Literal["action", b"action"]  # noqa: Y015
@@ -853,6 +887,7 @@ class GenerateManyItem(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     RESPONSE_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    SLOTS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request's id."""
     @_builtins.property
@@ -863,16 +898,23 @@ class GenerateManyItem(_message.Message):
     def error(self) -> _status_pb2.Status:
         """The request was refused or has failed, with the details that the status of Generate would have. Nothing follows."""
 
+    @_builtins.property
+    def slots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Numbers of the request's sequences in columns, by index; on the first item of a request whose form is COLUMNS. They
+        are the request's until its last item, and those of a later request in a later message.
+        """
+
     def __init__(
         self,
         *,
         request_id: _builtins.str = ...,
         response: Global___GenerateResponse | None = ...,
         error: _status_pb2.Status | None = ...,
+        slots: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "response", b"response", "result", b"result"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "request_id", b"request_id", "response", b"response", "result", b"result"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "request_id", b"request_id", "response", b"response", "result", b"result", "slots", b"slots"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_result: _TypeAlias = _typing.Literal["response", "error"]  # noqa: Y015
     _WhichOneofArgType_result: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015
@@ -881,24 +923,85 @@ class GenerateManyItem(_message.Message):
 Global___GenerateManyItem: _TypeAlias = GenerateManyItem  # noqa: Y015
 
 @_typing.final
+class TokenColumns(_message.Message):
+    """New tokens of many sequences, as columns. Row i is what the sequence in slots[i] gained. The rows of one TokenColumns
+    were all sampled under one weight version, and all have the same kinds of output. The rows of a request's sequences
+    stand side by side.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SLOTS_FIELD_NUMBER: _builtins.int
+    WEIGHT_VERSION_FIELD_NUMBER: _builtins.int
+    NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    TEXTS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    weight_version: _builtins.int
+    """The weights that sampled all tokens of these rows. The tokens of a row follow those that the sequence had before."""
+    @_builtins.property
+    def slots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The sequence of each row, as told by the first item of its request."""
+
+    @_builtins.property
+    def num_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Number of new tokens of each row; empty if each has one."""
+
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The tokens of all rows, one row after the other; empty if the requests did not ask for token ids."""
+
+    @_builtins.property
+    def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The new text of each row; empty if no row has any."""
+
+    @_builtins.property
+    def logprobs(self) -> _types_pb2.Logprobs:
+        """Log-probabilities of the tokens of all rows, one row after the other, if the requests asked for them."""
+
+    def __init__(
+        self,
+        *,
+        slots: _abc.Iterable[_builtins.int] | None = ...,
+        weight_version: _builtins.int = ...,
+        num_tokens: _abc.Iterable[_builtins.int] | None = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        texts: _abc.Iterable[_builtins.str] | None = ...,
+        logprobs: _types_pb2.Logprobs | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "num_tokens", b"num_tokens", "slots", b"slots", "texts", b"texts", "token_ids", b"token_ids", "weight_version", b"weight_version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenColumns: _TypeAlias = TokenColumns  # noqa: Y015
+
+@_typing.final
 class GenerateManyResponse(_message.Message):
     """New output of the stream's requests from one step of the engine, or from several if the client does not keep up."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     ITEMS_FIELD_NUMBER: _builtins.int
+    COLUMNS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___GenerateManyItem]:
-        """One for each request with new output."""
+        """One for each request with new output that is not in columns."""
+
+    @_builtins.property
+    def columns(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenColumns]:
+        """New output of requests whose form is COLUMNS. It comes before that of the items."""
 
     def __init__(
         self,
         *,
         items: _abc.Iterable[Global___GenerateManyItem] | None = ...,
+        columns: _abc.Iterable[Global___TokenColumns] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["items", b"items"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "items", b"items"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -69,7 +69,8 @@ class GenerationServiceServicer:
     def Generate(self, request, context):
         """Generates from one prompt and streams strict deltas. Initial metadata is sent once the request is admitted, so a
         call that was refused can be retried and one that has begun is never replayed. Cancelling the call ends the
-        request.
+        request. A message has the tokens of one step of the engine, or of several steps where there is no time for a
+        message each.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

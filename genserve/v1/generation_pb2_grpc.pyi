@@ -36,7 +36,8 @@ class GenerationServiceStub:
     Generate: _grpc.UnaryStreamMultiCallable[_generation_pb2.GenerateRequest, _generation_pb2.GenerateResponse]
     """Generates from one prompt and streams strict deltas. Initial metadata is sent once the request is admitted, so a
     call that was refused can be retried and one that has begun is never replayed. Cancelling the call ends the
-    request.
+    request. A message has the tokens of one step of the engine, or of several steps where there is no time for a
+    message each.
     """
     GenerateMany: _grpc.StreamStreamMultiCallable[_generation_pb2.GenerateManyRequest, _generation_pb2.GenerateManyResponse]
     """Generates from many prompts over one stream. Each response carries the new output of many requests from one step
@@ -59,7 +60,8 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
     Generate: _aio.UnaryStreamMultiCallable[_generation_pb2.GenerateRequest, _generation_pb2.GenerateResponse]  # type: ignore[assignment]
     """Generates from one prompt and streams strict deltas. Initial metadata is sent once the request is admitted, so a
     call that was refused can be retried and one that has begun is never replayed. Cancelling the call ends the
-    request.
+    request. A message has the tokens of one step of the engine, or of several steps where there is no time for a
+    message each.
     """
     GenerateMany: _aio.StreamStreamMultiCallable[_generation_pb2.GenerateManyRequest, _generation_pb2.GenerateManyResponse]  # type: ignore[assignment]
     """Generates from many prompts over one stream. Each response carries the new output of many requests from one step
@@ -85,7 +87,8 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_generation_pb2.GenerateResponse], _abc.AsyncIterator[_generation_pb2.GenerateResponse]]:
         """Generates from one prompt and streams strict deltas. Initial metadata is sent once the request is admitted, so a
         call that was refused can be retried and one that has begun is never replayed. Cancelling the call ends the
-        request.
+        request. A message has the tokens of one step of the engine, or of several steps where there is no time for a
+        message each.
         """
 
     @_abc_1.abstractmethod

@@ -16,22 +16,25 @@ from vllm.lora.request import LoRARequest
 from vllm.lora.worker_manager import LRUCacheWorkerLoRAManager
 from vllm.model_executor.model_loader.reload import layerwise
 from vllm.model_executor.model_loader.reload.types import LayerReloadingInfo
-from vllm.outputs import CompletionOutput
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.utils import mem_utils
 from vllm.v1.engine import core
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.core_client import AsyncMPClient, BackgroundResources, DPLBAsyncMPClient
+from vllm.v1.engine.detokenizer import BaseIncrementalDetokenizer, check_stop_strings
 from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.engine.logprobs import LogprobsProcessor
-from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector, RequestState
+from vllm.v1.engine.output_processor import OutputProcessor, RequestState
+from vllm.v1.engine.parallel_sampling import ParentRequest
 from vllm.v1.engine.utils import CoreEngineProcManager
 from vllm.v1.executor.abstract import SLEEP_TAGS, Executor
+from vllm.v1.outputs import LogprobsLists
 from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.gpu_worker import Worker
 
 from genserve.engine.generation import ConstraintKind, Sampling
 from genserve.engine.types import MEMORY_TAGS
+from genserve.engine.vllm.requests.outputs import SequenceState
 from genserve.engine.vllm.requests.weight_spans import INITIAL_LABEL
 from genserve.engine.vllm.start import config as vllm_config
 from genserve.integrations.vllm_sync import GenserveWeightSyncClient
@@ -140,19 +143,53 @@ def test_a_collective_call_still_reaches_every_engine_by_this_name() -> None:
 
 
 def test_live_starts_of_weight_spans_are_still_in_the_request_state() -> None:
-    """engine.vllm.requests.running looks states up by request id, and `stream` reads their starts."""
+    """engine.vllm.requests.stream reads them there."""
     assert "self.weight_version_starts: list[tuple[str, int]]" in inspect.getsource(RequestState.__init__)
-    assert "self.external_req_ids" in inspect.getsource(OutputProcessor.__init__)
-    assert "self.request_states" in inspect.getsource(OutputProcessor.__init__)
-    assert "weight_versions" in CompletionOutput.__dataclass_fields__
+    tracking = inspect.getsource(RequestState.track_weight_version)
+    assert "starts.append((weight_version, self.detokenizer.num_output_tokens()))" in tracking
 
 
-def test_alternatives_without_a_tokenizer_are_still_not_turned_into_text() -> None:
-    """engine.vllm.requests.running takes the tokenizer from every state: nobody gets the text of an alternative."""
-    assert "tokenizer" in LogprobsProcessor.__dataclass_fields__
-    assert "if self.tokenizer is None" in inspect.getsource(LogprobsProcessor._update_sample_logprobs)
-    assert "if self.tokenizer is None" in inspect.getsource(LogprobsProcessor._update_prompt_logprobs)
-    assert "self.logprobs_processor = logprobs_processor" in inspect.getsource(RequestState.__init__)
+def test_states_can_still_be_adopted_when_they_are_made() -> None:
+    """engine.vllm.requests.outputs does so in add_request, which makes all states of a request before anything is sent
+    to the engine."""
+    adding = inspect.getsource(OutputProcessor.add_request)
+    assert "self.request_states[request_id] = req_state" in adding and adding.rstrip().endswith(
+        "_update_admission_stats()"
+    )
+    source = inspect.getsource(AsyncLLM.add_request)
+    made, sent = source.rindex("self.output_processor.add_request("), source.rindex("engine_core.add_request_async(")
+    assert made < source.index("for child_request in child_requests:") < sent
+    one = inspect.getsource(AsyncLLM._add_request)
+    assert one.index("self.output_processor.add_request(") < one.index("await self.engine_core.add_request_async(")
+    assert "queue = RequestOutputCollector(params.output_kind, request.request_id)" in source
+    assert not hasattr(RequestState, "__slots__"), "an object with slots cannot become one of another class"
+
+
+def test_what_adopted_states_replace_is_still_used_by_these_names_alone() -> None:
+    """engine.vllm.requests.outputs and logprobs implement what vLLM's processing calls, and no more."""
+    processing = inspect.getsource(OutputProcessor)
+    assert set(re.findall(r"detokenizer\.(\w+)", processing)) == {"num_output_tokens", "update"}
+    assert set(re.findall(r"logprobs_processor\.(\w+)", processing)) == {"update_from_output"}
+    assert set(re.findall(r"state\.queue\.(\w+)", processing)) == {"put"}
+    assert processing.count("if request_output := req_state.make_request_output(") == 1
+    assert list(inspect.signature(RequestState.make_request_output).parameters) == list(
+        inspect.signature(SequenceState.make_request_output).parameters
+    )
+    assert set(re.findall(r"output\.(new_\w+)", inspect.getsource(LogprobsProcessor))) == {
+        "new_logprobs",
+        "new_prompt_logprobs_tensors",
+    }
+    assert LogprobsLists._fields[:3] == ("logprob_token_ids", "logprobs", "sampled_token_ranks")
+    assert "self.child_requests.remove(child_request_id)" in inspect.getsource(ParentRequest.get_outputs)
+
+
+def test_text_that_was_read_can_still_be_dropped() -> None:
+    """engine.vllm.requests.outputs shortens what the detokenizer has, which counts from the end or from these two."""
+    reading = inspect.getsource(BaseIncrementalDetokenizer.get_next_output_text)
+    assert "last_offset = self._last_output_text_offset" in reading
+    assert "return self.output_text[last_offset:length]" in reading
+    assert "output_text.find(stop_str, 1 - new_char_count - stop_string_len)" in inspect.getsource(check_stop_strings)
+    assert "self.stop = " in inspect.getsource(BaseIncrementalDetokenizer.__init__)
 
 
 def test_a_request_that_the_input_processor_made_is_still_taken() -> None:
@@ -183,19 +220,6 @@ def test_the_output_handler_is_still_a_task_that_ends_when_the_engine_dies() -> 
     source = inspect.getsource(AsyncLLM._run_output_handler)
     assert "self.output_handler = asyncio.create_task(output_handler())" in source
     assert "output_processor.propagate_error(e)" in source
-
-
-def test_a_collector_still_merges_what_is_not_read() -> None:
-    """engine.vllm.requests.stream relies on it for bounded memory."""
-    assert "self.output.add(output, aggregate=self.aggregate)" in inspect.getsource(RequestOutputCollector.put)
-
-
-def test_a_collector_still_tells_by_an_event_that_it_has_something() -> None:
-    """engine.vllm.requests.stream puts a callback in the place of the event, with the two methods that are called."""
-    source = inspect.getsource(RequestOutputCollector)
-    assert "self.ready = asyncio.Event()" in source
-    assert source.count("self.ready.") == source.count("self.ready.set()") + source.count("self.ready.clear()") + 1
-    assert "await self.ready.wait()" in inspect.getsource(RequestOutputCollector.get)
 
 
 def test_every_constraint_and_sampling_field_has_vllms_name() -> None:

@@ -58,26 +58,19 @@ def update(token: int, *, first: bool = False, last: bool = False) -> Generation
 
 @dataclass
 class ScriptedStream:
-    """Gives what the test puts into `updates`: an update, an error to raise, or None for the end. Waits while there is
-    nothing. `closed` is set by `close`."""
+    """Gives what the test puts: updates, of which the one with a usage is the last, or an error to raise. `closed` is
+    set by `close`."""
 
     request_id: str
-    updates: "asyncio.Queue[GenerationUpdate | BaseException | None]" = field(default_factory=asyncio.Queue)
+    updates: "asyncio.Queue[GenerationUpdate | BaseException]" = field(default_factory=asyncio.Queue)
     waiting: asyncio.Event = field(default_factory=asyncio.Event)
     closed: asyncio.Event = field(default_factory=asyncio.Event)
 
     is_finished: bool = False
     _ready: Callable[[], None] | None = None
 
-    async def next(self) -> GenerationUpdate | None:
-        self.waiting.set()
-        following = await self.updates.get()
-        if isinstance(following, BaseException):
-            raise following
-        return following
-
     def put(self, following: GenerationUpdate | BaseException) -> None:
-        """For who is called when there is something."""
+        """Calls who waits for something."""
         self.updates.put_nowait(following)
         if self._ready is not None:
             self._ready()
@@ -95,7 +88,6 @@ class ScriptedStream:
         if isinstance(following, BaseException):
             self.is_finished = True
             raise following
-        assert following is not None
         self.is_finished = following.usage is not None
         return following
 

@@ -36,13 +36,12 @@ async def test_updates_are_streamed_as_they_come(daemon: Daemon) -> None:
     """One message per update, at once; the id on the first, the usage on the last, then OK."""
     call = daemon.generation.Generate(generation_pb2.GenerateRequest(text="hi", request_id="r1"), timeout=5)
     stream = await daemon.stream()
-    stream.updates.put_nowait(update(7, first=True))
+    stream.put(update(7, first=True))
     first = await call.read()
     assert (first.request_id, list(first.outputs[0].token_ids), first.HasField("usage")) == ("r1", [7], False)
-    stream.updates.put_nowait(update(8, last=True))
+    stream.put(update(8, last=True))
     last = await call.read()
     assert (last.request_id, list(last.outputs[0].token_ids), last.HasField("usage")) == ("", [8], True)
-    stream.updates.put_nowait(None)
     assert await call.read() is grpc.aio.EOF
     assert await call.code() is grpc.StatusCode.OK
     assert stream.closed.is_set()
@@ -53,7 +52,7 @@ async def test_a_request_without_an_id_gets_one_of_its_own(daemon: Daemon) -> No
     calls = [daemon.generation.Generate(PROMPT, timeout=5) for _ in range(2)]
     ids = set()
     for index in range(2):
-        (await daemon.stream(index)).updates.put_nowait(update(1, first=True))
+        (await daemon.stream(index)).put(update(1, first=True))
     for call in calls:
         ids.add((await call.read()).request_id)
     assert len(ids) == 2 and all(len(each) >= 16 for each in ids)
@@ -89,7 +88,7 @@ async def test_a_refused_request_is_trailers_only_and_so_retried(daemon: Daemon)
         call = GenerationServiceStub(channel).Generate(PROMPT, timeout=5)
         await daemon.engine.submitted.wait()
         daemon.engine.refusal = None
-        (await daemon.stream()).updates.put_nowait(update(3, first=True))
+        (await daemon.stream()).put(update(3, first=True))
         assert list((await call.read()).outputs[0].token_ids) == [3]
         assert len(daemon.engine.requests) >= 2, "nothing was retried: the control does not hold"
 
@@ -99,7 +98,7 @@ async def test_a_generation_that_has_begun_is_never_replayed(daemon: Daemon) -> 
     async with grpc.aio.insecure_channel(daemon.address, options=RETRIES) as channel:
         call = GenerationServiceStub(channel).Generate(PROMPT, timeout=5)
         await asyncio.wait_for(call.initial_metadata(), 2)
-        (await daemon.stream()).updates.put_nowait(EngineDeadError("gone"))
+        (await daemon.stream()).put(EngineDeadError("gone"))
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call.read()
     assert reason_of(caught.value) == "ENGINE_DEAD"
@@ -125,7 +124,7 @@ async def test_a_client_that_vanishes_while_being_written_to_ends_the_request(
         large = update(1)
         large.outputs[0].text = "x" * 100_000
         for _ in range(300):
-            stream.updates.put_nowait(large)
+            stream.put(large)
         await call.read()
         async with asyncio.timeout(5):
             before = -1
@@ -167,8 +166,8 @@ async def test_an_error_in_the_middle_closes_the_request(daemon: Daemon) -> None
     """The stream ends with the error after what was produced."""
     call = daemon.generation.Generate(PROMPT, timeout=5)
     stream = await daemon.stream()
-    stream.updates.put_nowait(update(1, first=True))
-    stream.updates.put_nowait(GenserveError("odd"))
+    stream.put(update(1, first=True))
+    stream.put(GenserveError("odd"))
     assert (await call.read()).outputs
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call.read()
@@ -205,7 +204,7 @@ async def test_a_phase_that_takes_no_requests_refuses_them(
     error = await refused(daemon, PROMPT)
     assert (error.code(), reason_of(error)) == (code, reason)
     assert len(daemon.engine.requests) == 1
-    stream.updates.put_nowait(update(1, first=True))
+    stream.put(update(1, first=True))
     assert (await running.read()).outputs
 
 

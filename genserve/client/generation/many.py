@@ -6,10 +6,11 @@ import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Final, Unpack
 
 import grpc.aio
 
+from genserve.client.generation.columns import Sequences
 from genserve.client.generation.options import GenerateOptions, PromptLike, generate_request
 from genserve.client.generation.results import Delta
 from genserve.client.transport.closing import AsyncClosing
@@ -21,6 +22,9 @@ from genserve.v1 import generation_pb2
 
 if TYPE_CHECKING:
     from genserve.client.transport.connection import Connection
+
+
+_COLUMNS: Final = generation_pb2.GENERATE_MANY_FORM_COLUMNS  # a daemon that does not know it answers with items
 
 
 class StreamOverError(RuntimeError):
@@ -61,7 +65,8 @@ class ManyStream(AsyncClosing, AsyncIterator[ManyItem]):
         self._connection = connection
         self._status = FinalStatus(call)
         self._messages = MessageReader(call, connection.typed_errors, self._status)
-        self._items: deque[generation_pb2.GenerateManyItem] = deque()
+        self._items: deque[ManyItem] = deque()
+        self._sequences = Sequences()
         self._prefix = uuid.uuid4().hex
         self._numbers = itertools.count()
         self._running: set[str] = set()
@@ -86,7 +91,7 @@ class ManyStream(AsyncClosing, AsyncIterator[ManyItem]):
         if message.request_id in self._running:
             raise ValueError(f"a request {message.request_id!r} is already running in this stream")
         self._running.add(message.request_id)
-        await self._send(generation_pb2.GenerateManyRequest(generate=message))
+        await self._send(generation_pb2.GenerateManyRequest(generate=message, form=_COLUMNS))
 
     def next_id(self) -> str:
         """An id for a request that no other has."""
@@ -113,15 +118,23 @@ class ManyStream(AsyncClosing, AsyncIterator[ManyItem]):
             if response is EOF:
                 raise StopAsyncIteration
             self.num_messages += 1
-            self._items.extend(response.items)
-        message = self._items.popleft()
-        if message.HasField("error"):
-            item = ManyItem(message.request_id, None, error_of_status(message.error, self._connection.target))
-        else:
-            item = ManyItem(message.request_id, Delta(message.response), None)
+            self._add(response)
+        item = self._items.popleft()
         if item.is_last:
             self._running.discard(item.request_id)
         return item
+
+    def _add(self, response: generation_pb2.GenerateManyResponse) -> None:
+        for columns in response.columns:
+            for request_id, delta in self._sequences.deltas(columns):
+                self._items.append(ManyItem(request_id, delta, None))
+        for message in response.items:
+            if message.HasField("error"):
+                error = error_of_status(message.error, self._connection.target)
+                self._items.append(ManyItem(message.request_id, None, error))
+            else:
+                self._items.append(ManyItem(message.request_id, Delta(message.response), None))
+            self._sequences.note(message)
 
     def cancel(self) -> None:
         """`aclose` for callbacks."""

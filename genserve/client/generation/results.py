@@ -35,6 +35,13 @@ class Logprobs:
         row = slice(position * self.width, (position + 1) * self.width)
         return list(zip(self.token_ids[row], self.values[row], strict=True))
 
+    def rows(self, start: int, end: int) -> "Logprobs":
+        """The tokens [start, end)."""
+        entries = slice(start * self.width, end * self.width)
+        return Logprobs(
+            self.sampled[start:end], self.ranks[start:end], self.width, self.token_ids[entries], self.values[entries]
+        )
+
     def extend(self, other: "Logprobs") -> None:
         """Appends the tokens of `other`."""
         self.sampled += other.sampled
@@ -117,11 +124,15 @@ class Finish:
 class SequenceDelta:
     """New output of one of the n sequences: a view of `message`, so that unread parts cost nothing."""
 
-    __slots__ = ("message",)
+    __slots__ = ("_message",)
 
     def __init__(self, message: generation_pb2.SequenceDelta) -> None:
-        self.message = message
-        """The original message."""
+        self._message = message
+
+    @property
+    def message(self) -> generation_pb2.SequenceDelta:
+        """The message."""
+        return self._message
 
     @property
     def index(self) -> int:
@@ -160,11 +171,15 @@ class SequenceDelta:
 class Delta:
     """One message of a stream: a view of `message`, so that unread parts cost nothing."""
 
-    __slots__ = ("message",)
+    __slots__ = ("_message",)
 
     def __init__(self, message: generation_pb2.GenerateResponse) -> None:
-        self.message = message
-        """The original message."""
+        self._message = message
+
+    @property
+    def message(self) -> generation_pb2.GenerateResponse:
+        """The message."""
+        return self._message
 
     @property
     def request_id(self) -> str:
@@ -203,12 +218,32 @@ class Delta:
         return f"Delta({_line(self.message)})"
 
 
-@dataclass(slots=True)
+class _Text:
+    """A text that grows: joined when it is read, because appending to a text copies it."""
+
+    def __get__(self, sequence: "GeneratedSequence | None", kind: type) -> str:
+        if sequence is None:
+            return ""  # the default
+        pieces = sequence.__dict__["_texts"]
+        if len(pieces) > 1:
+            pieces[:] = ["".join(pieces)]
+        return pieces[0]  # type: ignore[no-any-return]
+
+    def __set__(self, sequence: "GeneratedSequence", text: str) -> None:
+        sequence.__dict__["_texts"] = [text]
+
+    @staticmethod
+    def append(sequence: "GeneratedSequence", text: str) -> None:
+        """Adds a piece."""
+        sequence.__dict__["_texts"].append(text)
+
+
+@dataclass
 class GeneratedSequence:
     """One complete sequence. `weight_spans` cover it without gaps. `logprobs` has one row per token, if requested."""
 
     index: int
-    text: str = ""
+    text: _Text = _Text()  # a descriptor
     token_ids: list[int] = field(default_factory=list)
     logprobs: Logprobs | None = None
     weight_spans: list[WeightSpan] = field(default_factory=list)
@@ -221,7 +256,8 @@ class GeneratedSequence:
 
     def add(self, delta: SequenceDelta) -> None:
         """Appends new output."""
-        self.text += delta.text
+        if text := delta.text:
+            _Text.append(self, text)
         self.token_ids += delta.token_ids
         if delta.logprobs is not None:
             self.logprobs = Logprobs() if self.logprobs is None else self.logprobs

@@ -11,6 +11,7 @@ from genserve.engine.generation import FinishReason, GenerationRequest, prompt_t
 from genserve.engine.vllm.liveness import Liveness
 from genserve.engine.vllm.loras import LiveLoras
 from genserve.engine.vllm.requests.build import RequestBuilder, translated
+from genserve.engine.vllm.requests.outputs import LeanOutputs
 from genserve.engine.vllm.requests.prompts import PromptCodec
 from genserve.engine.vllm.requests.stream import VllmStream
 from genserve.errors import EngineDeadError, GenserveError, QueueFullError, RequestIdInUseError
@@ -37,6 +38,7 @@ class RunningRequests:
         self._liveness = liveness
         self._prompts = prompts
         self._builder = builder
+        self._outputs = LeanOutputs(llm.output_processor)
         self._loras = loras
         self._max_active = max_active
         self._max_model_len = max_model_len
@@ -90,6 +92,7 @@ class RunningRequests:
         if len(ids) >= self._max_model_len:
             raise prompt_too_long(f"{len(ids)} tokens", len(ids), self._max_model_len)
         built = await self._builder.engine_request(request, ids, self._lora(request))
+        unread = self._outputs.expect(request)
         try:
             # internal: vLLM takes what its input processor made, and calls it deprecated. Only so is it known what is
             # sent, and are constraints compiled beside the event loop.
@@ -100,15 +103,10 @@ class RunningRequests:
             if isinstance(error, Exception):
                 raise translated(error) from error
             raise
-        # internal: vLLM's states by sequence, for the live starts of the weight spans.
-        processor = self._llm.output_processor
-        internal_ids = processor.external_req_ids.get(request.request_id, ())
-        states = [processor.request_states[i] for i in internal_ids if i in processor.request_states]
-        for state in states:
-            # internal: vLLM would turn every alternative into text on the event loop, and no client gets that text.
-            state.logprobs_processor.tokenizer = None
-        by_index = {state.request_index: state for state in states}
-        return VllmStream(request, collector, by_index, self._abort_stream, self._forget, _stream_failure)
+        finally:
+            self._outputs.forget(request.request_id)
+        # internal: vLLM's own id of the request, which it made just now.
+        return VllmStream(request, collector.request_id, unread, self._abort_stream, self._forget, _stream_failure)
 
     def _lora(self, request: GenerationRequest) -> LoRARequest | None:
         if not request.lora_name:
@@ -118,7 +116,7 @@ class RunningRequests:
 
     async def _abort_stream(self, stream: VllmStream) -> None:
         if not self._liveness.dead:
-            await self._llm.abort(stream.collector.request_id, internal=True)
+            await self._llm.abort(stream.internal_id, internal=True)
 
     def _forget(self, request_id: str) -> None:
         self._streams.pop(request_id, None)

@@ -58,7 +58,6 @@ def sampling_fields(request: GenerationRequest, known: Set[str]) -> dict[str, An
     chosen["prompt_logprobs"] = output.prompt_logprobs
     chosen["skip_special_tokens"] = output.skip_special_tokens
     chosen["detokenize"] = output.text or bool(stop.strings)
-    chosen["flat_logprobs"] = output.logprobs is not None or output.prompt_logprobs is not None
     if output.stream_interval > 1:
         chosen["stream_interval"] = output.stream_interval
     for name, value in request.engine_params.items():

@@ -1,8 +1,10 @@
 """One admitted request: vLLM's outputs as strict deltas with exact weight spans."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from typing import Any
+
+from vllm.v1.engine import FinishReason as VllmFinishReason
 
 from genserve.engine.generation import (
     Finish,
@@ -14,55 +16,44 @@ from genserve.engine.generation import (
     Usage,
     WeightSpan,
 )
-from genserve.engine.vllm.requests.logprobs import columns
+from genserve.engine.vllm.requests.outputs import SequenceState, Unread
 from genserve.engine.vllm.requests.weight_spans import spans_between
 from genserve.errors import GenserveError, InvalidFieldError
 
-_REASONS = {"length": FinishReason.LENGTH, "repetition": FinishReason.REPETITION}
-
-
-class _Callback:
-    """Replaces an asyncio.Event that is set when there is an output: one wake-up serves many streams."""
-
-    __slots__ = ("set",)
-
-    def __init__(self, callback: Callable[[], None]) -> None:
-        self.set = callback
-
-    def clear(self) -> None:
-        """The method of an event."""
+_REASONS = {
+    VllmFinishReason.LENGTH: FinishReason.LENGTH,
+    VllmFinishReason.REPETITION: FinishReason.REPETITION,
+}
 
 
 class VllmStream:
-    """Reads vLLM's RequestOutputCollector, which merges outputs that are not read in time: a slow reader costs no
-    memory.
+    """Reads what vLLM's states of the request's sequences have gained, which are merged until they are read.
 
-    `states` are vLLM's RequestState objects by sequence index: they hold the live starts of the weight spans.
+    `internal_id` is vLLM's id of the request.
     """
 
     def __init__(
         self,
         request: GenerationRequest,
-        collector: Any,
-        states: Mapping[int, Any],
+        internal_id: str,
+        unread: Unread,
         abort: Callable[["VllmStream"], Coroutine[Any, Any, None]],
         on_closed: Callable[[str], None],
         translated: Callable[[Exception], GenserveError],
     ) -> None:
         self._request = request
-        self._states = states
+        self._wanted = request.output
+        self._unread = unread
         self._abort = abort
         self._on_closed = on_closed
         self._translated = translated
-        self._num_tokens: dict[int, int] = {}
+        self._num_tokens = 0  # of all sequences
         self._first = True
         self._finished = False
-        self._failure: GenserveError | None = None
         self._abort_reason = FinishReason.ABORTED
         self._expiry: asyncio.TimerHandle | None = None
         self._aborting: asyncio.Task[None] | None = None
-        self.collector = collector
-        """vLLM's queue of this request's outputs; its request_id is vLLM's internal one."""
+        self.internal_id = internal_id
         if request.stop.time_budget_s is not None:
             loop = asyncio.get_running_loop()
             self._expiry = loop.call_later(request.stop.time_budget_s, self.end_soon, FinishReason.TIME_LIMIT)
@@ -87,20 +78,9 @@ class VllmStream:
         """Whether nothing more will come."""
         return self._finished
 
-    async def next(self) -> GenerationUpdate | None:
-        """The next update, or None after the last."""
-        while not self._finished:
-            update = self.take()
-            if update is not None:
-                return update
-            await self.collector.ready.wait()
-        return None
-
     def call_when_ready(self, callback: Callable[[], None]) -> None:
-        """Calls `callback` instead of waking a waiting `next`."""
-        self.collector.ready = _Callback(callback)  # internal: the collector's asyncio.Event
-        if self.collector.output is not None:
-            callback()
+        """Calls `callback` when there is something to take, and at once if there is something now."""
+        self._unread.call_when_ready(callback)
 
     def take(self) -> GenerationUpdate | None:
         """The available update, or None if there is none. After an error the request is over, here and in the
@@ -108,35 +88,46 @@ class VllmStream:
         if self._finished:
             return None
         try:
-            if self._failure is not None:
-                raise self._failure
-            output = self.collector.get_nowait()
-            return None if output is None else self._update(output)
+            if self._unread.error is not None:
+                raise self._unread.error
+            gained = self._unread.take()
+            return self._update(gained) if gained else None
         except Exception as error:
             self.abandon()
             raise error if isinstance(error, GenserveError) else self._translated(error) from error
 
-    def _update(self, output: Any) -> GenerationUpdate | None:
-        failed = any(completion.finish_reason == "error" for completion in output.outputs)
-        if failed:
-            # Produced tokens are delivered first; the next read raises the error.
-            self._failure = self._engine_failure()
-            if not any(completion.token_ids for completion in output.outputs):
-                raise self._failure
-        prompt = self._prompt(output) if self._first else None
-        self._first = False
-        deltas = [self._delta(completion) for completion in output.outputs]
-        usage = None
-        if failed:
-            self.collector.ready.set()
-        elif output.finished:
-            self._leave()
-            usage = Usage(
-                num_prompt_tokens=len(output.prompt_token_ids),
-                num_cached_tokens=output.num_cached_tokens or 0,
-                num_output_tokens=sum(self._num_tokens.values()),
-            )
+    # Once for each token: every call in here is seen in the figures.
+    def _update(self, gained: list[SequenceState]) -> GenerationUpdate:
+        prompt = None
+        if self._first:
+            prompt = self._prompt(gained[0])
+            self._first = False
+        num_before = self._num_tokens
+        deltas = []
+        has_end = False
+        for state in gained:
+            deltas.append(self._delta(state))
+            has_end = has_end or state.finish is not None
+        usage = self._end(gained, self._num_tokens - num_before) if has_end else None
         return GenerationUpdate(prompt, deltas, usage)
+
+    def _end(self, gained: list[SequenceState], num_new: int) -> Usage | None:
+        """What the end of some sequences means for the request: its usage, if these were the last ones."""
+        if any(state.finish is not None and state.finish[0] is VllmFinishReason.ERROR for state in gained):
+            # Produced tokens are delivered first; the next read raises the error.
+            failure = self._engine_failure()
+            if not num_new:
+                raise failure
+            self._unread.put(failure)
+            return None
+        if self._unread.num_unfinished:
+            return None
+        self._leave()
+        return Usage(
+            num_prompt_tokens=gained[0].prompt_len,
+            num_cached_tokens=gained[0].num_cached_tokens,
+            num_output_tokens=self._num_tokens,
+        )
 
     async def close(self) -> None:
         """Ends the request if it still runs."""
@@ -156,68 +147,58 @@ class VllmStream:
         self._finished = True
         if self._expiry is not None:
             self._expiry.cancel()
-        self.collector.close()
+        self._unread.close()
         self._on_closed(self.request_id)
 
-    def _prompt(self, output: Any) -> PromptInfo:
-        wanted = self._request.output
-        logprobs = output.prompt_logprobs
+    def _prompt(self, state: SequenceState) -> PromptInfo:
         return PromptInfo(
-            num_tokens=len(output.prompt_token_ids),
-            num_cached_tokens=output.num_cached_tokens or 0,
-            token_ids=output.prompt_token_ids if wanted.prompt_token_ids else None,
-            logprobs=columns(logprobs, wanted.prompt_logprobs)
-            if wanted.prompt_logprobs is not None and logprobs
-            else None,
+            num_tokens=state.prompt_len,
+            num_cached_tokens=state.num_cached_tokens,
+            token_ids=state.prompt_token_ids if self._wanted.prompt_token_ids else None,
+            logprobs=state.logprobs_processor.take_prompt(),
         )
 
-    def _delta(self, completion: Any) -> SequenceDelta:
-        wanted = self._request.output
-        index = completion.index
-        start = self._num_tokens.get(index, 0)
-        end = start + len(completion.token_ids)
-        self._num_tokens[index] = end
-        starts = self._starts(completion)
-        logprobs = completion.logprobs
+    def _delta(self, state: SequenceState) -> SequenceDelta:
+        start = state.num_taken
+        token_ids = state.take_token_ids()
+        end = state.num_taken
+        self._num_tokens += end - start
+        text = state.take_text() if state.decodes else ""
+        starts = state.weight_version_starts
         return SequenceDelta(
-            index=index,
-            token_ids=completion.token_ids if wanted.token_ids else (),
-            text=completion.text if wanted.text else "",
-            logprobs=columns(logprobs, wanted.logprobs) if wanted.logprobs is not None and logprobs else None,
-            weight_spans=spans_between(starts, start, end),
-            finish=self._finish(completion, spans_between(starts, 0, end), end)
-            if completion.finish_reason and completion.finish_reason != "error"
-            else None,
+            state.request_index,
+            token_ids if self._wanted.token_ids else (),
+            text if self._wanted.text else "",
+            state.logprobs_processor.take(),
+            spans_between(starts, start, end),
+            None if state.finish is None else self._finish(state, spans_between(starts, 0, end), end),
         )
 
-    def _starts(self, completion: Any) -> list[tuple[str, int]]:
-        state = self._states.get(completion.index)
-        if state is not None:
-            return state.weight_version_starts  # type: ignore[no-any-return]
-        # The request finished before its state could be looked up: the final output has the spans.
-        return [(span.version, span.start) for span in completion.weight_versions or ()]
-
-    def _finish(self, completion: Any, spans: list[WeightSpan], num_tokens: int) -> Finish:
-        reason = self._reason(completion.finish_reason, completion.stop_reason)
+    def _finish(self, state: SequenceState, spans: list[WeightSpan], num_tokens: int) -> Finish | None:
+        assert state.finish is not None
+        vllm_reason, stop_reason = state.finish
+        if vllm_reason is VllmFinishReason.ERROR:
+            return None
+        reason = self._reason(vllm_reason, stop_reason)
         return Finish(
             reason=reason,
-            stop=completion.stop_reason if reason in (FinishReason.STOP_STRING, FinishReason.STOP_TOKEN) else None,
+            stop=stop_reason if reason in (FinishReason.STOP_STRING, FinishReason.STOP_TOKEN) else None,
             num_tokens=num_tokens,
             weight_spans=spans,
-            cumulative_logprob=completion.cumulative_logprob if self._request.output.logprobs is not None else None,
+            cumulative_logprob=state.logprobs_processor.cumulative_logprob,
         )
 
-    def _reason(self, vllm_reason: str, stop_reason: int | str | None) -> FinishReason:
-        if vllm_reason == "stop":
+    def _reason(self, vllm_reason: VllmFinishReason, stop_reason: int | str | None) -> FinishReason:
+        if vllm_reason is VllmFinishReason.STOP:
             if isinstance(stop_reason, str):
                 return FinishReason.STOP_STRING
             # vLLM reports its one EOS token as None, and the others of generation_config as requested stop tokens.
             return FinishReason.STOP_TOKEN if stop_reason in self._request.stop.token_ids else FinishReason.EOS
-        if vllm_reason == "abort":
+        if vllm_reason is VllmFinishReason.ABORT:
             return self._abort_reason
         if vllm_reason in _REASONS:
             return _REASONS[vllm_reason]
-        raise GenserveError(f"the engine ended request {self.request_id} with {vllm_reason!r}")
+        raise GenserveError(f"the engine ended request {self.request_id} with {str(vllm_reason)!r}")
 
     def _engine_failure(self) -> GenserveError:
         if self._request.constraint is not None:

@@ -1,6 +1,15 @@
 """The sum of a stream's deltas."""
 
-from genserve.client.generation.results import Delta, Generation, Logprobs, WeightSpan
+import dataclasses
+
+from genserve.client.generation.results import (
+    Delta,
+    GeneratedSequence,
+    Generation,
+    Logprobs,
+    SequenceDelta,
+    WeightSpan,
+)
 from genserve.v1 import generation_pb2, types_pb2
 
 
@@ -39,6 +48,18 @@ def test_each_sequence_has_its_own_tokens() -> None:
 def test_nothing_is_an_empty_text() -> None:
     """Before the first message."""
     assert (Generation().text, Generation().token_ids) == ("", [])
+
+
+def test_a_text_may_be_read_while_it_grows() -> None:
+    """It is joined from its pieces then; sequences with the same text are equal, however it came."""
+    sequence = GeneratedSequence(0, "<")
+    for token in range(3):
+        sequence.add(SequenceDelta(generation_pb2.SequenceDelta(text=str(token))))
+        assert sequence.text == "<" + "".join(map(str, range(token + 1)))
+    assert sequence == GeneratedSequence(0, "<012") == dataclasses.replace(sequence)
+    assert "text='<012'" in repr(sequence) and dataclasses.asdict(sequence)["text"] == "<012"
+    sequence.text = "other"
+    assert sequence.text == "other"
 
 
 def test_spans_that_touch_and_have_one_version_are_one() -> None:

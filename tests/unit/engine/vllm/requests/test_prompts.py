@@ -19,12 +19,6 @@ MAX_MODEL_LEN = 2048
 ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Byte-level BPE whose tokens have two bytes at most."""
-    return AutoTokenizer.from_pretrained(tiny_qwen3(tmp_path_factory.mktemp("tiny")))
-
-
 @asynccontextmanager
 async def codec(
     tokenizer: Any, *, max_model_len: int = MAX_MODEL_LEN, trust_templates: bool = False

@@ -17,15 +17,10 @@ MAX_ACTIVE, MAX_MODEL_LEN = 4, 8
 
 
 class Collector:
-    """vLLM's queue of a request's outputs, which stays empty."""
+    """vLLM's queue of a request's outputs, which knows vLLM's id of the request."""
 
     def __init__(self, request_id: str) -> None:
         self.request_id = f"{request_id}-internal"
-        self.output = None
-        self.ready = asyncio.Event()
-
-    def close(self) -> None:
-        """As vLLM's."""
 
 
 class ScriptedLlm:
@@ -37,7 +32,7 @@ class ScriptedLlm:
         self.ending: Gate | None = None
         self.refusal: BaseException | None = None
         self.aborted: list[tuple[str, bool]] = []
-        self.output_processor = SimpleNamespace(external_req_ids={}, request_states={})
+        self.output_processor = SimpleNamespace(request_states={}, add_request=None)
 
     async def add_request(self, request_id: str, prepared: Any, params: Any) -> Collector:
         """As vLLM's."""

@@ -72,5 +72,5 @@ def test_every_field_of_a_request_reaches_vllm_under_its_own_name() -> None:
         **dataclasses.asdict(sampling),
         "max_tokens": 12, "min_tokens": 13, "stop": ["stop"], "stop_token_ids": [14], "ignore_eos": True,
         "include_stop_str_in_output": True, "logprobs": 15, "prompt_logprobs": 16, "skip_special_tokens": False,
-        "stream_interval": 17, "detokenize": True, "flat_logprobs": True, "thinking_token_budget": 18,
+        "stream_interval": 17, "detokenize": True, "thinking_token_budget": 18,
     }  # fmt: skip

@@ -16,6 +16,7 @@ from genserve.engine.protocol import Engine, GenerationStream
 from genserve.errors import GenserveError, InvalidFieldError
 from genserve.rpc.convert.generation_request import generation_request
 from genserve.rpc.convert.generation_response import fill_response
+from genserve.rpc.convert.token_columns import ColumnsOfStep, Slots
 from genserve.rpc.received import Received
 from genserve.rpc.status import known_error, to_message
 from genserve.tensors.varint import read_varint
@@ -32,6 +33,12 @@ _MAX_REFUSALS = 256
 
 _MAX_ID_BYTES = 4 * MAX_TEXT_CHARS  # in UTF-8
 _FIRST_FIELD = 0x0A  # the tag of `generate` in GenerateManyRequest, and of `request_id` in that
+_FORMS = {
+    generation_pb2.GENERATE_MANY_FORM_UNSPECIFIED: False,
+    generation_pb2.GENERATE_MANY_FORM_ITEMS: False,
+    generation_pb2.GENERATE_MANY_FORM_COLUMNS: True,
+}
+"""The forms of output -> whether it may be told in columns."""
 
 Requests = AsyncIterator[Received[generation_pb2.GenerateManyRequest]]
 Write = Callable[[generation_pb2.GenerateManyResponse], Awaitable[None]]
@@ -44,6 +51,17 @@ class _Action:
     request_id: str
     request: GenerationRequest | None = None
     error: GenserveError | None = None
+    in_columns: bool = False
+
+
+@dataclass(slots=True)
+class _Running:
+    """A request that has begun. `slots`: the numbers of its sequences in columns, None before its first item;
+    `num_slots`: how many it needs, 0 if its output comes as items."""
+
+    stream: GenerationStream
+    num_slots: int
+    slots: list[int] | None = None
 
 
 class GenerateMany:
@@ -58,8 +76,9 @@ class GenerateMany:
         self._engine = engine
         self._board = board
         self._write = write
-        self._streams: dict[str, GenerationStream] = {}
-        self._ready: deque[GenerationStream] = deque()
+        self._running: dict[str, _Running] = {}
+        self._slots = Slots()
+        self._ready: deque[_Running] = deque()
         self._refused: deque[tuple[str, GenserveError]] = deque()
         self._wake = asyncio.Event()
         self._room = asyncio.Event()
@@ -70,14 +89,14 @@ class GenerateMany:
         reading = asyncio.create_task(self._read(requests))
         reading.add_done_callback(lambda _: self._wake.set())
         try:
-            while not reading.done() or self._streams or self._refused:
+            while not reading.done() or self._running or self._refused:
                 await self._wake.wait()
                 self._wake.clear()
                 if reading.done():
                     reading.result()  # raises the error of the client's side
                 while self._ready or self._refused:
                     response = self._next_response()
-                    if response.items:
+                    if response.items or response.columns:
                         await self._write(response)
         finally:
             reading.cancel()
@@ -94,8 +113,8 @@ class GenerateMany:
             if action.error is not None:
                 await self._refuse(action.request_id, action.error)
             elif action.request is not None:
-                await self._begin(action.request)
-            elif action.request_id in self._streams:
+                await self._begin(action.request, in_columns=action.in_columns)
+            elif action.request_id in self._running:
                 await self._engine.abort([action.request_id])
 
     def _action(self, message: generation_pb2.GenerateManyRequest) -> _Action:
@@ -106,19 +125,24 @@ class GenerateMany:
             return _Action("", error=InvalidFieldError.of("action", "is required: generate or abort"))
         request_id = message.generate.request_id or uuid.uuid4().hex
         try:
-            return _Action(request_id, generation_request(message.generate, self._engine.info, request_id))
+            in_columns = _FORMS.get(message.form)
+            if in_columns is None:
+                raise InvalidFieldError.of("form", f"{message.form} is no form that this daemon knows")
+            request = generation_request(message.generate, self._engine.info, request_id)
+            return _Action(request_id, request, in_columns=in_columns)
         except GenserveError as error:
             return _Action(request_id[:MAX_TEXT_CHARS], error=error)
 
-    async def _begin(self, request: GenerationRequest) -> None:
+    async def _begin(self, request: GenerationRequest, *, in_columns: bool) -> None:
         try:
             check_generation(self._board.phase)
             stream = await self._engine.submit(request)
         except Exception as error:
             await self._refuse(request.request_id, error)
             return
-        self._streams[request.request_id] = stream
-        stream.call_when_ready(partial(self._note, stream))
+        running = _Running(stream, (request.sampling.n or 1) if in_columns else 0)
+        self._running[request.request_id] = running
+        stream.call_when_ready(partial(self._note, running))
 
     async def _refuse(self, request_id: str, error: Exception) -> None:
         self._refused.append((request_id, known_error(error, METHOD).with_traceback(None)))
@@ -127,8 +151,8 @@ class GenerateMany:
             self._room.clear()
             await self._room.wait()
 
-    def _note(self, stream: GenerationStream) -> None:
-        self._ready.append(stream)
+    def _note(self, running: _Running) -> None:
+        self._ready.append(running)
         self._wake.set()
 
     def _next_response(self) -> generation_pb2.GenerateManyResponse:
@@ -138,25 +162,39 @@ class GenerateMany:
             request_id, error = self._refused.popleft()
             add(request_id=request_id, error=to_message(error))
         self._room.set()
+        columns = ColumnsOfStep()
         num_values = 0
         while self._ready and num_values < _MAX_VALUES:
-            stream = self._ready.popleft()
-            request_id = stream.request_id
+            running = self._ready.popleft()
+            stream = running.stream
             try:
                 update = stream.take()
             except Exception as error:
-                add(request_id=request_id, error=to_message(known_error(error, METHOD)))
+                add(request_id=stream.request_id, error=to_message(known_error(error, METHOD)))
             else:
-                if update is not None:
-                    fill_response(add(request_id=request_id).response, update, request_id)
+                if update is None:
+                    pass
+                elif running.slots is not None and (num_added := columns.add(running.slots, update)):
+                    num_values += num_added
+                else:
+                    self._fill(add(request_id=stream.request_id), running, update)
                     num_values += _VALUES_PER_ITEM + _num_values(update)
-            if stream.is_finished:
-                self._streams.pop(request_id, None)
+            if stream.is_finished and self._running.get(stream.request_id) is running:
+                del self._running[stream.request_id]
+                self._slots.free(running.slots or ())
+        columns.fill(response)
+        self._slots.end_message()
         return response
+
+    def _fill(self, item: generation_pb2.GenerateManyItem, running: _Running, update: GenerationUpdate) -> None:
+        fill_response(item.response, update, running.stream.request_id)
+        if running.slots is None and running.num_slots and update.usage is None:
+            running.slots = self._slots.take(running.num_slots)
+            item.slots.extend(running.slots)
 
     async def _close(self, reading: "asyncio.Task[None]") -> None:
         await asyncio.wait([reading])  # it may be about to begin another request
-        await asyncio.gather(*(stream.close() for stream in self._streams.values()))
+        await asyncio.gather(*(running.stream.close() for running in self._running.values()))
 
 
 def _named_in(head: bytes) -> str:

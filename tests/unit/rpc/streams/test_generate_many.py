@@ -15,8 +15,8 @@ from genserve.engine.generation import (
     SequenceDelta,
 )
 from genserve.errors import QueueFullError
-from genserve.rpc.generate_many import GenerateMany
 from genserve.rpc.received import Received
+from genserve.rpc.streams.generate_many import GenerateMany
 from genserve.v1 import generation_pb2
 from tests.support.scripted_engine import ScriptedEngine
 
@@ -133,9 +133,6 @@ class Given:
         self.request_id = request_id
         self.is_finished = False
         self._update = update
-
-    async def next(self) -> GenerationUpdate | None:
-        raise NotImplementedError
 
     def take(self) -> GenerationUpdate | None:
         self.is_finished = True

@@ -1,0 +1,129 @@
+"""Converts updates to the rows of TokenColumns, and numbers the sequences that the rows are about. The hot path of
+GenerateMany: one column of a message takes all rows at once."""
+
+import heapq
+from collections.abc import Sequence
+
+from genserve.engine.generation import GenerationUpdate, SequenceDelta
+from genserve.v1 import generation_pb2
+
+_VALUES_PER_ROW = 8
+"""The cost of a row besides its tokens, characters and log-probabilities, in those."""
+
+_Kind = tuple[int, int, bool]
+"""What the rows of one TokenColumns share: weight version, width of the log-probabilities (-1 = none), token ids."""
+
+
+class Slots:
+    """Numbers of the sequences of one stream: as many as were ever in use at once."""
+
+    def __init__(self) -> None:
+        self._free: list[int] = []  # a heap
+        self._freed: list[int] = []  # by the message that is being built
+        self._num_slots = 0
+
+    def take(self, count: int) -> list[int]:
+        """Numbers for so many sequences, the smallest ones that are free."""
+        while len(self._free) < count:
+            self._free.append(self._num_slots)  # larger than all others, so the heap stays one
+            self._num_slots += 1
+        return [heapq.heappop(self._free) for _ in range(count)]
+
+    def free(self, slots: Sequence[int]) -> None:
+        """Takes numbers back, for later messages."""
+        self._freed += slots
+
+    def end_message(self) -> None:
+        """The message that freed slots is built."""
+        for slot in self._freed:
+            heapq.heappush(self._free, slot)
+        self._freed.clear()
+
+
+class ColumnsOfStep:
+    """The rows of one message."""
+
+    def __init__(self) -> None:
+        self._by_kind: dict[_Kind, _Columns] = {}
+
+    def add(self, slots: Sequence[int], update: GenerationUpdate) -> int:
+        """Adds a row for each sequence of the update; `slots` are those of the request, by index. Returns the number of
+        values in them; 0, and adds nothing, if columns cannot say what the update says."""
+        outputs = update.outputs
+        if update.prompt is not None or update.usage is not None or not outputs:
+            return 0
+        kind = _kind(outputs[0])
+        if kind is None or (len(outputs) > 1 and any(_kind(delta) != kind for delta in outputs)):
+            return 0
+        columns = self._by_kind.get(kind)
+        if columns is None:
+            columns = self._by_kind[kind] = _Columns()
+        return sum([columns.add(slots[delta.index], delta) for delta in outputs])
+
+    def fill(self, response: generation_pb2.GenerateManyResponse) -> None:
+        """Adds the rows to a message."""
+        for (version, width, _), columns in self._by_kind.items():
+            columns.fill(response.columns.add(), version, width)
+
+
+def _kind(delta: SequenceDelta) -> _Kind | None:
+    """The kind of a row, None if it cannot be one."""
+    if delta.finish is not None or len(delta.weight_spans) != 1:
+        return None
+    version, start, end = delta.weight_spans[0]
+    if delta.token_ids and len(delta.token_ids) != end - start:
+        return None
+    if delta.logprobs is None:
+        return version, -1, bool(delta.token_ids)
+    if len(delta.logprobs.sampled) != end - start:
+        return None
+    return version, delta.logprobs.width, bool(delta.token_ids)
+
+
+class _Columns:
+    """The rows of one kind."""
+
+    __slots__ = ("num_tokens", "ranks", "sampled", "slots", "texts", "token_ids", "top_ids", "top_values")
+
+    def __init__(self) -> None:
+        self.slots: list[int] = []
+        self.num_tokens: list[int] = []
+        self.token_ids: list[int] = []
+        self.texts: list[str] = []
+        self.sampled: list[float] = []
+        self.ranks: list[int] = []
+        self.top_ids: list[int] = []
+        self.top_values: list[float] = []
+
+    def add(self, slot: int, delta: SequenceDelta) -> int:
+        """Adds a row, and returns the number of its values."""
+        _, start, end = delta.weight_spans[0]
+        self.slots.append(slot)
+        self.num_tokens.append(end - start)
+        self.token_ids += delta.token_ids
+        self.texts.append(delta.text)
+        num_values = _VALUES_PER_ROW + end - start + len(delta.text)
+        logprobs = delta.logprobs
+        if logprobs is not None:
+            self.sampled += logprobs.sampled
+            self.ranks += logprobs.ranks
+            self.top_ids += logprobs.token_ids
+            self.top_values += logprobs.values
+            num_values += end - start + len(logprobs.values)
+        return num_values
+
+    def fill(self, message: generation_pb2.TokenColumns, version: int, width: int) -> None:
+        message.slots.extend(self.slots)
+        message.weight_version = version
+        if self.num_tokens.count(1) != len(self.num_tokens):
+            message.num_tokens.extend(self.num_tokens)
+        message.token_ids.extend(self.token_ids)
+        if any(self.texts):
+            message.texts.extend(self.texts)
+        if width >= 0:
+            logprobs = message.logprobs
+            logprobs.width = width
+            logprobs.sampled.extend(self.sampled)
+            logprobs.ranks.extend(self.ranks)
+            logprobs.token_ids.extend(self.top_ids)
+            logprobs.values.extend(self.top_values)
