@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 import uvloop
 
-from tests.bench import generate, interference, machine, memory, options, pause, plots, push, report
+from tests.bench import machine, options, plots, report
+from tests.bench.measurements import generate, interference, memory, pause, push
 from tests.bench.processes import PeerError, use_packages
 
 MEASUREMENTS = {

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench import generate, push, report
+from tests.bench import report
 from tests.bench.__main__ import main
-from tests.bench.live_streams import LiveStreams
+from tests.bench.measurements import generate, push
 from tests.bench.processes import PeerError, PeerProcess, Program
 from tests.bench.report import Result, medians, update_page
 from tests.bench.traces import Figures, Trace, Work, closed_loop
+from tests.bench.updates.live_streams import LiveStreams
 
 
 def result(name: str = "push") -> Result:

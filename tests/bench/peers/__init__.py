@@ -1,4 +1,4 @@
-"""Those that are measured, one file for each, behind two protocols: who generates, and who moves bytes."""
+"""Who generates, one file for each, behind one protocol."""
 
 from pathlib import Path
 from typing import ClassVar, Protocol
@@ -20,13 +20,3 @@ class GenerationServer(Protocol):
 
     async def stop(self) -> None:
         """Ends it."""
-
-
-class Mover(Protocol):
-    """Moves the bytes of a model into another process's buffer."""
-
-    async def move(self) -> float:
-        """Moves all of them once; seconds until the receiver has them."""
-
-    async def stop(self) -> None:
-        """Frees what it holds."""

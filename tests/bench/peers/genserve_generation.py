@@ -12,7 +12,7 @@ import grpc.aio
 
 from genserve.client import AsyncClient
 from genserve.v1 import generation_pb2, generation_pb2_grpc, types_pb2
-from tests.bench.peers.genserve_daemon import start_daemon
+from tests.bench.genserve_daemon import start_daemon
 from tests.bench.processes import PeerError
 from tests.bench.traces import Trace, Work, closed_loop
 

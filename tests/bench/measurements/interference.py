@@ -14,13 +14,13 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from time import monotonic
 
-from tests.bench import engines, machine, trainer
-from tests.bench.generate import say
-from tests.bench.live_streams import LiveStreams, live_streams
+from tests.bench import engines, machine
+from tests.bench.genserve_daemon import start_daemon
 from tests.bench.options import Options
-from tests.bench.peers.genserve_daemon import start_daemon
-from tests.bench.processes import Program
+from tests.bench.processes import Program, say
 from tests.bench.report import Result, medians
+from tests.bench.updates import trainer
+from tests.bench.updates.live_streams import LiveStreams, live_streams
 
 PEERS = (
     "undisturbed",

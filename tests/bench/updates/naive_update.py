@@ -1,4 +1,4 @@
-"""Weight updates as they are done without genserve: tests.bench.naive_engine as a process."""
+"""Weight updates as they are done without genserve: tests.bench.updates.naive_engine as a process."""
 
 from pathlib import Path
 
@@ -9,7 +9,9 @@ from tests.bench.processes import Program
 async def start(checkpoint: Path, directory: Path) -> Program:
     """A plain AsyncLLM that takes new weights in two ways."""
     log = directory / "naive_engine.log"
-    program = Program("naive_engine", "tests.bench.naive_engine", str(checkpoint), log=log, env=engines.ENVIRONMENT)
+    program = Program(
+        "naive_engine", "tests.bench.updates.naive_engine", str(checkpoint), log=log, env=engines.ENVIRONMENT
+    )
     return await program.wait_ready()
 
 

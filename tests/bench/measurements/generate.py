@@ -8,7 +8,6 @@ the share is told.
 
 import gc
 import random
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -23,7 +22,7 @@ from tests.bench.peers.grpc_floor import GrpcFloor
 from tests.bench.peers.in_process import InProcess
 from tests.bench.peers.vllm_grpc import VllmGrpc
 from tests.bench.peers.vllm_http import VllmHttp
-from tests.bench.processes import PeerError
+from tests.bench.processes import PeerError, say
 from tests.bench.report import Result, medians
 from tests.bench.traces import Figures, Trace, Work
 
@@ -130,8 +129,3 @@ def _ratios(rounds: dict[str, dict[str, list[dict[str, float]]]]) -> dict[str, d
                     if best[name] > 0
                 }  # fmt: skip
     return ratios
-
-
-def say(line: str) -> None:
-    """Progress, on stderr."""
-    print(f"bench: {line}", file=sys.stderr, flush=True)

@@ -17,11 +17,12 @@ from typing import Any
 
 import psutil
 
-from tests.bench import engines, machine, trainer
-from tests.bench.generate import say
+from tests.bench import engines, machine
+from tests.bench.genserve_daemon import start_daemon
 from tests.bench.options import Options
-from tests.bench.peers.genserve_daemon import start_daemon
+from tests.bench.processes import say
 from tests.bench.report import Result
+from tests.bench.updates import trainer
 
 PEERS = ("genserve",)
 SIZES = "64,smollm2"

@@ -1,6 +1,6 @@
 """Weight updates as they are done without genserve, on a plain AsyncLLM: run as a program, obeys lines of JSON.
 
-    python -m tests.bench.naive_engine CHECKPOINT
+    python -m tests.bench.updates.naive_engine CHECKPOINT
 
 A line {"way": "collective_rpc" | "tmpfs", "weights": CHECKPOINT, "streams": n} starts n endless streams, updates the
 weights while they run, and answers with one line of JSON: seconds by step and the longest wait for a token of any
@@ -48,7 +48,13 @@ async def main(checkpoint: str) -> None:
     from vllm.v1.engine.async_llm import AsyncLLM
 
     parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser())
-    flags = ["--model", checkpoint, *engines.flags(), "--worker-extension-cls", "tests.bench.naive_engine.Receiver"]
+    flags = [
+        "--model",
+        checkpoint,
+        *engines.flags(),
+        "--worker-extension-cls",
+        "tests.bench.updates.naive_engine.Receiver",
+    ]
     llm = AsyncLLM.from_engine_args(AsyncEngineArgs.from_cli_args(parser.parse_args(flags)))
     await obey(partial(measure, llm))
     llm.shutdown()

@@ -13,15 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from tests.bench import engines, machine, trainer
-from tests.bench.generate import say
-from tests.bench.live_streams import live_streams
+from tests.bench import engines, machine
+from tests.bench.genserve_daemon import start_daemon
+from tests.bench.movers.memcpy import Memcpy
 from tests.bench.options import Options
-from tests.bench.peers import naive_update
-from tests.bench.peers.genserve_daemon import start_daemon
-from tests.bench.peers.memcpy import Memcpy
-from tests.bench.processes import Program
+from tests.bench.processes import Program, say
 from tests.bench.report import Result, medians
+from tests.bench.updates import naive_update, trainer
+from tests.bench.updates.live_streams import live_streams
 from tests.support import models
 from tests.support.daemon_process import DaemonProcess
 
