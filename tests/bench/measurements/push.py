@@ -20,9 +20,9 @@ from tests.bench.movers.grpc_bytes import GrpcBytes
 from tests.bench.movers.memcpy import Memcpy
 from tests.bench.movers.naive_stub import NaiveStub
 from tests.bench.movers.raw_tcp import RawTcp
-from tests.bench.options import Options
+from tests.bench.options import Defaults, Options
 from tests.bench.processes import PeerError, say
-from tests.bench.report import Result, medians
+from tests.bench.results.result import Result, medians
 from tests.bench.updates import naive_update
 from tests.support import models
 
@@ -39,7 +39,7 @@ PEERS = (
     "update_tmpfs",
     "update_collective_rpc",
 )
-SIZES = "16,64,smollm2,1000"
+DEFAULTS = Defaults(PEERS, sizes="16,64,smollm2,1000")
 BASELINE = "raw_tcp"
 MODELS_IN_MEMORY = 11
 """Copies of the model at the worst moment: in the harness the source, memcpy's buffer and the tensors; two buffers of
