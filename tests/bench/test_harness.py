@@ -117,6 +117,13 @@ def test_cpu_time_is_of_each_process_by_its_part() -> None:
     assert spent["ingest_1"] == pytest.approx(200, abs=100)
 
 
+def test_a_process_that_takes_nothing_leaves_the_names_of_the_others() -> None:
+    """The second front end is the second one in every round."""
+    server, first, second = cpu.Process("server", 9), cpu.Process("front_end", 10), cpu.Process("front_end", 11)
+    before, after = {server: 1.0, first: 1.0, second: 1.0}, {server: 1.0, first: 1.0, second: 3.0}
+    assert cpu.per_token(before, after, num_tokens=1000) == {"server": 0.0, "front_end_2": 2000.0}
+
+
 def test_the_engine_is_told_apart_from_what_serves_it() -> None:
     """Of several processes that serve, the busiest is what limits."""
     by_process = {"server": 10.0, "front_end_1": 40.0, "front_end_2": 20.0, "engine_core_1": 100.0, "worker_1": 50.0}

@@ -8,6 +8,7 @@ from tests.bench.results.result import Result
 
 _WIDTH, _HEIGHT = 5.2, 4.0  # inches, of one panel
 _COLUMNS = 3
+_NUM_COLORS = 20
 _LATENCIES = ("ttft_p50_ms", "ttft_p99_ms", "inter_token_p50_ms", "inter_token_p99_ms")
 
 
@@ -26,7 +27,7 @@ def draw(result: Result, directory: Path) -> Path:
     figure, axes = pyplot.subplots(num_rows, num_columns, figsize=size, squeeze=False)
     # One colour for a name in every panel: a panel need not have all of them.
     names = list(dict.fromkeys(name for _, _, _, curves in drawn for name in curves))
-    colors = {name: matplotlib.colormaps["tab20"](number % 20) for number, name in enumerate(names)}
+    colors = {name: matplotlib.colormaps["tab20"](number % _NUM_COLORS) for number, name in enumerate(names)}
     handles: dict[str, Any] = {}
     for axis, (title, x_label, y_label, curves) in zip(axes.flat, drawn, strict=False):
         if result.name in _BARS:
@@ -54,7 +55,9 @@ def _lines(axis: Any, curves: Curves, colors: Mapping[str, Any], *, logarithmic:
     handles = {}
     for name, (xs, ys) in curves.items():
         dashes = "--" if name.endswith("_final") else ":" if name.endswith("_stub") else "-"
-        (handles[name],) = axis.plot(xs, ys, dashes, color=colors[name], marker="o", markersize=3, linewidth=1.2)
+        # There are twenty colours: the names after them have another mark.
+        marker = "o" if list(colors).index(name) < _NUM_COLORS else "s"
+        (handles[name],) = axis.plot(xs, ys, dashes, color=colors[name], marker=marker, markersize=3, linewidth=1.2)
     if logarithmic:
         axis.set_xscale("log", base=2)
         axis.set_yscale("log")
