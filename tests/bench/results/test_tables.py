@@ -1,8 +1,10 @@
 """Tables say what was measured: with its spread, and also where others are ahead."""
 
+from pathlib import Path
 from typing import Any
 
-from tests.bench.results import generation_tables, standings, update_tables
+from tests.bench.__main__ import MEASUREMENTS
+from tests.bench.results import generation_tables, page, plots, standings, update_tables
 from tests.bench.results.result import Result, medians
 
 
@@ -103,6 +105,22 @@ def test_a_training_run_has_a_row_for_each_way_and_interval() -> None:
     lines = update_tables.cycle(measured).splitlines()
     assert lines[2].startswith("| 8 streams, 5 s | `no_pushes` | 100 (100–100) |  |")
     assert lines[3].startswith("| 8 streams, 5 s | `genserve` | 100 (100–100) | 0.90 (0.90–0.90) | 0.50 (0.50–0.50) |")
+
+
+def test_every_measurement_has_a_table_and_curves(tmp_path: Path) -> None:
+    """A training run's are of each number of streams."""
+    assert set(MEASUREMENTS) == set(page.TABLES) == set(plots._PANELS)
+    figures = {"share": 0.9, "lost_s_per_push": 0.5, "first_new_s": 1.0, "longest_wait_s": 1.0}
+    rounds = {f"{streams} streams, {s} s": {"genserve": [figures]} for streams in (8, 64) for s in (5, 10)}
+    measured = result("cycle", rounds)
+    measured.settings["concurrency"] = [8, 64]
+    drawn = plots._PANELS["cycle"](measured)
+    assert [curves for _, _, _, curves in drawn][:2] == [
+        {"genserve": ([5.0, 10.0], [0.9, 0.9])},
+        {"genserve": ([5.0, 10.0], [0.5, 0.5])},
+    ]
+    assert len(drawn) == 8
+    assert plots.draw(measured, tmp_path).stat().st_size > 1000
 
 
 def test_a_pause_is_shown_with_the_whole_update() -> None:
