@@ -125,7 +125,7 @@ class Cycle:
         for peer, figures_of in rounds.items():
             for number, figures in enumerate(figures_of):
                 if baseline := rounds.get(BASELINES.get(peer, "")):
-                    figures |= cost(figures, baseline[number], plan.window_s)
+                    figures |= cost(figures, baseline[number], plan.num_pushes)
         return rounds
 
     async def _window(self, peer: str, plan: Plan) -> Window:
@@ -188,8 +188,8 @@ async def _stream(client: AsyncClient, plan: Plan, window: Window, version: int)
                 await submit(slot)
 
 
-def cost(figures: dict[str, float], baseline: dict[str, float], window_s: float) -> dict[str, float]:
+def cost(figures: dict[str, float], baseline: dict[str, float], num_pushes: int) -> dict[str, float]:
     """What pushes cost: the share of the tokens that came all the same, and how many seconds of generation without a
     push were lost for each push."""
     share = figures["tokens_per_s"] / baseline["tokens_per_s"]
-    return {"share": share, "lost_s_per_push": (1 - share) * window_s / figures["pushes"]}
+    return {"share": share, "lost_s_per_push": (1 - share) * figures["window_s"] / num_pushes}

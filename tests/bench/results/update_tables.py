@@ -13,6 +13,7 @@ def cycle(result: Result) -> str:
         "lost_s_per_push": ("generation lost a push, s", 1.0, 2),
         "push_s": ("a push takes, s", 1.0, 1),
         "first_new_s": ("to the first new token, s", 1.0, 2),
+        "all_new_s": ("in every stream", 1.0, 2),
         "old_share": ("tokens of the old version after it began", 1.0, 2),
         "inter_token_p99_ms": ("inter-token p99, ms", 1.0, 0),
         "longest_wait_s": ("longest wait, s", 1.0, 1),

@@ -13,14 +13,15 @@ from statistics import median
 
 from genserve.cli.bench import percentile
 
-WARM_UP_S = 3.0
+WARM_UP_S, TIMEOUT_S = 3.0, 180.0
 PROMPT_TOKENS, MAX_TOKENS = 64, 1900
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`num_pushes` updates, every `interval_s`, the first one at once; it ends an interval after the last is due. One
-    that takes longer than the interval delays the next. `way` is None for no update."""
+    """`num_pushes` updates, every `interval_s`, the first one at once; one that takes longer than the interval delays
+    the next. It ends an interval after the last is due, but not before every stream has a token of the last version:
+    what the last push costs counts as what the others cost. `way` is None for no update."""
 
     num_streams: int
     interval_s: float
@@ -30,11 +31,6 @@ class Plan:
     checkpoints: list[str] = field(default_factory=list)
     prompt_tokens: int = PROMPT_TOKENS
     max_tokens: int = MAX_TOKENS
-
-    @property
-    def window_s(self) -> float:
-        """How long it takes."""
-        return self.interval_s * self.num_pushes
 
     def prompts(self, slot: int) -> Iterator[list[int]]:
         """Those of one stream, for ever; others than with any other seed, so that no prefix of them is cached."""
@@ -59,23 +55,23 @@ class Window:
         self.arrivals = self.arrivals or [[] for _ in range(self.num_streams)]
 
     async def carry_out(self, plan: Plan, push: Callable[[int], Awaitable[None]]) -> None:
-        """Warms up, waits out the window and pushes at the times planned. Returns when the last push is answered."""
-        await self._every_stream_has_begun()
+        """Warms up, pushes at the times planned and waits for the end of the window."""
+        await self._every_stream_has(version=0)
         await asyncio.sleep(WARM_UP_S)
         self.began_at = time.monotonic()
-        self.ended_at = self.began_at + plan.window_s
         for number in range(plan.num_pushes if plan.way is not None else 0):
-            await asyncio.sleep(max(self.began_at + number * plan.interval_s - time.monotonic(), 0.0))
-            if (begins_at := time.monotonic()) >= self.ended_at:
-                break  # the updates before took that long
+            await _sleep_until(self.began_at + number * plan.interval_s)
+            begins_at = time.monotonic()
             await push(number)
             self.pushes.append((begins_at, time.monotonic()))
-        await asyncio.sleep(max(self.ended_at - time.monotonic(), 0.0))
+        await _sleep_until(self.began_at + plan.num_pushes * plan.interval_s)
+        await self._every_stream_has(version=len(self.pushes))
+        self.ended_at = time.monotonic()
 
-    async def _every_stream_has_begun(self) -> None:
-        async with asyncio.timeout(120.0):
-            while not all(self.arrivals):
-                await asyncio.sleep(0.05)
+    async def _every_stream_has(self, version: int) -> None:
+        async with asyncio.timeout(TIMEOUT_S):
+            while not all(arrivals and arrivals[-1][2] >= version for arrivals in self.arrivals):
+                await asyncio.sleep(0.02)
 
     def figures(self) -> dict[str, float]:
         """Of the window. Raises ValueError if no token came in it."""
@@ -87,7 +83,7 @@ class Window:
             "tokens_per_s": sum(count for _, count, _ in inside) / (self.ended_at - self.began_at),
             "inter_token_p99_ms": 1000 * percentile(waits_s, 0.99),
             "longest_wait_s": max(waits_s),
-            "pushes": float(len(self.pushes)),
+            "window_s": self.ended_at - self.began_at,
         }
         return figures | self._of_pushes() if self.pushes else figures
 
@@ -102,17 +98,23 @@ class Window:
         return (later - earlier for earlier, later in itertools.pairwise(moments) if later > self.began_at)
 
     def _of_pushes(self) -> dict[str, float]:
-        first_s, num_old, num_all = [], 0, 0
-        every = sorted(each for arrivals in self.arrivals for each in arrivals)
-        for number, (begins_at, ends_at) in enumerate(self.pushes):
-            is_last = number + 1 == len(self.pushes)
-            until = max(self.ended_at, ends_at) if is_last else self.pushes[number + 1][0]
-            after = [each for each in every if begins_at < each[0] <= until]
-            first_s += [moment - begins_at for moment, _, version in after if version > number][:1]
-            num_old += sum(count for _, count, version in after if version <= number)
-            num_all += sum(count for _, count, _ in after)
-        figures = {
+        first_s, all_s, num_old, num_all = [], [], 0, 0
+        begins = [begins_at for begins_at, _ in self.pushes]
+        for number, (begins_at, until) in enumerate(zip(begins, [*begins[1:], self.ended_at], strict=True)):
+            new_at = [next(moment for moment, _, version in arrivals if version > number) for arrivals in self.arrivals]
+            first_s.append(min(new_at) - begins_at)
+            all_s.append(max(new_at) - begins_at)
+            for arrivals in self.arrivals:
+                after = [each for each in arrivals if begins_at < each[0] <= until]
+                num_old += sum(count for _, count, version in after if version <= number)
+                num_all += sum(count for _, count, _ in after)
+        return {
             "push_s": median(ends_at - begins_at for begins_at, ends_at in self.pushes),
-            "old_share": num_old / num_all if num_all else 1.0,
+            "first_new_s": median(first_s),
+            "all_new_s": median(all_s),
+            "old_share": num_old / num_all,
         }
-        return figures | ({"first_new_s": median(first_s)} if first_s else {})
+
+
+async def _sleep_until(moment: float) -> None:
+    await asyncio.sleep(max(moment - time.monotonic(), 0.0))
