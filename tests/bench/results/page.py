@@ -6,7 +6,8 @@ from pathlib import Path
 
 from tests.bench.machine import describe
 from tests.bench.results import generation_tables, standings, update_tables
-from tests.bench.results.cells import markdown
+from tests.bench.results.cells import markdown, value
+from tests.bench.results.generation_tables import ceiling_of
 from tests.bench.results.result import Result
 
 README = Path(__file__).parents[3] / "README.md"
@@ -26,11 +27,18 @@ FIGURES = ("generate", "push", "pause", "interference")
 
 
 def figures(generate: Result, push: Result, pause: Result, interference: Result) -> str:
-    """The four figures that README.md quotes, each with what it compares with."""
+    """The four figures that README.md quotes, each with what it compares with and with the range of its rounds."""
+
+    def share(peer: str) -> str:
+        ratio = generate.ratios["64"][peer]["tokens_per_s"]
+        low, high = generate.range_of_ratio("64", peer, "tokens_per_s", ceiling_of(peer))
+        return f"{ratio:.2f} ({low:.2f}–{high:.2f})"
+
     tokens = {peer: f"{each['tokens_per_s']:,.0f}" for peer, each in generate.medians["64"].items()}
-    share = {peer: f"{each['tokens_per_s']:.2f}" for peer, each in generate.ratios["64"].items()}
-    rates = {peer: f"{each['gb_per_s']:.2f}" for peer, each in push.medians["1000"].items()}
-    paused = {peer: f"{1000 * each['paused_s']:,.0f} ms" for peer, each in pause.medians["smollm2"].items()}
+    rates = {peer: value(push, "1000", peer, "gb_per_s", digits=2) for peer in push.medians["1000"]}
+    paused = {
+        peer: value(pause, "smollm2", peer, "paused_s", scale=1000, digits=0) for peer in pause.medians["smollm2"]
+    }
     total = {peer: f"{each['total_s']:.1f} s" for peer, each in pause.medians["smollm2"].items()}
     waits = {
         phase: " and ".join(f"{each[f'inter_token_{name}_ms']:.1f}" for name in ("p50", "p99"))
@@ -39,21 +47,21 @@ def figures(generate: Result, push: Result, pause: Result, interference: Result)
     others = {"vllm_grpc": "vLLM's gRPC server", "vllm_http": "its HTTP server", "rust_http_tokens": "the one in Rust"}
     rows = [
         [
-            f"pause for a push, {pause.notes['bytes']['smollm2'] / 1e6:,.0f} MB (the whole update)",
-            f"**{paused['genserve']}** ({total['genserve']})",
-            f"{paused['tmpfs']} ({total['tmpfs']}): save to shared memory, vLLM reloads; "
-            f"{paused['collective_rpc']} ({total['collective_rpc']}): tensors through vLLM's `collective_rpc`",
+            f"pause for a push, {pause.notes['bytes']['smollm2'] / 1e6:,.0f} MB, ms",
+            f"**{paused['genserve']}**; the whole update {total['genserve']}",
+            f"{paused['tmpfs']}; {total['tmpfs']}: save to shared memory, vLLM reloads. "
+            f"{paused['collective_rpc']}; {total['collective_rpc']}: tensors through vLLM's `collective_rpc`",
         ],
         [
             f"generation, {generate.settings['model']} model, 64 streams",
             f"**{tokens['genserve_many']} tok/s** (`GenerateMany`), {tokens['genserve_generate']} (`Generate`)",
-            f"{share['genserve_many']} and {share['genserve_generate']} of `AsyncLLM` in process; "
-            + ", ".join(f"{name} {share[peer]}" for peer, name in others.items() if peer in share),
+            f"{share('genserve_many')} and {share('genserve_generate')} of `AsyncLLM` in process; "
+            + ", ".join(f"{name} {share(peer)}" for peer, name in others.items() if peer in tokens),
         ],
         [
-            f"receiving a push, {push.notes['bytes']['1000'] / 1e6:,.0f} MB",
-            f"**{rates['genserve']} GB/s** (gRPC), {rates['genserve_shared_memory']} (shared memory)",
-            f"{rates['raw_tcp']} GB/s: a plain TCP socket; {rates['naive_stub']}: generated gRPC stubs",
+            f"receiving a push, {push.notes['bytes']['1000'] / 1e6:,.0f} MB, GB/s",
+            f"**{rates['genserve']}** (gRPC), {rates['genserve_shared_memory']} (shared memory)",
+            f"{rates['raw_tcp']}: a plain TCP socket; {rates['naive_stub']}: generated gRPC stubs",
         ],
         [
             "inter-token latency (p50 and p99) during a push, relative to no push",
@@ -61,7 +69,7 @@ def figures(generate: Result, push: Result, pause: Result, interference: Result)
             f"{waits['cpu_hog']}: a process that only computes; {waits['cpu_hog_2']}: two of them",
         ],
     ]
-    return markdown(["", "genserve", "compared with"], rows)
+    return markdown(["median (lowest–highest of the rounds)", "genserve", "compared with"], rows)
 
 
 def update_page(directory: Path, page: Path = PAGE) -> list[str]:
