@@ -151,6 +151,7 @@ class BareConnection(asyncio.Protocol):
         self._events = bytearray()
         self._length: int | None = None  # None: in chunks
         self._in_body = False
+        self._done: asyncio.Future[None] | None = None  # of the request under way
         self.is_open = True
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -160,7 +161,7 @@ class BareConnection(asyncio.Protocol):
     async def post(self, path: str, content: bytes, add: Callable[[bytes], None]) -> None:
         """Calls `add` with the data of each event, or with the whole answer if it is no stream; returns at its end."""
         self._add = add
-        self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._done = asyncio.get_running_loop().create_future()
         head = f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
         self._transport.write(f"{head}content-length: {len(content)}\r\n\r\n".encode() + content)
         await self._done
@@ -172,15 +173,17 @@ class BareConnection(asyncio.Protocol):
             if self._in_body or self._read_head():
                 self._read_body()
         except Exception as error:  # whoever waits for the answer gets it
-            if not self._done.done():
-                self._done.set_exception(error)
+            self._fail(error)
             self.close()
 
     def connection_lost(self, error: Exception | None) -> None:
         """Fails the request, if there is one."""
         self.is_open = False
-        if hasattr(self, "_done") and not self._done.done():
-            self._done.set_exception(error or ConnectionError("the server has closed the connection"))
+        self._fail(error or ConnectionError("the server has closed the connection"))
+
+    def _fail(self, error: Exception) -> None:
+        if self._done is not None and not self._done.done():
+            self._done.set_exception(error)
 
     def close(self) -> None:
         """Closes it."""
@@ -228,4 +231,5 @@ class BareConnection(asyncio.Protocol):
         self._received.clear()
         self._events.clear()
         self._in_body = False
-        self._done.set_result(None)
+        if self._done is not None and not self._done.done():  # or who waited has given up
+            self._done.set_result(None)
