@@ -13,10 +13,12 @@ import grpc.aio
 
 from genserve.client import AsyncClient
 from genserve.config import ServeConfig
+from genserve.errors import GenserveError
 from genserve.v1 import generation_pb2, generation_pb2_grpc, types_pb2
 from tests.bench.genserve_daemon import start_daemon
 from tests.bench.processes import PeerError
 from tests.bench.traces import Trace, Work, closed_loop
+from tests.support.daemon_process import DaemonProcess
 
 
 class Genserve:
@@ -34,18 +36,25 @@ class Genserve:
     is_own_client = False
     pid = 0
     _flags: ClassVar[tuple[str, ...]] = ()
+    _daemon: DaemonProcess
     _client: AsyncClient
     _channel: grpc.aio.Channel
 
     async def start(self, checkpoint: Path, directory: Path, stack: AsyncExitStack) -> None:
         """Starts it, and waits until it says that it is serving."""
-        daemon = await start_daemon(checkpoint, directory, stack, flags=self._flags)
+        self._daemon = daemon = await start_daemon(checkpoint, directory, stack, flags=self._flags)
         self.pid = daemon.process.pid
         self._client = await stack.enter_async_context(AsyncClient(daemon.address))
         self._channel = await stack.enter_async_context(grpc.aio.insecure_channel(daemon.address))
 
     async def generate(self, peer: str, work: Work) -> list[Trace]:
         """In one of the ways."""
+        try:
+            return await self._generate(peer, work)
+        except (GenserveError, grpc.aio.AioRpcError) as error:
+            raise PeerError(peer, f"{error}\n{self._daemon.stderr[-3000:]}") from error
+
+    async def _generate(self, peer: str, work: Work) -> list[Trace]:
         match peer.removeprefix("genserve_").removesuffix("_final"):
             case "generate" | "3_frontends":
                 return await closed_loop(work, self._streamer(work))
