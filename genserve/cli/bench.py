@@ -26,7 +26,7 @@ from genserve.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from genserve.client import AsyncClient
+    from genserve.client import AsyncClient, Delta, GenerateOptions
 
 _ROUNDS: Final = 5
 _REQUESTS_PER_SLOT: Final = 4
@@ -59,6 +59,11 @@ def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
         metavar="N",
         help=f"requests at each concurrency (default: {_REQUESTS_PER_SLOT} per slot)",
     )
+    generate.add_argument(
+        "--logprobs", type=int, metavar="N", help="log-probability of each token, and of N alternatives"
+    )
+    generate.add_argument("--text", action="store_true", help="text as well as token ids")
+    generate.add_argument("--many", action="store_true", help="all requests over one GenerateMany call")
 
     push = measurements.add_parser(
         "push",
@@ -114,21 +119,24 @@ class GenerationFigures:
     ttft_p99_ms: float
     inter_token_p50_ms: float
     inter_token_p99_ms: float
+    client_cpu_us_per_token: float
 
     @classmethod
-    def of(cls, concurrency: int, streams: Sequence[StreamTimes]) -> "GenerationFigures":
-        """Computes them from streams that each received at least one token."""
+    def of(cls, concurrency: int, streams: Sequence[StreamTimes], client_cpu_s: float) -> "GenerationFigures":
+        """Computes them from streams that each received at least one token, and the CPU time of this process."""
+        num_tokens = sum(stream.num_tokens for stream in streams)
         first_s = [stream.arrived_at[0] - stream.sent_at for stream in streams]
         waits_s = [wait_s for stream in streams for wait_s in _differences(stream.arrived_at)]
         elapsed_s = max(stream.arrived_at[-1] for stream in streams) - min(stream.sent_at for stream in streams)
         return cls(
             concurrency=concurrency,
             requests=len(streams),
-            tokens_per_s=sum(stream.num_tokens for stream in streams) / elapsed_s,
+            tokens_per_s=num_tokens / elapsed_s,
             ttft_p50_ms=1000 * percentile(first_s, 0.5),
             ttft_p99_ms=1000 * percentile(first_s, 0.99),
             inter_token_p50_ms=1000 * percentile(waits_s, 0.5),
             inter_token_p99_ms=1000 * percentile(waits_s, 0.99),
+            client_cpu_us_per_token=1e6 * client_cpu_s / num_tokens,
         )
 
 
@@ -171,8 +179,11 @@ async def _generate_all(args: argparse.Namespace) -> list[dict[str, Any]]:
         await _stream(client, next(prompts), args)  # warms up
         for concurrency in args.concurrency:
             num_requests = args.requests if args.requests is not None else _REQUESTS_PER_SLOT * concurrency
-            streams = await _closed_loop(client, prompts, concurrency, num_requests, args)
-            rows.append(asdict(GenerationFigures.of(concurrency, streams)))
+            began_at_s = time.process_time()
+            run = _over_one_call if args.many else _closed_loop
+            streams = await run(client, prompts, concurrency, num_requests, args)
+            cpu_s = time.process_time() - began_at_s
+            rows.append(asdict(GenerationFigures.of(concurrency, streams, cpu_s)))
     return rows
 
 
@@ -202,20 +213,67 @@ async def _closed_loop(
     return streams
 
 
+async def _over_one_call(
+    client: "AsyncClient", prompts: Iterator[list[int]], concurrency: int, num_requests: int, args: argparse.Namespace
+) -> list[StreamTimes]:
+    """The same over one GenerateMany call."""
+    streams: dict[str, StreamTimes] = {}
+    async with client.stream_many(timeout_s=args.timeout) as many:
+
+        async def submit() -> None:
+            times = StreamTimes(time.monotonic())
+            streams[await many.submit(next(prompts), **_options(args))] = times
+            if len(streams) == num_requests:
+                await many.done()
+
+        for _ in range(min(concurrency, num_requests)):
+            await submit()
+        async for item in many:
+            if item.delta is None:
+                raise item.error or RuntimeError("an item has neither a delta nor an error")
+            _count(streams[item.request_id], item.delta)
+            if item.is_last:
+                _check(streams[item.request_id])
+                if len(streams) < num_requests:
+                    await submit()
+    return list(streams.values())
+
+
 async def _stream(client: "AsyncClient", prompt: list[int], args: argparse.Namespace) -> StreamTimes:
+    times = StreamTimes(time.monotonic())
+    async with client.stream(prompt, timeout_s=args.timeout, **_options(args)) as deltas:
+        async for delta in deltas:
+            _count(times, delta)
+    _check(times)
+    return times
+
+
+def _options(args: argparse.Namespace) -> "GenerateOptions":
+    return {
+        "max_tokens": args.max_tokens,
+        "ignore_eos": True,
+        "temperature": 0.0,
+        "text": args.text,
+        "logprobs": args.logprobs,
+    }
+
+
+def _count(times: StreamTimes, delta: "Delta") -> None:
+    """Reads what was asked for, as who asks does."""
+    num_tokens = 0
+    for output in delta.outputs:
+        num_tokens += len(output.token_ids)
+        _ = output.text, output.logprobs
+    if num_tokens:
+        times.arrived_at.append(time.monotonic())
+        times.num_tokens += num_tokens
+
+
+def _check(times: StreamTimes) -> None:
     from genserve.errors import GenserveError
 
-    times = StreamTimes(time.monotonic())
-    async with client.stream(
-        prompt, max_tokens=args.max_tokens, ignore_eos=True, temperature=0.0, text=False, timeout_s=args.timeout
-    ) as deltas:
-        async for delta in deltas:
-            if num_tokens := sum(len(output.token_ids) for output in delta.outputs):
-                times.arrived_at.append(time.monotonic())
-                times.num_tokens += num_tokens
     if times.num_tokens == 0:
         raise GenserveError("a request ended without a token: was it aborted?")
-    return times
 
 
 def _push(args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -252,6 +310,7 @@ def _push(args: argparse.Namespace) -> list[dict[str, Any]]:
             "median_s": median(durations_s),
             "GB_per_s": total_bytes / 1e9 / median(durations_s),
             "best_GB_per_s": total_bytes / 1e9 / min(durations_s),
+            "worst_GB_per_s": total_bytes / 1e9 / max(durations_s),
         }
     ]
 

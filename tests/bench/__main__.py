@@ -8,15 +8,19 @@ from collections.abc import Sequence
 
 import uvloop
 
-from tests.bench import generate, interference, machine, memory, options, pause, plots, push, report
+from tests.bench import machine, options
+from tests.bench.measurements import cycle, generate, interference, memory, pause, push
 from tests.bench.processes import PeerError, use_packages
+from tests.bench.results import page, plots
+from tests.bench.results.result import Result
 
 MEASUREMENTS = {
-    "generate": (generate, ""),
-    "push": (push, push.SIZES),
-    "pause": (pause, pause.SIZES),
-    "interference": (interference, interference.SIZES),
-    "memory": (memory, memory.SIZES),
+    "generate": generate,
+    "cycle": cycle,
+    "push": push,
+    "pause": pause,
+    "interference": interference,
+    "memory": memory,
 }
 
 
@@ -24,10 +28,10 @@ def main(argv: Sequence[str]) -> int:
     """Measures; the exit status."""
     parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
     subparsers = parser.add_subparsers(dest="measurement", required=True, metavar="MEASUREMENT")
-    for name, (module, sizes) in MEASUREMENTS.items():
+    for name, module in MEASUREMENTS.items():
         text = str(module.__doc__).splitlines()[0]
-        options.add(subparsers.add_parser(name, help=text, description=module.__doc__), module.PEERS, sizes)
-    options.add(subparsers.add_parser("all", help="all of them, with their defaults"), (), "")
+        options.add(subparsers.add_parser(name, help=text, description=module.__doc__), module.DEFAULTS)
+    options.add(subparsers.add_parser("all", help="all of them, with their defaults"), options.Defaults())
     table = subparsers.add_parser("table", help="write the tables, README.md's figures and the plots from the results")
     table.add_argument("--out", type=options.Path, default=options.DEFAULT_OUT, metavar="DIR")
     args = parser.parse_args(argv)
@@ -37,9 +41,9 @@ def main(argv: Sequence[str]) -> int:
         print(f"bench: {error}", file=sys.stderr)
         return 1
     if args.measurement == "table":
-        report.update_readme(args.out)
-        for name in report.update_page(args.out):
-            plots.draw(report.Result.load(args.out, name), args.out)
+        page.update_readme(args.out)
+        for name in page.update_page(args.out):
+            plots.draw(Result.load(args.out, name), args.out)
         return 0
     return _measure_all(parser, argv, args)
 
@@ -53,17 +57,17 @@ def _measure_all(parser: argparse.ArgumentParser, argv: Sequence[str], args: arg
     if (load := os.getloadavg()[0]) > 1:
         print(f"bench: others use this machine (load {load:.1f}): peers of more processes suffer more", file=sys.stderr)
     for name in names:
-        module, _ = MEASUREMENTS[name]
+        module = MEASUREMENTS[name]
         own = parser.parse_args([name, *argv[1:]]) if args.measurement == "all" else args
         try:
-            result = uvloop.run(module.run(options.of(own, module.PEERS)))
+            result = uvloop.run(module.run(options.of(own, module.DEFAULTS)))
         except (PeerError, MemoryError, ValueError) as error:
             print(f"bench: {name}: {error}", file=sys.stderr)
             return 1
         except KeyboardInterrupt:
             return 130
         result.machine["load_after"] = list(os.getloadavg())  # others on the machine show here
-        print(f"\n{report.TABLES[name][1](result)}\n\n{result.save(own.out)}")
+        print(f"\n{page.TABLES[name][1](result)}\n\n{result.save(own.out)}")
         print(plots.draw(result, own.out))
     return 0
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 
+from tests.bench import cpu
 from tests.bench.processes import PeerError
 
 REST_WATCH_S, REST_CPUS, REST_TIMEOUT_S = 0.25, 0.05, 30.0
@@ -50,24 +51,14 @@ def require_memory(needed_bytes: int, what: str) -> None:
         )
 
 
-def cpu_seconds(pid: int) -> float:
-    """CPU time of a process and all that it has started and that still runs."""
-    process = psutil.Process(pid)
-    total_s = 0.0
-    for each in (process, *process.children(recursive=True)):
-        times = each.cpu_times()
-        total_s += times.user + times.system
-    return total_s
-
-
 async def rest(name: str, *pids: int) -> float:
     """Waits until those processes take no CPU any more: an engine spins for a second after its last request, and would
     slow down whoever is measured next. Seconds; raises PeerError."""
     began_at = time.monotonic()
-    before_s = sum(map(cpu_seconds, pids))
+    before_s = sum(sum(cpu.seconds(pid).values()) for pid in pids)
     while time.monotonic() < began_at + REST_TIMEOUT_S:
         await asyncio.sleep(REST_WATCH_S)
-        now_s = sum(map(cpu_seconds, pids))
+        now_s = sum(sum(cpu.seconds(pid).values()) for pid in pids)
         if now_s - before_s <= REST_CPUS * REST_WATCH_S:
             return time.monotonic() - began_at
         before_s = now_s

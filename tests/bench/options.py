@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from genserve.cli.options import count, counts
+from tests.bench.traces import OUTPUTS
 
 DEFAULT_OUT = Path("docs/benchmarks")
 
@@ -18,23 +19,46 @@ class Options:
     divisor: int
     model: str
     concurrency: list[int]
+    outputs: list[str]
     peers: list[str]
     sizes: list[str]
     streams: int
     pushes: int
+    intervals: list[int]
     out: Path
 
 
-def add(parser: argparse.ArgumentParser, peers: tuple[str, ...], sizes: str) -> None:
-    """The flags; `peers` and `sizes` are the defaults of a measurement, and all peers there are."""
-    parser.add_argument("--rounds", type=count, default=5, metavar="N", help="medians of so many (default: 5)")
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """Of one measurement. `peers` are all there are."""
+
+    peers: tuple[str, ...] = ()
+    sizes: str = ""
+    rounds: int = 5
+    model: str = "tiny"
+    concurrency: tuple[int, ...] = (1, 4, 16, 64, 256)
+    pushes: int = 100
+    quick_concurrency: tuple[int, ...] = ()
+    """With --quick, unless --concurrency says otherwise; empty: the same."""
+
+
+def add(parser: argparse.ArgumentParser, defaults: Defaults) -> None:
+    """The flags."""
+    peers, sizes = defaults.peers, defaults.sizes
+    parser.add_argument(
+        "--rounds", type=count, default=defaults.rounds, metavar="N", help="medians of so many (default: %(default)s)"
+    )
     parser.add_argument("--quick", action="store_true", help="a quarter of the requests, one round: a try, no result")
     parser.add_argument(
-        "--model", default="tiny", choices=("tiny", "smollm2"), help="to generate with (default: %(default)s)"
+        "--model", default=defaults.model, choices=("tiny", "smollm2"), help="to generate with (default: %(default)s)"
     )
     parser.add_argument(
-        "--concurrency", type=counts, default=[1, 4, 16, 64, 256], metavar="N,N", help="default: 1,4,16,64,256"
+        "--concurrency", type=counts, metavar="N,N", help=f"default: {','.join(map(str, defaults.concurrency))}"
     )
+    parser.add_argument(
+        "--outputs", type=lambda text: text.split(","), default=list(OUTPUTS), metavar="WHAT,WHAT",
+        help="of `generate`: tokens, logprobs (with each token's), text (with both; default: all three)",
+    )  # fmt: skip
     parser.add_argument(
         "--peers", type=lambda text: text.split(","), default=list(peers), metavar="NAME,NAME",
         help=f"only these, out of {', '.join(peers) if peers else 'none'}",
@@ -44,22 +68,34 @@ def add(parser: argparse.ArgumentParser, peers: tuple[str, ...], sizes: str) -> 
         help="models to push: smollm2, or megabytes of random weights (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument("--streams", type=count, default=4, metavar="N", help="live streams (default: 4)")
-    parser.add_argument("--pushes", type=count, default=100, metavar="N", help="pushes of `memory` (default: 100)")
+    parser.add_argument(
+        "--pushes", type=count, default=defaults.pushes, metavar="N",
+        help="pushes of `memory`, or of each peer and round of `cycle` (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--intervals", type=counts, metavar="S,S",
+        help="of `cycle`: seconds from one push to the next (default: 5,10,30; with --quick 5)",
+    )  # fmt: skip
     parser.add_argument("--out", type=Path, default=DEFAULT_OUT, metavar="DIR", help=f"default: {DEFAULT_OUT}")
 
 
-def of(args: argparse.Namespace, peers: tuple[str, ...]) -> Options:
-    """Checked. Raises ValueError for a peer that is none."""
-    if unknown := [peer for peer in args.peers if peer not in peers]:
-        raise ValueError(f"there is no peer {', '.join(unknown)}; there are {', '.join(peers)}")
+def of(args: argparse.Namespace, defaults: Defaults) -> Options:
+    """Checked. Raises ValueError for a peer, or an output, that is none."""
+    if unknown := [peer for peer in args.peers if peer not in defaults.peers]:
+        raise ValueError(f"there is no peer {', '.join(unknown)}; there are {', '.join(defaults.peers)}")
+    if unknown := [each for each in args.outputs if each not in OUTPUTS]:
+        raise ValueError(f"no peer can be asked for {', '.join(unknown)}; there are {', '.join(OUTPUTS)}")
+    concurrency = (args.quick and defaults.quick_concurrency) or defaults.concurrency
     return Options(
         rounds=1 if args.quick else args.rounds,
         divisor=4 if args.quick else 1,
         model=args.model,
-        concurrency=args.concurrency,
+        concurrency=list(concurrency) if args.concurrency is None else args.concurrency,
+        outputs=args.outputs,
         peers=args.peers,
         sizes=args.sizes,
         streams=args.streams,
-        pushes=max(args.pushes // 10, 2) if args.quick else args.pushes,
+        pushes=min(max(args.pushes // 10, 2), args.pushes) if args.quick else args.pushes,
+        intervals=args.intervals or ([5] if args.quick else [5, 10, 30]),
         out=args.out,
     )

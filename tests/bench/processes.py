@@ -158,3 +158,8 @@ def use_packages() -> None:
     with_packages()
     if str(PACKAGES) not in sys.path:
         sys.path.append(str(PACKAGES))
+
+
+def say(line: str) -> None:
+    """Progress, on stderr."""
+    print(f"bench: {line}", file=sys.stderr, flush=True)

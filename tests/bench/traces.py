@@ -7,25 +7,42 @@ from dataclasses import dataclass, field
 
 from genserve.cli.bench import percentile
 
+OUTPUTS = ("tokens", "logprobs", "text")
+"""What is asked for: token ids; with the log-probability of each; and with the text as well."""
+
 
 @dataclass(frozen=True, slots=True)
 class Work:
     """Requests to make, `concurrency` at a time: a slot makes its next one when its last has ended. `final_only`: one
-    message with all tokens instead of one a token."""
+    message with all tokens instead of one a token. `outputs` is one of OUTPUTS."""
 
     prompts: list[list[int]]
     concurrency: int
     max_tokens: int
     final_only: bool = False
+    outputs: str = "tokens"
+
+    @property
+    def logprobs(self) -> bool:
+        """Whether the log-probability of each token is asked for."""
+        return self.outputs != "tokens"
+
+    @property
+    def text(self) -> bool:
+        """Whether text is asked for."""
+        return self.outputs == "text"
 
 
 @dataclass(slots=True)
 class Trace:
-    """One request: when it was sent, and when each message with tokens came; seconds of one monotonic clock."""
+    """One request: when it was sent, and when each message with tokens came; seconds of one monotonic clock. Text and
+    log-probabilities are there if they were asked for: every client reads what it has asked for."""
 
     sent_at: float
     arrived_at: list[float] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +89,10 @@ async def closed_loop(work: Work, stream: Callable[[int, list[int]], Awaitable[T
         for number, prompt in left:
             traces[number] = await stream(number, prompt)
 
-    async with asyncio.TaskGroup() as slots:
-        for _ in range(work.concurrency):
-            slots.create_task(slot())
+    try:
+        async with asyncio.TaskGroup() as slots:
+            for _ in range(work.concurrency):
+                slots.create_task(slot())
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None  # the other slots were cancelled, or failed of the same
     return [trace for trace in traces if trace is not None]

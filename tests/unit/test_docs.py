@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from genserve.rpc.status import CODES
-from tests.bench.report import BEGIN, END, FIGURES, Result, update_page, update_readme
+from tests.bench.__main__ import MEASUREMENTS
+from tests.bench.results.page import BEGIN, END, FIGURES, update_page, update_readme
+from tests.bench.results.result import Result
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("clients/**/*.md")]
@@ -83,6 +85,19 @@ def test_the_benchmarks_page_describes_every_peer_of_its_tables() -> None:
     described = set(re.findall(r"`([a-z0-9_…]+)`", section(page, "Names in the tables")))
     for peer in set(re.findall(r"^\| `([a-z0-9_]+)` \|", page.read_text().split(BEGIN)[1], re.MULTILINE)):
         assert peer in described or any(re.fullmatch(each.replace("…", ".+"), peer) for each in described), peer
+
+
+def test_the_benchmarks_page_names_every_measurement() -> None:
+    """Beside the command that runs it."""
+    (line,) = re.findall(r"^scripts/bench all .*: (.*)$", (BENCHMARKS / "README.md").read_text(), re.MULTILINE)
+    assert line.split(", ") == list(MEASUREMENTS)
+
+
+def test_the_text_of_the_benchmarks_page_quotes_no_figure_of_its_tables() -> None:
+    """The next run would contradict it. What was profiled once is under a heading of its own."""
+    text = (BENCHMARKS / "README.md").read_text()
+    written = re.sub(f"{BEGIN}.*?{END}", "", text, flags=re.DOTALL).split("\n## Shared memory\n")[0]
+    assert re.findall(r"\b\d+\.\d+\b(?! GB)|\b\d+ (?:ms|tok/s)\b", written) == []
 
 
 def test_the_index_lists_every_page() -> None:

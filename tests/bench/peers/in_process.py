@@ -7,6 +7,7 @@ import gc
 import os
 import sys
 import time
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,25 +20,24 @@ class InProcess:
     """The program, seen from the harness."""
 
     peers: ClassVar[tuple[str, ...]] = ("in_process", "in_process_final")
+    without_text = ()
+    is_own_client = True
     pid = 0
     _program: Program
 
-    async def start(self, checkpoint: Path, directory: Path) -> None:
+    async def start(self, checkpoint: Path, directory: Path, stack: AsyncExitStack) -> None:
         """Starts the program and its engine."""
         log = directory / "in_process.log"
         self._program = Program("in_process", __name__, str(checkpoint), log=log, env=engines.ENVIRONMENT)
+        stack.callback(self._program.stop)
         self.pid = self._program.pid
         await self._program.wait_ready()
 
     async def generate(self, peer: str, work: Work) -> list[Trace]:
         """Has it measured there."""
         order = {"prompts": work.prompts, "concurrency": work.concurrency, "max_tokens": work.max_tokens}
-        answer = await self._program.order(**order, final_only=work.final_only)
+        answer = await self._program.order(**order, final_only=work.final_only, outputs=work.outputs)
         return [Trace(*trace) for trace in answer]
-
-    async def stop(self) -> None:
-        """Ends it."""
-        self._program.stop()
 
 
 async def main(checkpoint: str) -> None:
@@ -54,7 +54,7 @@ async def main(checkpoint: str) -> None:
     gc.freeze()  # as vLLM's servers and genserve's daemon do once they have started
     num_runs = 0
 
-    async def carry_out(**order: Any) -> list[tuple[float, list[float], list[int]]]:
+    async def carry_out(**order: Any) -> list[tuple[float, list[float], list[int], list[float], list[str]]]:
         nonlocal num_runs
         num_runs += 1
         work = Work(**order)
@@ -62,16 +62,29 @@ async def main(checkpoint: str) -> None:
 
         async def stream(number: int, prompt: list[int]) -> Trace:
             params = SamplingParams(
-                temperature=0.0, max_tokens=work.max_tokens, ignore_eos=True, output_kind=kind, detokenize=False
+                temperature=0.0,
+                max_tokens=work.max_tokens,
+                ignore_eos=True,
+                output_kind=kind,
+                detokenize=work.text,
+                logprobs=0 if work.logprobs else None,
+                flat_logprobs=work.logprobs,
             )
             trace = Trace(time.monotonic())
             async for output in llm.generate({"prompt_token_ids": prompt}, params, f"{num_runs}-{number}"):
-                if token_ids := output.outputs[0].token_ids:
+                (sequence,) = output.outputs
+                if sequence.token_ids:
                     trace.arrived_at.append(time.monotonic())
-                    trace.token_ids += token_ids
+                    trace.token_ids += sequence.token_ids
+                    if work.logprobs:
+                        flat: Any = sequence.logprobs
+                        trace.logprobs += [flat.logprobs[start] for start in flat.start_indices]
+                    if work.text:
+                        trace.texts.append(sequence.text)
             return trace
 
-        return [(each.sent_at, each.arrived_at, each.token_ids) for each in await closed_loop(work, stream)]
+        traces = await closed_loop(work, stream)
+        return [(each.sent_at, each.arrived_at, each.token_ids, each.logprobs, each.texts) for each in traces]
 
     await obey(carry_out)
     llm.shutdown()

@@ -47,6 +47,15 @@ async def test_generate_asks_for_what_its_flags_say(daemon: ScriptedDaemon) -> N
     assert len({tuple(request.token_ids.ids) for request in daemon.requests}) == 4
 
 
+async def test_generate_asks_for_more_than_tokens_if_told(daemon: ScriptedDaemon) -> None:
+    """Log-probabilities and text cost something: who needs them measures with them."""
+    flags = ["--concurrency", "1", "--requests", "1", "--logprobs", "0", "--text"]
+    assert await bench(daemon, "generate", *flags) == 0
+    for request in daemon.requests:
+        assert request.output.text
+        assert request.output.HasField("logprobs") and request.output.logprobs == 0
+
+
 async def test_generate_as_json_is_one_line(daemon: ScriptedDaemon, capsys: pytest.CaptureFixture[str]) -> None:
     """For programs."""
     assert await bench(daemon, "generate", "--concurrency", "2", "--json") == 0
@@ -121,7 +130,8 @@ def test_a_percentile_of_nothing_is_0() -> None:
 def test_figures_of_streams() -> None:
     """Tokens over the time from the first request to the last token; waits are between messages of the same stream."""
     streams = [StreamTimes(10.0, [10.5, 11.0], 2), StreamTimes(10.2, [10.4, 12.0], 6)]
-    figures = GenerationFigures.of(2, streams)
+    figures = GenerationFigures.of(2, streams, client_cpu_s=0.004)
+    assert figures.client_cpu_us_per_token == pytest.approx(500.0)
     assert figures.tokens_per_s == pytest.approx(4.0)
     assert figures.ttft_p50_ms == pytest.approx(200.0)
     assert figures.ttft_p99_ms == pytest.approx(500.0)

@@ -13,20 +13,19 @@ from typing import Any
 
 import numpy as np
 
-from tests.bench import engines, machine, trainer
-from tests.bench.generate import say
-from tests.bench.live_streams import live_streams
-from tests.bench.options import Options
-from tests.bench.peers import naive_update
-from tests.bench.peers.genserve_daemon import start_daemon
-from tests.bench.peers.memcpy import Memcpy
-from tests.bench.processes import Program
-from tests.bench.report import Result, medians
+from tests.bench import engines, machine
+from tests.bench.genserve_daemon import start_daemon
+from tests.bench.movers.memcpy import Memcpy
+from tests.bench.options import Defaults, Options
+from tests.bench.processes import Program, say
+from tests.bench.results.result import Result, medians
+from tests.bench.updates import naive_update, trainer
+from tests.bench.updates.live_streams import live_streams
 from tests.support import models
 from tests.support.daemon_process import DaemonProcess
 
 PEERS = ("memcpy", "genserve", "genserve_inplace", "tmpfs", "collective_rpc")
-SIZES = "16,64,smollm2,1000"
+DEFAULTS = Defaults(PEERS, sizes="16,64,smollm2,1000")
 BASELINE = "memcpy"
 MODELS_IN_MEMORY = 14
 """Copies of the model: of each of two daemons the live, resident, arriving and prepared one and its trainer's; in the
@@ -118,7 +117,7 @@ async def _copy(copier: Memcpy, weights: Path) -> dict[str, float]:
 
 
 async def _push(daemon: DaemonProcess, pusher: Program, num_streams: int, weights: Path) -> dict[str, float]:
-    await pusher.order(do="load", weights=str(weights))
+    await pusher.order(do="load", weights=str(weights), others=[])
     async with live_streams(daemon.address, num_streams) as streams:
         pushed: dict[str, float] = await pusher.order(do="push", weights=str(weights))
         began_at = pushed.pop("began_at")
@@ -128,5 +127,5 @@ async def _push(daemon: DaemonProcess, pusher: Program, num_streams: int, weight
 
 
 async def _update(plain: Program, way: str, num_streams: int, weights: Path) -> dict[str, Any]:
-    measured: dict[str, float] = await plain.order(way=way, weights=str(weights), streams=num_streams)
+    measured: dict[str, float] = await plain.order(do="update", way=way, weights=str(weights), streams=num_streams)
     return measured

@@ -1,15 +1,18 @@
-"""Weight updates as they are done without genserve: tests.bench.naive_engine as a process."""
+"""Weight updates as they are done without genserve: tests.bench.updates.naive_engine as a process."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.bench import engines
 from tests.bench.processes import Program
 
 
-async def start(checkpoint: Path, directory: Path) -> Program:
-    """A plain AsyncLLM that takes new weights in two ways."""
+async def start(checkpoint: Path, directory: Path, flags: Sequence[str] = ()) -> Program:
+    """A plain AsyncLLM that takes new weights in two ways; `flags` are further ones of vLLM."""
     log = directory / "naive_engine.log"
-    program = Program("naive_engine", "tests.bench.naive_engine", str(checkpoint), log=log, env=engines.ENVIRONMENT)
+    program = Program(
+        "naive_engine", "tests.bench.updates.naive_engine", str(checkpoint), *flags, log=log, env=engines.ENVIRONMENT
+    )
     return await program.wait_ready()
 
 
@@ -23,7 +26,7 @@ class NaiveUpdate:
 
     async def move(self) -> float:
         """Updates."""
-        measured = await self._program.order(way=self._way, weights=str(self._checkpoint), streams=0)
+        measured = await self._program.order(do="update", way=self._way, weights=str(self._checkpoint), streams=0)
         total_s: float = measured["total_s"]
         return total_s
 

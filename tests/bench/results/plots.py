@@ -4,10 +4,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.bench.report import Result
+from tests.bench.results.result import Result
 
 _WIDTH, _HEIGHT = 5.2, 4.0  # inches, of one panel
 _COLUMNS = 3
+_NUM_COLORS = 20
 _LATENCIES = ("ttft_p50_ms", "ttft_p99_ms", "inter_token_p50_ms", "inter_token_p99_ms")
 
 
@@ -26,7 +27,7 @@ def draw(result: Result, directory: Path) -> Path:
     figure, axes = pyplot.subplots(num_rows, num_columns, figsize=size, squeeze=False)
     # One colour for a name in every panel: a panel need not have all of them.
     names = list(dict.fromkeys(name for _, _, _, curves in drawn for name in curves))
-    colors = {name: matplotlib.colormaps["tab20"](number % 20) for number, name in enumerate(names)}
+    colors = {name: matplotlib.colormaps["tab20"](number % _NUM_COLORS) for number, name in enumerate(names)}
     handles: dict[str, Any] = {}
     for axis, (title, x_label, y_label, curves) in zip(axes.flat, drawn, strict=False):
         if result.name in _BARS:
@@ -54,7 +55,9 @@ def _lines(axis: Any, curves: Curves, colors: Mapping[str, Any], *, logarithmic:
     handles = {}
     for name, (xs, ys) in curves.items():
         dashes = "--" if name.endswith("_final") else ":" if name.endswith("_stub") else "-"
-        (handles[name],) = axis.plot(xs, ys, dashes, color=colors[name], marker="o", markersize=3, linewidth=1.2)
+        # There are twenty colours: the names after them have another mark.
+        marker = "o" if list(colors).index(name) < _NUM_COLORS else "s"
+        (handles[name],) = axis.plot(xs, ys, dashes, color=colors[name], marker=marker, markersize=3, linewidth=1.2)
     if logarithmic:
         axis.set_xscale("log", base=2)
         axis.set_yscale("log")
@@ -85,9 +88,12 @@ def _curves(medians: Mapping[str, Mapping[str, Mapping[str, float]]], xs: Mappin
 
 
 def _generate(result: Result) -> list[tuple[str, str, str, Curves]]:
-    xs = {key: float(key) for key in result.medians}
+    tokens = {key: each for key, each in result.medians.items() if key.isdigit()}  # of token ids alone
+    xs = {key: float(key) for key in tokens}
     panels = [("tokens_per_s", "tokens/s"), *((name, "ms") for name in _LATENCIES)]
-    return [(name, "requests at once", unit, _curves(result.medians, xs, name)) for name, unit in panels]
+    panels += [(name, "µs a token") for name in ("cpu_client_us", "cpu_server_us")]
+    drawn = [(name, "requests at once", unit, _curves(tokens, xs, name)) for name, unit in panels]
+    return [panel for panel in drawn if panel[3]]
 
 
 def _by_size(*figures: tuple[str, str]) -> Callable[[Result], list[tuple[str, str, str, Curves]]]:
@@ -95,6 +101,23 @@ def _by_size(*figures: tuple[str, str]) -> Callable[[Result], list[tuple[str, st
         xs = {key: size_bytes / 1e6 for key, size_bytes in result.notes["bytes"].items()}
         return [(name, "model, MB", unit, _curves(result.medians, xs, name)) for name, unit in figures]
 
+    return panels
+
+
+def _cycle(result: Result) -> list[tuple[str, str, str, Curves]]:
+    figures = (
+        ("share", "share of no pushes"),
+        ("lost_s_per_push", "s lost a push"),
+        ("first_new_s", "s to the first new token"),
+        ("longest_wait_s", "s, longest wait"),
+    )
+    panels = []
+    for num_streams in result.settings["concurrency"]:
+        prefix = f"{num_streams} streams, "
+        by_interval = {key: each for key, each in result.medians.items() if key.startswith(prefix)}
+        xs = {key: float(key.removeprefix(prefix).removesuffix(" s")) for key in by_interval}
+        for name, unit in figures:
+            panels.append((f"{num_streams} streams: {unit}", "s between pushes", unit, _curves(by_interval, xs, name)))
     return panels
 
 
@@ -123,6 +146,7 @@ def _memory(result: Result) -> list[tuple[str, str, str, Curves]]:
 _BARS = ("interference",)
 _PANELS: dict[str, Callable[[Result], list[tuple[str, str, str, Curves]]]] = {
     "generate": _generate,
+    "cycle": _cycle,
     "push": _by_size(("gb_per_s", "GB/s"), ("seconds", "s")),
     "pause": _by_size(("paused_s", "s paused"), ("total_s", "s until served")),
     "interference": _interference,

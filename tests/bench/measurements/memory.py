@@ -17,14 +17,15 @@ from typing import Any
 
 import psutil
 
-from tests.bench import engines, machine, trainer
-from tests.bench.generate import say
-from tests.bench.options import Options
-from tests.bench.peers.genserve_daemon import start_daemon
-from tests.bench.report import Result
+from tests.bench import engines, machine
+from tests.bench.genserve_daemon import start_daemon
+from tests.bench.options import Defaults, Options
+from tests.bench.processes import say
+from tests.bench.results.result import Result
+from tests.bench.updates import trainer
 
 PEERS = ("genserve",)
-SIZES = "64,smollm2"
+DEFAULTS = Defaults(PEERS, sizes="64,smollm2")
 SAMPLE_S = 0.02
 MARGIN_BYTES = 256 << 20
 
@@ -80,7 +81,7 @@ async def _measure(size: str, checkpoint: Path, directory: Path, options: Option
         daemon = await start_daemon(checkpoint, directory, stack)
         pusher = await trainer.start("memory", daemon.address, directory)
         stack.callback(pusher.stop)
-        await pusher.order(do="load", weights=str(checkpoint))
+        await pusher.order(do="load", weights=str(checkpoint), others=[])
         before = await asyncio.to_thread(sample, daemon.process.pid)
         peaks, after = [], []
         for number in range(options.pushes):

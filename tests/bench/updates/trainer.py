@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from genserve.client import AsyncClient, PushResult
+from genserve.words import KvPolicy
 from tests.bench.processes import Program, obey
 from tests.support import models
 
@@ -27,21 +28,25 @@ class Trainer:
         self._tensors: dict[str, Any] = {}
 
     async def carry_out(self, do: str, weights: str, **options: Any) -> dict[str, float]:
-        """`do` names a method."""
+        """`do` names a method. `load` has tensors in memory, and no more: those of `weights` and of the `others`."""
+        if do == "load":
+            self._load(weights, *options["others"])
+            return {}
         if weights not in self._tensors:
-            self._tensors = {weights: models.load_tensors(Path(weights))}
+            self._load(weights)
         version = (await self._client.get_weights()).weight_version + 1
         answer: dict[str, float] = await getattr(self, do)(self._tensors[weights], version, **options)
         return answer
 
-    async def load(self, tensors: Any, version: int) -> dict[str, float]:
-        """Has the tensors in memory, and no more."""
-        return {}
+    def _load(self, *checkpoints: str) -> None:
+        if set(checkpoints) != set(self._tensors):
+            self._tensors = {}
+            self._tensors = {each: models.load_tensors(Path(each)) for each in checkpoints}
 
-    async def push(self, tensors: Any, version: int) -> dict[str, float]:
+    async def push(self, tensors: Any, version: int, kv_policy: KvPolicy | None = None) -> dict[str, float]:
         """A whole update."""
         began_at = time.monotonic()
-        result = await self._client.push_weights(tensors, version=version)
+        result = await self._client.push_weights(tensors, version=version, kv_policy=kv_policy)
         return {"total_s": time.monotonic() - began_at, "began_at": began_at, **_steps(result)}
 
     async def commit(self, tensors: Any, version: int) -> dict[str, float]:

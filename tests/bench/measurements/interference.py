@@ -14,13 +14,13 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from time import monotonic
 
-from tests.bench import engines, machine, trainer
-from tests.bench.generate import say
-from tests.bench.live_streams import LiveStreams, live_streams
-from tests.bench.options import Options
-from tests.bench.peers.genserve_daemon import start_daemon
-from tests.bench.processes import Program
-from tests.bench.report import Result, medians
+from tests.bench import engines, machine
+from tests.bench.genserve_daemon import start_daemon
+from tests.bench.options import Defaults, Options
+from tests.bench.processes import Program, say
+from tests.bench.results.result import Result, medians
+from tests.bench.updates import trainer
+from tests.bench.updates.live_streams import LiveStreams, live_streams
 
 PEERS = (
     "undisturbed",
@@ -31,7 +31,7 @@ PEERS = (
     "receiving_shared_memory",
     "preparing",
 )
-SIZES = "64,smollm2"
+DEFAULTS = Defaults(PEERS, sizes="64,smollm2")
 BASELINE = "undisturbed"
 WATCH_S = 4.0
 
@@ -80,7 +80,7 @@ async def _measure(size: str, checkpoint: Path, directory: Path, options: Option
         daemon = await start_daemon(checkpoint, directory, stack)
         pusher = await trainer.start("interference", daemon.address, directory)
         stack.callback(pusher.stop)
-        await pusher.order(do="load", weights=str(checkpoint))
+        await pusher.order(do="load", weights=str(checkpoint), others=[])
         for number in range(options.rounds + 1):
             for phase in options.peers if number % 2 == 0 else options.peers[::-1]:
                 # Streams of their own: the longer a stream, the longer its steps.

@@ -13,17 +13,17 @@ import numpy as np
 
 from genserve.client import AsyncClient
 from tests.bench import engines, machine
-from tests.bench.generate import say
-from tests.bench.options import Options
-from tests.bench.peers import Mover, naive_update
-from tests.bench.peers.genserve_daemon import start_daemon
-from tests.bench.peers.genserve_push import GenservePush, GenserveUpdate
-from tests.bench.peers.grpc_bytes import GrpcBytes
-from tests.bench.peers.memcpy import Memcpy
-from tests.bench.peers.naive_stub import NaiveStub
-from tests.bench.peers.raw_tcp import RawTcp
-from tests.bench.processes import PeerError
-from tests.bench.report import Result, medians
+from tests.bench.genserve_daemon import start_daemon
+from tests.bench.movers import Mover
+from tests.bench.movers.genserve_push import GenservePush, GenserveUpdate
+from tests.bench.movers.grpc_bytes import GrpcBytes
+from tests.bench.movers.memcpy import Memcpy
+from tests.bench.movers.naive_stub import NaiveStub
+from tests.bench.movers.raw_tcp import RawTcp
+from tests.bench.options import Defaults, Options
+from tests.bench.processes import PeerError, say
+from tests.bench.results.result import Result, medians
+from tests.bench.updates import naive_update
 from tests.support import models
 
 PEERS = (
@@ -39,7 +39,7 @@ PEERS = (
     "update_tmpfs",
     "update_collective_rpc",
 )
-SIZES = "16,64,smollm2,1000"
+DEFAULTS = Defaults(PEERS, sizes="16,64,smollm2,1000")
 BASELINE = "raw_tcp"
 MODELS_IN_MEMORY = 11
 """Copies of the model at the worst moment: in the harness the source, memcpy's buffer and the tensors; two buffers of
