@@ -20,8 +20,8 @@ from genserve.worker.update.structure import Structure
 
 log = logging.getLogger(__name__)
 
-_MAX_MISFITS: Final = 2
-"""Plans in a row that did not fit the next push. Then no more are made, because recording slows a load down."""
+_MAX_MISFITS: Final = 8
+"""Plans in a row that did not fit the next push. Then no more are made, because a recording slows a load down."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +80,9 @@ class PlannedLoading:
         with recorder.recording():
             loaded = _names(self._structure.model.load_weights(recorder.tensors(tensors)))
         try:
-            plan = recorder.plan()
+            plan, traces = recorder.plan(), attributes.traces()
             self._check(contents, recorder.written, loaded)
-            self._known = _Known(plan, attributes.traces(), loaded)
+            self._known = _Known(plan, traces, loaded)
         except ValueError as error:
             self._refuse(str(error))
         return loaded

@@ -244,8 +244,9 @@ def _traits(func: Any) -> _Traits:
         if argument.alias_info is not None and argument.alias_info.is_write
     ]
     is_pointwise = torch.Tag.pointwise in func.tags and torch.Tag.nondeterministic_seeded not in func.tags
+    returns_tensors = all(str(each.type) == "Tensor" for each in func._schema.returns)  # `equal` has the tag, too
     return _Traits(
-        func in _MOVING or (func.namespace == "aten" and is_pointwise),
+        func in _MOVING or (func.namespace == "aten" and is_pointwise and returns_tensors),
         tuple(number for number, argument in written if not argument.kwarg_only),
         any(argument.kwarg_only for _, argument in written),
     )
