@@ -57,16 +57,18 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """All that is done with one tensor. `layout` is that of the tensor."""
+    """All that is done with one tensor. `layout` and `device` are those of the tensor."""
 
     layout: Layout
+    device: torch.device
     steps: tuple[Step, ...]
     num_places: int
 
     def takes(self, tensor: torch.Tensor) -> bool:
         """Whether it is for a tensor like this one."""
         layout = self.layout
-        return tensor.dtype is layout.dtype and tensor.shape == layout.size and tensor.stride() == layout.stride
+        is_typed_alike = tensor.dtype is layout.dtype and tensor.device == self.device
+        return is_typed_alike and tensor.shape == layout.size and tensor.stride() == layout.stride
 
     def follow(self, tensor: torch.Tensor, parameters: Sequence[torch.Tensor], places: Sequence[int]) -> None:
         """Does it with this tensor. `places`: for each of its places the number of a parameter and an offset."""

@@ -126,7 +126,8 @@ class Recorder(TorchDispatchMode):
         """Of what is done with the tensor that was taken last."""
         if self._tensor is None:
             return
-        recipe = Recipe(Layout.of(self._tensor), tuple(self._steps), len(self._here) // 2)
+        steps, num_places = tuple(self._steps), len(self._here) // 2
+        recipe = Recipe(Layout.of(self._tensor), self._tensor.device, steps, num_places)
         self._followed.append(self._recipes.setdefault(recipe, len(self._recipes)))
         self._places += self._here
         self._tensor, self._made, self._steps, self._here, self._origins = None, [], [], array("q"), {}
