@@ -13,7 +13,6 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.envs import VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS, enable_envs_cache
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.network_utils import get_ip
-from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 
 from genserve.engine.generation import ChatPrompt, FinishReason, GenerationRequest, TextPrompt
@@ -38,8 +37,9 @@ from genserve.engine.vllm.requests.prompts import PromptCodec
 from genserve.engine.vllm.requests.running import RunningRequests
 from genserve.engine.vllm.requests.stream import VllmStream
 from genserve.engine.vllm.scheduling import Scheduling
+from genserve.engine.vllm.start import clients, refusals
 from genserve.engine.vllm.start import config as vllm_config
-from genserve.engine.vllm.start import refusals
+from genserve.engine.vllm.start.clients import ALONE, ClientPlace, Clients, StartedEngine
 from genserve.engine.vllm.start.daemon_address import daemon_address
 from genserve.engine.vllm.transfer import LiveTransfer
 from genserve.engine.vllm.weights import LiveWeights
@@ -58,7 +58,8 @@ _SHUTDOWN_TIMEOUT_S = 10.0
 class EngineOptions:
     """`max_active_requests`: sequences admitted and unfinished, above which new ones are refused; `max_n`: of one
     request; `weight_update`: auto or a way of genserve.worker.contract.placement; `host` and `port`: where the daemon
-    listens; `trust_request_chat_template`: requests may bring one along."""
+    listens; `trust_request_chat_template`: requests may bring one along; `clients`: the processes that send
+    requests."""
 
     max_active_requests: int
     max_n: int
@@ -66,16 +67,19 @@ class EngineOptions:
     host: str = "127.0.0.1"
     port: int = 0
     trust_request_chat_template: bool = False
+    clients: Clients = ALONE
 
 
 class VllmEngine:
     """AsyncLLM, its requests and its workers. Made by `start`."""
 
-    def __init__(self, llm: AsyncLLM, meter: LoadMeter, options: EngineOptions, address: str) -> None:
+    def __init__(self, started: StartedEngine, meter: LoadMeter, options: EngineOptions, address: str) -> None:
         """`address`: at which other hosts reach the daemon, if there are any."""
+        llm = started.llm
         config = llm.vllm_config
         parallel = config.parallel_config
         self._llm = llm
+        self._places = started.places
         self._meter = meter
         # internal: ends the streams as vLLM does when its engine has died.
         self._liveness = Liveness(lambda: llm.output_processor.propagate_error(VllmEngineDeadError()))
@@ -116,13 +120,9 @@ class VllmEngine:
             config = vllm_config.with_ranks_here(args, args.create_engine_config(UsageContext.ENGINE_CONTEXT))
             warnings = refusals.check(config)
             address = daemon_address(config.parallel_config, options.host, options.port, get_ip)
-            llm = AsyncLLM.from_vllm_config(
-                config,
-                stat_loggers=[meter],
-                enable_log_requests=args.enable_log_requests,
-                disable_log_stats=args.disable_log_stats,
-            )
-        engine = cls(llm, meter, options, address)
+            started = clients.start(config, args, meter, options.clients)
+        llm = started.llm
+        engine = cls(started, meter, options, address)
         engine.warnings = warnings
         try:
             assert llm.output_handler is not None  # internal: the task that ends when EngineCore dies
@@ -165,6 +165,8 @@ class VllmEngine:
         self._builder.close()
         self._liveness.declare_dead("the daemon has ended it")
         await asyncio.to_thread(self._llm.shutdown, timeout_s)
+        for place in self._places:
+            place.close()
 
     @property
     def cause_of_death(self) -> str:
@@ -175,6 +177,11 @@ class VllmEngine:
     def info(self) -> EngineInfo:
         """What it serves."""
         return self._info
+
+    @property
+    def places(self) -> Sequence[ClientPlace]:
+        """Where other processes join as clients; the daemon's own place is among them. Empty if it is the only one."""
+        return self._places
 
     @property
     def weight_version(self) -> int:
