@@ -2,12 +2,12 @@
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from genserve.control.phase_admission import check_generation
+from genserve.control.phase_admission import HasPhase, check_generation
 from genserve.control.state import StateBoard
-from genserve.engine.protocol import Engine
+from genserve.engine.protocol import Engine, GeneratingEngine
 from genserve.rpc.answers import Answers
 from genserve.rpc.convert.generation_request import detokenize_input, generation_request, tokenize_input
 from genserve.rpc.convert.generation_response import to_response
@@ -20,15 +20,39 @@ if TYPE_CHECKING:
     from grpc.aio import ServicerContext
 
 
+Abort = Callable[[Sequence[str] | None], Awaitable[generation_pb2.AbortResponse]]
+"""Ends requests of any client; None = all."""
+
+
+def abort_with(engine: Engine, board: StateBoard) -> Abort:
+    """Ends them in the engine, and answers with the state."""
+    answer = Answers(board.state)
+
+    async def abort(request_ids: Sequence[str] | None) -> generation_pb2.AbortResponse:
+        aborted_ids, unknown_ids = await engine.abort(request_ids)
+        return answer(generation_pb2.AbortResponse, aborted_ids=aborted_ids, unknown_ids=unknown_ids)
+
+    return abort
+
+
+def abort_elsewhere(ask: Callable[[Sequence[str] | None], Awaitable[bytes]]) -> Abort:
+    """Has another process end them. `ask` returns its answer, serialized."""
+
+    async def abort(request_ids: Sequence[str] | None) -> generation_pb2.AbortResponse:
+        return generation_pb2.AbortResponse.FromString(await ask(request_ids))
+
+    return abort
+
+
 # The stubs know messages and generators only. These are coroutines that write, not async generators, because gRPC does
 # not close generators when the client cancels.
 class GenerationServicer(GenerationServiceServicer):
     """Streams tokens out of the engine."""
 
-    def __init__(self, engine: Engine, board: StateBoard) -> None:
+    def __init__(self, engine: GeneratingEngine, board: HasPhase, abort: Abort) -> None:
         self._engine = engine
         self._board = board
-        self._answer = Answers(board.state)
+        self._abort = abort
 
     async def Generate(  # type: ignore[override]
         self,
@@ -61,9 +85,7 @@ class GenerationServicer(GenerationServiceServicer):
         self, request: Received[generation_pb2.AbortRequest], context: "ServicerContext[Any, Any]"
     ) -> generation_pb2.AbortResponse:
         """Ends requests of any client."""
-        request_ids = await request.read(lambda m: None if m.all else list(m.request_ids))
-        aborted_ids, unknown_ids = await self._engine.abort(request_ids)
-        return self._answer(generation_pb2.AbortResponse, aborted_ids=aborted_ids, unknown_ids=unknown_ids)
+        return await self._abort(await request.read(lambda m: None if m.all else list(m.request_ids)))
 
     async def Tokenize(  # type: ignore[override]
         self, request: Received[generation_pb2.TokenizeRequest], context: "ServicerContext[Any, Any]"

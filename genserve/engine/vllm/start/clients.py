@@ -20,8 +20,9 @@ _SHUTDOWN_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Clients:
-    """`count` clients of the engine, of which the daemon is number `daemon_index`. EngineCore sends its statistics to
-    client 0 after a step without outputs. vLLM's Rust server can only be client 0."""
+    """`count` clients of the engine, of which the daemon is number `daemon_index`, and front ends all after it.
+    EngineCore sends its statistics to client 0 after a step without outputs. vLLM's Rust server can only be client
+    0."""
 
     count: int = 1
     daemon_index: int = 0
@@ -29,6 +30,11 @@ class Clients:
     def __post_init__(self) -> None:
         if not 0 <= self.daemon_index < self.count:
             raise ValueError(f"the daemon must be one of {self.count} clients, is number {self.daemon_index}")
+
+    @property
+    def frontends(self) -> range:
+        """The numbers of the front ends."""
+        return range(self.daemon_index + 1, self.count)
 
 
 ALONE = Clients()
@@ -60,9 +66,9 @@ class StartedEngine:
     places: tuple[ClientPlace, ...] = ()
 
 
-def start(config: VllmConfig, args: AsyncEngineArgs, meter: Any, clients: Clients) -> StartedEngine:
+def start(config: VllmConfig, args: AsyncEngineArgs, meter: Any, clients: Clients, counters: Any) -> StartedEngine:
     """Starts the engine's processes, and returns when they are ready. Call on the event loop. `meter` is a stat
-    logger."""
+    logger; `counters`: memory of all clients in which vLLM counts their unfinished requests."""
     logging = {"enable_log_requests": args.enable_log_requests, "disable_log_stats": args.disable_log_stats}
     if clients.count == 1:
         return StartedEngine(AsyncLLM.from_vllm_config(config, stat_loggers=[meter], **logging))
@@ -85,6 +91,7 @@ def start(config: VllmConfig, args: AsyncEngineArgs, meter: Any, clients: Client
             "output_listener": own.outputs.socket,
             "stats_update_address": stats_address,
             "tensor_queue": launch.tensor_queue,
+            "mp_admission_counters": counters,
         }
         llm = AsyncLLM.from_vllm_config(
             config,
