@@ -33,10 +33,13 @@ class FrontEnds:
         self._all = [FrontEnd(seat, settings, abort, say) for seat in seats]
         self._down: set[FrontEnd] = set()
 
-    @property
-    def ports(self) -> tuple[int, ...]:
+    def live_ports(self) -> tuple[int, ...]:
         """The ports of those that serve, or will again."""
         return tuple(each.port for each in self._all if each not in self._down)
+
+    def num_down(self) -> int:
+        """Those that ended again and again, and are not started any more."""
+        return len(self._down)
 
     @property
     def num_requests(self) -> int:

@@ -15,6 +15,7 @@ from genserve.rpc.generate_many import GenerateMany
 from genserve.rpc.received import Received
 from genserve.v1 import generation_pb2
 from genserve.v1.generation_pb2_grpc import GenerationServiceServicer
+from genserve.words import FRONTEND_PORTS_KEY
 
 if TYPE_CHECKING:
     from grpc.aio import ServicerContext
@@ -49,10 +50,14 @@ def abort_elsewhere(ask: Callable[[Sequence[str] | None], Awaitable[bytes]]) -> 
 class GenerationServicer(GenerationServiceServicer):
     """Streams tokens out of the engine."""
 
-    def __init__(self, engine: GeneratingEngine, board: HasPhase, abort: Abort) -> None:
+    def __init__(
+        self, engine: GeneratingEngine, board: HasPhase, abort: Abort, frontend_ports: Callable[[], Sequence[int]]
+    ) -> None:
+        """`frontend_ports`: of processes that clients should rather call."""
         self._engine = engine
         self._board = board
         self._abort = abort
+        self._frontend_ports = frontend_ports
 
     async def Generate(  # type: ignore[override]
         self,
@@ -65,7 +70,7 @@ class GenerationServicer(GenerationServiceServicer):
         stream = await self._engine.submit(await request.read(lambda m: generation_request(m, info, minted_id)))
         try:
             # Admitted: from here on a client must not replay the call, and these metadata tell it so.
-            await context.send_initial_metadata(())
+            await context.send_initial_metadata(self._initial_metadata)
             while (update := await stream.next()) is not None:
                 await context.write(to_response(update, stream.request_id))
         finally:
@@ -78,7 +83,7 @@ class GenerationServicer(GenerationServiceServicer):
         context: "ServicerContext[Any, generation_pb2.GenerateManyResponse]",
     ) -> None:
         """Writes deltas of all requests of the stream; ends them when the client goes away."""
-        await context.send_initial_metadata(())
+        await context.send_initial_metadata(self._initial_metadata)
         await GenerateMany(self._engine, self._board, context.write).run(request_iterator)
 
     async def Abort(  # type: ignore[override]
@@ -101,3 +106,8 @@ class GenerationServicer(GenerationServiceServicer):
         info = self._engine.info
         text = await self._engine.detokenize(*await request.read(lambda m: detokenize_input(m, info)))
         return generation_pb2.DetokenizeResponse(text=text)
+
+    @property
+    def _initial_metadata(self) -> tuple[tuple[str, str], ...]:
+        ports = self._frontend_ports()
+        return ((FRONTEND_PORTS_KEY, ",".join(map(str, ports))),) if ports else ()

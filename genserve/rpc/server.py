@@ -7,7 +7,7 @@ all addresses of a server.
 import asyncio
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -144,7 +144,7 @@ def frontend_server(
     """A server with GenerationService alone, and its health and reflection. It is bound to no address yet."""
     names = tuple(service.full_name for service in generation_pb2.DESCRIPTOR.services_by_name.values())
     server = _server(max_message_bytes)
-    _add_generation(server, GenerationServicer(engine, state, abort), engine.info.max_request_bytes)
+    _add_generation(server, GenerationServicer(engine, state, abort, tuple), engine.info.max_request_bytes)
     add_HealthServicer_to_server(HealthServicer(state, names), server)
     add_reflection(server, [*names, health.SERVICE_NAME])
     return server
@@ -153,7 +153,8 @@ def frontend_server(
 def _public_server(parts: ServerParts, weights: WeightServicer) -> grpc.aio.Server:
     """A server with all services, bound to no address yet."""
     server = _server(parts.config.max_message_bytes)
-    facts = ServerFacts(
+    frontends = parts.frontends
+    fixed = ServerFacts(
         parts.engine.info.model,
         parts.config.max_message_bytes,
         parts.max_staging_bytes,
@@ -161,8 +162,19 @@ def _public_server(parts: ServerParts, weights: WeightServicer) -> grpc.aio.Serv
         host_id() if parts.takes_segments else "",
         parts.ingest.ports if parts.ingest is not None else (),
     )
-    abort = abort_with(parts.engine, parts.board)
-    _add_generation(server, GenerationServicer(parts.engine, parts.board, abort), parts.engine.info.max_request_bytes)
+
+    def facts() -> ServerFacts:
+        if frontends is None:
+            return fixed
+        return replace(fixed, frontend_ports=frontends.live_ports(), num_frontends_down=frontends.num_down())
+
+    generation = GenerationServicer(
+        parts.engine,
+        parts.board,
+        abort_with(parts.engine, parts.board),
+        frontends.live_ports if frontends is not None else tuple,
+    )
+    _add_generation(server, generation, parts.engine.info.max_request_bytes)
     _add_weights(server, weights)
     add_ControlServiceServicer_to_server(
         ControlServicer(parts.engine, parts.pauses, parts.sleeps, parts.board, parts.loras, facts), server
