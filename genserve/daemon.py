@@ -114,7 +114,8 @@ async def serve(config: ServeConfig, args: AsyncEngineArgs) -> int:
 async def _start_engine(config: ServeConfig, args: AsyncEngineArgs) -> VllmEngine:
     _say(f"starting the engine for {args.model}")
     limits = IntakeLimits(config.max_active_requests, config.max_n, config.trust_request_chat_template)
-    clients = Clients(1 + config.num_frontends(len(os.sched_getaffinity(0))))
+    num_frontends = config.num_frontends(len(os.sched_getaffinity(0)))
+    clients = Clients(1 + num_frontends, if_possible=config.frontends == -1)
     options = EngineOptions(limits, config.weight_update, config.host, config.port, clients)
     with children_ignore_interrupts():
         return await VllmEngine.start(args, options)

@@ -14,6 +14,8 @@ from genserve.frontends import settings as questions
 from genserve.frontends.link import Link, Message
 from genserve.frontends.settings import FrontendSettings
 
+PROGRAM = ("-m", "genserve.frontend")
+"""What Python runs, before the settings."""
 _START_TIMEOUT_S = 180.0
 _ANSWER_TIMEOUT_S = 10.0
 _STOP_TIMEOUT_S = 5.0
@@ -106,8 +108,7 @@ class FrontEnd:
         try:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
-                "-m",
-                "genserve.frontend",
+                *PROGRAM,
                 settings.to_json(),
                 pass_fds=(settings.link_fd, settings.state_fd, *self._seat.fds),
             )

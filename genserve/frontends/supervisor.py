@@ -48,7 +48,10 @@ class FrontEnds:
 
     async def start(self) -> None:
         """Starts all processes. Raises RuntimeError if one does not start."""
-        await asyncio.gather(*(each.start() for each in self._all))
+        started = await asyncio.gather(*(each.start() for each in self._all), return_exceptions=True)
+        for error in started:
+            if error is not None:
+                raise error
 
     async def run(self) -> None:
         """Tells them of changes, and restarts those that end. Never returns. One that ends four times within two

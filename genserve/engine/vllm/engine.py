@@ -107,6 +107,7 @@ class VllmEngine:
             config = vllm_config.with_ranks_here(args, args.create_engine_config(UsageContext.ENGINE_CONTEXT))
             warnings = refusals.check(config)
             address = daemon_address(config.parallel_config, options.host, options.port, get_ip)
+            options = replace(options, clients=clients.possible(config, options.clients))
             rows = ClientRows.create(options.clients.count, config.parallel_config.data_parallel_size)
             meter.others = rows.rows(but=options.clients.daemon_index)
             started = clients.start(config, args, meter, options.clients, rows.counters)

@@ -15,6 +15,8 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.utils import bind_engine_zmq_listeners, launch_core_engines
 from vllm.v1.executor import Executor
 
+from genserve.engine.vllm.start.failure import EngineStartError
+
 _SHUTDOWN_TIMEOUT_S = 10.0
 
 
@@ -22,10 +24,11 @@ _SHUTDOWN_TIMEOUT_S = 10.0
 class Clients:
     """`count` clients of the engine, of which the daemon is number `daemon_index`, and front ends all after it.
     EngineCore sends its statistics to client 0 after a step without outputs. vLLM's Rust server can only be client
-    0."""
+    0. `if_possible`: nobody has asked for the front ends, so they are left out where they are not possible."""
 
     count: int = 1
     daemon_index: int = 0
+    if_possible: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.daemon_index < self.count:
@@ -39,6 +42,23 @@ class Clients:
 
 ALONE = Clients()
 """The daemon is the only client."""
+
+
+def possible(config: VllmConfig, clients: Clients) -> Clients:
+    """The clients that an engine of this configuration can have. Raises EngineStartError if these were asked for and
+    are not possible."""
+    parallel = config.parallel_config
+    is_elsewhere = parallel.data_parallel_size_local < parallel.data_parallel_size
+    if clients.count == 1 or not (
+        is_elsewhere or parallel.local_engines_only or parallel.data_parallel_backend == "ray"
+    ):
+        return clients
+    if clients.if_possible:
+        return ALONE
+    raise EngineStartError(
+        "--frontends cannot be used with data-parallel engines on other hosts, on Ray or behind an external load "
+        "balancer: front ends reach engines through sockets of this host"
+    )
 
 
 @dataclass(frozen=True, slots=True)
