@@ -13,9 +13,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from genserve.errors import DeadlineError, GenserveError, UnavailableError, error_for_reason
+from genserve.errors import DeadlineError, GenserveError, MessageTooLargeError, UnavailableError, error_for_reason
 
-_MAX_JSON_BYTES = 16 << 20
+_MAX_JSON_BYTES = 64 << 20
 _MAX_BYTES = 256 << 20
 _MAX_HANDLED = 4096
 """Questions of the other side that are being answered; it waits for its answers before it asks more."""
@@ -102,7 +102,9 @@ class Link:
 
     def _write(self, head: Mapping[str, Any], data: bytes) -> None:
         if self._writer is not None:
-            encoded = json.dumps(head).encode()
+            encoded = json.dumps(head, ensure_ascii=False).encode()
+            if len(encoded) > _MAX_JSON_BYTES or len(data) > _MAX_BYTES:
+                raise MessageTooLargeError(f"{len(encoded) + len(data)} bytes are too many for another process")
             self._writer.write(len(encoded).to_bytes(4, "little") + len(data).to_bytes(4, "little") + encoded + data)
 
     def _take_answer(self, head: Mapping[str, Any], data: bytes) -> None:
@@ -131,6 +133,7 @@ class Link:
         respond = self._write if number >= 0 else _drop
         try:
             answer = await self._handlers[head["question"]](Message(head["values"], data))
+            respond({"number": number, "values": answer.values}, answer.data)
         except GenserveError as error:
             described = {
                 "reason": error.reason,
@@ -143,8 +146,6 @@ class Link:
             log.exception("question %r failed", head["question"])
             described = {"reason": "", "message": repr(error), "metadata": {}, "retry_after_s": None}
             respond({"number": number, "error": described}, b"")
-        else:
-            respond({"number": number, "values": answer.values}, answer.data)
 
 
 def _drop(head: Mapping[str, Any], data: bytes) -> None:

@@ -1,5 +1,5 @@
-"""Several processes that serve requests of one engine, on real vLLM. One daemon with three of them for all tests but
-the last."""
+"""Several processes that serve requests of one engine, on real vLLM. One daemon with three of them for all tests, which
+is killed at the end. tests/engine/test_lifecycle.py drains one, and kills the engine of one."""
 
 import asyncio
 import signal
@@ -11,8 +11,8 @@ import grpc.aio
 import psutil
 import pytest
 
-from genserve.client import AsyncClient, Generation, PauseMode
-from genserve.errors import DrainingError, GenserveError, UnavailableError, WeightVersionMismatchError
+from genserve.client import AsyncClient, Generation, PauseMode, PauseResult
+from genserve.errors import GenserveError, UnavailableError, WeightVersionMismatchError
 from tests.engine.outputs import greedy_outputs, next_version, wait_idle
 from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess
 from tests.support.labelled_streams import TOLERANCE, Progress, behind, labels_of, record
@@ -26,7 +26,7 @@ FOREVER = 1900
 def frontends_of(daemon: DaemonProcess) -> list[psutil.Process]:
     """The processes."""
     found = psutil.Process(daemon.process.pid).children(recursive=True)
-    return [each for each in found if "genserve.frontend" in each.cmdline()]
+    return [each for each in found if each.status() != psutil.STATUS_ZOMBIE and "genserve.frontend" in each.cmdline()]
 
 
 def on_port(daemon: DaemonProcess, port: int) -> psutil.Process:
@@ -88,8 +88,13 @@ async def running(clients: Sequence[AsyncClient], **options: int) -> AsyncIterat
 
     tasks = [asyncio.create_task(generate(number)) for number in range(len(clients))]
     try:
-        for each in begun:
-            await asyncio.wait_for(each.wait(), 60)
+        for task, each in zip(tasks, begun, strict=True):
+            waiting = asyncio.create_task(each.wait())
+            await asyncio.wait({task, waiting}, timeout=60, return_when=asyncio.FIRST_COMPLETED)
+            waiting.cancel()
+            if task.done():
+                task.result()
+            assert each.is_set()
         yield tasks
     finally:
         for task in tasks:
@@ -97,11 +102,14 @@ async def running(clients: Sequence[AsyncClient], **options: int) -> AsyncIterat
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def until_refused(client: AsyncClient) -> None:
-    """Generates until an error ends it."""
-    async with asyncio.timeout(60):
-        while True:
-            await client.generate([1], max_tokens=1)
+@asynccontextmanager
+async def paused(client: AsyncClient, mode: PauseMode) -> AsyncIterator[PauseResult]:
+    """A pause, with what it did to requests."""
+    pause = await client.pause(mode, holder="test", timeout_s=60)
+    try:
+        yield pause
+    finally:
+        await client.resume(pause.lease.lease_id)
 
 
 async def reasons(tasks: Sequence["asyncio.Task[Generation]"]) -> list[str]:
@@ -169,8 +177,8 @@ async def test_a_pause_holds_for_the_requests_of_all(
 ) -> None:
     """KEEP freezes them, ABORT ends them as PAUSED, WAIT lets them end. A request that comes meanwhile waits."""
     async with running(everywhere, max_tokens=100 if mode == "wait" else FOREVER) as tasks:
-        async with client.paused(mode=mode, timeout_s=60) as lease:
-            assert (lease.requests_kept, lease.requests_aborted) == (num_kept, num_aborted)
+        async with paused(client, mode) as pause:
+            assert (pause.requests_kept, pause.requests_aborted) == (num_kept, num_aborted)
             waiting = asyncio.create_task(everywhere[1].generate([5], max_tokens=2, ignore_eos=True))
             if mode != "keep":
                 assert await reasons(tasks) == [reason] * len(everywhere)
@@ -238,61 +246,47 @@ async def test_a_killed_front_end_ends_its_own_streams_and_nothing_else(
         assert (await client.status()).load.running == 1
         assert (await client.abort(["r0"])).aborted_ids == ["r0"]
         assert await reasons(clock) == ["aborted"]
-    await victim.wait_ready(timeout_s=120)
-    assert on_port(many, port).pid != process.pid
-    assert await greedy_outputs(victim) == await greedy_outputs(other)
     assert f"port {port} ended with {-signal.SIGKILL}; it is started again" in many.stderr
 
 
-async def test_a_front_end_that_stands_still_is_replaced(
+async def test_a_pause_goes_on_without_a_front_end_that_stands_still(
     many: DaemonProcess, client: AsyncClient, everywhere: Sequence[AsyncClient]
 ) -> None:
-    """A pause needs its answer, waits for a while, and goes on without it."""
+    """It waits for the answer for a while, and then the front end is killed. The others answer."""
     victim = everywhere[3]
     process = on_port(many, int(victim._connection.target.rpartition(":")[2]))
-    async with running(everywhere[:3]) as tasks:
+    async with running([everywhere[0], everywhere[2]]) as tasks, paused(client, "keep"):
         process.suspend()
-        async with client.paused(mode="abort", timeout_s=60) as lease:
-            assert lease.requests_aborted == 3
-        assert await reasons(tasks) == ["paused"] * 3
-    assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-    await victim.wait_ready(timeout_s=120)
-    assert len((await victim.generate([1], max_tokens=2, ignore_eos=True)).token_ids) == 2
-
-
-async def test_a_drain_lets_the_requests_of_all_end(many: DaemonProcess, everywhere: Sequence[AsyncClient]) -> None:
-    """New ones are refused everywhere. No process is left."""
-    processes = psutil.Process(many.process.pid).children(recursive=True)
-    async with running(everywhere, max_tokens=600) as tasks:
-        many.process.send_signal(signal.SIGTERM)
-        while "draining" not in many.stderr:
-            await asyncio.sleep(0.01)
-        for each in everywhere:
-            with pytest.raises(DrainingError):
-                await until_refused(each)
-        assert await reasons(tasks) == ["length"] * len(everywhere)
-    assert await asyncio.to_thread(many.process.wait, 60) == 0
-    _, alive = psutil.wait_procs([each for each in processes if "genserve.frontend" in "".join(_cmdline(each))], 30)
+        async with paused(client, "abort") as pause:
+            assert pause.requests_aborted == 2
+        assert await reasons(tasks) == ["paused"] * 2
+    _, alive = await asyncio.to_thread(psutil.wait_procs, [process], 30)
     assert not alive
 
 
-def _cmdline(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline()
-    except psutil.Error:
-        return []
+async def test_front_ends_that_were_started_again_serve_as_before(
+    client: AsyncClient, everywhere: Sequence[AsyncClient]
+) -> None:
+    """The two of the tests above, on the same ports; also after a push."""
+    await asyncio.gather(*(each.wait_ready(timeout_s=120) for each in everywhere[1:]))
+    assert (await client.server_info()).num_frontends_down == 0
+    outputs = [await greedy_outputs(each) for each in everywhere]
+    assert all(each == outputs[0] for each in outputs)
+    version = (await client.get_weights()).weight_version
+    for each in everywhere:
+        generation = await each.generate([1], max_tokens=1, min_weight_version=version)
+        assert [span.version for span in generation.sequences[0].weight_spans] == [version]
 
 
-async def test_front_ends_end_with_a_daemon_that_is_killed(checkpoints: dict[str, Path], tmp_path: Path) -> None:
-    """Nothing serves without its owner, and no memory is left."""
-    flags = ["--model", str(checkpoints["a"]), *SMALL_ENGINE, "--frontends", "2"]
-    daemon = DaemonProcess(flags, tmp_path / "stderr")
-    try:
-        daemon.wait_serving()
-        processes = frontends_of(daemon)
-        assert len(processes) == 2
-        daemon.process.send_signal(signal.SIGKILL)
+async def test_front_ends_end_with_a_daemon_that_is_killed(
+    many: DaemonProcess, everywhere: Sequence[AsyncClient]
+) -> None:
+    """Nothing serves without its owner."""
+    processes = frontends_of(many)
+    assert len(processes) == NUM_FRONTENDS
+    async with running(everywhere) as tasks:
+        many.process.send_signal(signal.SIGKILL)
         _, alive = await asyncio.to_thread(psutil.wait_procs, processes, 30)
         assert not alive
-    finally:
-        daemon.kill()
+        for each in await asyncio.gather(*tasks, return_exceptions=True):
+            assert isinstance(each, UnavailableError)

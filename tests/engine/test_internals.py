@@ -25,6 +25,7 @@ from vllm.v1.engine.core_client import AsyncMPClient, BackgroundResources, DPLBA
 from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.engine.logprobs import LogprobsProcessor
 from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector, RequestState
+from vllm.v1.engine.parallel_sampling import ParentRequest
 from vllm.v1.engine.utils import CoreEngineProcManager, bind_engine_zmq_listeners, launch_core_engines
 from vllm.v1.executor.abstract import SLEEP_TAGS, Executor
 from vllm.v1.worker.cpu_worker import CPUWorker
@@ -141,6 +142,23 @@ def test_an_engine_is_still_started_for_several_clients_by_these_names() -> None
     assert "self.resources.engine_manager = engine_launch.engine_manager" in source
     assert "self.resources.coordinator = engine_launch.coordinator" in source
     assert "self.start_engine_core_monitor()" in source
+
+
+def test_a_client_that_joins_later_still_has_to_be_told_that_the_engine_is_ready() -> None:
+    """engine.vllm.clients.join says so with an empty message of each engine's identity, which changes no setting, and
+    notes the ids that EngineCore gets; clients.seat ends those of a client that has died."""
+    source = inspect.getsource(MPClient.__init__)
+    assert "self.input_socket = self.resources.input_socket = make_zmq_socket(" in source
+    assert 'rank.to_bytes(2, "little") for rank in self.engine_ranks_managed' in source
+    assert "identity, payload = sync_input_socket.recv_multipart()" in source
+    assert "if payload\n            else None" in inspect.getsource(MPClient._apply_ready_response)
+    assert "await self.engine_core.add_request_async(" in inspect.getsource(AsyncLLM._add_request)
+    assert "await self.engine_core.add_request_async(" in inspect.getsource(AsyncLLM.add_request)
+    assert parameters(core.EngineCore.abort_requests) == {"self", "request_ids"}
+    assert "req_state = self.request_states.get(req_id)" in inspect.getsource(OutputProcessor.process_outputs)
+    # The ids are short enough for memory.id_table: a number, and eight characters.
+    assert 'f"{request.external_req_id}-{random_uuid():.8}"' in inspect.getsource(InputProcessor.assign_request_id)
+    assert 'f"{index}_{self.request_id}"' in inspect.getsource(ParentRequest.get_child_info)
 
 
 def test_a_collective_call_still_reaches_every_engine_by_this_name() -> None:

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from genserve.errors import DeadlineError, GenserveError, LoraNotFoundError, UnavailableError
+from genserve.errors import DeadlineError, GenserveError, LoraNotFoundError, MessageTooLargeError, UnavailableError
 from genserve.frontends import link as links
 from genserve.frontends.link import Handler, Link, Message
 
@@ -129,3 +129,18 @@ async def test_an_end_that_asks_without_end_is_cut_off(monkeypatch: pytest.Monke
         waiting = [asyncio.create_task(asking.ask("never", timeout_s=60)) for _ in range(4)]
         for each in await asyncio.gather(*waiting, return_exceptions=True):
             assert isinstance(each, UnavailableError)
+
+
+async def test_what_is_too_large_is_refused_where_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A question or an answer; the link works on."""
+    monkeypatch.setattr(links, "_MAX_JSON_BYTES", 1000)
+
+    async def repeat(message: Message) -> Message:
+        return Message({"text": message.values["n"] * "x"})
+
+    async with linked({"repeat": repeat}) as (asking, _):
+        with pytest.raises(MessageTooLargeError):
+            await asking.ask("repeat", Message({"text": "x" * 1000}), timeout_s=60)
+        with pytest.raises(MessageTooLargeError):
+            await asking.ask("repeat", Message({"n": 1000}), timeout_s=60)
+        assert (await asking.ask("repeat", Message({"n": 3}), timeout_s=60)).values == {"text": "xxx"}

@@ -23,6 +23,7 @@ from genserve.engine.vllm.start.clients import ClientPlace
 from genserve.errors import UnavailableError
 
 _CONNECT_TIMEOUT_S = 60.0
+_ANSWER_TIMEOUT_S = 110.0  # the engine answers between two steps, which may take long on a CPU
 _READY = b""
 """vLLM takes it for an engine that has changed no setting. The daemon's configuration has the changes already."""
 
@@ -39,7 +40,7 @@ async def join(
     try:
         await _listen(llm, place.requests)
         # One round trip. vLLM keeps the answer, which every request needs.
-        async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+        async with asyncio.timeout(_ANSWER_TIMEOUT_S):
             await llm.get_supported_tasks()
     except TimeoutError:
         llm.shutdown(0.0)
