@@ -141,6 +141,15 @@ async def test_the_client_spreads_its_calls(many: DaemonProcess, client: AsyncCl
     assert len(worked) == NUM_FRONTENDS and min(worked) > 0
 
 
+async def test_the_first_call_says_where_the_front_ends_are(many: DaemonProcess) -> None:
+    """The daemon serves it."""
+    async with AsyncClient(many.address) as fresh:
+        assert len((await fresh.generate([1], max_tokens=1, ignore_eos=True)).token_ids) == 1
+        assert fresh._frontends._looking is not None
+        await asyncio.wait_for(fresh._frontends._looking, 30)
+        assert len(fresh._frontends._frontends) == NUM_FRONTENDS
+
+
 async def test_the_status_counts_the_requests_of_all(client: AsyncClient, everywhere: Sequence[AsyncClient]) -> None:
     """Also their tokens; none is left when they have gone."""
     async with running(everywhere):
