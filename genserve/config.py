@@ -9,6 +9,7 @@ from typing import Any, Self
 from genserve.addresses import is_loopback
 
 MAX_INGEST_PROCESSES = 64
+MAX_FRONTENDS = 64
 MAX_TIMEOUT_S = 24 * 3600.0
 WAYS = ("beside", "host", "inplace")
 """The ways in which a worker can take a new version; the one with the shortest pause first."""
@@ -53,6 +54,12 @@ class ServeConfig:
         -1,
         "number of processes that receive pushes, each on a free port; 0 = none, the daemon's own port receives "
         "everything; -1 = none on machines with up to 4 cores, otherwise a quarter of the cores, at most 4",
+    )
+    frontends: int = _setting(
+        -1,
+        "number of processes that serve requests for tokens: 1 = the daemon alone; N = N further ones, each on a free "
+        "port, and the daemon's own port serves requests too; -1 = 1 on machines with up to 8 cores, otherwise an "
+        "eighth of the cores, at most 4",
     )
     no_shared_memory: bool = _setting(
         False, "receive pushed weights only as bytes: do not read shared memory of trainers on this host"
@@ -100,6 +107,8 @@ class ServeConfig:
             raise ValueError(f"--max-staging-bytes must be at least 0, is {self.max_staging_bytes}")
         if not -1 <= self.ingest_processes <= MAX_INGEST_PROCESSES:
             raise ValueError(f"--ingest-processes must be in [-1, {MAX_INGEST_PROCESSES}], is {self.ingest_processes}")
+        if self.frontends != -1 and not 1 <= self.frontends <= MAX_FRONTENDS:
+            raise ValueError(f"--frontends must be -1 or in [1, {MAX_FRONTENDS}], is {self.frontends}")
         if self.weight_update not in WEIGHT_UPDATES:
             raise ValueError(f"--weight-update must be one of {', '.join(WEIGHT_UPDATES)}, is {self.weight_update!r}")
         for name in ("drain_timeout_s", "heartbeat_timeout_s"):
@@ -115,6 +124,14 @@ class ServeConfig:
         if self.ingest_processes >= 0:
             return self.ingest_processes
         return 0 if num_cores <= 4 else min(4, num_cores // 4)
+
+    def num_frontends(self, num_cores: int) -> int:
+        """The number of processes that serve requests beside the daemon. Without a TCP port it is 0."""
+        if self.port == -1 or self.frontends == 1:
+            return 0
+        if self.frontends > 1:
+            return self.frontends
+        return 0 if num_cores <= 8 else min(4, num_cores // 8)
 
     @classmethod
     def add_flags(cls, parser: argparse.ArgumentParser) -> None:

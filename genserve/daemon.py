@@ -6,7 +6,6 @@ engine stops. One AsyncExitStack: the order of entry is the order of the start, 
 """
 
 import asyncio
-import gc
 import os
 import socket
 import sys
@@ -27,13 +26,20 @@ from genserve.control.sleep import SleepController
 from genserve.control.state import StateBoard
 from genserve.demo_model import DemoModelError, demo_model_path
 from genserve.engine.vllm.engine import EngineOptions, VllmEngine
+from genserve.engine.vllm.requests.intake import IntakeLimits
 from genserve.engine.vllm.start import config as vllm_config
 from genserve.engine.vllm.start import headless, stale_shm
+from genserve.engine.vllm.start.clients import Clients
 from genserve.engine.vllm.start.config import AsyncEngineArgs
 from genserve.errors import GenserveError
+from genserve.frontends import state as shared_state
+from genserve.frontends.settings import FrontendSettings
+from genserve.frontends.supervisor import FrontEnds
 from genserve.ingest.relay import IngestSettings
 from genserve.ingest.supervisor import IngestProcesses
-from genserve.memory.allocator import keep_freed_memory
+from genserve.memory.allocator import freeze_objects, keep_freed_memory
+from genserve.memory.words import SharedWords
+from genserve.rpc.generation import abort_with
 from genserve.rpc.server import SERVER_OPTIONS, ServerParts, start_server
 from genserve.signals import children_ignore_interrupts, stop_on_signals
 from genserve.weights.apply import PushApplier
@@ -99,7 +105,7 @@ async def serve(config: ServeConfig, args: AsyncEngineArgs) -> int:
         daemon = await _build_services(config, engine, opened, args.load_format.lower(), stack)
         del opened  # the files are closed when version 0 is not resident any more
         daemon.start(stack)
-        _settle_memory()
+        freeze_objects()
         daemon.announce(args.model, began_s)
         failure = await daemon.run_until_stopped(stopped)
         return await daemon.drain() if failure is None else await daemon.fail(failure)
@@ -107,14 +113,10 @@ async def serve(config: ServeConfig, args: AsyncEngineArgs) -> int:
 
 async def _start_engine(config: ServeConfig, args: AsyncEngineArgs) -> VllmEngine:
     _say(f"starting the engine for {args.model}")
-    options = EngineOptions(
-        config.max_active_requests,
-        config.max_n,
-        config.weight_update,
-        config.host,
-        config.port,
-        config.trust_request_chat_template,
-    )
+    limits = IntakeLimits(config.max_active_requests, config.max_n, config.trust_request_chat_template)
+    num_frontends = config.num_frontends(len(os.sched_getaffinity(0)))
+    clients = Clients(1 + num_frontends, if_possible=config.frontends == -1)
+    options = EngineOptions(limits, config.weight_update, config.host, config.port, clients)
     with children_ignore_interrupts():
         return await VllmEngine.start(args, options)
 
@@ -141,6 +143,8 @@ class _Daemon:
             tasks["memory for pushes"] = parts.resident.keep_reserved(parts.checkpoint.total_bytes)
         if parts.ingest is not None:
             tasks["receiving processes"] = parts.ingest.run()
+        if parts.frontends is not None:
+            tasks["front ends"] = parts.frontends.run()
         self.background = [asyncio.create_task(task, name=name) for name, task in tasks.items()]
         stack.push_async_callback(_cancel, self.background)
 
@@ -210,9 +214,20 @@ async def _build_services(
     pushes = PushRegistry(checkpoint, engine, applier, loras, board, resident, max_staging_bytes)
     sleeps = SleepController(engine, pauses, board, applier)
     transfers = TransferUpdates(engine, pauses, board, pushes, applier, resident)
-    ingest = await _ingest(config, stack)
     parts = ServerParts(
-        config, engine, board, pauses, sleeps, pushes, resident, transfers, loras, checkpoint, max_staging_bytes, ingest
+        config,
+        engine,
+        board,
+        pauses,
+        sleeps,
+        pushes,
+        resident,
+        transfers,
+        loras,
+        checkpoint,
+        max_staging_bytes,
+        await _ingest(config, stack),
+        await _frontends(config, engine, board, stack),
     )
     server = await start_server(parts)
     stack.push_async_callback(server.stop, _CLOSE_GRACE_S)
@@ -239,12 +254,6 @@ def _stopped_by_signal(config: ServeConfig) -> Iterator[asyncio.Event]:
         yield stopped
 
 
-def _settle_memory() -> None:
-    """Freezes the objects of the start, which live for ever, so that garbage collections do not traverse them."""
-    gc.collect()
-    gc.freeze()
-
-
 async def _ingest(config: ServeConfig, stack: AsyncExitStack) -> IngestProcesses | None:
     """The processes that receive pushes, if there are any. They end after the server, whose answers they pass on."""
     count = config.num_ingest_processes(len(os.sched_getaffinity(0)))
@@ -255,6 +264,30 @@ async def _ingest(config: ServeConfig, stack: AsyncExitStack) -> IngestProcesses
     stack.push_async_callback(ingest.stop)
     await ingest.start()
     return ingest
+
+
+async def _frontends(
+    config: ServeConfig, engine: VllmEngine, board: StateBoard, stack: AsyncExitStack
+) -> FrontEnds | None:
+    """The processes that serve requests beside this one, if there are any. They end after the server, and before the
+    engine."""
+    seats = engine.seats()
+    if not seats:
+        return None
+    words = SharedWords.create(shared_state.NUM_WORDS, "state")
+    stack.callback(words.close)
+    shared_state.StateWriter(board, words)
+    abort = abort_with(engine, board)
+
+    async def abort_as_bytes(request_ids: Sequence[str] | None) -> bytes:
+        return (await abort(request_ids)).SerializeToString()
+
+    settings = FrontendSettings(os.getpid(), 0, words.fd, config.host.strip("[]"), 0, config.max_message_bytes)
+    frontends = FrontEnds(seats, settings, board, abort_as_bytes, _say)
+    stack.push_async_callback(frontends.stop)
+    await frontends.start()
+    engine.others = frontends
+    return frontends
 
 
 async def _cancel(tasks: Sequence["asyncio.Task[None]"]) -> None:

@@ -17,3 +17,7 @@ PushAction = Literal["apply", "stage", "validate"]
 
 SleepTag = Literal["weights", "kv_cache", "scheduling"]
 """A part of the engine that sleeps and wakes up."""
+
+FRONTEND_PORTS_KEY = "genserve-frontend-ports"
+"""Initial metadata of a call of GenerationService that the daemon itself serves: the ports of its front ends, joined by
+commas. Absent if there are none."""

@@ -28,6 +28,17 @@ class AsyncClient(GenerationCalls, LoraCalls, TransferCalls, ControlCalls):
     def __init__(self, target: str = DEFAULT_TARGET, **settings: Unpack[ConnectionSettings]) -> None:
         super().__init__(Connection(target, **settings))
 
+    async def wait_ready(self, timeout_s: float = 600.0) -> None:
+        """Waits until the daemon says that it is serving. The daemon need not be started yet.
+
+        Raises DeadlineError, which names the phase of a daemon that answers. Nobody else may wake up a daemon that
+        sleeps. If the daemon has front ends (`genserve serve --frontends`), the client is connected to them then, also
+        for a first call that is a long `stream_many`. Other calls do not wait for this: until then, they go to the
+        daemon itself.
+        """
+        await super().wait_ready(timeout_s)
+        await self._frontends.find()
+
     async def close(self) -> None:
         """Closes the connection; calls in progress raise ClientClosedError, and so does every later one."""
         await self._connection.close()

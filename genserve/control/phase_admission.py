@@ -1,7 +1,17 @@
 """Raises the errors for what a phase refuses. Pure; `conditions` has the rules."""
 
+from typing import Protocol
+
 from genserve.control.conditions import RULES, DaemonCondition, EngineCondition, Phase, weights_refusal
 from genserve.errors import EngineTaintedError
+
+
+class HasPhase(Protocol):
+    """The daemon's state board, or what a front end sees of it."""
+
+    @property
+    def phase(self) -> Phase:
+        """The phase that clients see."""
 
 
 def check_control(phase: Phase) -> None:

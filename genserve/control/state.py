@@ -49,6 +49,7 @@ class StateBoard:
         self._answers = True
         self._ended = False
         self._changed = Change()
+        self._callbacks: list[Callable[[], None]] = []
 
     @property
     def engine_condition(self) -> EngineCondition:
@@ -75,12 +76,17 @@ class StateBoard:
         """Whether health says SERVING: requests are accepted, though they may have to wait, and the engine answers."""
         return self._answers and RULES[self.phase].serves
 
+    @property
+    def weight_version(self) -> int:
+        """Version of the weights served."""
+        return self._engine.weight_version
+
     def state(self) -> EngineState:
         """The state now."""
         load = self._engine.load()
         return EngineState(
             instance_id=self._instance_id,
-            weight_version=self._engine.weight_version,
+            weight_version=self.weight_version,
             phase=self.phase,
             pauses=tuple(self._active_leases()),
             running_requests=load.running,
@@ -145,7 +151,13 @@ class StateBoard:
 
     def notify(self) -> None:
         """Wakes everyone who waits for a change."""
+        for callback in self._callbacks:
+            callback()
         self._changed.tell()
+
+    def call_on_change(self, callback: Callable[[], None]) -> None:
+        """Calls `callback` at each change, before anybody who waits for it wakes up."""
+        self._callbacks.append(callback)
 
     async def wait_change(self) -> None:
         """Returns when something changed after the call."""

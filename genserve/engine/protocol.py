@@ -100,16 +100,32 @@ class Loras(Protocol):
         """The adapters that later requests can use, in order of their names."""
 
 
-class Engine(Protocol):
+class GeneratingEngine(Protocol):
+    """What a process needs to serve requests for tokens. Every method raises EngineDeadError if the engine dies."""
+
+    @property
+    def info(self) -> EngineInfo:
+        """What it serves."""
+
+    async def submit(self, request: GenerationRequest) -> GenerationStream:
+        """Admits a request, or raises its error."""
+
+    async def abort(self, request_ids: Sequence[str] | None) -> tuple[list[str], list[str]]:
+        """Ends requests (None = all) with reason ABORTED; returns the ids that ran and those that did not."""
+
+    async def tokenize(self, prompt: TextPrompt | ChatPrompt, add_special_tokens: bool) -> list[int]:
+        """Token ids of a prompt."""
+
+    async def detokenize(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
+        """Text of token ids."""
+
+
+class Engine(GeneratingEngine, Protocol):
     """A generation engine whose weights can be exchanged.
 
     Every method raises EngineDeadError if the engine dies meanwhile, and DeadlineError if `timeout_s` ends. If the
     caller gives up a call, the engine continues it; `settled` tells when it has ended.
     """
-
-    @property
-    def info(self) -> EngineInfo:
-        """What it serves."""
 
     @property
     def weight_version(self) -> int:
@@ -127,18 +143,6 @@ class Engine(Protocol):
 
     async def wait_idle(self) -> None:
         """Returns when no request is left."""
-
-    async def submit(self, request: GenerationRequest) -> GenerationStream:
-        """Admits a request, or raises its error."""
-
-    async def abort(self, request_ids: Sequence[str] | None) -> tuple[list[str], list[str]]:
-        """Ends requests (None = all) with reason ABORTED; returns the ids that ran and those that did not."""
-
-    async def tokenize(self, prompt: TextPrompt | ChatPrompt, add_special_tokens: bool) -> list[int]:
-        """Token ids of a prompt."""
-
-    async def detokenize(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
-        """Text of token ids."""
 
     def load(self) -> Load:
         """The present load."""

@@ -1,6 +1,7 @@
-"""The C library's allocator, and what it does with freed memory."""
+"""How a process manages memory: the C library's allocator, and Python's garbage collector."""
 
 import ctypes
+import gc
 
 # mallopt's parameters, from malloc.h.
 _M_TRIM_THRESHOLD = -1
@@ -21,3 +22,9 @@ def keep_freed_memory() -> bool:
     except (OSError, AttributeError):
         return False
     return bool(mallopt(_M_MMAP_THRESHOLD, _LARGEST_KEPT_BYTES) and mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES))
+
+
+def freeze_objects() -> None:
+    """Freezes the objects of the start, which live for ever, so that garbage collections do not traverse them."""
+    gc.collect()
+    gc.freeze()

@@ -1,6 +1,7 @@
 """ControlService."""
 
 import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from genserve.control.pause import PauseController
@@ -41,7 +42,7 @@ class ControlServicer(ControlServiceServicer):
         sleeps: SleepController,
         board: StateBoard,
         loras: LoraLoader,
-        facts: ServerFacts,
+        facts: Callable[[], ServerFacts],
     ) -> None:
         self._engine = engine
         self._loras = loras
@@ -128,7 +129,7 @@ class ControlServicer(ControlServiceServicer):
         self, request: control_pb2.GetServerInfoRequest, context: "ServicerContext[Any, Any]"
     ) -> control_pb2.GetServerInfoResponse:
         """What is served."""
-        return self._answer(to_server_info, self._engine.info, self._facts)
+        return self._answer(to_server_info, self._engine.info, self._facts())
 
     async def Sleep(
         self, request: control_pb2.SleepRequest, context: "ServicerContext[Any, Any]"

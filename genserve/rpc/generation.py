@@ -2,12 +2,12 @@
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from genserve.control.phase_admission import check_generation
+from genserve.control.phase_admission import HasPhase, check_generation
 from genserve.control.state import StateBoard
-from genserve.engine.protocol import Engine
+from genserve.engine.protocol import Engine, GeneratingEngine
 from genserve.rpc.answers import Answers
 from genserve.rpc.convert.generation_request import detokenize_input, generation_request, tokenize_input
 from genserve.rpc.convert.generation_response import to_response
@@ -16,9 +16,34 @@ from genserve.rpc.streams.generate_many import GenerateMany
 from genserve.rpc.streams.turns import Turns, Writer
 from genserve.v1 import generation_pb2
 from genserve.v1.generation_pb2_grpc import GenerationServiceServicer
+from genserve.words import FRONTEND_PORTS_KEY
 
 if TYPE_CHECKING:
     from grpc.aio import ServicerContext
+
+
+Abort = Callable[[Sequence[str] | None], Awaitable[generation_pb2.AbortResponse]]
+"""Ends requests of any client; None = all."""
+
+
+def abort_with(engine: Engine, board: StateBoard) -> Abort:
+    """Ends them in the engine, and answers with the state."""
+    answer = Answers(board.state)
+
+    async def abort(request_ids: Sequence[str] | None) -> generation_pb2.AbortResponse:
+        aborted_ids, unknown_ids = await engine.abort(request_ids)
+        return answer(generation_pb2.AbortResponse, aborted_ids=aborted_ids, unknown_ids=unknown_ids)
+
+    return abort
+
+
+def abort_elsewhere(ask: Callable[[Sequence[str] | None], Awaitable[bytes]]) -> Abort:
+    """Has another process end them. `ask` returns its answer, serialized."""
+
+    async def abort(request_ids: Sequence[str] | None) -> generation_pb2.AbortResponse:
+        return generation_pb2.AbortResponse.FromString(await ask(request_ids))
+
+    return abort
 
 
 # The stubs know messages and generators only. These are coroutines that write, not async generators, because gRPC does
@@ -26,11 +51,15 @@ if TYPE_CHECKING:
 class GenerationServicer(GenerationServiceServicer):
     """Streams tokens out of the engine."""
 
-    def __init__(self, engine: Engine, board: StateBoard) -> None:
+    def __init__(
+        self, engine: GeneratingEngine, board: HasPhase, abort: Abort, frontend_ports: Callable[[], Sequence[int]]
+    ) -> None:
+        """`frontend_ports`: of processes that clients should rather call."""
         self._engine = engine
         self._board = board
         self._turns = Turns(asyncio.get_running_loop())
-        self._answer = Answers(board.state)
+        self._abort = abort
+        self._frontend_ports = frontend_ports
 
     async def Generate(  # type: ignore[override]
         self,
@@ -44,7 +73,7 @@ class GenerationServicer(GenerationServiceServicer):
         stream = await self._engine.submit(await request.read(lambda m: generation_request(m, info, minted_id)))
         try:
             # Admitted: from here on a client must not replay the call, and these metadata tell it so.
-            await context.send_initial_metadata(())
+            await context.send_initial_metadata(self._initial_metadata)
             writer = Writer(stream, self._turns)
             while not stream.is_finished:
                 await writer.turn()
@@ -60,16 +89,14 @@ class GenerationServicer(GenerationServiceServicer):
         context: "ServicerContext[Any, generation_pb2.GenerateManyResponse]",
     ) -> None:
         """Writes deltas of all requests of the stream; ends them when the client goes away."""
-        await context.send_initial_metadata(())
+        await context.send_initial_metadata(self._initial_metadata)
         await GenerateMany(self._engine, self._board, context.write).run(request_iterator)
 
     async def Abort(  # type: ignore[override]
         self, request: Received[generation_pb2.AbortRequest], context: "ServicerContext[Any, Any]"
     ) -> generation_pb2.AbortResponse:
         """Ends requests of any client."""
-        request_ids = await request.read(lambda m: None if m.all else list(m.request_ids))
-        aborted_ids, unknown_ids = await self._engine.abort(request_ids)
-        return self._answer(generation_pb2.AbortResponse, aborted_ids=aborted_ids, unknown_ids=unknown_ids)
+        return await self._abort(await request.read(lambda m: None if m.all else list(m.request_ids)))
 
     async def Tokenize(  # type: ignore[override]
         self, request: Received[generation_pb2.TokenizeRequest], context: "ServicerContext[Any, Any]"
@@ -85,3 +112,8 @@ class GenerationServicer(GenerationServiceServicer):
         info = self._engine.info
         text = await self._engine.detokenize(*await request.read(lambda m: detokenize_input(m, info)))
         return generation_pb2.DetokenizeResponse(text=text)
+
+    @property
+    def _initial_metadata(self) -> tuple[tuple[str, str], ...]:
+        ports = self._frontend_ports()
+        return ((FRONTEND_PORTS_KEY, ",".join(map(str, ports))),) if ports else ()

@@ -1,12 +1,11 @@
 """grpc.health.v1 from the state board: there is no second copy of the state that could be out of date."""
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from genserve.control.state import StateBoard
 from genserve.rpc.watchers import Watchers
 
 if TYPE_CHECKING:
@@ -15,10 +14,25 @@ if TYPE_CHECKING:
 SERVICE_NAME = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 
 
+class Serving(Protocol):
+    """The daemon's state board, or what a front end sees of it."""
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether health says SERVING."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing will change any more: watchers send the last state and end."""
+
+    async def wait_change(self) -> None:
+        """Returns when something changed after the call."""
+
+
 class HealthServicer(health_pb2_grpc.HealthServicer):
     """Answers for `service_names` and for the whole server, which is "". All have the same status."""
 
-    def __init__(self, board: StateBoard, service_names: Iterable[str]) -> None:
+    def __init__(self, board: Serving, service_names: Iterable[str]) -> None:
         self._board = board
         self._service_names = frozenset(service_names) | {""}
         self._watchers = Watchers("health")

@@ -7,9 +7,9 @@ all addresses of a server.
 import asyncio
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import grpc.aio
 from google.protobuf.message_factory import GetMessageClass
@@ -18,10 +18,12 @@ from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 from genserve.addresses import joined
 from genserve.config import ServeConfig
 from genserve.control.pause import PauseController
+from genserve.control.phase_admission import HasPhase
 from genserve.control.sleep import SleepController
 from genserve.control.state import StateBoard
-from genserve.engine.protocol import Engine
+from genserve.engine.protocol import Engine, GeneratingEngine
 from genserve.engine.types import EngineInfo
+from genserve.frontends.supervisor import FrontEnds
 from genserve.ingest import protocol as ingest_protocol
 from genserve.ingest.supervisor import IngestProcesses
 from genserve.memory.daemon_processes import DaemonProcesses
@@ -30,8 +32,8 @@ from genserve.rpc import health
 from genserve.rpc.control import ControlServicer
 from genserve.rpc.convert.control import ServerFacts
 from genserve.rpc.frames.push import Frame, frame_parser
-from genserve.rpc.generation import GenerationServicer
-from genserve.rpc.health import HealthServicer
+from genserve.rpc.generation import Abort, GenerationServicer, abort_with
+from genserve.rpc.health import HealthServicer, Serving
 from genserve.rpc.interceptor import StatusInterceptor
 from genserve.rpc.received import receiver
 from genserve.rpc.reflection import add_reflection
@@ -87,6 +89,7 @@ class ServerParts:
     checkpoint: CheckpointIndex | None
     max_staging_bytes: int
     ingest: IngestProcesses | None = None
+    frontends: FrontEnds | None = None
     processes: DaemonProcesses = field(default_factory=DaemonProcesses)
 
     @property
@@ -131,10 +134,27 @@ async def start_server(parts: ServerParts) -> RunningServer:
     return RunningServer(address, tuple(servers))
 
 
+class FrontendState(HasPhase, Serving, Protocol):
+    """What a front end sees of the daemon's state."""
+
+
+def frontend_server(
+    engine: GeneratingEngine, state: FrontendState, abort: Abort, max_message_bytes: int
+) -> grpc.aio.Server:
+    """A server with GenerationService alone, and its health and reflection. It is bound to no address yet."""
+    names = tuple(service.full_name for service in generation_pb2.DESCRIPTOR.services_by_name.values())
+    server = _server(max_message_bytes)
+    _add_generation(server, GenerationServicer(engine, state, abort, tuple), engine.info.max_request_bytes)
+    add_HealthServicer_to_server(HealthServicer(state, names), server)
+    add_reflection(server, [*names, health.SERVICE_NAME])
+    return server
+
+
 def _public_server(parts: ServerParts, weights: WeightServicer) -> grpc.aio.Server:
     """A server with all services, bound to no address yet."""
-    server = _server(parts.config)
-    facts = ServerFacts(
+    server = _server(parts.config.max_message_bytes)
+    frontends = parts.frontends
+    fixed = ServerFacts(
         parts.engine.info.model,
         parts.config.max_message_bytes,
         parts.max_staging_bytes,
@@ -142,7 +162,19 @@ def _public_server(parts: ServerParts, weights: WeightServicer) -> grpc.aio.Serv
         host_id() if parts.takes_segments else "",
         parts.ingest.ports if parts.ingest is not None else (),
     )
-    _add_generation(server, GenerationServicer(parts.engine, parts.board), parts.engine.info.max_request_bytes)
+
+    def facts() -> ServerFacts:
+        if frontends is None:
+            return fixed
+        return replace(fixed, frontend_ports=frontends.live_ports(), num_frontends_down=frontends.num_down())
+
+    generation = GenerationServicer(
+        parts.engine,
+        parts.board,
+        abort_with(parts.engine, parts.board),
+        frontends.live_ports if frontends is not None else tuple,
+    )
+    _add_generation(server, generation, parts.engine.info.max_request_bytes)
     _add_weights(server, weights)
     add_ControlServiceServicer_to_server(
         ControlServicer(parts.engine, parts.pauses, parts.sleeps, parts.board, parts.loras, facts), server
@@ -154,7 +186,7 @@ def _public_server(parts: ServerParts, weights: WeightServicer) -> grpc.aio.Serv
 
 def _relay_server(config: ServeConfig, weights: WeightServicer) -> grpc.aio.Server:
     """A server only for what receiving processes pass on."""
-    server = _server(config)
+    server = _server(config.max_message_bytes)
     relayed: grpc.RpcMethodHandler[Frame, bytes] = grpc.stream_stream_rpc_method_handler(
         weights.relayed_push, request_deserializer=frame_parser(weights.max_header_bytes)
     )
@@ -163,10 +195,10 @@ def _relay_server(config: ServeConfig, weights: WeightServicer) -> grpc.aio.Serv
     return server
 
 
-def _server(config: ServeConfig) -> grpc.aio.Server:
+def _server(max_message_bytes: int) -> grpc.aio.Server:
     return grpc.aio.server(
         interceptors=[StatusInterceptor()],
-        options=[*SERVER_OPTIONS, ("grpc.max_receive_message_length", config.max_message_bytes)],
+        options=[*SERVER_OPTIONS, ("grpc.max_receive_message_length", max_message_bytes)],
     )
 
 

@@ -496,6 +496,8 @@ class GetServerInfoResponse(_message.Message):
     RESERVED_DEVICE_BYTES_FIELD_NUMBER: _builtins.int
     PINNED_HOST_BYTES_FIELD_NUMBER: _builtins.int
     MODEL_MEMORY_FIELD_NUMBER: _builtins.int
+    FRONTEND_PORTS_FIELD_NUMBER: _builtins.int
+    NUM_FRONTENDS_DOWN_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The model, as given to --model."""
     architecture: _builtins.str
@@ -531,6 +533,8 @@ class GetServerInfoResponse(_message.Message):
     """Pinned memory of the host through which new versions reach a device, in bytes: the smallest value of any worker. 0
     = none, so copies take about three times as long; always 0 on the CPU.
     """
+    num_frontends_down: _builtins.int
+    """Front ends that ended again and again and are not started any more. Their ports are not listed."""
     @_builtins.property
     def limits(self) -> Global___Limits:
         """Limits of requests."""
@@ -561,6 +565,12 @@ class GetServerInfoResponse(_message.Message):
     def model_memory(self) -> Global___ModelMemory:
         """What the loaded model reaches, and what a push does with it."""
 
+    @_builtins.property
+    def frontend_ports(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Front-end ports: further ports of the same host, of separate processes that serve GenerationService, each for
+        requests of its own (--frontends). The daemon's own port serves it too.
+        """
+
     def __init__(
         self,
         *,
@@ -583,10 +593,12 @@ class GetServerInfoResponse(_message.Message):
         reserved_device_bytes: _builtins.int = ...,
         pinned_host_bytes: _builtins.int = ...,
         model_memory: Global___ModelMemory | None = ...,
+        frontend_ports: _abc.Iterable[_builtins.int] | None = ...,
+        num_frontends_down: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "model_memory", b"model_memory", "parallelism", b"parallelism", "state", b"state"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "device", b"device", "dtype", b"dtype", "features", b"features", "host_id", b"host_id", "ingest_ports", b"ingest_ports", "limits", b"limits", "logprobs_mode", b"logprobs_mode", "model", b"model", "model_memory", b"model_memory", "parallelism", b"parallelism", "pinned_host_bytes", b"pinned_host_bytes", "reserved_device_bytes", b"reserved_device_bytes", "state", b"state", "versions", b"versions", "vocab_size", b"vocab_size", "weight_transfer", b"weight_transfer", "weight_update", b"weight_update", "weight_update_reason", b"weight_update_reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "device", b"device", "dtype", b"dtype", "features", b"features", "frontend_ports", b"frontend_ports", "host_id", b"host_id", "ingest_ports", b"ingest_ports", "limits", b"limits", "logprobs_mode", b"logprobs_mode", "model", b"model", "model_memory", b"model_memory", "num_frontends_down", b"num_frontends_down", "parallelism", b"parallelism", "pinned_host_bytes", b"pinned_host_bytes", "reserved_device_bytes", b"reserved_device_bytes", "state", b"state", "versions", b"versions", "vocab_size", b"vocab_size", "weight_transfer", b"weight_transfer", "weight_update", b"weight_update", "weight_update_reason", b"weight_update_reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -27,7 +27,10 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class GenerationServiceStub:
-    """Generates tokens and converts between text and tokens."""
+    """Generates tokens and converts between text and tokens. A daemon that has front ends
+    (GetServerInfoResponse.frontend_ports) names their ports in the initial metadata of the Generate and GenerateMany calls
+    that it serves itself: genserve-frontend-ports, joined by commas.
+    """
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -54,7 +57,10 @@ class GenerationServiceStub:
 
 @_typing.type_check_only
 class GenerationServiceAsyncStub(GenerationServiceStub):
-    """Generates tokens and converts between text and tokens."""
+    """Generates tokens and converts between text and tokens. A daemon that has front ends
+    (GetServerInfoResponse.frontend_ports) names their ports in the initial metadata of the Generate and GenerateMany calls
+    that it serves itself: genserve-frontend-ports, joined by commas.
+    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_generation_pb2.GenerateRequest, _generation_pb2.GenerateResponse]  # type: ignore[assignment]
@@ -77,7 +83,10 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
     """Turns token ids into text."""
 
 class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Generates tokens and converts between text and tokens."""
+    """Generates tokens and converts between text and tokens. A daemon that has front ends
+    (GetServerInfoResponse.frontend_ports) names their ports in the initial metadata of the Generate and GenerateMany calls
+    that it serves itself: genserve-frontend-ports, joined by commas.
+    """
 
     @_abc_1.abstractmethod
     def Generate(

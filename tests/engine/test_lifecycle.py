@@ -21,7 +21,7 @@ from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess
 
 @pytest.fixture
 def own_daemon(checkpoints: dict[str, Path], tmp_path: Path) -> Iterator[DaemonProcess]:
-    """A daemon for one test."""
+    """A daemon for one test, with front ends."""
     flags = [
         "--model",
         str(checkpoints["a"]),
@@ -30,6 +30,8 @@ def own_daemon(checkpoints: dict[str, Path], tmp_path: Path) -> Iterator[DaemonP
         "20",
         "--uds",
         str(tmp_path / "sock"),
+        "--frontends",
+        "2",
     ]
     process = DaemonProcess(flags, tmp_path / "stderr")
     try:
@@ -60,12 +62,14 @@ async def test_a_terminated_daemon_finishes_what_runs_and_refuses_what_comes(
     started = descendants(own_daemon)
     async with AsyncClient(own_daemon.address) as client, AsyncClient(f"unix:{tmp_path / 'sock'}") as other:
         assert (await other.generate([1, 2, 3], max_tokens=2, ignore_eos=True)).usage is not None
-        stream = client.stream([1, 2, 3], temperature=0.0, max_tokens=800, ignore_eos=True)
-        first = await anext(stream)
+        await client.wait_ready()
+        streams = [each.stream([1, 2, 3], temperature=0.0, max_tokens=800, ignore_eos=True) for each in (client, other)]
+        first = [await anext(stream) for stream in streams]
         own_daemon.process.send_signal(signal.SIGTERM)
-        await until_refused(other)
-        tokens = sum([len(d.outputs[0].token_ids) async for d in stream], len(first.outputs[0].token_ids))
-    assert tokens == 800
+        await asyncio.gather(until_refused(other), until_refused(client))
+        for stream, delta in zip(streams, first, strict=True):
+            tokens = sum([len(d.outputs[0].token_ids) async for d in stream], len(delta.outputs[0].token_ids))
+            assert tokens == 800
     assert await asyncio.to_thread(own_daemon.process.wait, 40) == 0
     _, alive = psutil.wait_procs(started, timeout=10)
     assert alive == []
@@ -75,19 +79,24 @@ async def test_a_terminated_daemon_finishes_what_runs_and_refuses_what_comes(
 async def test_when_the_engine_is_killed_every_call_ends_and_the_daemon_exits_with_an_error(
     own_daemon: DaemonProcess,
 ) -> None:
-    """Streams and a pending pause are UNAVAILABLE within two seconds; no process is left."""
+    """Streams and a pending pause are UNAVAILABLE within two seconds; no process is left. The first stream is one of
+    the daemon, the second one of a front end."""
     started = descendants(own_daemon)
     core = next(p for p in started if "EngineCore" in "".join(p.cmdline()) or "EngineCore" in p.name())
     async with AsyncClient(own_daemon.address) as client:
-        stream = client.stream([1, 2, 3], max_tokens=1900, ignore_eos=True)
-        await anext(stream)
+        streams = []
+        for _ in range(2):
+            streams.append(client.stream([1, 2, 3], max_tokens=1900, ignore_eos=True))
+            await anext(streams[-1])
+            await client.wait_ready()
         pending = asyncio.create_task(client.pause(mode="wait"))
         await asyncio.sleep(0.2)
         core.send_signal(signal.SIGKILL)
         killed_at = time.monotonic()
-        with pytest.raises((EngineDeadError, UnavailableError)):
-            async for _ in stream:
-                pass
+        for stream in streams:
+            with pytest.raises((EngineDeadError, UnavailableError)):
+                async for _ in stream:
+                    pass
         with pytest.raises((EngineDeadError, UnavailableError)):
             await pending
         assert time.monotonic() - killed_at < 10

@@ -63,6 +63,7 @@ def status_table(status: "Status", info: "ServerInfo", now: datetime) -> str:
         ("load", f"{load.running} running, {load.waiting} waiting, {load.tokens_per_second:.0f} tok/s"),
         ("cache", f"{load.kv_usage:.0%} in use, {load.prefix_cache_hit_rate:.0%} prefix hits"),
         ("updates", f"{info.weight_update}: {info.weight_update_reason}"),
+        *([("serving", _frontends_row(info))] if info.frontend_ports or info.num_frontends_down else []),
         *([("asleep", _asleep_row(state))] if state.asleep_tags else []),
         *(("pause", _lease_row(lease, now)) for lease in state.pauses),
     ]
@@ -83,6 +84,12 @@ def _asleep_row(state: "EngineState") -> str:
     push = "push a version" if "weights" not in state.asleep_tags else "wake them up and push a version"
     restored = f"wake up everything, which restores version {state.weight_version}"
     return f"{parts}; the weights were discarded: {push}, or {restored}"
+
+
+def _frontends_row(info: "ServerInfo") -> str:
+    ports = ", ".join(map(str, info.frontend_ports))
+    down = f"; {info.num_frontends_down} ended again and again, and stay down" if info.num_frontends_down else ""
+    return f"{len(info.frontend_ports)} front ends{f', on ports {ports}' if ports else ''}{down}"
 
 
 def _lease_row(lease: "PauseLease", now: datetime) -> str:

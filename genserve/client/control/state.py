@@ -156,6 +156,8 @@ class ServerInfo:
     (beside, host or inplace), and `weight_update_reason` is why; `reserved_device_bytes` and `pinned_host_bytes` are
     the memory reserved for it. `model_memory`: what the model reaches. `weight_transfer`: backend of vLLM's own
     transfer, "" without one. `logprobs_mode`: what log-probabilities mean, as vLLM's --logprobs-mode names it.
+    `frontend_ports`: of the processes that serve requests beside the daemon, and `num_frontends_down` those that ended
+    again and again.
     """
 
     model: str
@@ -176,6 +178,8 @@ class ServerInfo:
     model_memory: ModelMemory
     weight_transfer: str
     logprobs_mode: str
+    frontend_ports: list[int]
+    num_frontends_down: int
     state: EngineState
 
     @classmethod
@@ -207,5 +211,7 @@ class ServerInfo:
             model_memory=ModelMemory.of(message.model_memory),
             weight_transfer=message.weight_transfer,
             logprobs_mode=message.logprobs_mode,
+            frontend_ports=list(message.frontend_ports),
+            num_frontends_down=message.num_frontends_down,
             state=EngineState.of(message.state),
         )

@@ -17,8 +17,9 @@ from genserve.client.generation.options import (
     is_chat,
 )
 from genserve.client.generation.results import Delta, Generation
-from genserve.client.transport.connection import UNSET, ServiceCalls, Timeout
+from genserve.client.transport.connection import UNSET, Connection, ServiceCalls, Timeout
 from genserve.client.transport.fields import build, naming
+from genserve.client.transport.frontend_channels import FrontendChannels
 from genserve.client.transport.response_stream import ResponseStream
 from genserve.errors import InvalidFieldError
 from genserve.v1 import generation_pb2
@@ -34,6 +35,10 @@ class AbortResult:
 
 class GenerationCalls(ServiceCalls):
     """Generation of tokens."""
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(connection)
+        self._frontends = FrontendChannels(connection)
 
     async def generate(
         self, prompt: PromptLike, *, timeout_s: Timeout = UNSET, **options: Unpack[GenerateOptions]
@@ -61,7 +66,10 @@ class GenerationCalls(ServiceCalls):
         """
         request = generate_request(prompt, options)
         timeout = self._connection.grpc_timeout_s(timeout_s, self._connection.timeouts.generate_s)
-        return self._connection.stream(self._connection.generation.Generate, request, timeout, Delta)
+        stub = self._frontends.stub()
+        call = stub.Generate(request, timeout=timeout, metadata=self._connection.metadata)
+        self._frontends.look_at(call, stub)
+        return ResponseStream(call, Delta, self._connection.typed_errors)
 
     def stream_many(self, *, timeout_s: Timeout = UNSET) -> ManyStream:
         """Opens one stream for many requests: `submit` them at any time, iterate over what they gain.
@@ -77,7 +85,9 @@ class GenerationCalls(ServiceCalls):
                     print(item.request_id, item.error or item.delta.text)
         """
         timeout = self._connection.grpc_timeout_s(timeout_s, self._connection.timeouts.generate_s)
-        call = self._connection.generation.GenerateMany(timeout=timeout, metadata=self._connection.metadata)
+        stub = self._frontends.stub()
+        call = stub.GenerateMany(timeout=timeout, metadata=self._connection.metadata)
+        self._frontends.look_at(call, stub)
         return ManyStream(call, self._connection, self.abort)
 
     def generate_as_completed(

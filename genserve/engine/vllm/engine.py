@@ -13,10 +13,9 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.envs import VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS, enable_envs_cache
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.network_utils import get_ip
-from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 
-from genserve.engine.generation import ChatPrompt, FinishReason, GenerationRequest, TextPrompt
+from genserve.engine.generation import ChatPrompt, GenerationRequest, TextPrompt
 from genserve.engine.types import (
     ArenaRef,
     EngineInfo,
@@ -29,25 +28,23 @@ from genserve.engine.types import (
     WeightDigest,
 )
 from genserve.engine.vllm.activity import observer
+from genserve.engine.vllm.clients.others import NoOthers, OtherClients
+from genserve.engine.vllm.clients.rows import ClientRows
+from genserve.engine.vllm.clients.seat import Seat
 from genserve.engine.vllm.heartbeat import Heartbeat, HeartbeatLimits
 from genserve.engine.vllm.liveness import Liveness, end_of
 from genserve.engine.vllm.load import LoadMeter
 from genserve.engine.vllm.loras import LiveLoras
-from genserve.engine.vllm.requests.build import RequestBuilder
-from genserve.engine.vllm.requests.prompts import PromptCodec
-from genserve.engine.vllm.requests.running import RunningRequests
+from genserve.engine.vllm.requests.intake import Intake, IntakeLimits
 from genserve.engine.vllm.requests.stream import VllmStream
 from genserve.engine.vllm.scheduling import Scheduling
+from genserve.engine.vllm.start import clients, refusals
 from genserve.engine.vllm.start import config as vllm_config
-from genserve.engine.vllm.start import refusals
+from genserve.engine.vllm.start.clients import ALONE, ClientPlace, Clients, StartedEngine
 from genserve.engine.vllm.start.daemon_address import daemon_address
 from genserve.engine.vllm.transfer import LiveTransfer
 from genserve.engine.vllm.weights import LiveWeights
 from genserve.engine.vllm.workers import Workers
-from genserve.errors import (
-    EngineDeadError,
-    WeightVersionMismatchError,
-)
 from genserve.tensors.manifest import TensorSpec
 
 _ATTACH_TIMEOUT_S = 120.0
@@ -56,39 +53,35 @@ _SHUTDOWN_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """`max_active_requests`: sequences admitted and unfinished, above which new ones are refused; `max_n`: of one
-    request; `weight_update`: auto or a way of genserve.worker.contract.placement; `host` and `port`: where the daemon
-    listens; `trust_request_chat_template`: requests may bring one along."""
+    """`limits`: of requests; `weight_update`: auto or a way of genserve.worker.contract.placement; `host` and `port`:
+    where the daemon listens; `clients`: the processes that send requests."""
 
-    max_active_requests: int
-    max_n: int
+    limits: IntakeLimits
     weight_update: str = "auto"
     host: str = "127.0.0.1"
     port: int = 0
-    trust_request_chat_template: bool = False
+    clients: Clients = ALONE
 
 
 class VllmEngine:
     """AsyncLLM, its requests and its workers. Made by `start`."""
 
-    def __init__(self, llm: AsyncLLM, meter: LoadMeter, options: EngineOptions, address: str) -> None:
-        """`address`: at which other hosts reach the daemon, if there are any."""
+    def __init__(
+        self, started: StartedEngine, meter: LoadMeter, rows: ClientRows, options: EngineOptions, address: str
+    ) -> None:
+        """`rows`: of all clients; `address`: at which other hosts reach the daemon, if there are any."""
+        llm = started.llm
         config = llm.vllm_config
         parallel = config.parallel_config
         self._llm = llm
+        self._places = started.places
+        self._clients = options.clients
+        self._limits = options.limits
+        self._rows = rows
         self._meter = meter
         # internal: ends the streams as vLLM does when its engine has died.
         self._liveness = Liveness(lambda: llm.output_processor.propagate_error(VllmEngineDeadError()))
         self._info = vllm_config.info(config)
-        self._prompts = PromptCodec(
-            llm.get_tokenizer(),
-            self._info.max_model_len,
-            self._info.max_request_bytes,
-            trust_templates=options.trust_request_chat_template,
-        )
-        # More sequences than vLLM's own queue takes would always be refused.
-        queued = config.scheduler_config.max_num_queued_reqs or options.max_active_requests
-        self._builder = RequestBuilder(llm, self._info, min(options.max_n, options.max_active_requests, queued))
         workers = Workers(llm.engine_core, self._liveness, parallel.world_size * parallel.data_parallel_size)
         self._workers = workers
         self._scheduling = Scheduling(llm, self._liveness)
@@ -96,33 +89,31 @@ class VllmEngine:
         self.warnings: tuple[str, ...] = ()  # one line for each setting that has a cost when weights are pushed
         self.transfer = LiveTransfer(self._weights)
         self.loras = LiveLoras(workers, self._info.max_loras)
-        self._requests = RunningRequests(
-            llm,
-            self._liveness,
-            self._prompts,
-            self._builder,
-            self.loras,
-            max_active=options.max_active_requests,
-            max_model_len=self._info.max_model_len,
+        tally = rows.tally(options.clients.daemon_index)
+        self._intake = Intake(
+            llm, self._liveness, self._info, options.limits, self.loras, tally, lambda: self._weights.version
         )
+        self.others: OtherClients = NoOthers()
+        """The processes at the other places, once they are there."""
 
     @classmethod
     async def start(cls, args: AsyncEngineArgs, options: EngineOptions) -> "VllmEngine":
         """Starts the engine processes and makes every worker ready for pushes. Call before any gRPC object exists."""
         meter = LoadMeter()
         args = vllm_config.adapted(args, options.weight_update)
+        logging_config = args.create_logging_config()
         with vllm_config.start_explained(args):
             # As AsyncLLM.from_engine_args, with a look at the configuration before any process starts.
             config = vllm_config.with_ranks_here(args, args.create_engine_config(UsageContext.ENGINE_CONTEXT))
             warnings = refusals.check(config)
             address = daemon_address(config.parallel_config, options.host, options.port, get_ip)
-            llm = AsyncLLM.from_vllm_config(
-                config,
-                stat_loggers=[meter],
-                enable_log_requests=args.enable_log_requests,
-                disable_log_stats=args.disable_log_stats,
-            )
-        engine = cls(llm, meter, options, address)
+            options = replace(options, clients=clients.possible(config, options.clients))
+            rows = ClientRows.create(options.clients.count, config.parallel_config.data_parallel_size)
+            meter.others = rows.rows(but=options.clients.daemon_index)
+            started = clients.start(config, args, meter, options.clients, rows.counters)
+        llm = started.llm
+        llm.vllm_config.logging_config = logging_config  # without the file of the start, for front ends
+        engine = cls(started, meter, rows, options, address)
         engine.warnings = warnings
         try:
             assert llm.output_handler is not None  # internal: the task that ends when EngineCore dies
@@ -161,10 +152,12 @@ class VllmEngine:
         timeout_s = 0.0 if self._liveness.dead else _SHUTDOWN_TIMEOUT_S
         self._weights.close()
         self.loras.close()
-        self._prompts.close()
-        self._builder.close()
+        self._intake.close()
         self._liveness.declare_dead("the daemon has ended it")
         await asyncio.to_thread(self._llm.shutdown, timeout_s)
+        for place in self._places:
+            place.close()
+        self._rows.close()
 
     @property
     def cause_of_death(self) -> str:
@@ -175,6 +168,20 @@ class VllmEngine:
     def info(self) -> EngineInfo:
         """What it serves."""
         return self._info
+
+    @property
+    def places(self) -> Sequence[ClientPlace]:
+        """Where other processes join as clients; the daemon's own place is among them. Empty if it is the only one."""
+        return self._places
+
+    def seats(self) -> list[Seat]:
+        """The places of front ends. Call once."""
+        llm, liveness, rows = self._llm, self._liveness, self._rows
+        return [
+            Seat(place, llm, liveness, rows, self.loras, self._info, self._limits)
+            for place in self._places
+            if place.index in self._clients.frontends
+        ]
 
     @property
     def weight_version(self) -> int:
@@ -201,45 +208,45 @@ class VllmEngine:
 
     def load(self) -> Load:
         """What it has to do now."""
-        return self._meter.load(self._llm.get_num_unfinished_requests())
+        num_elsewhere = sum(each.num_sequences for each in self._meter.others)
+        return self._meter.load(self._llm.get_num_unfinished_requests() + num_elsewhere)
 
     async def submit(self, request: GenerationRequest) -> VllmStream:
         """Admits a request."""
-        if self._liveness.dead:
-            raise EngineDeadError("the engine has died")
-        if request.min_weight_version is not None and self.weight_version < request.min_weight_version:
-            raise WeightVersionMismatchError(
-                f"version {self.weight_version} is served, the request needs {request.min_weight_version}",
-                metadata={"weight_version": str(self.weight_version)},
-            )
-        return await self._requests.submit(request)
+        return await self._intake.submit(request)
 
     async def wait_idle(self) -> None:
-        """Returns when no request is left."""
-        await self._requests.wait_idle()
+        """Returns when no request is left, here and in the others."""
+        await asyncio.gather(self._intake.running.wait_idle(), self.others.wait_idle())
 
     async def abort(self, request_ids: Sequence[str] | None) -> tuple[list[str], list[str]]:
-        """Ends requests with reason ABORTED."""
-        return self._requests.abort(request_ids)
+        """Ends requests with reason ABORTED, of any client. A client may use an id that another one uses too."""
+        aborted, unknown = self._intake.running.abort(request_ids)
+        elsewhere = set(await self.others.abort(request_ids))
+        aborted += sorted(elsewhere.difference(aborted))
+        return aborted, [each for each in unknown if each not in elsewhere]
 
     async def tokenize(self, prompt: TextPrompt | ChatPrompt, add_special_tokens: bool) -> list[int]:
         """Token ids of a prompt."""
-        return await self._prompts.encode(prompt, add_special_tokens=add_special_tokens)
+        return await self._intake.tokenize(prompt, add_special_tokens)
 
     async def detokenize(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
         """Text of token ids."""
-        return await self._prompts.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        return await self._intake.detokenize(token_ids, skip_special_tokens)
 
     async def pause(self, mode: PauseMode, kv_policy: KvPolicy, timeout_s: float) -> PauseCounts:
         """Stops scheduling."""
+        running = self._intake.running
         if mode is not PauseMode.ABORT:
             await self._scheduling.pause(mode, kv_policy, timeout_s)
-            return PauseCounts(kept=len(self._requests.streams), aborted=0)
-        aborted = self._requests.streams
-        for stream in aborted:
-            stream.reason_if_aborted(FinishReason.PAUSED)
-        await self._scheduling.pause(mode, kv_policy, timeout_s)
-        return PauseCounts(kept=0, aborted=len(aborted))
+            return PauseCounts(kept=len(running.streams) + self.others.num_requests, aborted=0)
+        try:
+            aborted = await self.others.pausing() + running.pausing()
+            await self._scheduling.pause(mode, kv_policy, timeout_s)
+        finally:
+            running.paused()
+            await self.others.paused()
+        return PauseCounts(kept=0, aborted=aborted)
 
     async def resume(self, timeout_s: float) -> None:
         """Schedules again."""

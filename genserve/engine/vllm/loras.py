@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from genserve.engine.protocol import LoraDirectory
 from genserve.engine.types import LoadedLora
+from genserve.engine.vllm.requests.adapters import UsedAdapter
 from genserve.engine.vllm.workers import WorkerError, Workers
 from genserve.errors import EngineDeadError, LoraNotFoundError, PushRolledBackError, StagingFullError
 from genserve.worker.contract.calls import AddLora, RemoveLora
@@ -105,11 +106,11 @@ class LiveLoras:
         """The adapters that later requests can use."""
         return [lora.as_loaded() for _, lora in sorted(self._current.items())]
 
-    def use(self, name: str, request_id: str) -> HeldLora:
+    async def use(self, name: str, request_id: str) -> UsedAdapter:
         """The adapter of a request, until `release`. Raises LoraNotFoundError."""
         lora = self._by_request[request_id] = self._require(name)
         lora.users.add(request_id)
-        return lora
+        return UsedAdapter(lora.unique_name, lora.lora_id, lora.files.directory)
 
     def release(self, request_id: str) -> None:
         """Records that the request has ended."""

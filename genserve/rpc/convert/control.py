@@ -30,6 +30,8 @@ class ServerFacts:
     features: Sequence[str]
     host_id: str = ""
     ingest_ports: Sequence[int] = ()
+    frontend_ports: Sequence[int] = ()
+    num_frontends_down: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +140,8 @@ def to_server_info(info: EngineInfo, facts: ServerFacts) -> control_pb2.GetServe
         logprobs_mode=info.logprobs_mode,
         host_id=facts.host_id,
         ingest_ports=facts.ingest_ports,
+        frontend_ports=facts.frontend_ports,
+        num_frontends_down=facts.num_frontends_down,
         limits=control_pb2.Limits(
             max_model_len=info.max_model_len,
             max_num_seqs=info.max_num_seqs,

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from genserve.control.arguments import MAX_TEXT_CHARS
-from genserve.control.phase_admission import check_generation
-from genserve.control.state import StateBoard
+from genserve.control.phase_admission import HasPhase, check_generation
 from genserve.engine.generation import GenerationRequest, GenerationUpdate
-from genserve.engine.protocol import Engine, GenerationStream
+from genserve.engine.protocol import GeneratingEngine, GenerationStream
 from genserve.errors import GenserveError, InvalidFieldError
 from genserve.rpc.convert.generation_request import generation_request
 from genserve.rpc.convert.generation_response import fill_response
@@ -72,7 +71,7 @@ class GenerateMany:
     what comes: memory is bounded by the outputs themselves.
     """
 
-    def __init__(self, engine: Engine, board: StateBoard, write: Write) -> None:
+    def __init__(self, engine: GeneratingEngine, board: HasPhase, write: Write) -> None:
         self._engine = engine
         self._board = board
         self._write = write

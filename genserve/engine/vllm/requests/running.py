@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from typing import Protocol
 
 from vllm.lora.request import LoRARequest
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -9,7 +10,7 @@ from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 
 from genserve.engine.generation import FinishReason, GenerationRequest, prompt_too_long
 from genserve.engine.vllm.liveness import Liveness
-from genserve.engine.vllm.loras import LiveLoras
+from genserve.engine.vllm.requests.adapters import Adapters
 from genserve.engine.vllm.requests.build import RequestBuilder, translated
 from genserve.engine.vllm.requests.outputs import LeanOutputs
 from genserve.engine.vllm.requests.prompts import PromptCodec
@@ -17,10 +18,22 @@ from genserve.engine.vllm.requests.stream import VllmStream
 from genserve.errors import EngineDeadError, GenserveError, QueueFullError, RequestIdInUseError
 
 
+class Tally(Protocol):
+    """What all clients of the engine have admitted together."""
+
+    @property
+    def num_elsewhere(self) -> int:
+        """Unfinished sequences of the other clients."""
+
+    def publish(self, num_sequences: int, num_requests: int) -> None:
+        """Tells the others what this client has admitted and not finished."""
+
+
 class RunningRequests:
     """Admits requests while there is room for their sequences. Holds each one's id, adapter and stream until it ends.
 
-    `max_active`: sequences admitted and unfinished, above which new ones are refused; `max_model_len`: in tokens.
+    `max_active`: sequences admitted and unfinished, by all clients, above which new ones are refused;
+    `max_model_len`: in tokens.
     """
 
     def __init__(
@@ -29,7 +42,8 @@ class RunningRequests:
         liveness: Liveness,
         prompts: PromptCodec,
         builder: RequestBuilder,
-        loras: LiveLoras,
+        adapters: Adapters,
+        tally: Tally,
         *,
         max_active: int,
         max_model_len: int,
@@ -39,12 +53,14 @@ class RunningRequests:
         self._prompts = prompts
         self._builder = builder
         self._outputs = LeanOutputs(llm.output_processor)
-        self._loras = loras
+        self._adapters = adapters
+        self._tally = tally
         self._max_active = max_active
         self._max_model_len = max_model_len
         self._streams: dict[str, VllmStream | None] = {}  # None while a request is being admitted
         self._num_sequences: dict[str, int] = {}  # by request, from before it is admitted
         self._num_active = 0  # their sum
+        self._reason_if_aborted = FinishReason.ABORTED
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -59,14 +75,16 @@ class RunningRequests:
             raise RequestIdInUseError(f"a request {request.request_id!r} is already running")
         self._builder.check_early(request)
         num_sequences = request.sampling.n or 1
-        if self._num_active + num_sequences > self._max_active:
+        num_active = self._num_active + self._tally.num_elsewhere
+        if num_active + num_sequences > self._max_active:
             raise QueueFullError(
-                f"{self._num_active} sequences are running or waiting, of {self._max_active} at most",
+                f"{num_active} sequences are running or waiting, of {self._max_active} at most",
                 retry_after_s=1.0,
             )
         self._streams[request.request_id] = None  # the id is taken from here on
         self._num_sequences[request.request_id] = num_sequences
         self._num_active += num_sequences
+        self._tally.publish(self._num_active, len(self._streams))
         self._idle.clear()
         try:
             stream = self._streams[request.request_id] = await self._admit(request)
@@ -74,6 +92,19 @@ class RunningRequests:
             self._forget(request.request_id)
             raise
         return stream
+
+    def pausing(self) -> int:
+        """Requests that the engine aborts from now on end as PAUSED, also those that are admitted until `paused`. How
+        many there are now."""
+        self._reason_if_aborted = FinishReason.PAUSED
+        streams = self.streams
+        for stream in streams:
+            stream.reason_if_aborted(FinishReason.PAUSED)
+        return len(streams)
+
+    def paused(self) -> None:
+        """The pause has aborted all that it aborts."""
+        self._reason_if_aborted = FinishReason.ABORTED
 
     async def wait_idle(self) -> None:
         """Returns when no request is left."""
@@ -91,7 +122,7 @@ class RunningRequests:
         ids = await self._prompts.encode(request.prompt)
         if len(ids) >= self._max_model_len:
             raise prompt_too_long(f"{len(ids)} tokens", len(ids), self._max_model_len)
-        built = await self._builder.engine_request(request, ids, self._lora(request))
+        built = await self._builder.engine_request(request, ids, await self._lora(request))
         unread = self._outputs.expect(request)
         try:
             # internal: vLLM takes what its input processor made, and calls it deprecated. Only so is it known what is
@@ -106,13 +137,15 @@ class RunningRequests:
         finally:
             self._outputs.forget(request.request_id)
         # internal: vLLM's own id of the request, which it made just now.
-        return VllmStream(request, collector.request_id, unread, self._abort_stream, self._forget, _stream_failure)
+        stream = VllmStream(request, collector.request_id, unread, self._abort_stream, self._forget, _stream_failure)
+        stream.reason_if_aborted(self._reason_if_aborted)
+        return stream
 
-    def _lora(self, request: GenerationRequest) -> LoRARequest | None:
+    async def _lora(self, request: GenerationRequest) -> LoRARequest | None:
         if not request.lora_name:
             return None
-        lora = self._loras.use(request.lora_name, request.request_id)
-        return LoRARequest(lora.unique_name, lora.lora_id, lora.files.directory)
+        used = await self._adapters.use(request.lora_name, request.request_id)
+        return LoRARequest(used.unique_name, used.lora_id, used.directory)
 
     async def _abort_stream(self, stream: VllmStream) -> None:
         if not self._liveness.dead:
@@ -121,7 +154,8 @@ class RunningRequests:
     def _forget(self, request_id: str) -> None:
         self._streams.pop(request_id, None)
         self._num_active -= self._num_sequences.pop(request_id, 0)
-        self._loras.release(request_id)
+        self._adapters.release(request_id)
+        self._tally.publish(self._num_active, len(self._streams))
         if not self._streams:
             self._idle.set()
 

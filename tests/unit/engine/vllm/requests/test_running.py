@@ -1,13 +1,14 @@
 """Which requests an engine works on: those that it admits, until they end or are given up."""
 
 import asyncio
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 
-from genserve.engine.generation import AnyPrompt, GenerationRequest, Sampling, TokenPrompt
+from genserve.engine.generation import AnyPrompt, FinishReason, GenerationRequest, Sampling, TokenPrompt
 from genserve.engine.vllm.liveness import Liveness
 from genserve.engine.vllm.requests.running import RunningRequests
 from genserve.errors import EngineDeadError, InvalidFieldError, PromptTooLongError, QueueFullError, RequestIdInUseError
@@ -88,10 +89,27 @@ def liveness() -> Liveness:
     return Liveness()
 
 
+@dataclass
+class ScriptedTally:
+    """Of another client that has admitted `num_elsewhere` sequences. `told` is what it was told."""
+
+    num_elsewhere: int = 0
+    told: tuple[int, int] = (0, 0)
+
+    def publish(self, num_sequences: int, num_requests: int) -> None:
+        """Notes it."""
+        self.told = num_sequences, num_requests
+
+
 @pytest.fixture
-def requests(llm: ScriptedLlm, liveness: Liveness) -> RunningRequests:
+def tally() -> ScriptedTally:
+    return ScriptedTally()
+
+
+@pytest.fixture
+def requests(llm: ScriptedLlm, liveness: Liveness, tally: ScriptedTally) -> RunningRequests:
     parts: Any = (llm, liveness, Codec(), Builder(), Loras())
-    return RunningRequests(*parts, max_active=MAX_ACTIVE, max_model_len=MAX_MODEL_LEN)
+    return RunningRequests(*parts, tally, max_active=MAX_ACTIVE, max_model_len=MAX_MODEL_LEN)
 
 
 def request(request_id: str = "r", n: int | None = None, num_tokens: int = 2) -> GenerationRequest:
@@ -212,3 +230,25 @@ async def test_an_abort_tells_what_ran_and_what_did_not(requests: RunningRequest
     llm.taking.open.set()
     await submitting
     assert llm.aborted == [("a-internal", True), ("b-internal", True)]
+
+
+async def test_sequences_of_other_clients_count_for_the_limit(requests: RunningRequests, tally: ScriptedTally) -> None:
+    """The limit is that of the engine. The others are told of each admission and each end."""
+    tally.num_elsewhere = MAX_ACTIVE - 2
+    stream = await requests.submit(request("two", n=2))
+    assert tally.told == (2, 1)
+    with pytest.raises(QueueFullError, match=f"^{MAX_ACTIVE} sequences"):
+        await requests.submit(request("three"))
+    await stream.close()
+    assert tally.told == (0, 0)
+
+
+async def test_a_request_that_is_admitted_during_a_pause_ends_as_paused(requests: RunningRequests) -> None:
+    """The engine aborts it too, if it came before the pause."""
+    before = await requests.submit(request("before"))
+    assert requests.pausing() == 1
+    during = await requests.submit(request("during"))
+    requests.paused()
+    after = await requests.submit(request("after"))
+    reasons = [stream._reason("abort", None) for stream in (before, during, after)]
+    assert reasons == [FinishReason.PAUSED, FinishReason.PAUSED, FinishReason.ABORTED]

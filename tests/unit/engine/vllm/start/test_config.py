@@ -12,6 +12,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from genserve.config import WEIGHT_UPDATES
 from genserve.doctor.serve_flags import DEFAULT_UTILIZATION
 from genserve.engine.vllm import engine as vllm
+from genserve.engine.vllm.requests.intake import IntakeLimits
 from genserve.engine.vllm.start import config as vllm_config
 from genserve.engine.vllm.start.config import AsyncEngineArgs
 from genserve.engine.vllm.start.failure import EngineStartError
@@ -92,6 +93,6 @@ async def test_the_engine_is_started_with_that_number(tmp_path: Path, monkeypatc
     monkeypatch.setattr(AsyncLLM, "from_vllm_config", from_vllm_config)
     args = AsyncEngineArgs(model=str(models.tiny_qwen3(tmp_path)), data_parallel_size=3)
     with pytest.raises(EngineStartError, match="enough"):
-        await vllm.VllmEngine.start(args, vllm.EngineOptions(8, 8, "inplace"))
+        await vllm.VllmEngine.start(args, vllm.EngineOptions(IntakeLimits(8, 8), "inplace"))
     assert update._ranks_here(started[0]) == 3
     assert started[0].additional_config[WEIGHT_UPDATE_KEY] == "inplace"

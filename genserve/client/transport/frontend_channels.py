@@ -1,0 +1,109 @@
+"""The connections that requests for tokens go over: to the daemon's front ends, where they can be reached."""
+
+import asyncio
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import grpc
+import grpc.aio
+
+from genserve.client.transport.connection import Connection
+from genserve.client.transport.errors import ClientClosedError
+from genserve.errors import GenserveError
+from genserve.v1 import control_pb2, generation_pb2_grpc
+from genserve.words import FRONTEND_PORTS_KEY
+
+if TYPE_CHECKING:
+    from genserve.v1.generation_pb2_grpc import GenerationServiceAsyncStub
+
+CONNECT_TIMEOUT_S: Final = 2.0
+ASK_TIMEOUT_S: Final = 5.0
+LOOK_AGAIN_S: Final = 60.0
+"""Time after which a daemon without front ends may have been started again with some."""
+
+
+class FrontendChannels:
+    """Spreads calls over the front ends. The daemon names their ports in the initial metadata of the calls that it
+    serves itself, so finding them costs no call and delays none: until then, and where none can be reached, calls go to
+    the daemon."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        host, colon, _ = connection.target.rpartition(":")
+        self._host = host if colon and not connection.target.startswith("unix") else ""
+        self._frontends: list[tuple[grpc.aio.Channel, GenerationServiceAsyncStub]] = []
+        self._turn = 0
+        self._looking: asyncio.Task[None] | None = None
+        self._looks_at_s = 0.0
+        connection.on_close(self._give_up)
+
+    def stub(self) -> "GenerationServiceAsyncStub":
+        """The stub for the next call: of the front ends that are connected, in turns, or of the daemon. The caller
+        gives the call to `look_at`."""
+        daemon = self._connection.generation
+        for _ in range(len(self._frontends)):
+            self._turn += 1
+            channel, stub = self._frontends[self._turn % len(self._frontends)]
+            # A front end that is being started again is connected to in the background.
+            if channel.get_state(try_to_connect=True) is grpc.ChannelConnectivity.READY:
+                return stub
+        return daemon
+
+    def look_at(self, call: Any, stub: "GenerationServiceAsyncStub") -> None:
+        """Looks for the ports in what the daemon says first, if this call goes to the daemon."""
+        loop = asyncio.get_running_loop()
+        if self._host == "" or stub is not self._connection.generation or loop.time() < self._looks_at_s:
+            return
+        if self._looking is None or self._looking.done():
+            # Neither a dropped client nor a dropped stream may be kept alive by this.
+            self._looking = loop.create_task(_look(weakref.ref(self), call), name="finding front ends")
+
+    async def find(self) -> None:
+        """Returns when the front ends are found and connected, as far as they can be. For who begins with one long
+        call."""
+        if self._host == "":
+            return
+        try:
+            info = await self._connection.unary(
+                self._connection.control.GetServerInfo, control_pb2.GetServerInfoRequest(), ASK_TIMEOUT_S
+            )
+        except GenserveError:
+            return  # a daemon that has none serves all the same
+        await self.connect(info.frontend_ports)
+
+    async def connect(self, ports: Sequence[int]) -> None:
+        """Uses the front ends on these ports, and no others."""
+        if not ports:
+            self._looks_at_s = asyncio.get_running_loop().time() + LOOK_AGAIN_S
+        former, self._frontends = self._frontends, []
+        for channel, _ in former:
+            await channel.close()
+        connected = await asyncio.gather(*map(self._connected, ports))
+        self._frontends = [each for each in connected if each is not None]
+
+    async def _connected(self, port: int) -> "tuple[grpc.aio.Channel, GenerationServiceAsyncStub] | None":
+        try:
+            channel = self._connection.another_channel(f"{self._host}:{port}")
+            with self._connection.typed_errors():
+                async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                    await channel.channel_ready()
+        except ClientClosedError:
+            return None
+        except TimeoutError:
+            await channel.close()  # behind a firewall or a tunnel
+            return None
+        return channel, generation_pb2_grpc.GenerationServiceStub(channel)
+
+    def _give_up(self) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
+
+
+async def _look(channels: "weakref.ref[FrontendChannels]", call: Any) -> None:
+    metadata = await call.initial_metadata()
+    named = next((value for key, value in metadata or () if key == FRONTEND_PORTS_KEY), None)
+    if named is None and call.done() and await call.code() is not grpc.StatusCode.OK:
+        return  # it was not admitted, and nothing was said
+    if (found := channels()) is not None:
+        await found.connect([int(port) for port in named.split(",")] if named else [])

@@ -1,0 +1,93 @@
+"""The engine as a front end has it: it admits requests and streams their tokens. All else is the daemon's."""
+
+from collections.abc import Callable, Sequence
+
+from vllm.envs import enable_envs_cache
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
+
+from genserve.engine.generation import ChatPrompt, GenerationRequest, TextPrompt
+from genserve.engine.types import EngineInfo
+from genserve.engine.vllm.clients.join import join
+from genserve.engine.vllm.clients.rows import ClientRows
+from genserve.engine.vllm.clients.seat import Invitation, place_of
+from genserve.engine.vllm.liveness import Liveness
+from genserve.engine.vllm.requests.adapters import Adapters
+from genserve.engine.vllm.requests.intake import Intake
+from genserve.engine.vllm.requests.stream import VllmStream
+from genserve.memory.id_table import IdTable
+from genserve.memory.words import SharedWords
+from genserve.worker.contract.lifetime import end_with_process
+
+
+def end_with_daemon(pid: int) -> None:
+    """Ends this process with the daemon, however the daemon ends, as the engine's workers end."""
+    end_with_process(pid)
+
+
+class FrontendEngine:
+    """A client of the daemon's engine. Made by `join`."""
+
+    def __init__(self, llm: AsyncLLM, info: EngineInfo, make_intake: Callable[[Liveness], Intake]) -> None:
+        self._llm = llm
+        # internal: ends the streams as vLLM does when its engine has died.
+        self._liveness = Liveness(lambda: llm.output_processor.propagate_error(VllmEngineDeadError()))
+        self._intake = make_intake(self._liveness)
+        self.info = info
+        """What is served."""
+        assert llm.output_handler is not None  # internal: the task that ends when EngineCore dies
+        llm.output_handler.add_done_callback(lambda _: self.declare_dead("EngineCore reported an error"))
+
+    @classmethod
+    async def join(cls, data: bytes, adapters: Adapters, weight_version: Callable[[], int]) -> "FrontendEngine":
+        """Joins the engine that an invitation is for. Raises UnavailableError."""
+        invitation = Invitation.from_bytes(data)
+        num_engines = invitation.config.parallel_config.data_parallel_size
+        rows = ClientRows(SharedWords(invitation.rows_fd), invitation.count, num_engines)
+        ids = IdTable(invitation.ids_fd)
+        place = place_of(invitation)
+        llm = await join(invitation.config, place, rows.row(place.index), rows.counters, ids.add)
+        enable_envs_cache()  # vLLM asks the environment about something for every token
+        tally = rows.tally(place.index)
+
+        def make_intake(liveness: Liveness) -> Intake:
+            return Intake(llm, liveness, invitation.info, invitation.limits, adapters, tally, weight_version)
+
+        return cls(llm, invitation.info, make_intake)
+
+    async def submit(self, request: GenerationRequest) -> VllmStream:
+        """Admits a request."""
+        return await self._intake.submit(request)
+
+    async def abort(self, request_ids: Sequence[str] | None) -> tuple[list[str], list[str]]:
+        """Ends requests of this front end."""
+        return self._intake.running.abort(request_ids)
+
+    async def tokenize(self, prompt: TextPrompt | ChatPrompt, add_special_tokens: bool) -> list[int]:
+        """Token ids of a prompt."""
+        return await self._intake.tokenize(prompt, add_special_tokens)
+
+    async def detokenize(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
+        """Text of token ids."""
+        return await self._intake.detokenize(token_ids, skip_special_tokens)
+
+    def pausing(self) -> int:
+        """Requests that the engine aborts from now on end as PAUSED. How many there are."""
+        return self._intake.running.pausing()
+
+    def paused(self) -> None:
+        """The engine has aborted them."""
+        self._intake.running.paused()
+
+    async def wait_idle(self) -> None:
+        """Returns when no request is left."""
+        await self._intake.running.wait_idle()
+
+    def declare_dead(self, cause: str) -> None:
+        """Ends every stream: the engine has died."""
+        self._liveness.declare_dead(cause)
+
+    def close(self) -> None:
+        """Leaves the engine."""
+        self._intake.close()
+        self._llm.shutdown(0.0)

@@ -1,0 +1,126 @@
+"""Joins an engine that runs already, as one of its clients.
+
+EngineCore tells each client once, at its start, that it is ready, and vLLM's client waits for this. A client that
+joins later, after the one at its place has died, would wait in vain. So vLLM's client is made on a socket of its own,
+where this module says that the engine is ready. Then the socket listens at its place too, EngineCore connects, and
+takes the place of the one that has said so.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import zmq
+import zmq.asyncio
+from vllm.config import VllmConfig
+from vllm.utils.network_utils import ZmqListener, get_open_zmq_ipc_path
+from vllm.v1.engine import EngineCoreRequest
+from vllm.v1.engine.async_llm import AsyncLLM
+from zmq.utils.monitor import recv_monitor_message
+
+from genserve.engine.vllm.start.clients import ClientPlace
+from genserve.errors import UnavailableError
+
+_CONNECT_TIMEOUT_S = 60.0
+_ANSWER_TIMEOUT_S = 110.0  # the engine answers between two steps, which may take long on a CPU
+_READY = b""
+"""vLLM takes it for an engine that has changed no setting. The daemon's configuration has the changes already."""
+
+
+async def join(
+    config: VllmConfig, place: ClientPlace, meter: Any, counters: Any, note: Callable[[str, Any], None]
+) -> AsyncLLM:
+    """The client at a place, once every engine listens to it. `config` is that of the daemon's client after the start.
+
+    `note` is called with the id of each sequence before EngineCore gets it, and with vLLM's unfinished ones. Raises
+    UnavailableError if an engine does not connect.
+    """
+    llm = _client(config, place, meter, counters)
+    try:
+        await _listen(llm, place.requests)
+        # One round trip. vLLM keeps the answer, which every request needs.
+        async with asyncio.timeout(_ANSWER_TIMEOUT_S):
+            await llm.get_supported_tasks()
+    except TimeoutError:
+        llm.shutdown(0.0)
+        raise UnavailableError("the engine does not answer its new client") from None
+    except BaseException:
+        llm.shutdown(0.0)
+        raise
+    # internal: AsyncLLM gives a request its ids in the same call that sends it.
+    send = llm.engine_core.add_request_async
+    unfinished = llm.output_processor.request_states
+
+    async def noted(request: EngineCoreRequest) -> None:
+        note(request.request_id, unfinished)
+        await send(request)
+
+    llm.engine_core.add_request_async = noted
+    return llm
+
+
+def _client(config: VllmConfig, place: ClientPlace, meter: Any, counters: Any) -> AsyncLLM:
+    address = get_open_zmq_ipc_path()
+    addresses = {
+        "input_address": address,
+        "output_address": place.outputs.address,
+        "output_listener": place.outputs.socket,
+        "stats_update_address": place.stats_address,
+        "mp_admission_counters": counters,
+    }
+    parallel = config.parallel_config
+    # internal: how EngineCore identifies itself, as in MPClient.__init__.
+    identities = [rank.to_bytes(2, "little") for rank in range(parallel.data_parallel_size)]
+    done = threading.Event()
+    saying = threading.Thread(target=_say_ready, args=(address, identities, done), name="genserve-ready", daemon=True)
+    saying.start()
+    try:
+        llm = AsyncLLM.from_vllm_config(
+            config,
+            stat_loggers=[meter],
+            disable_log_stats=True,
+            client_addresses=addresses,
+            client_count=place.count,
+            client_index=place.index,
+        )
+    finally:
+        done.set()
+        saying.join()
+    llm.engine_core.input_socket.unbind(address)
+    return llm
+
+
+def _say_ready(address: str, identities: list[bytes], done: threading.Event) -> None:
+    """What EngineCore sends when it has started, from each engine."""
+    with zmq.Context() as context:
+        sockets = []
+        for identity in identities:
+            socket = context.socket(zmq.DEALER)
+            socket.setsockopt(zmq.IDENTITY, identity)
+            socket.setsockopt(zmq.LINGER, 0)
+            socket.connect(address)
+            socket.send(_READY)
+            sockets.append(socket)
+        done.wait()
+        for socket in sockets:
+            socket.close()
+
+
+async def _listen(llm: AsyncLLM, listener: ZmqListener) -> None:
+    """Takes requests to the engine from here on. Returns when each engine has connected."""
+    # internal: vLLM's socket of this name, on which it knows engines by their identities.
+    socket: zmq.asyncio.Socket = llm.engine_core.input_socket
+    num_engines = len(llm.engine_core.core_engines)
+    socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+    socket.setsockopt(zmq.USE_FD, listener.socket.detach())
+    monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+    try:
+        socket.bind(listener.address)
+        async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+            for _ in range(num_engines):
+                await recv_monitor_message(monitor)
+    except TimeoutError:
+        raise UnavailableError("the engine does not connect to its new client") from None
+    finally:
+        socket.disable_monitor()

@@ -1,0 +1,197 @@
+"""What each client of the engine tells the others, in shared words: how much it does, and what vLLM told it.
+
+vLLM sends the statistics of a step to one client only, that whose requests come first. So each client writes what it
+gets to its own row, and the daemon reads all rows.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from genserve.memory.words import SharedWords
+
+RATE_WINDOW_S = 5.0
+_SEQUENCES, _REQUESTS, _QUERIES, _HITS = range(4)
+# Output tokens by the quarter of a second in which they came: the quarter's number, and theirs.
+_QUARTER_S = 0.25
+_NUM_QUARTERS = 24
+_FIRST_QUARTER = 4
+_FIRST_ENGINE = _FIRST_QUARTER + 2 * _NUM_QUARTERS
+# Of each data-parallel engine: when the statistics came (ns), and what they were.
+_AT, _WAITING, _KV_USAGE, _STEPS = range(4)
+_ENGINE_WORDS = 4
+# vLLM's own counters of unfinished requests, for --max-num-queued-reqs, are as far apart as a cache line is long.
+_COUNTER_WORDS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """The last statistics of one data-parallel engine that came to one client, and its steps that this client knows.
+    `at_ns` is on the monotonic clock."""
+
+    at_ns: int
+    waiting: int
+    kv_usage: float
+    steps: int
+
+
+class ClientRow:
+    """The row of one client. Only this client writes it, and whoever clears it after its death. As vLLM's stat logger
+    it is its own factory."""
+
+    def __init__(self, words: SharedWords, start: int, num_engines: int, clock: Callable[[], float]) -> None:
+        self._ints = words.ints
+        self._floats = words.floats
+        self._start = start
+        self._num_engines = num_engines
+        self._clock = clock
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences admitted and unfinished."""
+        return self._ints[self._start + _SEQUENCES]
+
+    @property
+    def num_requests(self) -> int:
+        """Requests admitted and unfinished."""
+        return self._ints[self._start + _REQUESTS]
+
+    @property
+    def prefix_cache(self) -> tuple[int, int]:
+        """Tokens looked up in the prefix cache, and those found."""
+        return self._ints[self._start + _QUERIES], self._ints[self._start + _HITS]
+
+    def publish(self, num_sequences: int, num_requests: int) -> None:
+        """Sets what is admitted and unfinished."""
+        self._ints[self._start + _SEQUENCES] = num_sequences
+        self._ints[self._start + _REQUESTS] = num_requests
+
+    def num_recent_tokens(self) -> int:
+        """Output tokens within the last seconds of RATE_WINDOW_S."""
+        oldest = int((self._clock() - RATE_WINDOW_S) / _QUARTER_S)
+        first = self._start + _FIRST_QUARTER
+        pairs = ((self._ints[at], self._ints[at + 1]) for at in range(first, first + 2 * _NUM_QUARTERS, 2))
+        return sum(count for quarter, count in pairs if quarter > oldest)
+
+    def engines(self) -> Iterator[EngineStats]:
+        """The statistics of each data-parallel engine."""
+        for index in range(self._num_engines):
+            at = self._engine(index)
+            ints = self._ints
+            yield EngineStats(ints[at + _AT], ints[at + _WAITING], self._floats[at + _KV_USAGE], ints[at + _STEPS])
+
+    def __call__(self, vllm_config: Any, engine_index: int = 0) -> "ClientRow":
+        """vLLM's factory."""
+        return self
+
+    def record(
+        self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
+    ) -> None:
+        """vLLM's hook: outputs of one engine came, or statistics, or both."""
+        if scheduler_stats is not None:
+            at, ints = self._engine(engine_idx), self._ints
+            ints[at + _WAITING] = scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs
+            self._floats[at + _KV_USAGE] = scheduler_stats.kv_cache_usage
+            ints[at + _STEPS] += 1
+            ints[at + _AT] = time.monotonic_ns()
+            ints[self._start + _QUERIES] += scheduler_stats.prefix_cache_stats.queries
+            ints[self._start + _HITS] += scheduler_stats.prefix_cache_stats.hits
+        if iteration_stats is not None and iteration_stats.num_generation_tokens:
+            self._count_tokens(iteration_stats.num_generation_tokens)
+
+    def log(self) -> None:
+        """vLLM's hook; nothing to do."""
+
+    def log_engine_initialized(self) -> None:
+        """vLLM's hook; nothing to do."""
+
+    def record_sleep_state(self, is_awake: int, level: int) -> None:
+        """vLLM's hook; nothing to do."""
+
+    def record_admission_rejection(self, reason: str) -> None:
+        """vLLM's hook; nothing to do."""
+
+    def _count_tokens(self, count: int) -> None:
+        quarter = int(self._clock() / _QUARTER_S)
+        at = self._start + _FIRST_QUARTER + 2 * (quarter % _NUM_QUARTERS)
+        if self._ints[at] != quarter:
+            self._ints[at + 1] = 0
+            self._ints[at] = quarter
+        self._ints[at + 1] += count
+
+    def _engine(self, index: int) -> int:
+        return self._start + _FIRST_ENGINE + _ENGINE_WORDS * index
+
+
+class ClientRows:
+    """The rows of `num_clients` clients of `num_engines` data-parallel engines."""
+
+    def __init__(
+        self, words: SharedWords, num_clients: int, num_engines: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._words = words
+        self._num_clients = num_clients
+        self._num_engines = num_engines
+        self._clock = clock
+
+    @classmethod
+    def create(cls, num_clients: int, num_engines: int) -> "ClientRows":
+        """New rows, all 0."""
+        num_words = num_clients * (_row_words(num_engines) + _COUNTER_WORDS)
+        return cls(SharedWords.create(num_words, "clients"), num_clients, num_engines)
+
+    @property
+    def fd(self) -> int:
+        """The descriptor of the memory, for another client."""
+        return self._words.fd
+
+    @property
+    def counters(self) -> memoryview:
+        """vLLM's `mp_admission_counters`: each client counts its unfinished requests there, and limits their sum."""
+        return self._words.ints[self._num_clients * _row_words(self._num_engines) :]
+
+    def row(self, index: int) -> ClientRow:
+        """The row of a client."""
+        start = index * _row_words(self._num_engines)
+        return ClientRow(self._words, start, self._num_engines, self._clock)
+
+    def tally(self, index: int) -> "RowTally":
+        """What client `index` has to know of the others to admit requests."""
+        return RowTally(self.row(index), self.rows(but=index))
+
+    def rows(self, *, but: int) -> list[ClientRow]:
+        """The rows of all clients but one."""
+        return [self.row(index) for index in range(self._num_clients) if index != but]
+
+    def close(self) -> None:
+        """Unmaps them."""
+        self._words.close()
+
+    def vacate(self, index: int) -> None:
+        """Records that a client has died, and with it its requests."""
+        self.row(index).publish(0, 0)
+        self.counters[index * _COUNTER_WORDS] = 0
+
+
+class RowTally:
+    """What all clients have admitted, for one of them. Two clients may admit requests at the same moment, so the limit
+    of all may be exceeded by what they admit then."""
+
+    def __init__(self, own: ClientRow, others: Sequence[ClientRow]) -> None:
+        self._own = own
+        self._others = others
+
+    @property
+    def num_elsewhere(self) -> int:
+        """Unfinished sequences of the other clients."""
+        return sum(each.num_sequences for each in self._others)
+
+    def publish(self, num_sequences: int, num_requests: int) -> None:
+        """Tells the others."""
+        self._own.publish(num_sequences, num_requests)
+
+
+def _row_words(num_engines: int) -> int:
+    num_words = _FIRST_ENGINE + _ENGINE_WORDS * num_engines
+    return -(-num_words // _COUNTER_WORDS) * _COUNTER_WORDS  # whole cache lines

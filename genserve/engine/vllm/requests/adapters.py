@@ -1,0 +1,23 @@
+"""The LoRA adapters that requests use: those of the daemon, or of a daemon that a front end asks."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class UsedAdapter:
+    """An adapter as vLLM needs it for a request: its name and id there, and the directory of its files."""
+
+    unique_name: str
+    lora_id: int
+    directory: str
+
+
+class Adapters(Protocol):
+    """Keeps an adapter loaded for as long as a request uses it."""
+
+    async def use(self, name: str, request_id: str) -> UsedAdapter:
+        """The adapter of a request, until `release`. Raises LoraNotFoundError."""
+
+    def release(self, request_id: str) -> None:
+        """Records that the request has ended, or was not admitted. Does nothing for one without an adapter."""

@@ -1,0 +1,87 @@
+"""Requests of one client of the engine, from the prompt to the stream. The daemon has one, and each front end."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from genserve.engine.generation import ChatPrompt, GenerationRequest, TextPrompt
+from genserve.engine.types import EngineInfo
+from genserve.engine.vllm.liveness import Liveness
+from genserve.engine.vllm.requests.adapters import Adapters
+from genserve.engine.vllm.requests.build import RequestBuilder
+from genserve.engine.vllm.requests.prompts import PromptCodec
+from genserve.engine.vllm.requests.running import RunningRequests, Tally
+from genserve.engine.vllm.requests.stream import VllmStream
+from genserve.errors import EngineDeadError, WeightVersionMismatchError
+
+
+@dataclass(frozen=True, slots=True)
+class IntakeLimits:
+    """`max_active_requests`: sequences admitted and unfinished, above which new ones are refused; `max_n`: of one
+    request; `trust_request_chat_template`: requests may bring one along."""
+
+    max_active_requests: int
+    max_n: int
+    trust_request_chat_template: bool = False
+
+
+class Intake:
+    """Admits requests, and converts text. `weight_version` tells what is served."""
+
+    def __init__(
+        self,
+        llm: AsyncLLM,
+        liveness: Liveness,
+        info: EngineInfo,
+        limits: IntakeLimits,
+        adapters: Adapters,
+        tally: Tally,
+        weight_version: Callable[[], int],
+    ) -> None:
+        self._liveness = liveness
+        self._weight_version = weight_version
+        self._prompts = PromptCodec(
+            llm.get_tokenizer(),
+            info.max_model_len,
+            info.max_request_bytes,
+            trust_templates=limits.trust_request_chat_template,
+        )
+        # More sequences than vLLM's own queue takes would always be refused.
+        queued = llm.vllm_config.scheduler_config.max_num_queued_reqs or limits.max_active_requests
+        self._builder = RequestBuilder(llm, info, min(limits.max_n, limits.max_active_requests, queued))
+        self.running = RunningRequests(
+            llm,
+            liveness,
+            self._prompts,
+            self._builder,
+            adapters,
+            tally,
+            max_active=limits.max_active_requests,
+            max_model_len=info.max_model_len,
+        )
+
+    async def submit(self, request: GenerationRequest) -> VllmStream:
+        """Admits a request."""
+        if self._liveness.dead:
+            raise EngineDeadError("the engine has died")
+        version = self._weight_version()
+        if request.min_weight_version is not None and version < request.min_weight_version:
+            raise WeightVersionMismatchError(
+                f"version {version} is served, the request needs {request.min_weight_version}",
+                metadata={"weight_version": str(version)},
+            )
+        return await self.running.submit(request)
+
+    async def tokenize(self, prompt: TextPrompt | ChatPrompt, add_special_tokens: bool) -> list[int]:
+        """Token ids of a prompt."""
+        return await self._prompts.encode(prompt, add_special_tokens=add_special_tokens)
+
+    async def detokenize(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
+        """Text of token ids."""
+        return await self._prompts.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def close(self) -> None:
+        """Ends the threads."""
+        self._prompts.close()
+        self._builder.close()

@@ -1,0 +1,136 @@
+"""Starts one engine for several processes that send it requests: the clients, as vLLM calls them.
+
+The daemon is one of them. It owns the engine's processes and everything that concerns all requests. The others join
+later, each at its own place, and only submit and abort requests of their own. EngineCore sends the outputs of a request
+to the client that it came from, with the version of the weights.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from vllm.config import VllmConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.utils.network_utils import ZmqListener
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.utils import bind_engine_zmq_listeners, launch_core_engines
+from vllm.v1.executor import Executor
+
+from genserve.engine.vllm.start.failure import EngineStartError
+
+_SHUTDOWN_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Clients:
+    """`count` clients of the engine, of which the daemon is number `daemon_index`, and front ends all after it.
+    EngineCore sends its statistics to client 0 after a step without outputs. vLLM's Rust server can only be client
+    0. `if_possible`: nobody has asked for the front ends, so they are left out where they are not possible."""
+
+    count: int = 1
+    daemon_index: int = 0
+    if_possible: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.daemon_index < self.count:
+            raise ValueError(f"the daemon must be one of {self.count} clients, is number {self.daemon_index}")
+
+    @property
+    def frontends(self) -> range:
+        """The numbers of the front ends."""
+        return range(self.daemon_index + 1, self.count)
+
+
+ALONE = Clients()
+"""The daemon is the only client."""
+
+
+def possible(config: VllmConfig, clients: Clients) -> Clients:
+    """The clients that an engine of this configuration can have. Raises EngineStartError if these were asked for and
+    are not possible."""
+    parallel = config.parallel_config
+    is_elsewhere = parallel.data_parallel_size_local < parallel.data_parallel_size
+    if clients.count == 1 or not (
+        is_elsewhere or parallel.local_engines_only or parallel.data_parallel_backend == "ray"
+    ):
+        return clients
+    if clients.if_possible:
+        return ALONE
+    raise EngineStartError(
+        "--frontends cannot be used with data-parallel engines on other hosts, on Ray or behind an external load "
+        "balancer: front ends reach engines through sockets of this host"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ClientPlace:
+    """Where client `index` of `count` joins. The listeners are bound and listen; a process that joins inherits them.
+    `stats_address`: of the coordinator of data-parallel engines, if there is one."""
+
+    index: int
+    count: int
+    requests: ZmqListener
+    outputs: ZmqListener
+    stats_address: str | None
+
+    def close(self) -> None:
+        """Closes the listeners of this process and removes their files."""
+        self.requests.cleanup()
+        self.outputs.cleanup()
+
+
+@dataclass(frozen=True, slots=True)
+class StartedEngine:
+    """The daemon's client, and the places of all clients, by their numbers. A client alone has no place."""
+
+    llm: AsyncLLM
+    places: tuple[ClientPlace, ...] = ()
+
+
+def start(config: VllmConfig, args: AsyncEngineArgs, meter: Any, clients: Clients, counters: Any) -> StartedEngine:
+    """Starts the engine's processes, and returns when they are ready. Call on the event loop. `meter` is a stat
+    logger; `counters`: memory of all clients in which vLLM counts their unfinished requests."""
+    logging = {"enable_log_requests": args.enable_log_requests, "disable_log_stats": args.disable_log_stats}
+    if clients.count == 1:
+        return StartedEngine(AsyncLLM.from_vllm_config(config, stat_loggers=[meter], **logging))
+    # internal: as vllm.entrypoints.cli.serve.run_multi_api_server.
+    listeners = bind_engine_zmq_listeners(config, clients.count)
+    engine = coordinator = None
+    try:
+        with launch_core_engines(config, Executor.get_class(config), True, listeners.addresses) as launch:
+            engine, coordinator = launch.engine_manager, launch.coordinator
+        stats_address = launch.addresses.frontend_stats_publish_address
+        places = tuple(
+            ClientPlace(index, clients.count, requests, outputs, stats_address)
+            for index, (requests, outputs) in enumerate(zip(listeners.inputs, listeners.outputs, strict=True))
+        )
+        own = places[clients.daemon_index]
+        addresses = {
+            "input_address": own.requests.address,
+            "output_address": own.outputs.address,
+            "input_listener": own.requests.socket,
+            "output_listener": own.outputs.socket,
+            "stats_update_address": stats_address,
+            "tensor_queue": launch.tensor_queue,
+            "mp_admission_counters": counters,
+        }
+        llm = AsyncLLM.from_vllm_config(
+            config,
+            stat_loggers=[meter],
+            client_addresses=addresses,
+            client_count=clients.count,
+            client_index=clients.daemon_index,
+            **logging,
+        )
+    except BaseException:
+        if engine is not None:
+            engine.shutdown(timeout=_SHUTDOWN_TIMEOUT_S)
+        if coordinator is not None:
+            coordinator.shutdown()
+        listeners.cleanup()
+        raise
+    # internal: a client that has launched the engine itself owns its processes in the same way, and ends them.
+    llm.engine_core.resources.engine_manager = engine
+    llm.engine_core.resources.coordinator = coordinator
+    llm.engine_core.start_engine_core_monitor()
+    listeners.inputs, listeners.outputs = [], []  # `places` has them now; vLLM closes them when this is collected
+    return StartedEngine(llm, places)

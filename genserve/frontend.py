@@ -1,0 +1,163 @@
+"""One front end: `python -m genserve.frontend SETTINGS`, started by the daemon.
+
+The composition root of this process, as `daemon` is of its own. It joins the engine as a client, serves
+GenerationService on its own port, and ends with the daemon.
+"""
+
+import asyncio
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+
+import grpc.aio
+import uvloop
+
+from genserve.control.conditions import Phase
+from genserve.engine.vllm.clients.frontend import FrontendEngine, end_with_daemon
+from genserve.engine.vllm.requests.adapters import UsedAdapter
+from genserve.errors import EngineDeadError, GenserveError
+from genserve.frontends import settings as questions
+from genserve.frontends.link import Link, Message
+from genserve.frontends.settings import FrontendSettings, ids_to_values
+from genserve.frontends.state import SharedState
+from genserve.memory.allocator import freeze_objects, keep_freed_memory
+from genserve.memory.words import SharedWords
+from genserve.rpc.generation import abort_elsewhere
+from genserve.rpc.server import bind, frontend_server
+
+_GRACE_S = 2.0
+_ANSWER_TIMEOUT_S = 10.0
+_ABORT_TIMEOUT_S = 20.0  # the daemon asks all front ends, each for half of this time at most
+
+
+def main(argv: Sequence[str]) -> int:
+    """Serves until the daemon says stop, or ends."""
+    # Signals to the whole group, or the whole service, are for the daemon, which ends this process after draining.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    settings = FrontendSettings.from_json(argv[0])
+    end_with_daemon(settings.daemon_pid)
+    keep_freed_memory()
+    uvloop.run(serve(settings))
+    return 0
+
+
+async def serve(settings: FrontendSettings) -> None:
+    """Answers the daemon until it has said stop, or has ended."""
+    frontend = _FrontEnd(settings)
+    await frontend.link.open()
+    try:
+        await frontend.link.run()
+    finally:
+        await frontend.close()
+
+
+class LinkedAdapters:
+    """The daemon's LoRA adapters, for requests of this process."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._used: set[str] = set()
+
+    async def use(self, name: str, request_id: str) -> UsedAdapter:
+        """The adapter of a request, until `release`. Raises LoraNotFoundError."""
+        self._used.add(request_id)
+        values = {"name": name, "request_id": request_id}
+        used = (await self._link.ask(questions.USE_ADAPTER, Message(values), timeout_s=_ANSWER_TIMEOUT_S)).values
+        return UsedAdapter(used["unique_name"], used["lora_id"], used["directory"])
+
+    def release(self, request_id: str) -> None:
+        """Records that the request has ended."""
+        if request_id in self._used:
+            self._used.remove(request_id)
+            self._link.tell(questions.RELEASE_ADAPTER, Message({"request_id": request_id}))
+
+
+class _FrontEnd:
+    """The engine, the server and the link of this process."""
+
+    def __init__(self, settings: FrontendSettings) -> None:
+        self._settings = settings
+        self._state = SharedState(SharedWords(settings.state_fd))
+        self._engine: FrontendEngine | None = None
+        self._server: grpc.aio.Server | None = None
+        self.link = Link(
+            socket.socket(fileno=settings.link_fd),
+            {
+                questions.JOIN: self._join,
+                questions.CHANGED: self._changed,
+                questions.ABORT: self._abort,
+                questions.PAUSING: self._pausing,
+                questions.PAUSED: self._paused,
+                questions.IDLE: self._idle,
+                questions.STOP: self._stop,
+            },
+        )
+
+    async def _join(self, message: Message) -> Message:
+        state = self._state
+        self._engine = await FrontendEngine.join(message.data, LinkedAdapters(self.link), lambda: state.weight_version)
+        abort = abort_elsewhere(self._abort_everywhere)
+        self._server = frontend_server(self._engine, state, abort, self._settings.max_message_bytes)
+        try:
+            address = bind(self._server, self._settings.host, self._settings.port, "")
+        except OSError as error:
+            raise GenserveError(str(error)) from error
+        await self._server.start()
+        freeze_objects()
+        return Message({"port": int(address.rpartition(":")[2])})
+
+    async def _abort_everywhere(self, request_ids: Sequence[str] | None) -> bytes:
+        """Only the daemon reaches all clients, and knows the state."""
+        asked = Message(ids_to_values(request_ids))
+        return (await self.link.ask(questions.ABORT, asked, timeout_s=_ABORT_TIMEOUT_S)).data
+
+    async def _changed(self, message: Message) -> Message:
+        self._state.notify()
+        if self._engine is not None and self._state.phase is Phase.DEAD:
+            self._engine.declare_dead("the daemon has given it up")
+        return Message()
+
+    async def _abort(self, message: Message) -> Message:
+        aborted_ids, _ = await self._joined_engine.abort(message.values["request_ids"])
+        return Message({"aborted_ids": aborted_ids})
+
+    async def _pausing(self, message: Message) -> Message:
+        return Message({"num_requests": self._joined_engine.pausing()})
+
+    async def _paused(self, message: Message) -> Message:
+        self._joined_engine.paused()
+        return Message()
+
+    async def _idle(self, message: Message) -> Message:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(questions.IDLE_PATIENCE_S):
+                await self._joined_engine.wait_idle()
+                return Message({"idle": True})
+        return Message({"idle": False})
+
+    async def _stop(self, message: Message) -> Message:
+        self._state.notify()
+        if self._server is not None:
+            await self._server.stop(_GRACE_S)
+        asyncio.get_running_loop().call_soon(self.link.close)
+        return Message()
+
+    @property
+    def _joined_engine(self) -> FrontendEngine:
+        if self._engine is None:
+            raise EngineDeadError("this front end has not joined the engine yet")
+        return self._engine
+
+    async def close(self) -> None:
+        """Ends what still runs: the daemon has ended, or has said stop."""
+        if self._server is not None:
+            await self._server.stop(0.0)
+        if self._engine is not None:
+            self._engine.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

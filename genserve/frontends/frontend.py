@@ -1,0 +1,221 @@
+"""One front end, as the daemon sees it: a process, the link to it, and its place at the engine."""
+
+import asyncio
+import socket
+import sys
+from asyncio.subprocess import Process
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, Protocol
+
+from genserve.errors import DeadlineError, GenserveError, UnavailableError
+from genserve.frontends import settings as questions
+from genserve.frontends.link import Link, Message
+from genserve.frontends.settings import FrontendSettings
+
+PROGRAM = ("-m", "genserve.frontend")
+"""What Python runs, before the settings."""
+_START_TIMEOUT_S = 180.0
+_ANSWER_TIMEOUT_S = 10.0
+_STOP_TIMEOUT_S = 5.0
+
+
+class UsedAdapter(Protocol):
+    """An adapter that a request uses."""
+
+    @property
+    def unique_name(self) -> str:
+        """Its name in the engine."""
+
+    @property
+    def lora_id(self) -> int:
+        """Its number there."""
+
+    @property
+    def directory(self) -> str:
+        """Its files."""
+
+
+class Seat(Protocol):
+    """A place at the engine."""
+
+    @property
+    def fds(self) -> Sequence[int]:
+        """The descriptors that the process inherits."""
+
+    @property
+    def invitation(self) -> bytes:
+        """What the process needs to join."""
+
+    @property
+    def num_requests(self) -> int:
+        """Requests of the process that are admitted and unfinished."""
+
+    async def use_adapter(self, name: str, request_id: str) -> UsedAdapter:
+        """The adapter of one of its requests, until `release_adapter`. Raises LoraNotFoundError."""
+
+    def release_adapter(self, request_id: str) -> None:
+        """Records that the request has ended."""
+
+    def vacate(self) -> list[str]:
+        """Records that the process has died. Returns what it left in the engine, for `abort`."""
+
+    async def abort(self, ids: Sequence[str]) -> None:
+        """Ends what it left in the engine."""
+
+    def close(self) -> None:
+        """Frees its memory."""
+
+
+Abort = Callable[[Sequence[str] | None], Awaitable[bytes]]
+"""Ends requests of any client, None = all; the answer as a message of the wire."""
+
+
+class FrontEnd:
+    """A process at one seat, or none. `state_fd` is the memory with the daemon's state."""
+
+    def __init__(self, seat: Seat, settings: FrontendSettings, abort: Abort, say: Callable[[str], None]) -> None:
+        self._seat = seat
+        self._settings = settings
+        self._abort = abort
+        self._say = say
+        self._process: Process | None = None
+        self._link: Link | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._is_joined = False
+        self._aborting: set[asyncio.Task[None]] = set()
+
+    @property
+    def port(self) -> int:
+        """Where it serves, also the next process at this seat; 0 before the first one."""
+        return self._settings.port
+
+    @property
+    def pid(self) -> int:
+        """The id of the process."""
+        return self._process.pid if self._process is not None else 0
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that are admitted and unfinished."""
+        return self._seat.num_requests
+
+    async def start(self) -> None:
+        """Starts a process, and returns when it serves. Raises RuntimeError if it does not."""
+        ours, theirs = socket.socketpair()
+        settings = replace(self._settings, link_fd=theirs.fileno())
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *PROGRAM,
+                settings.to_json(),
+                pass_fds=(settings.link_fd, settings.state_fd, *self._seat.fds),
+            )
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        self._link = Link(ours, self._handlers())
+        try:
+            await self._link.open()
+            self._reading = asyncio.create_task(self._link.run(), name="link to a front end")
+            joined = await self._link.ask(
+                questions.JOIN, Message(data=self._seat.invitation), timeout_s=_START_TIMEOUT_S
+            )
+        except GenserveError as error:
+            self.kill()
+            raise RuntimeError(f"a front end did not start: {error.message}") from error
+        except BaseException:
+            self.kill()
+            raise
+        self._settings = replace(self._settings, port=joined.values["port"])
+        self._is_joined = True
+
+    async def wait_ended(self) -> int:
+        """Returns the exit status when the process has ended. What it left in the engine is being ended then."""
+        assert self._process is not None
+        status = await self._process.wait()
+        await self._clean_up()
+        return status
+
+    def kill(self) -> None:
+        """Ends the process at once."""
+        self._is_joined = False
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                self._process.kill()
+
+    async def ask(
+        self, question: str, values: Mapping[str, Any] | None = None, timeout_s: float = _ANSWER_TIMEOUT_S
+    ) -> Mapping[str, Any] | None:
+        """The answer; None if no process is there, or it has ended. One that does not answer in time is killed."""
+        if self._link is None or not self._is_joined:
+            return None
+        try:
+            return (await self._link.ask(question, Message(values or {}), timeout_s=timeout_s)).values
+        except UnavailableError:
+            return None
+        except DeadlineError:
+            self._say(f"the front end on port {self.port} does not answer, and is killed")
+        except GenserveError as error:
+            self._say(f"the front end on port {self.port} failed, and is killed: {error.message}")
+        self.kill()
+        return None
+
+    async def stop(self) -> None:
+        """Ends the process, and kills it if it does not end."""
+        process = self._process
+        if process is not None and process.returncode is None:
+            await self.ask(questions.STOP, timeout_s=_STOP_TIMEOUT_S)
+            try:
+                async with asyncio.timeout(_STOP_TIMEOUT_S):
+                    await process.wait()
+            except TimeoutError:
+                self.kill()
+            await process.wait()
+        await self._clean_up()
+        for task in self._aborting:
+            task.cancel()
+        await asyncio.gather(*self._aborting, return_exceptions=True)
+        self._seat.close()
+
+    async def _clean_up(self) -> None:
+        self._is_joined = False
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.gather(self._reading, return_exceptions=True)
+            self._reading = None
+        left = self._seat.vacate()
+        if left:
+            aborting = asyncio.create_task(self._end_left(left), name="end of a front end's requests")
+            self._aborting.add(aborting)
+            aborting.add_done_callback(self._aborting.discard)
+
+    async def _end_left(self, left: Sequence[str]) -> None:
+        try:
+            await self._seat.abort(left)
+        except GenserveError as error:
+            self._say(f"the requests of a front end that has ended may still run: {error.message}")
+
+    def _handlers(self) -> Mapping[str, Callable[[Message], Awaitable[Message]]]:
+        return {
+            questions.ABORT: self._abort_everywhere,
+            questions.USE_ADAPTER: self._use_adapter,
+            questions.RELEASE_ADAPTER: self._release_adapter,
+        }
+
+    async def _abort_everywhere(self, message: Message) -> Message:
+        return Message(data=await self._abort(message.values["request_ids"]))
+
+    async def _use_adapter(self, message: Message) -> Message:
+        used = await self._seat.use_adapter(message.values["name"], message.values["request_id"])
+        return Message({"unique_name": used.unique_name, "lora_id": used.lora_id, "directory": used.directory})
+
+    async def _release_adapter(self, message: Message) -> Message:
+        self._seat.release_adapter(message.values["request_id"])
+        return Message()

@@ -1,0 +1,166 @@
+"""Messages between the daemon and one front end, over a socket that only the two have.
+
+Either side asks the other one, and waits for the answer until a deadline. A frame has two lengths of four bytes, a
+JSON object and bytes.
+"""
+
+import asyncio
+import itertools
+import json
+import logging
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from genserve.errors import DeadlineError, GenserveError, MessageTooLargeError, UnavailableError, error_for_reason
+
+_MAX_JSON_BYTES = 64 << 20
+_MAX_BYTES = 256 << 20
+_MAX_HANDLED = 4096
+"""Questions of the other side that are being answered; it waits for its answers before it asks more."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A question or an answer: values that JSON can hold, and bytes."""
+
+    values: Mapping[str, Any] = field(default_factory=dict)
+    data: bytes = b""
+
+
+Handler = Callable[[Message], Awaitable[Message]]
+
+
+class Link:
+    """One end. `handlers` answer the questions of the other end, by their names. A handler's GenserveError is raised
+    where it was asked."""
+
+    def __init__(self, end: socket.socket, handlers: Mapping[str, Handler]) -> None:
+        self._end = end
+        self._handlers = handlers
+        self._numbers = itertools.count()
+        self._waiting: dict[int, asyncio.Future[Message]] = {}
+        self._handling: set[asyncio.Task[None]] = set()
+        self._reader: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
+
+    async def open(self) -> None:
+        """Call first. Questions can be asked then; answers come while `run` runs."""
+        self._reader, self._writer = await asyncio.open_unix_connection(sock=self._end)
+
+    async def run(self) -> None:
+        """Reads until the other end is closed. Every question that waits then raises UnavailableError."""
+        assert self._reader is not None
+        try:
+            while (frame := await _read(self._reader)) is not None:
+                head, data = frame
+                if "question" in head:
+                    self._handle(head, data)
+                else:
+                    self._take_answer(head, data)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass  # it was killed
+        finally:
+            self.close()
+
+    async def ask(self, question: str, message: Message = Message(), *, timeout_s: float) -> Message:
+        """The answer of the other end. Raises its GenserveError, DeadlineError, or UnavailableError if it ends."""
+        if self._writer is None:
+            raise UnavailableError("the link to the other process is closed")
+        number = next(self._numbers)
+        answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = answer
+        try:
+            async with asyncio.timeout(timeout_s):
+                self._write({"question": question, "number": number, "values": message.values}, message.data)
+                return await answer
+        except TimeoutError:
+            raise DeadlineError(f"the other process has not answered {question!r} within {timeout_s:g} s") from None
+        finally:
+            self._waiting.pop(number, None)
+
+    def tell(self, question: str, message: Message) -> None:
+        """Asks without waiting for the answer. For what is bounded otherwise, such as one message for each request."""
+        if self._writer is not None:
+            self._write({"question": question, "number": -1, "values": message.values}, message.data)
+
+    def close(self) -> None:
+        """Closes this end. May be called again."""
+        for answer in self._waiting.values():
+            if not answer.done():
+                answer.set_exception(UnavailableError("the other process has ended"))
+        for task in self._handling:
+            task.cancel()
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+        elif self._reader is None:
+            self._end.close()
+
+    def _write(self, head: Mapping[str, Any], data: bytes) -> None:
+        if self._writer is not None:
+            encoded = json.dumps(head, ensure_ascii=False).encode()
+            if len(encoded) > _MAX_JSON_BYTES or len(data) > _MAX_BYTES:
+                raise MessageTooLargeError(f"{len(encoded) + len(data)} bytes are too many for another process")
+            self._writer.write(len(encoded).to_bytes(4, "little") + len(data).to_bytes(4, "little") + encoded + data)
+
+    def _take_answer(self, head: Mapping[str, Any], data: bytes) -> None:
+        waiting = self._waiting.get(head["number"])
+        if waiting is None or waiting.done():
+            return  # nobody waits for it any more
+        if "error" in head:
+            error = head["error"]
+            waiting.set_exception(
+                error_for_reason(error["reason"])(
+                    error["message"], metadata=error["metadata"], retry_after_s=error["retry_after_s"]
+                )
+            )
+        else:
+            waiting.set_result(Message(head["values"], data))
+
+    def _handle(self, head: Mapping[str, Any], data: bytes) -> None:
+        if len(self._handling) >= _MAX_HANDLED:
+            raise ConnectionError(f"the other process asked {_MAX_HANDLED} questions without waiting for answers")
+        task = asyncio.create_task(self._answer(head, data), name=f"answer to {head['question']}")
+        self._handling.add(task)
+        task.add_done_callback(self._handling.discard)
+
+    async def _answer(self, head: Mapping[str, Any], data: bytes) -> None:
+        number = head["number"]
+        respond = self._write if number >= 0 else _drop
+        try:
+            answer = await self._handlers[head["question"]](Message(head["values"], data))
+            respond({"number": number, "values": answer.values}, answer.data)
+        except GenserveError as error:
+            described = {
+                "reason": error.reason,
+                "message": error.message,
+                "metadata": error.metadata,
+                "retry_after_s": error.retry_after_s,
+            }
+            respond({"number": number, "error": described}, b"")
+        except Exception as error:
+            log.exception("question %r failed", head["question"])
+            described = {"reason": "", "message": repr(error), "metadata": {}, "retry_after_s": None}
+            respond({"number": number, "error": described}, b"")
+
+
+def _drop(head: Mapping[str, Any], data: bytes) -> None:
+    """Answers what was only told."""
+
+
+async def _read(reader: asyncio.StreamReader) -> tuple[dict[str, Any], bytes] | None:
+    """The next frame; None at the end."""
+    try:
+        lengths = await reader.readexactly(8)
+    except asyncio.IncompleteReadError as error:
+        if error.partial:
+            raise
+        return None
+    num_json, num_bytes = int.from_bytes(lengths[:4], "little"), int.from_bytes(lengths[4:], "little")
+    if num_json > _MAX_JSON_BYTES or num_bytes > _MAX_BYTES:
+        raise ConnectionError(f"a frame of {num_json} and {num_bytes} bytes is too large")
+    return json.loads(await reader.readexactly(num_json)), await reader.readexactly(num_bytes)

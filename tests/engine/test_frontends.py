@@ -1,0 +1,301 @@
+"""Several processes that serve requests of one engine, on real vLLM. One daemon with three of them for all tests, which
+is killed at the end. tests/engine/test_lifecycle.py drains one, and kills the engine of one."""
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import grpc.aio
+import psutil
+import pytest
+
+from genserve.client import AsyncClient, Generation, PauseMode, PauseResult
+from genserve.errors import GenserveError, UnavailableError, WeightVersionMismatchError
+from tests.engine.outputs import greedy_outputs, next_version, wait_idle
+from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess
+from tests.support.labelled_streams import TOLERANCE, Progress, behind, labels_of, record
+
+NUM_FRONTENDS = 3
+MAX_NUM_SEQS = 16
+FOREVER = 1900
+"""Tokens of a request that does not end by itself in a test."""
+
+
+def frontends_of(daemon: DaemonProcess) -> list[psutil.Process]:
+    """The processes."""
+    found = psutil.Process(daemon.process.pid).children(recursive=True)
+    return [each for each in found if each.status() != psutil.STATUS_ZOMBIE and "genserve.frontend" in each.cmdline()]
+
+
+def on_port(daemon: DaemonProcess, port: int) -> psutil.Process:
+    """The front end that serves on a port."""
+    return next(
+        each
+        for each in frontends_of(daemon)
+        if any(c.laddr.port == port and c.status == psutil.CONN_LISTEN for c in each.net_connections("tcp"))
+    )
+
+
+@pytest.fixture(scope="module")
+def many(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
+    """A daemon with three front ends."""
+    flags = ["--model", str(checkpoints["a"]), *SMALL_ENGINE, "--max-num-seqs", str(MAX_NUM_SEQS)]
+    process = DaemonProcess(
+        [*flags, "--frontends", str(NUM_FRONTENDS)], tmp_path_factory.mktemp("frontends") / "stderr"
+    )
+    try:
+        yield process.wait_serving()
+    finally:
+        process.end()
+
+
+@pytest.fixture(scope="module")
+async def client(many: DaemonProcess) -> AsyncIterator[AsyncClient]:
+    """A client that knows the front ends."""
+    async with AsyncClient(many.address) as connected:
+        await connected.wait_ready()
+        yield connected
+
+
+@pytest.fixture(scope="module")
+async def everywhere(many: DaemonProcess, client: AsyncClient) -> AsyncIterator[Sequence[AsyncClient]]:
+    """A client of the daemon's own port, and one of each front end, none of which knows of the others."""
+    host = many.address.rpartition(":")[0]
+    ports = (await client.server_info()).frontend_ports
+    assert len(set(ports)) == NUM_FRONTENDS
+    async with AsyncExitStack() as stack:
+        clients = [AsyncClient(address) for address in (many.address, *(f"{host}:{port}" for port in ports))]
+        for each in clients:
+            await stack.enter_async_context(each)
+            each._frontends._looks_at_s = float("inf")
+        yield clients
+
+
+@asynccontextmanager
+async def running(clients: Sequence[AsyncClient], **options: int) -> AsyncIterator[list["asyncio.Task[Generation]"]]:
+    """One request to each client, all of which have begun: "r0", "r1" and so on."""
+    options = {"max_tokens": FOREVER, "stream_interval": 1, **options}
+    begun = [asyncio.Event() for _ in clients]
+
+    async def generate(number: int) -> Generation:
+        generation = Generation()
+        async for delta in clients[number].stream([number + 1], request_id=f"r{number}", ignore_eos=True, **options):
+            generation.add(delta)
+            begun[number].set()
+        return generation
+
+    tasks = [asyncio.create_task(generate(number)) for number in range(len(clients))]
+    try:
+        for task, each in zip(tasks, begun, strict=True):
+            waiting = asyncio.create_task(each.wait())
+            await asyncio.wait({task, waiting}, timeout=60, return_when=asyncio.FIRST_COMPLETED)
+            waiting.cancel()
+            if task.done():
+                task.result()
+            assert each.is_set()
+        yield tasks
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@asynccontextmanager
+async def paused(client: AsyncClient, mode: PauseMode) -> AsyncIterator[PauseResult]:
+    """A pause, with what it did to requests."""
+    pause = await client.pause(mode, holder="test", timeout_s=60)
+    try:
+        yield pause
+    finally:
+        await client.resume(pause.lease.lease_id)
+
+
+async def reasons(tasks: Sequence["asyncio.Task[Generation]"]) -> list[str]:
+    """How the requests ended."""
+    ended = [task.result().sequences[0].finish for task in tasks if await asyncio.wait_for(task, 60)]
+    return [finish.reason for finish in ended if finish is not None]
+
+
+async def test_every_port_gives_the_same_tokens_and_says_what_it_serves(everywhere: Sequence[AsyncClient]) -> None:
+    """One engine behind all of them. A front end has health, and tokenizes; it serves no other service."""
+    outputs = [await greedy_outputs(each) for each in everywhere]
+    assert all(each == outputs[0] for each in outputs)
+    assert len({tuple(await each.tokenize("Once upon a time")) for each in everywhere}) == 1
+    for each in everywhere[1:]:
+        check: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = each._connection.channel.unary_unary(
+            "/grpc.health.v1.Health/Check"
+        )
+        assert await check(b"", timeout=10) == b"\x08\x01"
+        with pytest.raises(GenserveError):
+            await each.status()
+
+
+async def test_the_client_spreads_its_calls(many: DaemonProcess, client: AsyncClient) -> None:
+    """Each front end has a third of the streams, and the daemon has none."""
+    before = {each.pid: sum(each.cpu_times()[:2]) for each in frontends_of(many)}
+    served = [await client.generate([1, 2], max_tokens=64, ignore_eos=True, stream_interval=1) for _ in range(9)]
+    assert all(len(each.token_ids) == 64 for each in served)
+    worked = [sum(each.cpu_times()[:2]) - before[each.pid] for each in frontends_of(many)]
+    assert len(worked) == NUM_FRONTENDS and min(worked) > 0
+
+
+async def test_the_first_call_says_where_the_front_ends_are(many: DaemonProcess) -> None:
+    """The daemon serves it."""
+    async with AsyncClient(many.address) as fresh:
+        assert len((await fresh.generate([1], max_tokens=1, ignore_eos=True)).token_ids) == 1
+        assert fresh._frontends._looking is not None
+        await asyncio.wait_for(fresh._frontends._looking, 30)
+        assert len(fresh._frontends._frontends) == NUM_FRONTENDS
+
+
+async def test_the_status_counts_the_requests_of_all(client: AsyncClient, everywhere: Sequence[AsyncClient]) -> None:
+    """Also their tokens; none is left when they have gone."""
+    async with running(everywhere):
+        status = await client.status()
+        assert status.load.running == len(everywhere)
+        assert status.state.running_requests + status.state.waiting_requests == len(everywhere)
+        assert status.load.tokens_per_second > 0
+    await wait_idle(client, timeout_s=30)
+
+
+async def test_an_abort_at_any_port_reaches_requests_of_all(
+    client: AsyncClient, everywhere: Sequence[AsyncClient]
+) -> None:
+    """By id, from a front end; and all, from the daemon."""
+    async with running(everywhere) as tasks:
+        result = await everywhere[2].abort(["r0", "r1", "nobody's"])
+        assert (sorted(result.aborted_ids), result.unknown_ids) == (["r0", "r1"], ["nobody's"])
+        assert await reasons(tasks[:2]) == ["aborted", "aborted"]
+        assert sorted((await client.abort(all=True)).aborted_ids) == ["r2", "r3"]
+        assert await reasons(tasks) == ["aborted"] * len(everywhere)
+
+
+@pytest.mark.parametrize(
+    ("mode", "num_kept", "num_aborted", "reason"),
+    [("keep", 4, 0, "aborted"), ("abort", 0, 4, "paused"), ("wait", 0, 0, "length")],
+)
+async def test_a_pause_holds_for_the_requests_of_all(
+    client: AsyncClient,
+    everywhere: Sequence[AsyncClient],
+    mode: PauseMode,
+    num_kept: int,
+    num_aborted: int,
+    reason: str,
+) -> None:
+    """KEEP freezes them, ABORT ends them as PAUSED, WAIT lets them end. A request that comes meanwhile waits."""
+    async with running(everywhere, max_tokens=100 if mode == "wait" else FOREVER) as tasks:
+        async with paused(client, mode) as pause:
+            assert (pause.requests_kept, pause.requests_aborted) == (num_kept, num_aborted)
+            waiting = asyncio.create_task(everywhere[1].generate([5], max_tokens=2, ignore_eos=True))
+            if mode != "keep":
+                assert await reasons(tasks) == [reason] * len(everywhere)
+            while (await client.status()).load.running + (await client.status()).load.waiting < num_kept + 1:
+                await asyncio.sleep(0.01)
+            assert not waiting.done()
+        assert len((await asyncio.wait_for(waiting, 60)).token_ids) == 2
+        if mode == "keep":
+            assert len((await client.abort(all=True)).aborted_ids) == len(everywhere)
+            assert await reasons(tasks) == [reason] * len(everywhere)
+
+
+async def test_pushes_into_streams_of_all_front_ends_label_every_token(
+    client: AsyncClient, checkpoints: dict[str, Path]
+) -> None:
+    """KEEP: spans monotone, contiguous and exact, as in tests/faults/test_streams.py. Who has the answer of a push
+    finds its version at every front end."""
+    num_streams, num_tokens = 12, 240
+    version = await next_version(client)
+    names = {version - 1: "a", version: "b", version + 1: "a"}
+    progress = Progress(num_streams)
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(record(client, number, num_tokens, progress)) for number in range(num_streams)]
+        for pushed, share in ((version, 0.2), (version + 1, 0.5)):
+            await progress.reached(round(share * num_tokens))
+            applied = (await client.push_weights(checkpoints[names[pushed]], version=pushed)).applied
+            assert applied is not None and applied.requests_kept == num_streams
+            for _ in range(NUM_FRONTENDS):
+                await client.generate([1], max_tokens=1, min_weight_version=pushed)
+                with pytest.raises(WeightVersionMismatchError):
+                    await client.generate([1], max_tokens=1, min_weight_version=pushed + 1)
+    streams = [task.result() for task in tasks]
+    for stream in streams:
+        assert stream.labels == sorted(stream.labels)
+        assert set(stream.labels) == set(names), "the stream did not live across both pushes"
+        finish = stream.sequence.finish
+        assert finish is not None and labels_of(finish.weight_spans) == stream.labels
+    for pushed, name in ((version + 2, "b"), (version + 3, "a")):
+        await client.push_weights(checkpoints[name], version=pushed)
+        own: list[float] = []
+        foreign: list[float] = []
+        for stream in streams[::3]:
+            for distance, label in zip(await behind(client, stream, f"{pushed}"), stream.labels, strict=True):
+                (own if names[label] == name else foreign).append(distance)
+        assert max(own) < TOLERANCE, "a token is not the likeliest one of the version it is labelled with"
+        assert sum(distance > TOLERANCE for distance in foreign) > 0.5 * len(foreign), "the control tells nothing"
+
+
+async def test_a_killed_front_end_ends_its_own_streams_and_nothing_else(
+    many: DaemonProcess, client: AsyncClient, everywhere: Sequence[AsyncClient]
+) -> None:
+    """Its requests end in the engine too: they would keep a new one waiting, for whom there is no room beside them.
+    Another front end notices nothing. The next process serves on the same port."""
+    victim, other = everywhere[1], everywhere[2]
+    port = int(victim._connection.target.rpartition(":")[2])
+    process = on_port(many, port)
+    async with running([other]) as clock, running([victim] * (MAX_NUM_SEQS - 1)) as lost:
+        waiting = asyncio.create_task(everywhere[3].generate([9], max_tokens=1, request_id="waits"))
+        process.kill()
+        for each in await asyncio.gather(*lost, return_exceptions=True):
+            assert isinstance(each, UnavailableError)
+        assert len((await asyncio.wait_for(waiting, 60)).token_ids) == 1
+        assert not clock[0].done(), "the requests of the one that died ran to their end"
+        assert len((await client.generate([1, 2], max_tokens=3, ignore_eos=True)).token_ids) == 3
+        assert (await client.status()).load.running == 1
+        assert (await client.abort(["r0"])).aborted_ids == ["r0"]
+        assert await reasons(clock) == ["aborted"]
+    assert f"port {port} ended with {-signal.SIGKILL}; it is started again" in many.stderr
+
+
+async def test_a_pause_goes_on_without_a_front_end_that_stands_still(
+    many: DaemonProcess, client: AsyncClient, everywhere: Sequence[AsyncClient]
+) -> None:
+    """It waits for the answer for a while, and then the front end is killed. The others answer."""
+    victim = everywhere[3]
+    process = on_port(many, int(victim._connection.target.rpartition(":")[2]))
+    async with running([everywhere[0], everywhere[2]]) as tasks, paused(client, "keep"):
+        process.suspend()
+        async with paused(client, "abort") as pause:
+            assert pause.requests_aborted == 2
+        assert await reasons(tasks) == ["paused"] * 2
+    _, alive = await asyncio.to_thread(psutil.wait_procs, [process], 30)
+    assert not alive
+
+
+async def test_front_ends_that_were_started_again_serve_as_before(
+    client: AsyncClient, everywhere: Sequence[AsyncClient]
+) -> None:
+    """The two of the tests above, on the same ports; also after a push."""
+    await asyncio.gather(*(each.wait_ready(timeout_s=120) for each in everywhere[1:]))
+    assert (await client.server_info()).num_frontends_down == 0
+    outputs = [await greedy_outputs(each) for each in everywhere]
+    assert all(each == outputs[0] for each in outputs)
+    version = (await client.get_weights()).weight_version
+    for each in everywhere:
+        generation = await each.generate([1], max_tokens=1, min_weight_version=version)
+        assert [span.version for span in generation.sequences[0].weight_spans] == [version]
+
+
+async def test_front_ends_end_with_a_daemon_that_is_killed(
+    many: DaemonProcess, everywhere: Sequence[AsyncClient]
+) -> None:
+    """Nothing serves without its owner."""
+    processes = frontends_of(many)
+    assert len(processes) == NUM_FRONTENDS
+    async with running(everywhere) as tasks:
+        many.process.send_signal(signal.SIGKILL)
+        _, alive = await asyncio.to_thread(psutil.wait_procs, processes, 30)
+        assert not alive
+        for each in await asyncio.gather(*tasks, return_exceptions=True):
+            assert isinstance(each, UnavailableError)

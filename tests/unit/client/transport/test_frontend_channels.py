@@ -1,0 +1,170 @@
+"""Which connection a request for tokens goes over."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from genserve.client import AsyncClient
+from genserve.client.transport import frontend_channels
+from genserve.v1 import control_pb2, control_pb2_grpc, generation_pb2, generation_pb2_grpc, types_pb2
+from genserve.words import FRONTEND_PORTS_KEY
+
+
+class Serving(generation_pb2_grpc.GenerationServiceServicer, control_pb2_grpc.ControlServiceServicer):
+    """A daemon or a front end, which says its name as text. `asked` counts its calls."""
+
+    def __init__(self, name: str, ports: list[int]) -> None:
+        self.name = name
+        self.ports = ports
+        self.asked: Counter[str] = Counter()
+
+    async def GetServerInfo(self, request: Any, context: Any) -> control_pb2.GetServerInfoResponse:
+        self.asked["info"] += 1
+        return control_pb2.GetServerInfoResponse(frontend_ports=self.ports)
+
+    async def GetStatus(self, request: Any, context: Any) -> control_pb2.GetStatusResponse:
+        return control_pb2.GetStatusResponse(state=types_pb2.EngineState(instance_id=self.name))
+
+    async def Generate(self, request: Any, context: Any) -> AsyncIterator[generation_pb2.GenerateResponse]:
+        self.asked["generate"] += 1
+        if self.ports:
+            await context.send_initial_metadata([(FRONTEND_PORTS_KEY, ",".join(map(str, self.ports)))])
+        delta = generation_pb2.SequenceDelta(text=self.name)
+        yield generation_pb2.GenerateResponse(outputs=[delta], usage=generation_pb2.Usage())
+
+    async def GenerateMany(self, requests: Any, context: Any) -> AsyncIterator[generation_pb2.GenerateManyResponse]:
+        async for request in requests:
+            response = generation_pb2.GenerateResponse(
+                outputs=[generation_pb2.SequenceDelta(text=self.name)], usage=generation_pb2.Usage()
+            )
+            item = generation_pb2.GenerateManyItem(request_id=request.generate.request_id, response=response)
+            yield generation_pb2.GenerateManyResponse(items=[item])
+
+
+@asynccontextmanager
+async def serving(name: str, ports: list[int], address: str = "127.0.0.1:0") -> AsyncIterator[tuple[int, Serving]]:
+    """A server of that name; its port."""
+    servicer = Serving(name, ports)
+    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    generation_pb2_grpc.add_GenerationServiceServicer_to_server(servicer, server)
+    control_pb2_grpc.add_ControlServiceServicer_to_server(servicer, server)
+    port = server.add_insecure_port(address)
+    await server.start()
+    try:
+        yield port, servicer
+    finally:
+        await server.stop(None)
+
+
+@asynccontextmanager
+async def served(num_frontends: int, further: tuple[int, ...] = ()) -> AsyncIterator[tuple[AsyncClient, Serving]]:
+    """A client of a daemon with front ends, and with further ports where nobody listens."""
+    async with AsyncExitStack() as stack:
+        frontends = [await stack.enter_async_context(serving(f"front{i}", [])) for i in range(num_frontends)]
+        ports = [port for port, _ in frontends]
+        port, daemon = await stack.enter_async_context(serving("daemon", [*ports, *further]))
+        client = await stack.enter_async_context(AsyncClient(f"127.0.0.1:{port}"))
+        yield client, daemon
+
+
+async def names(client: AsyncClient, count: int) -> Counter[str]:
+    """Who answers so many calls."""
+    return Counter([(await client.generate([1])).text for _ in range(count)])
+
+
+async def test_calls_are_spread_over_the_front_ends_once_they_are_found() -> None:
+    """The daemon serves the first call, and says with it where they are: no other call is needed."""
+    async with served(3) as (client, daemon):
+        assert await names(client, 1) == {"daemon": 1}
+        assert client._frontends._looking is not None
+        await client._frontends._looking
+        assert await names(client, 12) == {"front0": 4, "front1": 4, "front2": 4}
+        assert daemon.asked == {"generate": 1}
+
+
+async def test_a_daemon_without_front_ends_is_looked_at_once() -> None:
+    """And again after a while: it may have been started again."""
+    async with served(0) as (client, daemon):
+        assert await names(client, 3) == {"daemon": 3}
+        assert client._frontends._looks_at_s > asyncio.get_running_loop().time()
+        looked = client._frontends._looking
+        assert await names(client, 1) == {"daemon": 1}
+        assert client._frontends._looking is looked
+        client._frontends._looks_at_s = 0.0
+        assert await names(client, 1) == {"daemon": 1}
+        assert client._frontends._looking is not looked
+        assert daemon.asked == {"generate": 5}
+
+
+async def test_a_stream_of_many_requests_stays_on_one_front_end() -> None:
+    """Its responses carry what all of its requests gained in a step."""
+    async with served(2) as (client, _):
+        await client._frontends.find()
+        async with client.stream_many() as many:
+            for _ in range(5):
+                await many.submit([1])
+            await many.done()
+            texts = [item.delta.text async for item in many if item.delta is not None]
+        assert len(texts) == 5
+        assert len(set(texts)) == 1
+        assert set(texts) < {"front0", "front1"}
+
+
+async def test_ports_that_cannot_be_reached_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind a firewall or a tunnel: calls go to those that can be, or to the daemon."""
+    monkeypatch.setattr(frontend_channels, "CONNECT_TIMEOUT_S", 0.5)
+    async with served(1, further=(1,)) as (client, _):
+        await client._frontends.find()
+        assert await names(client, 4) == {"front0": 4}
+    async with served(0, further=(1, 2)) as (client, daemon):
+        await client._frontends.find()
+        assert await names(client, 4) == {"daemon": 4}
+        assert daemon.asked["info"] == 1
+
+
+async def test_a_front_end_that_is_gone_is_passed_over_and_used_again_when_it_is_back() -> None:
+    """Its port stays the same. Calls meanwhile go to the others, without an error."""
+    async with AsyncExitStack() as stack:
+        first, _ = await stack.enter_async_context(serving("front0", []))
+        dying = AsyncExitStack()
+        second, _ = await dying.enter_async_context(serving("front1", []))
+        port, _ = await stack.enter_async_context(serving("daemon", [first, second]))
+        client = await stack.enter_async_context(AsyncClient(f"127.0.0.1:{port}"))
+        await client._frontends.find()
+        assert await names(client, 4) == {"front0": 2, "front1": 2}
+        await dying.aclose()
+        channels = [channel for channel, _ in client._frontends._frontends]
+        async with asyncio.timeout(30):
+            while all(channel.get_state() is grpc.ChannelConnectivity.READY for channel in channels):
+                await asyncio.sleep(0.01)
+        assert await names(client, 4) == {"front0": 4}
+        await stack.enter_async_context(serving("back", [], f"127.0.0.1:{second}"))
+        async with asyncio.timeout(60):
+            while "back" not in await names(client, 2):
+                await asyncio.sleep(0.05)
+
+
+async def test_a_daemon_that_was_started_again_has_other_front_ends() -> None:
+    """Calls go to the daemon when all that are known are gone, and it says where the new ones are."""
+    async with AsyncExitStack() as stack:
+        dying = AsyncExitStack()
+        gone, _ = await dying.enter_async_context(serving("gone", []))
+        other, _ = await stack.enter_async_context(serving("other", []))
+        port, daemon = await stack.enter_async_context(serving("daemon", [gone]))
+        client = await stack.enter_async_context(AsyncClient(f"127.0.0.1:{port}"))
+        await client._frontends.find()
+        assert await names(client, 1) == {"gone": 1}
+        daemon.ports = [other]
+        await dying.aclose()
+        channel, _ = client._frontends._frontends[0]
+        async with asyncio.timeout(60):
+            while channel.get_state() is grpc.ChannelConnectivity.READY:
+                await asyncio.sleep(0.01)
+            while (answered := await names(client, 1)) != {"other": 1}:
+                assert answered == {"daemon": 1}
+                await asyncio.sleep(0.01)

@@ -1,0 +1,70 @@
+"""What clients of an engine tell each other."""
+
+from types import SimpleNamespace
+
+from vllm.v1.engine.admission_control import SharedAdmissionStats
+
+from genserve.engine.vllm.clients.rows import ClientRows
+from genserve.engine.vllm.load import LoadMeter
+from genserve.memory.words import SharedWords
+
+
+def step(waiting: int, kv_usage: float, queries: int, hits: int) -> SimpleNamespace:
+    """A scheduler's statistics."""
+    return SimpleNamespace(
+        num_waiting_reqs=waiting,
+        num_skipped_waiting_reqs=1,
+        kv_cache_usage=kv_usage,
+        prefix_cache_stats=SimpleNamespace(queries=queries, hits=hits),
+    )
+
+
+def test_a_client_knows_what_the_others_have_admitted() -> None:
+    """Its own sequences are not among them, nor those of a client that has died."""
+    rows = ClientRows.create(3, 1)
+    tallies = [rows.tally(index) for index in range(3)]
+    for number, tally in enumerate(tallies):
+        tally.publish(10**number, number)
+    assert [tally.num_elsewhere for tally in tallies] == [110, 101, 11]
+    assert [rows.row(index).num_requests for index in range(3)] == [0, 1, 2]
+    rows.vacate(1)
+    assert [tally.num_elsewhere for tally in tallies] == [100, 101, 1]
+
+
+def test_the_load_is_that_of_the_last_step_whichever_client_was_told() -> None:
+    """vLLM tells one client of each step; tokens and cache hits add up, and so do steps."""
+    now = 100.0
+    rows = ClientRows(SharedWords.create(1000, "test"), 3, 2, lambda: now)
+    meter = LoadMeter(clock=lambda: now)
+    meter.others = rows.rows(but=0)
+    meter.record(step(2, 0.2, 10, 1), SimpleNamespace(num_generation_tokens=5))
+    rows.row(1).record(step(4, 0.4, 10, 2), SimpleNamespace(num_generation_tokens=10))
+    rows.row(2).record(None, SimpleNamespace(num_generation_tokens=35))
+    rows.row(2).record(step(6, 0.6, 20, 7), None, engine_idx=1)
+    load = meter.load(20)
+    assert (load.waiting, load.running, load.kv_usage) == (12, 8, 0.5)
+    assert (load.tokens_per_second, load.prefix_cache_hit_rate) == (10.0, 0.25)
+    assert meter.steps() == 1
+    meter.record(step(0, 0.2, 0, 0), None)
+    assert meter.load(20).waiting == 8
+    assert meter.steps() == 1, "the engine with the fewest"
+    now = 104.0
+    rows.row(1).record(None, SimpleNamespace(num_generation_tokens=15))
+    assert meter.load(20).tokens_per_second == 13.0
+    now = 106.0
+    assert meter.load(20).tokens_per_second == 3.0
+    now = 200.0
+    assert meter.load(20).tokens_per_second == 0.0
+
+
+def test_vllm_counts_unfinished_requests_of_all_clients_in_them() -> None:
+    """For --max-num-queued-reqs. Those of a client that has died do not count."""
+    rows = ClientRows.create(3, 2)
+    stats = [SharedAdmissionStats({"mp_admission_counters": rows.counters}, 3, index) for index in range(3)]
+    for number, each in enumerate(stats):
+        each.set_num_requests(10**number)
+        rows.tally(number).publish(5, 5)
+    assert stats[0].get_num_requests() == 111
+    rows.vacate(1)
+    assert stats[2].get_num_requests() == 101
+    assert rows.row(2).num_requests == 5

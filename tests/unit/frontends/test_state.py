@@ -1,0 +1,33 @@
+"""The daemon's state as front ends see it."""
+
+from types import SimpleNamespace
+from typing import Any
+
+from genserve.control.conditions import DaemonCondition, EngineCondition, Phase
+from genserve.control.state import StateBoard
+from genserve.frontends.state import NUM_WORDS, SharedState, StateWriter
+from genserve.memory.words import SharedWords
+
+
+async def test_a_change_can_be_read_before_anybody_is_told() -> None:
+    """Of the phase, of the version, of health and of the end."""
+    engine: Any = SimpleNamespace(weight_version=0)
+    board = StateBoard(engine, lambda: (), "id", DaemonCondition.STARTING)
+    words = SharedWords.create(NUM_WORDS, "state")
+    StateWriter(board, words)
+    seen = SharedState(words)
+    assert (seen.phase, seen.is_serving, seen.is_over) == (Phase.STARTING, False, False)
+    board.become(DaemonCondition.SERVING)
+    assert (seen.phase, seen.weight_version, seen.is_serving) == (Phase.RUNNING, 0, True)
+    with board.applying(None):
+        engine.weight_version = 7
+        assert seen.phase is Phase.APPLYING
+    assert (seen.phase, seen.weight_version) == (Phase.RUNNING, 7)
+    board.tell_answers(False)
+    assert not seen.is_serving
+    board.become(DaemonCondition.DRAINING)
+    assert seen.phase is Phase.DRAINING
+    board.end()
+    assert seen.is_over
+    board.enter(EngineCondition.DEAD)
+    assert (seen.phase, seen.is_over) == (Phase.DEAD, True)

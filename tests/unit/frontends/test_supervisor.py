@@ -1,0 +1,176 @@
+"""Front ends are started, spoken to, started again and ended: real processes, without an engine."""
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+
+from genserve.control.state import StateBoard
+from genserve.frontends import frontend as frontends
+from genserve.frontends import supervisor
+from genserve.frontends.settings import FrontendSettings
+from genserve.frontends.state import NUM_WORDS
+from genserve.frontends.supervisor import FrontEnds
+from genserve.memory.words import SharedWords
+
+
+class Seat:
+    """A place at no engine. `script` is what the next process there does; `calls` what the seat was asked."""
+
+    def __init__(self, **script: str) -> None:
+        self.script = script
+        self.calls: list[Any] = []
+        self.fds: Sequence[int] = ()
+        self.num_requests = 3
+
+    @property
+    def invitation(self) -> bytes:
+        """For `scripted_frontend`."""
+        return json.dumps(self.script).encode()
+
+    async def use_adapter(self, name: str, request_id: str) -> Any:
+        """Any name is loaded."""
+        self.calls.append(("use", name, request_id))
+        return SimpleNamespace(unique_name=f"{name}#1", lora_id=1, directory="/")
+
+    def release_adapter(self, request_id: str) -> None:
+        """It is not used any more."""
+        self.calls.append(("release", request_id))
+
+    def vacate(self) -> list[str]:
+        """One request is left of each process."""
+        self.calls.append("vacate")
+        return ["left"]
+
+    async def abort(self, ids: Sequence[str]) -> None:
+        """It ends."""
+        self.calls.append(("abort", list(ids)))
+
+    def close(self) -> None:
+        """The end."""
+        self.calls.append("close")
+
+
+Started = tuple[FrontEnds, StateBoard, list[str]]
+
+
+@pytest.fixture(autouse=True)
+def _scripted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frontends, "PROGRAM", ("-m", "tests.unit.frontends.scripted_frontend"))
+    monkeypatch.setattr(supervisor, "_FIRST_DELAY_S", 0.01)
+
+
+@asynccontextmanager
+async def started(*seats: Seat) -> AsyncIterator[Started]:
+    """Front ends at these seats that are kept alive, and what is said of them."""
+    engine: Any = SimpleNamespace(weight_version=0)
+    board = StateBoard(engine, lambda: (), "id")
+    words = SharedWords.create(NUM_WORDS, "state")
+    said: list[str] = []
+
+    async def abort(request_ids: Sequence[str] | None) -> bytes:
+        return f"everywhere: {request_ids}".encode()
+
+    settings = FrontendSettings(os.getpid(), 0, words.fd, "127.0.0.1", 0, 1 << 20)
+    all_of_them = FrontEnds(seats, settings, board, abort, said.append)
+    try:
+        await all_of_them.start()
+        keeping = asyncio.create_task(all_of_them.run())
+        yield all_of_them, board, said
+        assert not keeping.done()
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+    finally:
+        await all_of_them.stop()
+        words.close()
+
+
+def processes() -> list[psutil.Process]:
+    """The front ends that run."""
+    return [
+        each
+        for each in psutil.Process().children()
+        if each.status() != psutil.STATUS_ZOMBIE and "tests.unit.frontends.scripted_frontend" in each.cmdline()
+    ]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Waits for it."""
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_what_is_asked_of_all_is_answered_by_all() -> None:
+    """They ask the daemon too. All of them end at the end, and nothing is left of a seat."""
+    seats = Seat(), Seat()
+    async with started(*seats) as (all_of_them, _, _):
+        assert sorted(all_of_them.live_ports()) == sorted(each.pid for each in processes())
+        assert await all_of_them.pausing() == 4
+        assert all_of_them.num_requests == 6
+        await all_of_them.wait_idle()
+        assert await all_of_them.abort(["r"]) == 2 * ["n#1", "everywhere: ['r']"]
+    assert processes() == []
+    for seat in seats:
+        assert seat.calls == [("use", "n", "r"), ("release", "r"), "vacate", "close"]
+
+
+async def test_one_that_dies_is_started_again_on_its_port_and_what_it_left_is_ended() -> None:
+    """It is killed by a question; the others answer that one."""
+    dying, other = Seat(dies_in="pausing"), Seat()
+    async with started(dying, other) as (all_of_them, _, said):
+        ports = all_of_them.live_ports()
+        before = {each.pid for each in processes()}
+        dying.script = {}
+        assert await all_of_them.pausing() == 2
+        await until(lambda: len(processes()) == 2 and {each.pid for each in processes()} != before)
+        await until(lambda: ("abort", ["left"]) in dying.calls)
+        async with asyncio.timeout(60):
+            while await all_of_them.pausing() != 4:
+                await asyncio.sleep(0.01)
+        assert all_of_them.live_ports() == ports
+        assert said == [f"the front end on port {ports[0]} ended with -9; it is started again"]
+    assert other.calls == ["vacate", "close"]
+
+
+async def test_one_that_does_not_answer_is_killed_and_started_again() -> None:
+    """A pause waits for it until the deadline, and no longer."""
+    hanging = Seat(hangs_in="pausing")
+    async with started(hanging) as (all_of_them, _, said):
+        before = all_of_them._all[0].pid
+        hanging.script = {}
+        assert await all_of_them._all[0].ask("pausing", timeout_s=0.05) is None
+        await until(lambda: all_of_them._all[0].pid not in (0, before))
+        assert "does not answer, and is killed" in said[0]
+        async with asyncio.timeout(60):
+            while await all_of_them.pausing() != 2:
+                await asyncio.sleep(0.01)
+
+
+async def test_one_that_dies_again_and_again_stays_down() -> None:
+    """The others go on, and its port is not told any more."""
+    dying, other = Seat(), Seat()
+    async with started(dying, other) as (all_of_them, board, said):
+        port = all_of_them.live_ports()[1]
+        dying.script = {"dies_in": "join"}
+        all_of_them._all[0].kill()
+        await until(lambda: all_of_them.num_down() == 1)
+        assert all_of_them.live_ports() == (port,)
+        assert said[-1].endswith("again and again; it stays down")
+        board.notify()
+        assert await all_of_them.pausing() == 2
+        await all_of_them.wait_idle()
+
+
+async def test_a_start_that_fails_leaves_no_process() -> None:
+    """The daemon says so, and ends."""
+    with pytest.raises(RuntimeError, match="a front end did not start"):
+        async with started(Seat(), Seat(dies_in="join")):
+            raise AssertionError
+    assert processes() == []
