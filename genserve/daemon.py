@@ -227,7 +227,7 @@ async def _build_services(
         checkpoint,
         max_staging_bytes,
         await _ingest(config, stack),
-        await _frontends(config, engine, board, stack),
+        frontends=await _frontends(config, engine, board, stack),
     )
     server = await start_server(parts)
     stack.push_async_callback(server.stop, _CLOSE_GRACE_S)

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from vllm.v1.engine import FinishReason as VllmFinishReason
 from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 
 from genserve.engine.generation import AnyPrompt, FinishReason, GenerationRequest, Sampling, TokenPrompt
@@ -250,5 +251,5 @@ async def test_a_request_that_is_admitted_during_a_pause_ends_as_paused(requests
     during = await requests.submit(request("during"))
     requests.paused()
     after = await requests.submit(request("after"))
-    reasons = [stream._reason("abort", None) for stream in (before, during, after)]
+    reasons = [stream._reason(VllmFinishReason.ABORT, None) for stream in (before, during, after)]
     assert reasons == [FinishReason.PAUSED, FinishReason.PAUSED, FinishReason.ABORTED]
