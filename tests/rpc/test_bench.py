@@ -30,7 +30,6 @@ async def test_generate_measures_over_one_call(daemon: Daemon, capsys: pytest.Ca
             for stream in daemon.engine.streams[answered:]:
                 stream.put(update(5, first=True))
                 stream.put(update(6, last=True))
-                stream.updates.put_nowait(None)  # the end, which Generate waits for
                 answered += 1
 
     answering = asyncio.create_task(answer())
