@@ -96,10 +96,11 @@ class PushApplier:
             except OSError as error:
                 log.warning("push %s is prepared when its bytes are there: %s", push.push_id, error)
                 return
-        await early.wait_useless()
-        async with self._lock:
-            if self._early is early:
-                await self._end_early(_DISCARD_TIMEOUT_S)
+        while self._early is early:
+            await early.wait_attempt()
+            async with self._lock:  # the next attempt may have begun meanwhile, and go on with it
+                if self._early is early and early.is_useless:
+                    await self._end_early(_DISCARD_TIMEOUT_S)
 
     async def _end_early(self, timeout_s: float) -> None:
         """For the caller that has the lock."""

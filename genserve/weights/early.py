@@ -31,8 +31,14 @@ class EarlyPreparation:
         self._task = asyncio.create_task(preparing, name=f"early preparation of push {push.push_id}")
         self._task.add_done_callback(self._close)
 
-    async def wait_useless(self) -> None:
-        """Returns when nobody will need it: the push is gone, or its attempt ended without all bytes."""
+    @property
+    def is_useless(self) -> bool:
+        """Whether nobody will need it: the push is gone, or its present attempt has ended, or waits for a commit."""
+        push = self.push
+        return push.gone.is_set() or push.attempt.result.done() or push.lifecycle.can_commit
+
+    async def wait_attempt(self) -> None:
+        """Returns when the present attempt has ended, or the push is gone."""
         gone = asyncio.create_task(self.push.gone.wait())
         ends: list[asyncio.Future[Any]] = [gone, self.push.attempt.result]
         try:

@@ -12,7 +12,7 @@ from genserve.errors import DeadlineError, GenserveError, PushConflictError, Pus
 from genserve.tensors.manifest import Manifest
 from genserve.weights.push.types import ApplyOptions, PrepareMode, PushAction, PushState
 from tests.support.scripted_engine import Gate
-from tests.unit.weights.conftest import MANIFEST, Rig, header, send, tensors, weights
+from tests.unit.weights.conftest import MANIFEST, Rig, further, header, send, tensors, weights
 
 BYTES = len(weights(0))
 
@@ -259,4 +259,35 @@ async def test_further_streams_prepare_nothing_more(rig: Rig) -> None:
         stream.detach()
     assert rig.engine.calls.count("prepare_weights") == 1
     assert rig.engine.live == tensors(1)
+    await assert_nothing_is_left(rig)
+
+
+async def test_an_attempt_that_follows_one_that_never_ended_takes_it_over(rig: Rig) -> None:
+    """One of its streams was never opened, so nobody could tell that no more would come."""
+    opened = header(attempt="one", num_streams=2)
+    stream = await rig.registry.open(opened)
+    await until_called(rig, "prepare_weights")
+    send(stream, weights(1), 0, 14)
+    stream.detach()
+    streams = [await rig.registry.open(opened), await rig.registry.open(further(opened))]
+    send(streams[0], weights(1), 14)
+    await asyncio.gather(*(stream.finish() for stream in streams))
+    for stream in streams:
+        stream.detach()
+    assert rig.engine.calls.count("prepare_weights") == 1
+    assert rig.engine.live == tensors(1)
+    await assert_nothing_is_left(rig)
+
+
+async def test_an_attempt_that_took_it_over_takes_it_along(rig: Rig) -> None:
+    """Workers do not wait for bytes that nobody sends."""
+    opened = header(attempt="one", num_streams=2)
+    stream = await rig.registry.open(opened)
+    await until_called(rig, "prepare_weights")
+    stream.detach()
+    streams = [await rig.registry.open(opened), await rig.registry.open(further(opened))]
+    send(streams[0], weights(1), 0, 14)
+    for stream in streams:
+        stream.detach()
+    await until_called(rig, "discard_weights running")
     await assert_nothing_is_left(rig)
