@@ -11,8 +11,10 @@ from genserve.engine.types import PauseMode
 from genserve.errors import DeadlineError, GenserveError, PushConflictError, PushRolledBackError, PushTruncatedError
 from genserve.tensors.manifest import Manifest
 from genserve.weights.push.types import ApplyOptions, PrepareMode, PushAction, PushState
+from genserve.weights.vllm_transfer import UpdateOptions
 from tests.support.scripted_engine import Gate
 from tests.unit.weights.conftest import MANIFEST, Rig, further, header, send, tensors, weights
+from tests.unit.weights.transfers import HALF, finish
 
 BYTES = len(weights(0))
 
@@ -290,4 +292,26 @@ async def test_an_attempt_that_took_it_over_takes_it_along(rig: Rig) -> None:
     for stream in streams:
         stream.detach()
     await until_called(rig, "discard_weights running")
+    await assert_nothing_is_left(rig)
+
+
+async def test_an_update_through_vllms_transfer_ends_it(rig: Rig) -> None:
+    """It would exchange what the live model had before the update."""
+    rig.engine.backend = "scripted"
+    opened = header("p1", 5, attempt="one", num_streams=2)
+    stream = await rig.registry.open(opened)
+    send(stream, weights(5), 0, 14)
+    await until_called(rig, "prepare_weights")
+    stream.detach()  # nobody sends it any more, but the other stream may come
+    await rig.transfers.start(UpdateOptions())
+    assert rig.engine.calls == ["prepare_weights", "discard_weights running", "pause keep recompute", "transfer_start"]
+    await rig.transfers.update("", HALF, 5.0)
+    assert await finish(rig) == 1
+    streams = [await rig.registry.open(opened), await rig.registry.open(further(opened))]
+    send(streams[0], weights(5), 14)
+    await asyncio.gather(*(stream.finish() for stream in streams))
+    for stream in streams:
+        stream.detach()
+    assert rig.engine.calls.count("prepare_weights") == 2
+    assert rig.engine.live == tensors(5)
     await assert_nothing_is_left(rig)
