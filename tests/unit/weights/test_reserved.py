@@ -34,6 +34,20 @@ async def test_memory_is_ready_before_the_first_two_pushes() -> None:
     assert num_arenas() == before
 
 
+async def test_the_second_push_finds_memory_of_the_size_of_the_first() -> None:
+    """A trainer may push a wider type than the checkpoint's, or leave out tied tensors."""
+    before, wide_bytes = num_arenas(), 2 * MANIFEST.total_bytes
+    store = ResidentStore(None, enabled=True)
+    keeping = asyncio.create_task(store.keep_reserved(MANIFEST.total_bytes, lambda: 1 << 40))
+    await until_spare(store, MANIFEST.total_bytes)
+    arena = await store.arena_for(wide_bytes)
+    store.replace(ResidentVersion(1, MANIFEST, ArenaBytes(arena)))
+    await until_spare(store, wide_bytes)
+    keeping.cancel()
+    store.release_memory()
+    assert num_arenas() == before
+
+
 async def test_a_push_waits_for_memory_that_is_being_reserved(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would take as long to get other memory, and then there were two."""
     before, gate = num_arenas(), asyncio.Event()
