@@ -140,7 +140,9 @@ class _Daemon:
             "weight updates": parts.transfers.run(),
         }
         if parts.checkpoint is not None:
-            tasks["memory for pushes"] = parts.resident.keep_reserved(parts.checkpoint.total_bytes)
+            tasks["memory for pushes"] = parts.resident.keep_reserved(
+                parts.checkpoint.total_bytes, lambda: parts.pushes.room_bytes
+            )
         if parts.ingest is not None:
             tasks["receiving processes"] = parts.ingest.run()
         if parts.frontends is not None:

@@ -96,10 +96,11 @@ class PushApplier:
             except OSError as error:
                 log.warning("push %s is prepared when its bytes are there: %s", push.push_id, error)
                 return
-        await early.wait_useless()
-        async with self._lock:
-            if self._early is early:
-                await self._end_early(_DISCARD_TIMEOUT_S)
+        while self._early is early:
+            await early.wait_change()
+            async with self._lock:  # the next attempt may have begun meanwhile, and go on with it
+                if self._early is early and early.is_useless:
+                    await self._end_early(_DISCARD_TIMEOUT_S)
 
     async def _end_early(self, timeout_s: float) -> None:
         """For the caller that has the lock."""
@@ -138,7 +139,7 @@ class PushApplier:
         except TimeoutError:
             raise DeadlineError(too_late()) from None
         try:
-            if self._early is not None and self._early.push is not push:
+            if self._early is not None and (self._early.push is not push or self._early.has_failed):
                 await self._end_early(min(timeout_s, _DISCARD_TIMEOUT_S))
             yield
         finally:

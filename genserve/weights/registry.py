@@ -77,6 +77,12 @@ class PushRegistry:
         self._reserved_for = ""
         self._closed = False
 
+    @property
+    def room_bytes(self) -> int:
+        """What `max_staging_bytes` leaves beside the pushes and the resident bytes."""
+        taken_bytes = sum(push.size_bytes for push in self._pushes.values()) + self._resident.held_bytes
+        return self._max_staging_bytes - taken_bytes
+
     def check_num_tensors(self, num_tensors: int, *, lora: bool = False) -> None:
         """Raises ManifestMismatchError for too many tensors. Call it before converting a manifest, which would take
         seconds for a hostile one."""

@@ -9,7 +9,7 @@ to clear the pages of another one.
 import asyncio
 import logging
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Protocol
 
@@ -196,12 +196,16 @@ class ResidentStore:
         self._reserving: asyncio.Task[None] | None = None
         self._replacement = Change()
 
-    async def keep_reserved(self, size_bytes: int) -> None:
-        """Has an arena of this size ready for the next push, while the machine has plenty of memory. From the second
-        push on the arena of the previous version is; until then the kernel would have to clear another one while a
-        trainer waits. Never returns."""
+    async def keep_reserved(self, size_bytes: int, room_bytes: Callable[[], int]) -> None:
+        """Has an arena ready for the next push, of this size at first and then of the last push's, while the machine
+        has plenty of memory and the limit of the daemon leaves `room_bytes` for it. From the second push on the arena
+        of the previous version is; until then the kernel would have to clear another one while a trainer waits. Never
+        returns."""
         while True:
-            if self._enabled and self._spare_arena is None and _is_plenty(size_bytes):
+            is_needed = self._enabled and self._spare_arena is None
+            if self.served_bytes > 0:  # a trainer may push a wider type than the checkpoint's
+                size_bytes = self.served_bytes
+            if is_needed and size_bytes <= room_bytes() and _is_plenty(size_bytes):
                 self._reserving = asyncio.create_task(self._reserve(size_bytes), name="reserving an arena")
                 await asyncio.wait({self._reserving})
                 self._reserving = None

@@ -162,11 +162,14 @@ class TransferUpdates:
         async with AsyncExitStack() as stack:
             await self._pushes.reserve(update_id)
             stack.callback(self._pushes.release)
+            # Ends what is prepared early of a push that may go on afterwards: it belongs to the live model of now.
+            async with self._applier.between_pushes(options.timeout_s):
+                pass
             hold = await stack.enter_async_context(
                 self._pauses.hold(
                     options.pause_mode,
                     options.kv_policy,
-                    timeout_s=options.timeout_s,
+                    timeout_s=remaining_s(deadline_s, "pause"),
                     lease_id=options.pause_lease_id,
                 )
             )

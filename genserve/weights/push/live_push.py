@@ -139,6 +139,7 @@ class LivePush:
         return self.attempt
 
     def _begin(self, header: PushHeader) -> None:
+        self.attempt.answer(self.truncation())  # if its streams were cut off before others were opened
         self.attempt = Attempt.begin(header.num_streams, header.attempt)
         self.header = header
         self.issues = ()

@@ -11,8 +11,10 @@ from genserve.engine.types import PauseMode
 from genserve.errors import DeadlineError, GenserveError, PushConflictError, PushRolledBackError, PushTruncatedError
 from genserve.tensors.manifest import Manifest
 from genserve.weights.push.types import ApplyOptions, PrepareMode, PushAction, PushState
+from genserve.weights.vllm_transfer import UpdateOptions
 from tests.support.scripted_engine import Gate
-from tests.unit.weights.conftest import MANIFEST, Rig, header, send, tensors, weights
+from tests.unit.weights.conftest import MANIFEST, Rig, further, header, send, tensors, weights
+from tests.unit.weights.transfers import HALF, finish
 
 BYTES = len(weights(0))
 
@@ -187,19 +189,39 @@ async def test_an_end_with_bytes_missing_is_told(rig: Rig) -> None:
 
 
 async def test_a_version_that_workers_refuse_changes_nothing(rig: Rig) -> None:
-    """They may refuse it before its last byte; the trainer is told when it has sent all."""
+    """The trainer is told when it has sent all."""
+    gate = rig.engine.gates["prepare_weights"] = Gate()
     rig.engine.fails["prepare_weights"] = PushRolledBackError("no tensor gave a value to x")
     stream = await rig.registry.open(header())
-    await until_called(rig, "prepare_weights")
+    await gate.reached.wait()
     send(stream, weights(1))
+    finishing = asyncio.create_task(stream.finish())
+    await asyncio.sleep(0.01)
+    gate.open.set()
     with pytest.raises(PushRolledBackError, match="no tensor gave a value to x"):
-        await stream.finish()
+        await finishing
     stream.detach()
+    assert rig.engine.calls.count("prepare_weights") == 1
     assert rig.engine.live == tensors(0)
     assert rig.registry.report("p1").push.state is PushState.FAILED
     await assert_nothing_is_left(rig)
     await rig.push(header())
     assert rig.engine.live == tensors(1)
+
+
+async def test_a_failure_before_the_last_byte_does_not_decide(rig: Rig) -> None:
+    """Nobody waited for it: an earlier version may still be freed where the workers begin, or memory be short."""
+    rig.engine.fails["prepare_weights"] = PushRolledBackError("an earlier push is still being prepared or freed here")
+    stream = await rig.registry.open(header())
+    await until_called(rig, "prepare_weights")
+    send(stream, weights(1), 0, 14)
+    await asyncio.sleep(0.01)
+    send(stream, weights(1), 14)
+    await stream.finish()
+    stream.detach()
+    assert rig.engine.calls.count("prepare_weights") == 2
+    assert rig.engine.live == tensors(1)
+    await assert_nothing_is_left(rig)
 
 
 async def test_one_that_hangs_ends_with_the_time_for_applying(rig: Rig) -> None:
@@ -259,4 +281,57 @@ async def test_further_streams_prepare_nothing_more(rig: Rig) -> None:
         stream.detach()
     assert rig.engine.calls.count("prepare_weights") == 1
     assert rig.engine.live == tensors(1)
+    await assert_nothing_is_left(rig)
+
+
+async def test_an_attempt_that_follows_one_that_never_ended_takes_it_over(rig: Rig) -> None:
+    """One of its streams was never opened, so nobody could tell that no more would come."""
+    opened = header(attempt="one", num_streams=2)
+    stream = await rig.registry.open(opened)
+    await until_called(rig, "prepare_weights")
+    send(stream, weights(1), 0, 14)
+    stream.detach()
+    streams = [await rig.registry.open(opened), await rig.registry.open(further(opened))]
+    send(streams[0], weights(1), 14)
+    await asyncio.gather(*(stream.finish() for stream in streams))
+    for stream in streams:
+        stream.detach()
+    assert rig.engine.calls.count("prepare_weights") == 1
+    assert rig.engine.live == tensors(1)
+    await assert_nothing_is_left(rig)
+
+
+async def test_an_attempt_that_took_it_over_takes_it_along(rig: Rig) -> None:
+    """Workers do not wait for bytes that nobody sends."""
+    opened = header(attempt="one", num_streams=2)
+    stream = await rig.registry.open(opened)
+    await until_called(rig, "prepare_weights")
+    stream.detach()
+    streams = [await rig.registry.open(opened), await rig.registry.open(further(opened))]
+    send(streams[0], weights(1), 0, 14)
+    for stream in streams:
+        stream.detach()
+    await until_called(rig, "discard_weights running")
+    await assert_nothing_is_left(rig)
+
+
+async def test_an_update_through_vllms_transfer_ends_it(rig: Rig) -> None:
+    """It would exchange what the live model had before the update."""
+    rig.engine.backend = "scripted"
+    opened = header("p1", 5, attempt="one", num_streams=2)
+    stream = await rig.registry.open(opened)
+    send(stream, weights(5), 0, 14)
+    await until_called(rig, "prepare_weights")
+    stream.detach()  # nobody sends it any more, but the other stream may come
+    await rig.transfers.start(UpdateOptions())
+    assert rig.engine.calls == ["prepare_weights", "discard_weights running", "pause keep recompute", "transfer_start"]
+    await rig.transfers.update("", HALF, 5.0)
+    assert await finish(rig) == 1
+    streams = [await rig.registry.open(opened), await rig.registry.open(further(opened))]
+    send(streams[0], weights(5), 14)
+    await asyncio.gather(*(stream.finish() for stream in streams))
+    for stream in streams:
+        stream.detach()
+    assert rig.engine.calls.count("prepare_weights") == 2
+    assert rig.engine.live == tensors(5)
     await assert_nothing_is_left(rig)
