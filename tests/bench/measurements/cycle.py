@@ -189,7 +189,11 @@ async def _stream(client: AsyncClient, plan: Plan, window: Window, version: int)
 
 
 def cost(figures: dict[str, float], baseline: dict[str, float], num_pushes: int) -> dict[str, float]:
-    """What pushes cost: the share of the tokens that came all the same, and how many seconds of generation without a
-    push were lost for each push."""
+    """What pushes cost: the share of the tokens that came all the same, how many seconds of generation without a push
+    were lost for each push, and how many seconds there were for each, more than planned where pushes take longer."""
     share = figures["tokens_per_s"] / baseline["tokens_per_s"]
-    return {"share": share, "lost_s_per_push": (1 - share) * figures["window_s"] / num_pushes}
+    return {
+        "share": share,
+        "lost_s_per_push": (1 - share) * figures["window_s"] / num_pushes,
+        "seconds_per_push": figures["window_s"] / num_pushes,
+    }

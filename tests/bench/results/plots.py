@@ -33,7 +33,7 @@ def draw(result: Result, directory: Path) -> Path:
         if result.name in _BARS:
             handles |= _bars(axis, curves, colors)
         else:
-            handles |= _lines(axis, curves, colors, logarithmic=result.name != "memory")
+            handles |= _lines(axis, curves, colors, logarithmic=result.name not in _LINEAR)
         axis.set_title(title, fontsize=10)
         axis.set_xlabel(x_label)
         axis.set_ylabel(y_label)
@@ -143,7 +143,7 @@ def _memory(result: Result) -> list[tuple[str, str, str, Curves]]:
     return [("host memory after each push", "pushes", "MB", curves)]
 
 
-_BARS = ("interference",)
+_BARS, _LINEAR = ("interference",), ("cycle", "memory")
 _PANELS: dict[str, Callable[[Result], list[tuple[str, str, str, Curves]]]] = {
     "generate": _generate,
     "cycle": _cycle,

@@ -60,8 +60,8 @@ def _questions() -> Iterator[Question]:
     for streams in (8, 64):
         for interval_s in (5, 30):
             key = f"{streams} streams, {interval_s} s"
-            text = f"tokens that come all the same, {streams} streams, a push every {interval_s} s"
-            yield Question(text, "cycle", key, "share", _recomputes, digits=2)
+            text = f"generation lost a push, s, {streams} streams, a push every {interval_s} s"
+            yield Question(text, "cycle", key, "lost_s_per_push", _recomputes, True, 1, 2)
     yield Question(
         "longest wait for a token, s, 64 streams, a push every 10 s",
         "cycle", "64 streams, 10 s", "longest_wait_s", _recomputes, True, 1, 1,

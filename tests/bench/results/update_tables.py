@@ -11,6 +11,7 @@ def cycle(result: Result) -> str:
     figures = {
         "share": ("tokens, share of no pushes", 1.0, 2),
         "lost_s_per_push": ("generation lost a push, s", 1.0, 2),
+        "seconds_per_push": ("there was one every, s", 1.0, 1),
         "push_s": ("a push takes, s", 1.0, 1),
         "first_new_s": ("to the first new token, s", 1.0, 2),
         "all_new_s": ("in every stream", 1.0, 2),

@@ -60,7 +60,7 @@ def test_a_window_without_a_token_is_refused() -> None:
 def test_a_push_costs_what_was_not_generated() -> None:
     """Told in seconds of generation without a push."""
     measured = cost({"tokens_per_s": 80.0, "window_s": 20.0}, {"tokens_per_s": 100.0}, num_pushes=4)
-    assert measured == {"share": 0.8, "lost_s_per_push": pytest.approx(1.0)}
+    assert measured == {"share": 0.8, "lost_s_per_push": pytest.approx(1.0), "seconds_per_push": 5.0}
 
 
 async def test_a_push_that_takes_long_delays_the_next() -> None:
