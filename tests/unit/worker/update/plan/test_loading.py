@@ -42,15 +42,24 @@ def computed(model: Model, tensor: torch.Tensor) -> None:
 
 def joined(model: Model, tensor: torch.Tensor) -> None:
     """Through new tensors, and as bytes."""
-    halves = torch.cat([tensor[:1].contiguous(), tensor[1:2].clone()])
-    model.padded.data[:2, :2].copy_(halves)
-    model.padded.data[2].view(torch.uint8)[:8].copy_(tensor[3].view(torch.uint8))
+    model.padded.data[:2, :2].copy_(torch.cat([tensor[:1, :2].contiguous(), tensor[1:, :2].clone()]))
+    model.padded.data[2].view(torch.uint8).copy_(tensor[1].view(torch.uint8))
+    model.bias.data.copy_(nn.functional.pad(tensor[0, :2], (1, 1)))
+    model.weight.data[3].zero_()
 
 
-def filled_twice(model: Model, _: torch.Tensor) -> None:
-    """Equal numbers that are not the same."""
-    model.padded.data[0].fill_(-0.0)
-    model.padded.data[2].fill_(-0.0)
+def zeros(model: Model, tensors: Tensors) -> set[str]:
+    """Does the same with two tensors, but for a number that is equal and not the same."""
+    for name, tensor in tensors:
+        copies(model, [(name, tensor)])
+        if name.startswith("bias"):
+            model.bias.data.view(2, 2)[int(name == "bias.second")].fill_(-0.0 if name == "bias.second" else 0.0)
+    return {"weight", "bias", "padded"}
+
+
+def nothing(model: Model, _: torch.Tensor) -> None:
+    """Writes to a part of a buffer that has no elements."""
+    model.buffer[:0].fill_(1)
 
 
 def silent(model: Model, tensors: Tensors) -> None:
@@ -62,8 +71,9 @@ RECORDED = {
     "copies": copies,
     "an attribute": also(set_step),
     "elements computed": also(computed),
-    "new tensors": also(joined),
-    "numbers": also(filled_twice, at="padded"),
+    "new tensors": also(joined, at="padded"),
+    "numbers": zeros,
+    "writes nothing": also(nothing),
     "says nothing": silent,
 }
 
@@ -92,6 +102,15 @@ def kept(model: Model, tensors: Tensors) -> set[str]:
         copies(model, before)
         before = [(name, tensor)]
     copies(model, before)
+    return {"weight", "bias", "padded"}
+
+
+def neighbour(model: Model, tensors: Tensors) -> set[str]:
+    """Copies a tensor again when the next one is there, which lies in the same memory."""
+    before: list[tuple[str, torch.Tensor]] = []
+    for name, tensor in tensors:
+        copies(model, [(name, tensor), *(before if name == "bias.second" else ())])
+        before = [(name, tensor)]
     return {"weight", "bias", "padded"}
 
 
@@ -157,6 +176,7 @@ NOT_RECORDED: dict[str, tuple[Loader, str]] = {
     "gives new memory": (also(new_memory, at="padded"), "a parameter gets other memory"),
     "collects tensors": (collected, "takes a tensor that is neither"),
     "copies later": (kept, "takes a tensor that is neither"),
+    "copies a neighbour later": (neighbour, "takes a view that cannot be made again"),
     "copies in a thread": (elsewhere, "it is not seen how padded is loaded"),
 }
 
