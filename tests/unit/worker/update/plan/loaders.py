@@ -15,13 +15,15 @@ Loader = Callable[["Model", Tensors], set[str] | None]
 
 
 class Model(nn.Module):
-    """`weight` and `bias`, which a checkpoint has in two parts each, and `padded`, of which it has the first rows."""
+    """`weight` and `bias`, which a checkpoint has in two parts each, `padded`, of which it has the first rows, and
+    `total`, which it does not have."""
 
     def __init__(self, loader: Loader) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(4, 4, dtype=torch.bfloat16), requires_grad=False)
         self.bias = nn.Parameter(torch.zeros(4), requires_grad=False)
         self.padded = nn.Parameter(torch.zeros(3, 4), requires_grad=False)
+        self.total = nn.Parameter(torch.zeros(2), requires_grad=False)
         self.register_buffer("buffer", torch.zeros(4))
         self.order = torch.tensor([3, 2, 1, 0])
         self.notes: dict[str, Any] = {}

@@ -57,6 +57,11 @@ def zeros(model: Model, tensors: Tensors) -> set[str]:
     return {"weight", "bias", "padded"}
 
 
+def added(model: Model, tensor: torch.Tensor) -> None:
+    """To what is there."""
+    model.total.data.add_(tensor[0])
+
+
 def nothing(model: Model, _: torch.Tensor) -> None:
     """Writes to a part of a buffer that has no elements."""
     model.buffer[:0].fill_(1)
@@ -74,6 +79,7 @@ RECORDED = {
     "new tensors": also(joined, at="padded"),
     "numbers": zeros,
     "writes nothing": also(nothing),
+    "adds": also(added),
     "says nothing": silent,
 }
 
@@ -228,7 +234,7 @@ def one_more(tensors: list[tuple[str, torch.Tensor]]) -> None:
 
 @pytest.mark.parametrize("change", [other_name, other_type, other_shape, other_order, one_less, one_more])
 def test_a_push_of_other_tensors_is_loaded_anew_with_the_same_result_or_error(change: Any) -> None:
-    """What was copied until then is gone; and the next push like it is done without the loader."""
+    """What was done until then is undone; and the next push like it is done without the loader."""
 
     def outcome(pushed: Pushed) -> Any:
         tensors = version(1)
@@ -238,7 +244,7 @@ def test_a_push_of_other_tensors_is_loaded_anew_with_the_same_result_or_error(ch
         except RuntimeError as error:
             return str(error)
 
-    pushed, anew = Pushed(copies), Pushed(copies)
+    pushed, anew = Pushed(also(added)), Pushed(also(added))
     pushed.push(version(0))
     assert outcome(pushed) == outcome(anew)
     assert pushed.num_loads == 2
