@@ -27,6 +27,7 @@ class Model(nn.Module):
         self.register_buffer("buffer", torch.zeros(4))
         self.order = torch.tensor([3, 2, 1, 0])
         self.notes: dict[str, Any] = {}
+        self.zero = 0.0
         self._loader = [loader]  # in a list, so that it is no attribute of a kind that torch looks at
 
     def load_weights(self, tensors: Tensors) -> set[str] | None:
@@ -82,11 +83,13 @@ class Pushed:
 
     def push(self, tensors: Tensors) -> dict[str, Any]:
         """Loads a version, as `Shadow` does. Returns what it leaves on the model, and what the loader said."""
+        vars(self.model)["zero"] = 0.0
         self.structure.allocate(CPU)
         with torch.no_grad():
             loaded = self.loading.load(tensors)
         left = {name: each.view(-1).view(torch.uint8).tolist() for name, each in self.model.state_dict().items()}
         left |= {"notes": dict(self.model.notes), "step": getattr(self.model, "step", None), "loaded": loaded}
+        left["zero"] = str(self.model.zero)
         return left
 
     def _counting(self, loader: Loader) -> Loader:

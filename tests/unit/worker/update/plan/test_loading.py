@@ -31,8 +31,9 @@ def also(act: Any, *, at: str = WEIGHT) -> Loader:
 
 
 def set_step(model: Model, _: torch.Tensor) -> None:
-    """An attribute with a plain value."""
-    model.step = {"scales": ["float8"], "zero": -0.0}
+    """An attribute with a plain value, and another one that is equal to what it was and not the same."""
+    model.step = {"scales": ["float8"]}
+    model.zero = -0.0
 
 
 def computed(model: Model, tensor: torch.Tensor) -> None:
@@ -91,7 +92,8 @@ def test_a_load_like_the_one_before_is_done_without_the_loader_and_leaves_the_sa
     pushed.push(version(0))
     assert pushed.loading.refusal == ""
     for seed in (1, 2, 1):
-        vars(pushed.model).pop("step", None)
+        if (step := vars(pushed.model).pop("step", None)) is not None:
+            step["scales"].append("by whoever uses it")
         assert pushed.push(version(seed)) == loaded_anew(loader, version(seed))
     assert pushed.num_loads == 1
 
@@ -217,6 +219,11 @@ def other_shape(tensors: list[tuple[str, torch.Tensor]]) -> None:
     tensors[2] = (tensors[2][0], torch.ones(3))
 
 
+def other_strides(tensors: list[tuple[str, torch.Tensor]]) -> None:
+    """At the beginning."""
+    tensors[0] = (tensors[0][0], tensors[0][1].t().contiguous().t())
+
+
 def other_order(tensors: list[tuple[str, torch.Tensor]]) -> None:
     """At the end."""
     tensors[-2:] = reversed(tensors[-2:])
@@ -232,7 +239,9 @@ def one_more(tensors: list[tuple[str, torch.Tensor]]) -> None:
     tensors.append(("bias.first", torch.ones(2)))
 
 
-@pytest.mark.parametrize("change", [other_name, other_type, other_shape, other_order, one_less, one_more])
+@pytest.mark.parametrize(
+    "change", [other_name, other_type, other_shape, other_strides, other_order, one_less, one_more]
+)
 def test_a_push_of_other_tensors_is_loaded_anew_with_the_same_result_or_error(change: Any) -> None:
     """What was done until then is undone; and the next push like it is done without the loader."""
 
