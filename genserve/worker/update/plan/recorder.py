@@ -21,6 +21,7 @@ from genserve.worker.update.plan.plan import Plan, Tensors
 from genserve.worker.update.plan.recipe import Layout, Operand, Origin, Recipe, Step, tensors_in
 
 _ATEN = torch.ops.aten
+# Known operations: these, and those on one element at a time, which have a tag of torch's.
 _MOVING: Final = frozenset(
     {
         _ATEN.copy_.default,
@@ -30,6 +31,9 @@ _MOVING: Final = frozenset(
         _ATEN.cat.default,
         _ATEN.constant_pad_nd.default,
     }
+)
+_UNPREDICTABLE: Final = frozenset(
+    {torch.Tag.nondeterministic_seeded, torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 )
 _UNSEEN: Final = frozenset(
     {
@@ -244,10 +248,9 @@ def _traits(func: Any) -> _Traits:
         for number, argument in enumerate(func._schema.arguments)
         if argument.alias_info is not None and argument.alias_info.is_write
     ]
-    is_pointwise = torch.Tag.pointwise in func.tags and torch.Tag.nondeterministic_seeded not in func.tags
-    returns_tensors = all(str(each.type) == "Tensor" for each in func._schema.returns)  # `equal` has the tag, too
+    is_pointwise = torch.Tag.pointwise in func.tags and _UNPREDICTABLE.isdisjoint(func.tags)
     return _Traits(
-        func in _MOVING or (func.namespace == "aten" and is_pointwise and returns_tensors),
+        func in _MOVING or (func.namespace == "aten" and is_pointwise),
         tuple(number for number, argument in written if not argument.kwarg_only),
         any(argument.kwarg_only for _, argument in written),
     )

@@ -15,16 +15,19 @@ Loader = Callable[["Model", Tensors], set[str] | None]
 
 
 class Model(nn.Module):
-    """`weight` and `bias`, which a checkpoint has in two parts each, and `padded`, of which it has the first rows."""
+    """`weight` and `bias`, which a checkpoint has in two parts each, `padded`, of which it has the first rows, and
+    `total`, which it does not have."""
 
     def __init__(self, loader: Loader) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(4, 4, dtype=torch.bfloat16), requires_grad=False)
         self.bias = nn.Parameter(torch.zeros(4), requires_grad=False)
         self.padded = nn.Parameter(torch.zeros(3, 4), requires_grad=False)
+        self.total = nn.Parameter(torch.zeros(2), requires_grad=False)
         self.register_buffer("buffer", torch.zeros(4))
         self.order = torch.tensor([3, 2, 1, 0])
         self.notes: dict[str, Any] = {}
+        self.zero = 0.0
         self._loader = [loader]  # in a list, so that it is no attribute of a kind that torch looks at
 
     def load_weights(self, tensors: Tensors) -> set[str] | None:
@@ -80,11 +83,13 @@ class Pushed:
 
     def push(self, tensors: Tensors) -> dict[str, Any]:
         """Loads a version, as `Shadow` does. Returns what it leaves on the model, and what the loader said."""
+        vars(self.model)["zero"] = 0.0
         self.structure.allocate(CPU)
         with torch.no_grad():
             loaded = self.loading.load(tensors)
         left = {name: each.view(-1).view(torch.uint8).tolist() for name, each in self.model.state_dict().items()}
         left |= {"notes": dict(self.model.notes), "step": getattr(self.model, "step", None), "loaded": loaded}
+        left["zero"] = str(self.model.zero)
         return left
 
     def _counting(self, loader: Loader) -> Loader:
