@@ -14,6 +14,7 @@ _MAX_DEATHS = 4
 _DEATHS_WITHIN_S = 120.0
 _FIRST_DELAY_S = 0.25
 _CHECK_INTERVAL_S = 5.0
+_ALIVE_TIMEOUT_S = 30.0
 _IDLE_TIMEOUT_S = questions.IDLE_PATIENCE_S + 10.0
 
 
@@ -93,7 +94,7 @@ class FrontEnds:
                 await asyncio.wait({change}, timeout=_CHECK_INTERVAL_S)
                 if change.done():
                     change = asyncio.ensure_future(self._board.wait_change())
-                await frontend.ask(questions.CHANGED)
+                await frontend.ask(questions.CHANGED, timeout_s=_ALIVE_TIMEOUT_S)
         finally:
             change.cancel()
 
