@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 import uvloop
 
+from genserve import frontend
 from genserve.config import ServeConfig, check_model
 from genserve.control.conditions import DaemonCondition, EngineCondition
 from genserve.control.drain import Drain
@@ -35,6 +36,7 @@ from genserve.errors import GenserveError
 from genserve.frontends import state as shared_state
 from genserve.frontends.settings import FrontendSettings
 from genserve.frontends.supervisor import FrontEnds
+from genserve.frontends.template import Template, fork_template
 from genserve.ingest.relay import IngestSettings
 from genserve.ingest.supervisor import IngestProcesses
 from genserve.memory.allocator import freeze_objects, keep_freed_memory
@@ -84,16 +86,20 @@ def main(argv: Sequence[str]) -> int:
         args = vllm_config.engine_args(flags)
         if config.headless:
             return headless.run(args, config)
-        return uvloop.run(serve(config, args))
+        # Before anything starts a thread, here or in a library.
+        template = fork_template(frontend.run) if _num_frontends(config) else None
+        return uvloop.run(serve(config, args, template))
     except (DemoModelError, OSError, ValueError, RuntimeError) as error:
         _say(str(error))
         return EXIT_FAILED
 
 
-async def serve(config: ServeConfig, args: AsyncEngineArgs) -> int:
-    """Serves until a signal (status 0) or a failure (status 1)."""
-    _require_free(config.host, config.port)
+async def serve(config: ServeConfig, args: AsyncEngineArgs, template: Template | None) -> int:
+    """Serves until a signal (status 0) or a failure (status 1). Front ends are forked from `template`."""
     async with AsyncExitStack() as stack:
+        if template is not None:
+            stack.callback(template.close)
+        _require_free(config.host, config.port)
         began_s = time.monotonic()
         _sweep()
         directory = local_directory(args.model)
@@ -102,7 +108,7 @@ async def serve(config: ServeConfig, args: AsyncEngineArgs) -> int:
         stopped = stack.enter_context(_stopped_by_signal(config))
         stack.push_async_callback(engine.stop)
         opened = opened_as_loaded(opened, directory, engine.checkpoint_directory, _say)
-        daemon = await _build_services(config, engine, opened, args.load_format.lower(), stack)
+        daemon = await _build_services(config, engine, opened, args.load_format.lower(), template, stack)
         del opened  # the files are closed when version 0 is not resident any more
         daemon.start(stack)
         freeze_objects()
@@ -114,8 +120,7 @@ async def serve(config: ServeConfig, args: AsyncEngineArgs) -> int:
 async def _start_engine(config: ServeConfig, args: AsyncEngineArgs) -> VllmEngine:
     _say(f"starting the engine for {args.model}")
     limits = IntakeLimits(config.max_active_requests, config.max_n, config.trust_request_chat_template)
-    num_frontends = config.num_frontends(len(os.sched_getaffinity(0)))
-    clients = Clients(1 + num_frontends, if_possible=config.frontends == -1)
+    clients = Clients(1 + _num_frontends(config), if_possible=config.frontends == -1)
     options = EngineOptions(limits, config.weight_update, config.host, config.port, clients)
     with children_ignore_interrupts():
         return await VllmEngine.start(args, options)
@@ -201,7 +206,12 @@ class _Daemon:
 
 
 async def _build_services(
-    config: ServeConfig, engine: VllmEngine, opened: OpenedCheckpoint | None, load_format: str, stack: AsyncExitStack
+    config: ServeConfig,
+    engine: VllmEngine,
+    opened: OpenedCheckpoint | None,
+    load_format: str,
+    template: Template | None,
+    stack: AsyncExitStack,
 ) -> _Daemon:
     """Builds everything above the engine, with the server listening. `opened` is the checkpoint, if its files are
     available."""
@@ -229,7 +239,7 @@ async def _build_services(
         checkpoint,
         max_staging_bytes,
         await _ingest(config, stack),
-        frontends=await _frontends(config, engine, board, stack),
+        frontends=await _frontends(config, engine, board, template, stack),
     )
     server = await start_server(parts)
     stack.push_async_callback(server.stop, _CLOSE_GRACE_S)
@@ -268,13 +278,17 @@ async def _ingest(config: ServeConfig, stack: AsyncExitStack) -> IngestProcesses
     return ingest
 
 
+def _num_frontends(config: ServeConfig) -> int:
+    return config.num_frontends(len(os.sched_getaffinity(0)))
+
+
 async def _frontends(
-    config: ServeConfig, engine: VllmEngine, board: StateBoard, stack: AsyncExitStack
+    config: ServeConfig, engine: VllmEngine, board: StateBoard, template: Template | None, stack: AsyncExitStack
 ) -> FrontEnds | None:
     """The processes that serve requests beside this one, if there are any. They end after the server, and before the
     engine."""
     seats = engine.seats()
-    if not seats:
+    if not seats or template is None:
         return None
     words = SharedWords.create(shared_state.NUM_WORDS, "state")
     stack.callback(words.close)
@@ -284,8 +298,8 @@ async def _frontends(
     async def abort_as_bytes(request_ids: Sequence[str] | None) -> bytes:
         return (await abort(request_ids)).SerializeToString()
 
-    settings = FrontendSettings(os.getpid(), 0, words.fd, config.host.strip("[]"), 0, config.max_message_bytes)
-    frontends = FrontEnds(seats, settings, board, abort_as_bytes, _say)
+    settings = FrontendSettings(os.getpid(), 0, words.fd, (), config.host.strip("[]"), 0, config.max_message_bytes)
+    frontends = FrontEnds(template, seats, settings, board, abort_as_bytes, _say)
     stack.push_async_callback(frontends.stop)
     await frontends.start()
     engine.others = frontends

@@ -1,13 +1,11 @@
-"""One front end: `python -m genserve.frontend SETTINGS`, started by the daemon.
+"""One front end: what a process does that the daemon's template has forked.
 
 The composition root of this process, as `daemon` is of its own. It joins the engine as a client, serves
 GenerationService on its own port, and ends with the daemon.
 """
 
 import asyncio
-import signal
 import socket
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -15,14 +13,14 @@ import grpc.aio
 import uvloop
 
 from genserve.control.conditions import Phase
-from genserve.engine.vllm.clients.frontend import FrontendEngine, end_with_daemon
+from genserve.engine.vllm.clients.frontend import FrontendEngine, begin
 from genserve.engine.vllm.requests.adapters import UsedAdapter
 from genserve.errors import EngineDeadError, GenserveError
 from genserve.frontends import settings as questions
 from genserve.frontends.link import Link, Message
 from genserve.frontends.settings import FrontendSettings, ids_to_values
 from genserve.frontends.state import SharedState
-from genserve.memory.allocator import freeze_objects, keep_freed_memory
+from genserve.memory.allocator import freeze_objects
 from genserve.memory.words import SharedWords
 from genserve.rpc.generation import abort_elsewhere
 from genserve.rpc.server import bind, frontend_server
@@ -32,14 +30,9 @@ _ANSWER_TIMEOUT_S = 10.0
 _ABORT_TIMEOUT_S = 20.0  # the daemon asks all front ends, each for half of this time at most
 
 
-def main(argv: Sequence[str]) -> int:
-    """Serves until the daemon says stop, or ends."""
-    # Signals to the whole group, or the whole service, are for the daemon, which ends this process after draining.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    settings = FrontendSettings.from_json(argv[0])
-    end_with_daemon(settings.daemon_pid)
-    keep_freed_memory()
+def run(settings: FrontendSettings) -> int:
+    """Serves until the daemon says stop, or ends; the exit status."""
+    begin(settings.daemon_pid)
     uvloop.run(serve(settings))
     return 0
 
@@ -98,7 +91,9 @@ class _FrontEnd:
 
     async def _join(self, message: Message) -> Message:
         state = self._state
-        self._engine = await FrontendEngine.join(message.data, LinkedAdapters(self.link), lambda: state.weight_version)
+        self._engine = await FrontendEngine.join(
+            message.data, self._settings.seat_fds, LinkedAdapters(self.link), lambda: state.weight_version
+        )
         abort = abort_elsewhere(self._abort_everywhere)
         self._server = frontend_server(self._engine, state, abort, self._settings.max_message_bytes)
         try:
@@ -157,7 +152,3 @@ class _FrontEnd:
             await self._server.stop(0.0)
         if self._engine is not None:
             self._engine.close()
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

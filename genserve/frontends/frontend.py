@@ -1,9 +1,9 @@
 """One front end, as the daemon sees it: a process, the link to it, and its place at the engine."""
 
 import asyncio
+import os
+import signal
 import socket
-import sys
-from asyncio.subprocess import Process
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -13,9 +13,8 @@ from genserve.errors import DeadlineError, GenserveError, UnavailableError
 from genserve.frontends import settings as questions
 from genserve.frontends.link import Link, Message
 from genserve.frontends.settings import FrontendSettings
+from genserve.frontends.template import Started, Template
 
-PROGRAM = ("-m", "genserve.frontend")
-"""What Python runs, before the settings."""
 _START_TIMEOUT_S = 180.0
 _ANSWER_TIMEOUT_S = 10.0
 _STOP_TIMEOUT_S = 5.0
@@ -73,14 +72,18 @@ Abort = Callable[[Sequence[str] | None], Awaitable[bytes]]
 
 
 class FrontEnd:
-    """A process at one seat, or none. `state_fd` is the memory with the daemon's state."""
+    """A process at one seat, or none. It is started by `template`."""
 
-    def __init__(self, seat: Seat, settings: FrontendSettings, abort: Abort, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, template: Template, seat: Seat, settings: FrontendSettings, abort: Abort, say: Callable[[str], None]
+    ) -> None:
+        self._template = template
         self._seat = seat
         self._settings = settings
         self._abort = abort
         self._say = say
-        self._process: Process | None = None
+        self._process: Started | None = None
+        self._ended = asyncio.Event()
         self._link: Link | None = None
         self._reading: asyncio.Task[None] | None = None
         self._is_joined = False
@@ -93,7 +96,7 @@ class FrontEnd:
 
     @property
     def pid(self) -> int:
-        """The id of the process."""
+        """The id of the process; 0 if there is none."""
         return self._process.pid if self._process is not None else 0
 
     @property
@@ -102,21 +105,18 @@ class FrontEnd:
         return self._seat.num_requests
 
     async def start(self) -> None:
-        """Starts a process, and returns when it serves. Raises RuntimeError if it does not."""
+        """Starts a process, and returns when it serves. Raises OSError or RuntimeError if it does not."""
         ours, theirs = socket.socketpair()
-        settings = replace(self._settings, link_fd=theirs.fileno())
+        settings = replace(self._settings, link_fd=theirs.fileno(), seat_fds=tuple(self._seat.fds))
         try:
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                *PROGRAM,
-                settings.to_json(),
-                pass_fds=(settings.link_fd, settings.state_fd, *self._seat.fds),
-            )
+            self._process = await self._template.start(settings)
         except BaseException:
             ours.close()
             raise
         finally:
             theirs.close()
+        self._ended.clear()
+        asyncio.get_running_loop().add_reader(self._process.pidfd, self._ended.set)
         self._link = Link(ours, self._handlers())
         try:
             await self._link.open()
@@ -133,19 +133,21 @@ class FrontEnd:
         self._settings = replace(self._settings, port=joined.values["port"])
         self._is_joined = True
 
-    async def wait_ended(self) -> int:
-        """Returns the exit status when the process has ended. What it left in the engine is being ended then."""
-        assert self._process is not None
-        status = await self._process.wait()
-        await self._clean_up()
-        return status
+    async def wait_ended(self) -> None:
+        """Returns when no process is left. What it left in the engine is being ended then."""
+        if self._process is not None:
+            await self._ended.wait()
+            asyncio.get_running_loop().remove_reader(self._process.pidfd)
+            os.close(self._process.pidfd)
+            self._process = None
+            await self._clean_up()
 
     def kill(self) -> None:
         """Ends the process at once."""
         self._is_joined = False
         if self._process is not None:
             with suppress(ProcessLookupError):
-                self._process.kill()
+                signal.pidfd_send_signal(self._process.pidfd, signal.SIGKILL)
 
     async def ask(
         self, question: str, values: Mapping[str, Any] | None = None, timeout_s: float = _ANSWER_TIMEOUT_S
@@ -166,16 +168,14 @@ class FrontEnd:
 
     async def stop(self) -> None:
         """Ends the process, and kills it if it does not end."""
-        process = self._process
-        if process is not None and process.returncode is None:
+        if self._process is not None:
             await self.ask(questions.STOP, timeout_s=_STOP_TIMEOUT_S)
             try:
                 async with asyncio.timeout(_STOP_TIMEOUT_S):
-                    await process.wait()
+                    await self._ended.wait()
             except TimeoutError:
                 self.kill()
-            await process.wait()
-        await self._clean_up()
+            await self.wait_ended()
         for task in self._aborting:
             task.cancel()
         await asyncio.gather(*self._aborting, return_exceptions=True)

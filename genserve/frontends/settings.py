@@ -1,8 +1,8 @@
 """How the daemon starts a front end, and the questions that they ask each other."""
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
 # The daemon asks a front end.
@@ -32,23 +32,38 @@ IDLE_PATIENCE_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class FrontendSettings:
-    """The command-line argument of a front end. The descriptors are inherited. `port` 0 picks one."""
+    """What a front end begins with. `link_fd`, `state_fd` and those of its `seat` are descriptors that it inherits.
+    `port` 0 picks one."""
 
     daemon_pid: int
     link_fd: int
     state_fd: int
+    seat_fds: tuple[int, ...]
     host: str
     port: int
     max_message_bytes: int
 
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """All descriptors."""
+        return self.link_fd, self.state_fd, *self.seat_fds
+
+    def with_fds(self, fds: Sequence[int]) -> Self:
+        """The settings with the numbers that the descriptors have in another process. Raises ValueError unless there
+        are as many."""
+        if len(fds) != len(self.fds):
+            raise ValueError(f"{len(fds)} descriptors came, of {len(self.fds)}")
+        return replace(self, link_fd=fds[0], state_fd=fds[1], seat_fds=tuple(fds[2:]))
+
     def to_json(self) -> str:
-        """The settings as an argument."""
+        """The settings for another process."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """The settings from an argument."""
-        return cls(**json.loads(text))
+        """The settings in another process."""
+        fields = json.loads(text)
+        return cls(**{**fields, "seat_fds": tuple(fields["seat_fds"])})
 
 
 def ids_to_values(request_ids: Any) -> Mapping[str, Any]:

@@ -9,19 +9,23 @@ from genserve.control.state import StateBoard
 from genserve.frontends import settings as questions
 from genserve.frontends.frontend import Abort, FrontEnd, Seat
 from genserve.frontends.settings import FrontendSettings, ids_to_values
+from genserve.frontends.template import Template
 
 _MAX_DEATHS = 4
 _DEATHS_WITHIN_S = 120.0
 _FIRST_DELAY_S = 0.25
 _CHECK_INTERVAL_S = 5.0
+_ALIVE_TIMEOUT_S = 30.0
 _IDLE_TIMEOUT_S = questions.IDLE_PATIENCE_S + 10.0
 
 
 class FrontEnds:
-    """One front end at each seat. `abort` ends requests of any client; `say` prints messages for people."""
+    """One front end at each seat, forked from `template`. `abort` ends requests of any client; `say` prints messages
+    for people."""
 
     def __init__(
         self,
+        template: Template,
         seats: Sequence[Seat],
         settings: FrontendSettings,
         board: StateBoard,
@@ -30,7 +34,7 @@ class FrontEnds:
     ) -> None:
         self._board = board
         self._say = say
-        self._all = [FrontEnd(seat, settings, abort, say) for seat in seats]
+        self._all = [FrontEnd(template, seat, settings, abort, say) for seat in seats]
         self._down: set[FrontEnd] = set()
 
     def live_ports(self) -> tuple[int, ...]:
@@ -93,7 +97,7 @@ class FrontEnds:
                 await asyncio.wait({change}, timeout=_CHECK_INTERVAL_S)
                 if change.done():
                     change = asyncio.ensure_future(self._board.wait_change())
-                await frontend.ask(questions.CHANGED)
+                await frontend.ask(questions.CHANGED, timeout_s=_ALIVE_TIMEOUT_S)
         finally:
             change.cancel()
 
@@ -101,14 +105,14 @@ class FrontEnds:
         clock = asyncio.get_running_loop().time
         died_at: deque[float] = deque(maxlen=_MAX_DEATHS)
         while True:
-            status = await frontend.wait_ended()
+            await frontend.wait_ended()
             died_at.append(clock())
             recent = [at for at in died_at if at > died_at[-1] - _DEATHS_WITHIN_S]
             if len(recent) == _MAX_DEATHS:
                 self._down.add(frontend)
-                self._say(f"the front end on port {frontend.port} ended with {status}, again and again; it stays down")
+                self._say(f"the front end on port {frontend.port} has ended again and again; it stays down")
                 return
-            self._say(f"the front end on port {frontend.port} ended with {status}; it is started again")
+            self._say(f"the front end on port {frontend.port} has ended; it is started again")
             await asyncio.sleep(_FIRST_DELAY_S * 2 ** (len(recent) - 1))
             try:
                 await frontend.start()

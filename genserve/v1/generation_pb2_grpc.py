@@ -27,8 +27,8 @@ if _version_not_supported:
 
 class GenerationServiceStub:
     """Generates tokens and converts between text and tokens. A daemon that has front ends
-    (GetServerInfoResponse.frontend_ports) names their ports in the initial metadata of the Generate and GenerateMany calls
-    that it serves itself: genserve-frontend-ports, joined by commas.
+    (GetServerInfoResponse.frontend_ports) names their ports in the initial metadata of the calls of Generate and
+    GenerateMany that it serves itself: genserve-frontend-ports, joined by commas.
     """
 
     def __init__(self, channel):
@@ -66,8 +66,8 @@ class GenerationServiceStub:
 
 class GenerationServiceServicer:
     """Generates tokens and converts between text and tokens. A daemon that has front ends
-    (GetServerInfoResponse.frontend_ports) names their ports in the initial metadata of the Generate and GenerateMany calls
-    that it serves itself: genserve-frontend-ports, joined by commas.
+    (GetServerInfoResponse.frontend_ports) names their ports in the initial metadata of the calls of Generate and
+    GenerateMany that it serves itself: genserve-frontend-ports, joined by commas.
     """
 
     def Generate(self, request, context):
@@ -149,8 +149,8 @@ def add_GenerationServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class GenerationService:
     """Generates tokens and converts between text and tokens. A daemon that has front ends
-    (GetServerInfoResponse.frontend_ports) names their ports in the initial metadata of the Generate and GenerateMany calls
-    that it serves itself: genserve-frontend-ports, joined by commas.
+    (GetServerInfoResponse.frontend_ports) names their ports in the initial metadata of the calls of Generate and
+    GenerateMany that it serves itself: genserve-frontend-ports, joined by commas.
     """
 
     @staticmethod

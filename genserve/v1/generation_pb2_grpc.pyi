@@ -28,8 +28,8 @@ GRPC_VERSION: str
 
 class GenerationServiceStub:
     """Generates tokens and converts between text and tokens. A daemon that has front ends
-    (GetServerInfoResponse.frontend_ports) names their ports in the initial metadata of the Generate and GenerateMany calls
-    that it serves itself: genserve-frontend-ports, joined by commas.
+    (GetServerInfoResponse.frontend_ports) names their ports in the initial metadata of the calls of Generate and
+    GenerateMany that it serves itself: genserve-frontend-ports, joined by commas.
     """
 
     @_typing.overload
@@ -58,8 +58,8 @@ class GenerationServiceStub:
 @_typing.type_check_only
 class GenerationServiceAsyncStub(GenerationServiceStub):
     """Generates tokens and converts between text and tokens. A daemon that has front ends
-    (GetServerInfoResponse.frontend_ports) names their ports in the initial metadata of the Generate and GenerateMany calls
-    that it serves itself: genserve-frontend-ports, joined by commas.
+    (GetServerInfoResponse.frontend_ports) names their ports in the initial metadata of the calls of Generate and
+    GenerateMany that it serves itself: genserve-frontend-ports, joined by commas.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -84,8 +84,8 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
 
 class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
     """Generates tokens and converts between text and tokens. A daemon that has front ends
-    (GetServerInfoResponse.frontend_ports) names their ports in the initial metadata of the Generate and GenerateMany calls
-    that it serves itself: genserve-frontend-ports, joined by commas.
+    (GetServerInfoResponse.frontend_ports) names their ports in the initial metadata of the calls of Generate and
+    GenerateMany that it serves itself: genserve-frontend-ports, joined by commas.
     """
 
     @_abc_1.abstractmethod

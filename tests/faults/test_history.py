@@ -1,6 +1,7 @@
 """A history of random operations against a real daemon that is killed now and then, checked against a small model.
 
-GENSERVE_HISTORY_S is how long the clients are at work, GENSERVE_HISTORY_SEED what their choices come from.
+GENSERVE_HISTORY_S is how long the clients are at work, GENSERVE_HISTORY_SEED what their choices come from,
+GENSERVE_HISTORY_FRONTENDS how many processes serve the requests.
 """
 
 import asyncio
@@ -29,6 +30,7 @@ from tests.support.faulty_worker import FAULTS_VARIABLE, FAULTY_EXTENSION
 
 DURATION_S = float(os.environ.get("GENSERVE_HISTORY_S", "25"))
 SEED = os.environ.get("GENSERVE_HISTORY_SEED", "1")
+NUM_FRONTENDS = int(os.environ.get("GENSERVE_HISTORY_FRONTENDS", "1"))
 TOLERANCE = 1.0
 """Between bfloat16's noise (0.54 at most in 180,000 tokens) and most tokens of other weights (several)."""
 _LIFE_S = 45.0
@@ -42,6 +44,7 @@ class Daemons:
 
     def __init__(self, checkpoint: Path, directory: Path) -> None:
         self._flags = ["--model", str(checkpoint), *SMALL_ENGINE, "--worker-extension-cls", FAULTY_EXTENSION]
+        self._flags += ["--frontends", str(NUM_FRONTENDS)]
         self._directory = directory
         self.faults = directory / "faults"
         self.faults.mkdir()
@@ -112,7 +115,7 @@ def report(history: History, found: list[Violation]) -> str:
 @pytest.mark.timeout(300 + 4 * DURATION_S)
 async def test_a_history_of_random_operations_is_that_of_one_register_of_weights(tmp_path: Path) -> None:
     """Pushes, pauses, faults and kills at random: the checks are in `history_model`."""
-    print(f"GENSERVE_HISTORY_SEED={SEED} GENSERVE_HISTORY_S={DURATION_S:g}")
+    print(f"GENSERVE_HISTORY_SEED={SEED} GENSERVE_HISTORY_S={DURATION_S:g} GENSERVE_HISTORY_FRONTENDS={NUM_FRONTENDS}")
     history, rng = History(), random.Random(SEED)
     contents = Contents(tmp_path)
     daemons = Daemons(contents.directories[START_CONTENT], tmp_path)
@@ -122,7 +125,7 @@ async def test_a_history_of_random_operations_is_that_of_one_register_of_weights
         is_last = life == num_lives - 1
         with daemons.start(life) as daemon:
             recorder = Recorder(history, life, contents)
-            traffic = Traffic(recorder, daemon.address, f"{SEED}/{life}", daemons.faults)
+            traffic = Traffic(recorder, daemon.address, f"{SEED}/{life}", daemons.faults, NUM_FRONTENDS)
             await live(daemon, recorder, traffic, rng, DURATION_S * share / sum(shares), dies=not is_last)
             num_faults += traffic.num_faults
             if is_last:

@@ -27,11 +27,13 @@ _KV_POLICIES: tuple[KvPolicy, ...] = ("reuse", "recompute")
 class Traffic:
     """Clients of one life. `faults` is the directory in which faults are ordered."""
 
-    def __init__(self, recorder: Recorder, address: str, seed: str, faults: Path) -> None:
+    def __init__(self, recorder: Recorder, address: str, seed: str, faults: Path, num_frontends: int) -> None:
         self._recorder = recorder
         self._address = address
         self._seed = seed
         self._faults = faults
+        # Tokens of a front end come over another connection than the probes, which then bound nothing.
+        self._tokens_link = _LINK if num_frontends == 1 else "front ends"
         self.num_faults = 0
         """Faults that have happened."""
 
@@ -40,6 +42,7 @@ class Traffic:
         async with AsyncExitStack() as stack:
             self._tokens_of = await stack.enter_async_context(AsyncClient(self._address))
             self._control = await stack.enter_async_context(AsyncClient(self._address))
+            await self._tokens_of.wait_ready()
             self._ordering = asyncio.create_task(self._order_faults(self._rng("faults")), name="faults")
             self._tasks = [
                 self._ordering,
@@ -107,7 +110,7 @@ class Traffic:
                 self._tokens_of,
                 name,
                 prompt,
-                link=_LINK,
+                link=self._tokens_link,
                 interval=interval,
                 pace=dawdle if rng.random() < 0.1 else None,
                 max_tokens=num_tokens,

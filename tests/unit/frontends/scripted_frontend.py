@@ -1,5 +1,6 @@
-"""A front end without an engine: `python -m tests.unit.frontends.scripted_frontend SETTINGS`. Its invitation is a JSON
-object that says what it does: `dies_in`, a question that kills it, or `hangs_in`, one that it never answers."""
+"""A template of front ends without an engine: `python -m tests.unit.frontends.scripted_frontend FD`. The invitation of
+a front end is a JSON object that says what it does: `dies_in`, a question that kills it, or `hangs_in`, one that it
+never answers."""
 
 import asyncio
 import json
@@ -11,6 +12,7 @@ import sys
 from genserve.frontends import settings as questions
 from genserve.frontends.link import Link, Message
 from genserve.frontends.settings import FrontendSettings
+from genserve.frontends.template import serve_template
 
 
 async def serve(settings: FrontendSettings) -> None:
@@ -43,5 +45,11 @@ async def serve(settings: FrontendSettings) -> None:
     await link.run()
 
 
+def run(settings: FrontendSettings) -> int:
+    """What a front end does."""
+    asyncio.run(serve(settings))
+    return 0
+
+
 if __name__ == "__main__":
-    asyncio.run(serve(FrontendSettings.from_json(sys.argv[1])))
+    serve_template(socket.socket(fileno=int(sys.argv[1])), run, os.getppid())

@@ -3,7 +3,11 @@
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -12,11 +16,11 @@ import psutil
 import pytest
 
 from genserve.control.state import StateBoard
-from genserve.frontends import frontend as frontends
 from genserve.frontends import supervisor
 from genserve.frontends.settings import FrontendSettings
 from genserve.frontends.state import NUM_WORDS
 from genserve.frontends.supervisor import FrontEnds
+from genserve.frontends.template import Template
 from genserve.memory.words import SharedWords
 
 
@@ -62,12 +66,23 @@ Started = tuple[FrontEnds, StateBoard, list[str]]
 
 @pytest.fixture(autouse=True)
 def _scripted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frontends, "PROGRAM", ("-m", "tests.unit.frontends.scripted_frontend"))
     monkeypatch.setattr(supervisor, "_FIRST_DELAY_S", 0.01)
 
 
+@pytest.fixture(scope="module")
+def template() -> Iterator[Template]:
+    """A process that forks front ends without an engine."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    command = [sys.executable, "-m", "tests.unit.frontends.scripted_frontend", str(theirs.fileno())]
+    process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+    theirs.close()
+    template = Template(ours, process.pid)
+    yield template
+    template.close()
+
+
 @asynccontextmanager
-async def started(*seats: Seat) -> AsyncIterator[Started]:
+async def started(template: Template, *seats: Seat) -> AsyncIterator[Started]:
     """Front ends at these seats that are kept alive, and what is said of them."""
     engine: Any = SimpleNamespace(weight_version=0)
     board = StateBoard(engine, lambda: (), "id")
@@ -77,8 +92,8 @@ async def started(*seats: Seat) -> AsyncIterator[Started]:
     async def abort(request_ids: Sequence[str] | None) -> bytes:
         return f"everywhere: {request_ids}".encode()
 
-    settings = FrontendSettings(os.getpid(), 0, words.fd, "127.0.0.1", 0, 1 << 20)
-    all_of_them = FrontEnds(seats, settings, board, abort, said.append)
+    settings = FrontendSettings(os.getpid(), 0, words.fd, (), "127.0.0.1", 0, 1 << 20)
+    all_of_them = FrontEnds(template, seats, settings, board, abort, said.append)
     try:
         await all_of_them.start()
         keeping = asyncio.create_task(all_of_them.run())
@@ -91,13 +106,9 @@ async def started(*seats: Seat) -> AsyncIterator[Started]:
         words.close()
 
 
-def processes() -> list[psutil.Process]:
+def processes(template: Template) -> list[psutil.Process]:
     """The front ends that run."""
-    return [
-        each
-        for each in psutil.Process().children()
-        if each.status() != psutil.STATUS_ZOMBIE and "tests.unit.frontends.scripted_frontend" in each.cmdline()
-    ]
+    return [each for each in psutil.Process(template.pid).children() if each.status() != psutil.STATUS_ZOMBIE]
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -107,42 +118,42 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_what_is_asked_of_all_is_answered_by_all() -> None:
+async def test_what_is_asked_of_all_is_answered_by_all(template: Template) -> None:
     """They ask the daemon too. All of them end at the end, and nothing is left of a seat."""
     seats = Seat(), Seat()
-    async with started(*seats) as (all_of_them, _, _):
-        assert sorted(all_of_them.live_ports()) == sorted(each.pid for each in processes())
+    async with started(template, *seats) as (all_of_them, _, _):
+        assert sorted(all_of_them.live_ports()) == sorted(each.pid for each in processes(template))
         assert await all_of_them.pausing() == 4
         assert all_of_them.num_requests == 6
         await all_of_them.wait_idle()
         assert await all_of_them.abort(["r"]) == 2 * ["n#1", "everywhere: ['r']"]
-    assert processes() == []
+    assert processes(template) == []
     for seat in seats:
         assert seat.calls == [("use", "n", "r"), ("release", "r"), "vacate", "close"]
 
 
-async def test_one_that_dies_is_started_again_on_its_port_and_what_it_left_is_ended() -> None:
+async def test_one_that_dies_is_started_again_on_its_port_and_what_it_left_is_ended(template: Template) -> None:
     """It is killed by a question; the others answer that one."""
     dying, other = Seat(dies_in="pausing"), Seat()
-    async with started(dying, other) as (all_of_them, _, said):
+    async with started(template, dying, other) as (all_of_them, _, said):
         ports = all_of_them.live_ports()
-        before = {each.pid for each in processes()}
+        before = {each.pid for each in processes(template)}
         dying.script = {}
         assert await all_of_them.pausing() == 2
-        await until(lambda: len(processes()) == 2 and {each.pid for each in processes()} != before)
+        await until(lambda: len(processes(template)) == 2 and {each.pid for each in processes(template)} != before)
         await until(lambda: ("abort", ["left"]) in dying.calls)
         async with asyncio.timeout(60):
             while await all_of_them.pausing() != 4:
                 await asyncio.sleep(0.01)
         assert all_of_them.live_ports() == ports
-        assert said == [f"the front end on port {ports[0]} ended with -9; it is started again"]
+        assert said == [f"the front end on port {ports[0]} has ended; it is started again"]
     assert other.calls == ["vacate", "close"]
 
 
-async def test_one_that_does_not_answer_is_killed_and_started_again() -> None:
+async def test_one_that_does_not_answer_is_killed_and_started_again(template: Template) -> None:
     """A pause waits for it until the deadline, and no longer."""
     hanging = Seat(hangs_in="pausing")
-    async with started(hanging) as (all_of_them, _, said):
+    async with started(template, hanging) as (all_of_them, _, said):
         before = all_of_them._all[0].pid
         hanging.script = {}
         assert await all_of_them._all[0].ask("pausing", timeout_s=0.05) is None
@@ -153,10 +164,10 @@ async def test_one_that_does_not_answer_is_killed_and_started_again() -> None:
                 await asyncio.sleep(0.01)
 
 
-async def test_one_that_dies_again_and_again_stays_down() -> None:
+async def test_one_that_dies_again_and_again_stays_down(template: Template) -> None:
     """The others go on, and its port is not told any more."""
     dying, other = Seat(), Seat()
-    async with started(dying, other) as (all_of_them, board, said):
+    async with started(template, dying, other) as (all_of_them, board, said):
         port = all_of_them.live_ports()[1]
         dying.script = {"dies_in": "join"}
         all_of_them._all[0].kill()
@@ -168,9 +179,55 @@ async def test_one_that_dies_again_and_again_stays_down() -> None:
         await all_of_them.wait_idle()
 
 
-async def test_a_start_that_fails_leaves_no_process() -> None:
+async def test_a_start_that_fails_leaves_no_process(template: Template) -> None:
     """The daemon says so, and ends."""
     with pytest.raises(RuntimeError, match="a front end did not start"):
-        async with started(Seat(), Seat(dies_in="join")):
+        async with started(template, Seat(), Seat(dies_in="join")):
             raise AssertionError
-    assert processes() == []
+    assert processes(template) == []
+
+
+async def test_front_ends_ignore_signals_to_the_group_and_the_template_stays() -> None:
+    """They are for the daemon. A template that is gone is named, and front ends go on without it."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    command = [sys.executable, "-m", "tests.unit.frontends.scripted_frontend", str(theirs.fileno())]
+    own = Template(ours, subprocess.Popen(command, pass_fds=[theirs.fileno()]).pid)
+    theirs.close()
+    async with started(own, Seat()) as (all_of_them, _, said):
+        for pid in (own.pid, all_of_them._all[0].pid):
+            os.kill(pid, signal.SIGTERM)
+            os.kill(pid, signal.SIGINT)
+        assert await all_of_them.pausing() == 2
+        own.close()
+        own.close()
+        assert await all_of_them.pausing() == 2
+        all_of_them._all[0].kill()
+        await until(lambda: all_of_them.num_down() == 1)
+        assert any("does not answer" in line or "has ended" in line for line in said)
+
+
+def test_a_template_is_forked_from_a_process_and_ends_with_it() -> None:
+    """However it ends. What it has loaded, front ends have too."""
+    program = (
+        "import asyncio, os, signal, socket\n"
+        "from genserve.frontends.settings import FrontendSettings\n"
+        "from genserve.frontends.template import fork_template\n"
+        "loaded = 'loaded'\n"
+        "def run(settings):\n"
+        "    os.write(settings.link_fd, f'{loaded} {settings.host}'.encode())\n"
+        "    return 0\n"
+        "template = fork_template(run)\n"
+        "async def main():\n"
+        "    ours, theirs = socket.socketpair()\n"
+        "    settings = FrontendSettings(os.getpid(), theirs.fileno(), theirs.fileno(), (), 'host', 0, 0)\n"
+        "    started = await template.start(settings)\n"
+        "    print(ours.recv(100).decode(), template.pid, flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "asyncio.run(main())\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert ended.returncode == -signal.SIGKILL
+    loaded, host, pid = ended.stdout.split()
+    assert (loaded, host) == ("loaded", "host")
+    if psutil.pid_exists(int(pid)):
+        psutil.Process(int(pid)).wait(30)

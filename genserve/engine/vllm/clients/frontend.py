@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from vllm.envs import enable_envs_cache
+from vllm.utils.system_utils import set_process_title
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 
@@ -19,10 +20,15 @@ from genserve.memory.id_table import IdTable
 from genserve.memory.words import SharedWords
 from genserve.worker.contract.lifetime import end_with_process
 
+NAME = "frontend"
+"""In lists of processes, behind "genserve::"."""
 
-def end_with_daemon(pid: int) -> None:
-    """Ends this process with the daemon, however the daemon ends, as the engine's workers end."""
-    end_with_process(pid)
+
+def begin(daemon_pid: int) -> None:
+    """Call first. Ends this process with the daemon, however the daemon ends, as the engine's workers end; and gives it
+    a name of its own."""
+    set_process_title(NAME, prefix="genserve")
+    end_with_process(daemon_pid)
 
 
 class FrontendEngine:
@@ -39,13 +45,16 @@ class FrontendEngine:
         llm.output_handler.add_done_callback(lambda _: self.declare_dead("EngineCore reported an error"))
 
     @classmethod
-    async def join(cls, data: bytes, adapters: Adapters, weight_version: Callable[[], int]) -> "FrontendEngine":
-        """Joins the engine that an invitation is for. Raises UnavailableError."""
+    async def join(
+        cls, data: bytes, fds: Sequence[int], adapters: Adapters, weight_version: Callable[[], int]
+    ) -> "FrontendEngine":
+        """Joins the engine that an invitation is for, with the descriptors of the seat. Raises UnavailableError."""
         invitation = Invitation.from_bytes(data)
+        requests_fd, outputs_fd, rows_fd, ids_fd = fds
         num_engines = invitation.config.parallel_config.data_parallel_size
-        rows = ClientRows(SharedWords(invitation.rows_fd), invitation.count, num_engines)
-        ids = IdTable(invitation.ids_fd)
-        place = place_of(invitation)
+        rows = ClientRows(SharedWords(rows_fd), invitation.count, num_engines)
+        ids = IdTable(ids_fd)
+        place = place_of(invitation, requests_fd, outputs_fd)
         llm = await join(invitation.config, place, rows.row(place.index), rows.counters, ids.add)
         enable_envs_cache()  # vLLM asks the environment about something for every token
         tally = rows.tally(place.index)

@@ -28,8 +28,7 @@ _ON_ITS_WAY_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Invitation:
-    """What a process needs to join: `config` is the engine's after its start, and the numbers are inherited
-    descriptors."""
+    """What a process needs to join, beside the descriptors of the seat. `config` is the engine's after its start."""
 
     config: VllmConfig
     info: EngineInfo
@@ -39,10 +38,6 @@ class Invitation:
     requests_address: str
     outputs_address: str
     stats_address: str | None
-    requests_fd: int
-    outputs_fd: int
-    rows_fd: int
-    ids_fd: int
 
     def to_bytes(self) -> bytes:
         """For a process with the same code."""
@@ -85,13 +80,12 @@ class Seat:
 
     @property
     def fds(self) -> Sequence[int]:
-        """The descriptors that the process inherits."""
+        """The descriptors that the process inherits: for requests, outputs, the rows of all clients, and its ids."""
         return self._place.requests.socket.fileno(), self._place.outputs.socket.fileno(), self._rows.fd, self._ids.fd
 
     @property
     def invitation(self) -> bytes:
         """What the process needs to join."""
-        requests_fd, outputs_fd, rows_fd, ids_fd = self.fds
         return Invitation(
             self._llm.vllm_config,
             self._info,
@@ -101,10 +95,6 @@ class Seat:
             self._place.requests.address,
             self._place.outputs.address,
             self._place.stats_address,
-            requests_fd,
-            outputs_fd,
-            rows_fd,
-            ids_fd,
         ).to_bytes()
 
     @property
@@ -155,8 +145,8 @@ class Seat:
         self._ids.close()
 
 
-def place_of(invitation: Invitation) -> ClientPlace:
+def place_of(invitation: Invitation, requests_fd: int, outputs_fd: int) -> ClientPlace:
     """The place, in the process that joins."""
-    requests = ZmqListener(invitation.requests_address, socket.socket(fileno=invitation.requests_fd))
-    outputs = ZmqListener(invitation.outputs_address, socket.socket(fileno=invitation.outputs_fd))
+    requests = ZmqListener(invitation.requests_address, socket.socket(fileno=requests_fd))
+    outputs = ZmqListener(invitation.outputs_address, socket.socket(fileno=outputs_fd))
     return ClientPlace(invitation.index, invitation.count, requests, outputs, invitation.stats_address)

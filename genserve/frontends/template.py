@@ -1,0 +1,143 @@
+"""The process that front ends are forked from.
+
+It is itself forked from the daemon before the daemon has threads, connections or an engine, and does nothing but fork.
+So a front end begins with all code loaded: it takes a moment to start, not the time and the memory of loading torch and
+vLLM once more.
+"""
+
+import asyncio
+import json
+import os
+import random
+import select
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from genserve.frontends.settings import FrontendSettings
+from genserve.memory.allocator import freeze_objects
+
+_START_TIMEOUT_S = 30.0
+_MAX_MESSAGE_BYTES = 1 << 16
+_MAX_FDS = 16
+_EXIT_FAILED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A process, and a descriptor of it that becomes readable when it ends. The caller closes this."""
+
+    pid: int
+    pidfd: int
+
+
+class Template:
+    """The daemon's end. `pid` is that of the template."""
+
+    def __init__(self, end: socket.socket, pid: int) -> None:
+        self._end = end
+        self._end.setblocking(False)
+        self._turn = asyncio.Lock()
+        self.pid = pid
+
+    async def start(self, settings: FrontendSettings) -> Started:
+        """Starts a front end, which inherits the descriptors of its settings. Raises OSError if this is not
+        possible."""
+        async with self._turn:
+            try:
+                socket.send_fds(self._end, [settings.to_json().encode()], settings.fds)
+                await self._answered()
+                data, fds, _, _ = socket.recv_fds(self._end, _MAX_MESSAGE_BYTES, 1)
+            except (TimeoutError, OSError) as error:
+                raise OSError(f"the process that starts front ends does not answer: {error}") from error
+        if not data:
+            raise OSError("the process that starts front ends has ended")
+        answer = json.loads(data)
+        if not fds:
+            raise OSError(f"a front end could not be started: {answer['error']}")
+        return Started(answer["pid"], fds[0])
+
+    async def _answered(self) -> None:
+        loop, answered = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(self._end.fileno(), answered.set)
+        try:
+            async with asyncio.timeout(_START_TIMEOUT_S):
+                await answered.wait()
+        finally:
+            loop.remove_reader(self._end.fileno())
+
+    def close(self) -> None:
+        """Ends the template. Front ends that run go on."""
+        self._end.close()
+        with suppress(ProcessLookupError, ChildProcessError):
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+
+
+def fork_template(run: Callable[[FrontendSettings], int]) -> Template:
+    """Forks the template. Call while this process has one thread. `run` is what a front end does; it returns the exit
+    status."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    daemon_pid = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        ours.close()
+        _exit_after(lambda: serve_template(theirs, run, daemon_pid))
+    theirs.close()
+    return Template(ours, pid)
+
+
+def serve_template(end: socket.socket, run: Callable[[FrontendSettings], int], daemon_pid: int) -> int:
+    """Forks front ends as asked, until the daemon ends or closes its end."""
+    # Signals to the whole group, or the whole service, are for the daemon, which ends front ends after draining.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a front end here
+    freeze_objects()
+    # Other children of the daemon have its end of the socket too: that it is closed does not say that the daemon lives.
+    daemon = os.pidfd_open(daemon_pid)
+    ready = select.poll()
+    ready.register(end, select.POLLIN)
+    ready.register(daemon, select.POLLIN)
+    while all(fd != daemon for fd, _ in ready.poll()):
+        data, fds, _, _ = socket.recv_fds(end, _MAX_MESSAGE_BYTES, _MAX_FDS)
+        if not data:
+            return 0
+        try:
+            settings = FrontendSettings.from_json(data.decode()).with_fds(fds)
+            pid = os.fork()
+            if pid == 0:
+                end.close()
+                os.close(daemon)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                random.seed()
+                _exit_after(lambda: run(settings))  # noqa: B023  # the loop does not go on in this process
+            pidfd = os.pidfd_open(pid)
+        except (OSError, ValueError) as error:
+            end.send(json.dumps({"error": str(error)}).encode())
+        else:
+            socket.send_fds(end, [json.dumps({"pid": pid}).encode()], [pidfd])
+            os.close(pidfd)
+        finally:
+            for fd in fds:
+                os.close(fd)
+    return 0
+
+
+def _exit_after(run: Callable[[], int]) -> None:
+    """Ends this process, whose other callers belong to the one that it was forked from."""
+    status = _EXIT_FAILED
+    try:
+        status = run()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
