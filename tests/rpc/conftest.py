@@ -78,7 +78,7 @@ class ScriptedStream:
     def call_when_ready(self, callback: Callable[[], None]) -> None:
         self._ready = callback
         self.waiting.set()
-        if not self.updates.empty():
+        for _ in range(self.updates.qsize()):  # each is taken by itself: an engine would have merged them
             callback()
 
     def take(self) -> GenerationUpdate | None:
