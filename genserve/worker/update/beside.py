@@ -59,6 +59,7 @@ class BesideUpdate:
             self._exchange = exchange(holdings(self._live), prepared, self._device, self._buffer, untouched=untouched)
         finally:
             self._shadow.strip()
+        self.audit()  # and again, because the bytes may have taken minutes to arrive
 
     def commit(self) -> None:
         """Exchanges live and prepared weights. Only while nothing is scheduled."""

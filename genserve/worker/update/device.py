@@ -129,8 +129,8 @@ class CudaDevice(Device):
     def _enter_pool(self) -> None:
         """This thread's allocations use the pool from now on."""
         in_pool = ExitStack()
+        self._in_pool.append(in_pool)  # before it can fail: `work` leaves one for each
         in_pool.enter_context(torch.cuda.use_mem_pool(self._pool, self.device))
-        self._in_pool.append(in_pool)
 
     def _leave_pool(self) -> None:
         self._in_pool.pop().close()

@@ -79,8 +79,8 @@ class InPlaceUpdate:
         after `cancelled` is set.
         """
         self.discard()
-        self.audit()  # again, because steps may have left values on the layers since
-        tensors = list(tensors)
+        tensors = list(cancellable(tensors, cancelled))  # may take minutes, in which steps leave values on the layers
+        self.audit()
         for shadow, part, live in self._steps(tensors):
             self._exchange(shadow, cancellable(part, cancelled), live)
         self._tensors = tensors

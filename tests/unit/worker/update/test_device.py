@@ -114,6 +114,28 @@ def test_a_wait_for_bytes_is_out_of_the_pool(monkeypatch: pytest.MonkeyPatch) ->
     assert pool == [enter, enter, leave, "wait", enter, leave, leave]
 
 
+def test_a_pool_that_cannot_be_entered_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a wait, and when work begins: the push is refused with the device's error, and outer work keeps its
+    pool."""
+    runtime = Runtime(monkeypatch, pins=True)
+    device = CudaDevice(SECOND)
+    enter = torch.cuda.use_mem_pool
+
+    def refuse(pool: object, of: object) -> None:
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+    with pytest.raises(RuntimeError, match="unspecified launch failure"), device.work(), device.waiting():
+        monkeypatch.setattr(torch.cuda, "use_mem_pool", refuse)
+    monkeypatch.setattr(torch.cuda, "use_mem_pool", enter)
+    runtime.log.clear()
+    with device.work():
+        monkeypatch.setattr(torch.cuda, "use_mem_pool", refuse)
+        with pytest.raises(RuntimeError, match="unspecified launch failure"), device.work():
+            pass
+        assert "leave pool cuda:1" not in runtime.log
+    assert runtime.log.count("leave pool cuda:1") == 1
+
+
 def test_the_thread_of_the_model_has_the_stream_of_vllm_before_it_enters_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
