@@ -67,7 +67,8 @@ def _measure_all(parser: argparse.ArgumentParser, argv: Sequence[str], args: arg
         except KeyboardInterrupt:
             return 130
         result.machine["load_after"] = list(os.getloadavg())  # others on the machine show here
-        print(f"\n{page.TABLES[name][1](result)}\n\n{result.save(own.out)}")
+        path = result.save(own.out)
+        print(f"\n{page.TABLES[name][1](result)}\n\n{path}")
         print(plots.draw(result, own.out))
     return 0
 

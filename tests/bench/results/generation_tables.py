@@ -24,7 +24,9 @@ _SPLIT = (
 def generate(result: Result) -> str:
     """Tokens per second by concurrency; latency and CPU time at the large ones; other outputs; where CPU time goes."""
     keys = [key for key in result.medians if " " not in key]
-    parts = [throughput(result, keys, "tok/s (share of the ceiling; its lowest and highest in a round) at")]
+    parts = []
+    if keys:
+        parts.append(throughput(result, keys, "tok/s (share of the ceiling; its lowest and highest in a round) at"))
     shown = [key for key in keys if key in SHOWN] or keys[-1:]
     parts += [detail(result, key) for key in shown]
     if table := split(result, shown):

@@ -95,6 +95,8 @@ def test_other_outputs_have_tables_of_their_own() -> None:
     with_text = generation_tables.generate(measured).split("tok/s with log-probabilities and text at")[1]
     assert "| `in_process` | 8 |" in with_text
     assert "rust_http_tokens" not in with_text
+    only_text = result("generate", {"64 text": {"in_process": rates(8)}})
+    assert generation_tables.generate(only_text).startswith("| tok/s with log-probabilities and text at")
 
 
 def test_a_training_run_has_a_row_for_each_way_and_interval() -> None:
