@@ -235,7 +235,7 @@ async def _build_services(
         checkpoint,
         max_staging_bytes,
         await _ingest(config, stack),
-        await _frontends(config, engine, board, template, stack),
+        frontends=await _frontends(config, engine, board, template, stack),
     )
     server = await start_server(parts)
     stack.push_async_callback(server.stop, _CLOSE_GRACE_S)

@@ -89,8 +89,8 @@ class ServerParts:
     checkpoint: CheckpointIndex | None
     max_staging_bytes: int
     ingest: IngestProcesses | None = None
-    frontends: FrontEnds | None = None
     processes: DaemonProcesses = field(default_factory=DaemonProcesses)
+    frontends: FrontEnds | None = None
 
     @property
     def takes_segments(self) -> bool:
