@@ -20,7 +20,7 @@ from genserve.memory.arena import Arena
 from genserve.weights.apply import PushApplier
 from genserve.weights.push.live_push import LivePush
 from genserve.weights.push.staging import Staging
-from genserve.weights.push.types import ApplyOptions, PrepareMode, PushState
+from genserve.weights.push.types import ApplyOptions, PushState
 from tests.support.phases import enter_phase
 from tests.support.scripted_engine import Gate
 from tests.unit.weights.conftest import MANIFEST, Rig, header, tensors, weights
@@ -67,32 +67,6 @@ async def test_options_reach_the_pause(rig: Rig) -> None:
     assert "pause abort reuse" in rig.engine.calls
     assert outcome.applied is not None
     assert outcome.applied.requests_aborted == 5
-
-
-async def test_a_push_in_a_hurry_is_prepared_in_the_pause(rig: Rig) -> None:
-    """From when every byte is there nothing competes with its preparation."""
-    outcome = await rig.push(header(apply=ApplyOptions(prepare_mode=PrepareMode.PAUSED)))
-    assert rig.engine.calls == [
-        "pause keep recompute",
-        "prepare_weights",
-        "commit_weights 1",
-        "resume",
-        "discard_weights running",
-    ]
-    assert rig.engine.live == tensors(1)
-    assert outcome.applied is not None
-    steps = {t.step: t.duration_s for t in outcome.applied.timings}
-    assert outcome.applied.paused_s is not None
-    assert outcome.applied.paused_s >= steps["prepare"] > 0
-
-
-@pytest.mark.parametrize("step", ["prepare_weights", "commit_weights"])
-async def test_a_push_in_a_hurry_that_fails_changes_nothing(rig: Rig, step: str) -> None:
-    """And the engine runs again."""
-    rig.engine.fails[step] = PushRolledBackError("no")
-    with pytest.raises(PushRolledBackError):
-        await rig.push(header(apply=ApplyOptions(prepare_mode=PrepareMode.PAUSED)))
-    assert_unchanged(rig)
 
 
 async def test_board_says_applying_only_in_the_pause(rig: Rig) -> None:

@@ -1,0 +1,34 @@
+"""A push whose sender is in a hurry: what is left of its preparation is done in the pause."""
+
+import pytest
+
+from genserve.errors import PushRolledBackError
+from genserve.weights.push.types import ApplyOptions, PrepareMode
+from tests.unit.weights.conftest import Rig, header, tensors
+from tests.unit.weights.test_apply import assert_unchanged
+
+
+async def test_a_push_in_a_hurry_is_prepared_in_the_pause(rig: Rig) -> None:
+    """From when every byte is there nothing competes with its preparation."""
+    outcome = await rig.push(header(apply=ApplyOptions(prepare_mode=PrepareMode.PAUSED)))
+    assert rig.engine.calls == [
+        "pause keep recompute",
+        "prepare_weights",
+        "commit_weights 1",
+        "resume",
+        "discard_weights running",
+    ]
+    assert rig.engine.live == tensors(1)
+    assert outcome.applied is not None
+    steps = {t.step: t.duration_s for t in outcome.applied.timings}
+    assert outcome.applied.paused_s is not None
+    assert outcome.applied.paused_s >= steps["prepare"] > 0
+
+
+@pytest.mark.parametrize("step", ["prepare_weights", "commit_weights"])
+async def test_a_push_in_a_hurry_that_fails_changes_nothing(rig: Rig, step: str) -> None:
+    """And the engine runs again."""
+    rig.engine.fails[step] = PushRolledBackError("no")
+    with pytest.raises(PushRolledBackError):
+        await rig.push(header(apply=ApplyOptions(prepare_mode=PrepareMode.PAUSED)))
+    assert_unchanged(rig)
