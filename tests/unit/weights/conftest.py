@@ -14,6 +14,7 @@ from typing import Any
 import google_crc32c
 import pytest
 
+from genserve.control.conditions import Phase
 from genserve.control.leases import LeaseTable
 from genserve.control.pause import PauseController
 from genserve.control.sleep import SleepController
@@ -137,6 +138,15 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
     wait_for_threads()  # the next test would count as its own what they free
     assert rig.engine.misuses == []
     assert ended == []
+
+
+def assert_unchanged(rig: Rig) -> None:
+    """Version 0 is live and runs, nothing is left in the engine, and the board says so."""
+    assert rig.engine.live == tensors(0)
+    assert rig.engine.weight_version == 0
+    assert rig.engine.running
+    assert rig.engine.prepared == {}
+    assert rig.board.phase is Phase.RUNNING
 
 
 def num_arenas() -> int:

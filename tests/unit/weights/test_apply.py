@@ -23,16 +23,7 @@ from genserve.weights.push.staging import Staging
 from genserve.weights.push.types import ApplyOptions, PushState
 from tests.support.phases import enter_phase
 from tests.support.scripted_engine import Gate
-from tests.unit.weights.conftest import MANIFEST, Rig, header, tensors, weights
-
-
-def assert_unchanged(rig: Rig) -> None:
-    """Version 0 is live and runs, nothing is left in the engine, and the board says so."""
-    assert rig.engine.live == tensors(0)
-    assert rig.engine.weight_version == 0
-    assert rig.engine.running
-    assert rig.engine.prepared == {}
-    assert rig.board.phase is Phase.RUNNING
+from tests.unit.weights.conftest import MANIFEST, Rig, assert_unchanged, header, tensors, weights
 
 
 async def test_push_is_applied_while_generation_runs_but_for_the_commit(rig: Rig) -> None:

@@ -4,8 +4,7 @@ import pytest
 
 from genserve.errors import PushRolledBackError
 from genserve.weights.push.types import ApplyOptions, PrepareMode
-from tests.unit.weights.conftest import Rig, header, tensors
-from tests.unit.weights.test_apply import assert_unchanged
+from tests.unit.weights.conftest import Rig, assert_unchanged, header, tensors
 
 
 async def test_a_push_in_a_hurry_is_prepared_in_the_pause(rig: Rig) -> None:
