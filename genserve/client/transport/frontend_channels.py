@@ -32,7 +32,8 @@ class FrontendChannels:
         self._connection = connection
         host, colon, _ = connection.target.rpartition(":")
         self._host = host if colon and not connection.target.startswith("unix") else ""
-        self._frontends: list[tuple[grpc.aio.Channel, GenerationServiceAsyncStub]] = []
+        self._frontends: dict[int, tuple[grpc.aio.Channel, GenerationServiceAsyncStub]] = {}
+        self._connecting = asyncio.Lock()
         self._turn = 0
         self._looking: asyncio.Task[None] | None = None
         self._looks_at_s = 0.0
@@ -42,9 +43,10 @@ class FrontendChannels:
         """The stub for the next call: of the front ends that are connected, in turns, or of the daemon. The caller
         gives the call to `look_at`."""
         daemon = self._connection.generation
-        for _ in range(len(self._frontends)):
+        frontends = list(self._frontends.values())
+        for _ in frontends:
             self._turn += 1
-            channel, stub = self._frontends[self._turn % len(self._frontends)]
+            channel, stub = frontends[self._turn % len(frontends)]
             # A front end that is being started again is connected to in the background.
             if channel.get_state(try_to_connect=True) is grpc.ChannelConnectivity.READY:
                 return stub
@@ -73,14 +75,17 @@ class FrontendChannels:
         await self.connect(info.frontend_ports)
 
     async def connect(self, ports: Sequence[int]) -> None:
-        """Uses the front ends on these ports, and no others."""
+        """Uses the front ends on these ports, and no others. A connection that there is already is kept, with the calls
+        that it carries."""
         if not ports:
             self._looks_at_s = asyncio.get_running_loop().time() + LOOK_AGAIN_S
-        former, self._frontends = self._frontends, []
-        for channel, _ in former:
-            await channel.close()
-        connected = await asyncio.gather(*map(self._connected, ports))
-        self._frontends = [each for each in connected if each is not None]
+        async with self._connecting:
+            for port in self._frontends.keys() - set(ports):
+                channel, _ = self._frontends.pop(port)
+                await channel.close()
+            missing = [port for port in ports if port not in self._frontends]
+            connected = await asyncio.gather(*map(self._connected, missing))
+            self._frontends |= {port: each for port, each in zip(missing, connected, strict=True) if each is not None}
 
     async def _connected(self, port: int) -> "tuple[grpc.aio.Channel, GenerationServiceAsyncStub] | None":
         try:

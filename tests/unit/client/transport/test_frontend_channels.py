@@ -115,6 +115,18 @@ async def test_a_stream_of_many_requests_stays_on_one_front_end() -> None:
         assert set(texts) < {"front0", "front1"}
 
 
+async def test_finding_them_again_ends_no_call() -> None:
+    """The connections that there are already carry calls."""
+    async with served(2) as (client, _):
+        await client._frontends.find()
+        async with client.stream_many() as many:
+            await asyncio.gather(client._frontends.find(), client._frontends.find())
+            await many.submit([1])
+            await many.done()
+            assert [item.error async for item in many] == [None]
+        assert len(client._frontends._frontends) == 2
+
+
 async def test_ports_that_cannot_be_reached_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind a firewall or a tunnel: calls go to those that can be, or to the daemon."""
     monkeypatch.setattr(frontend_channels, "CONNECT_TIMEOUT_S", 0.5)
@@ -138,7 +150,7 @@ async def test_a_front_end_that_is_gone_is_passed_over_and_used_again_when_it_is
         await client._frontends.find()
         assert await names(client, 4) == {"front0": 2, "front1": 2}
         await dying.aclose()
-        channels = [channel for channel, _ in client._frontends._frontends]
+        channels = [channel for channel, _ in client._frontends._frontends.values()]
         async with asyncio.timeout(30):
             while all(channel.get_state() is grpc.ChannelConnectivity.READY for channel in channels):
                 await asyncio.sleep(0.01)
@@ -161,7 +173,7 @@ async def test_a_daemon_that_was_started_again_has_other_front_ends() -> None:
         assert await names(client, 1) == {"gone": 1}
         daemon.ports = [other]
         await dying.aclose()
-        channel, _ = client._frontends._frontends[0]
+        ((channel, _),) = client._frontends._frontends.values()
         async with asyncio.timeout(60):
             while channel.get_state() is grpc.ChannelConnectivity.READY:
                 await asyncio.sleep(0.01)
