@@ -23,19 +23,25 @@ FOREVER = 1900
 """Tokens of a request that does not end by itself in a test."""
 
 
-def frontends_of(daemon: DaemonProcess) -> list[psutil.Process]:
-    """The processes."""
-    found = psutil.Process(daemon.process.pid).children(recursive=True)
-    return [each for each in found if each.status() != psutil.STATUS_ZOMBIE and "genserve.frontend" in each.cmdline()]
+def listening_on(process: psutil.Process) -> set[int]:
+    """The TCP ports on which a process listens."""
+    try:
+        return {each.laddr.port for each in process.net_connections("tcp") if each.status == psutil.CONN_LISTEN}
+    except psutil.Error:
+        return set()  # it has ended
 
 
 def on_port(daemon: DaemonProcess, port: int) -> psutil.Process:
     """The front end that serves on a port."""
-    return next(
-        each
-        for each in frontends_of(daemon)
-        if any(c.laddr.port == port and c.status == psutil.CONN_LISTEN for c in each.net_connections("tcp"))
-    )
+    children = psutil.Process(daemon.process.pid).children(recursive=True)
+    found = [each for each in children if port in listening_on(each)]
+    assert len(found) == 1, [(each.pid, each.name(), listening_on(each)) for each in children]
+    return found[0]
+
+
+def frontends_of(daemon: DaemonProcess, clients: Sequence[AsyncClient]) -> list[psutil.Process]:
+    """The processes behind clients of front ends."""
+    return [on_port(daemon, int(each._connection.target.rpartition(":")[2])) for each in clients]
 
 
 @pytest.fixture(scope="module")
@@ -132,12 +138,15 @@ async def test_every_port_gives_the_same_tokens_and_says_what_it_serves(everywhe
             await each.status()
 
 
-async def test_the_client_spreads_its_calls(many: DaemonProcess, client: AsyncClient) -> None:
+async def test_the_client_spreads_its_calls(
+    many: DaemonProcess, client: AsyncClient, everywhere: Sequence[AsyncClient]
+) -> None:
     """Each front end has a third of the streams, and the daemon has none."""
-    before = {each.pid: sum(each.cpu_times()[:2]) for each in frontends_of(many)}
+    processes = frontends_of(many, everywhere[1:])
+    before = {each.pid: sum(each.cpu_times()[:2]) for each in processes}
     served = [await client.generate([1, 2], max_tokens=64, ignore_eos=True, stream_interval=1) for _ in range(9)]
     assert all(len(each.token_ids) == 64 for each in served)
-    worked = [sum(each.cpu_times()[:2]) - before[each.pid] for each in frontends_of(many)]
+    worked = [sum(each.cpu_times()[:2]) - before[each.pid] for each in processes]
     assert len(worked) == NUM_FRONTENDS and min(worked) > 0
 
 
@@ -291,7 +300,7 @@ async def test_front_ends_end_with_a_daemon_that_is_killed(
     many: DaemonProcess, everywhere: Sequence[AsyncClient]
 ) -> None:
     """Nothing serves without its owner."""
-    processes = frontends_of(many)
+    processes = frontends_of(many, everywhere[1:])
     assert len(processes) == NUM_FRONTENDS
     async with running(everywhere) as tasks:
         many.process.send_signal(signal.SIGKILL)
