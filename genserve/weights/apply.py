@@ -97,7 +97,7 @@ class PushApplier:
                 log.warning("push %s is prepared when its bytes are there: %s", push.push_id, error)
                 return
         while self._early is early:
-            await early.wait_change()
+            await early.wait_attempt()
             async with self._lock:  # the next attempt may have begun meanwhile, and go on with it
                 if self._early is early and early.is_useless:
                     await self._end_early(_DISCARD_TIMEOUT_S)
@@ -139,7 +139,7 @@ class PushApplier:
         except TimeoutError:
             raise DeadlineError(too_late()) from None
         try:
-            if self._early is not None and (self._early.push is not push or self._early.has_failed):
+            if self._early is not None and self._early.push is not push:
                 await self._end_early(min(timeout_s, _DISCARD_TIMEOUT_S))
             yield
         finally:

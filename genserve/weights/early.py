@@ -1,17 +1,13 @@
 """A version that workers prepare while its bytes are still arriving."""
 
 import asyncio
-import logging
 import uuid
 from typing import Any
 
 from genserve.engine.protocol import Engine
 from genserve.engine.types import ArenaRef
 from genserve.memory.arrival import Arrival
-from genserve.weights.push.lifecycle import State
 from genserve.weights.push.live_push import LivePush
-
-log = logging.getLogger(__name__)
 
 _TIMEOUT_S = 24 * 3600.0  # what ends first is the push, by its time to live
 
@@ -27,9 +23,6 @@ class EarlyPreparation:
         """Raises OSError if the process has too many files open."""
         self.push = push
         self.nonce = uuid.uuid4().hex
-        self.has_failed = False
-        """Whether it failed while bytes were missing. Nobody waited for it, so that decides nothing: workers may still
-        have been freeing an earlier version, or short of memory."""
         self._arrival = Arrival()
         push.staging.tell_arrived(self._arrival.tell)
         weights = push.staging.manifest
@@ -40,17 +33,14 @@ class EarlyPreparation:
 
     @property
     def is_useless(self) -> bool:
-        """Whether nobody will need it: it has failed, the push is gone, or its present attempt has ended, or waits for
-        a commit."""
+        """Whether nobody will need it: the push is gone, or its present attempt has ended, or waits for a commit."""
         push = self.push
-        return self.has_failed or push.gone.is_set() or push.attempt.result.done() or push.lifecycle.can_commit
+        return push.gone.is_set() or push.attempt.result.done() or push.lifecycle.can_commit
 
-    async def wait_change(self) -> None:
-        """Returns when the preparation or the present attempt has ended, or the push is gone."""
+    async def wait_attempt(self) -> None:
+        """Returns when the present attempt has ended, or the push is gone."""
         gone = asyncio.create_task(self.push.gone.wait())
         ends: list[asyncio.Future[Any]] = [gone, self.push.attempt.result]
-        if not self._task.done():
-            ends.append(self._task)
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -72,8 +62,5 @@ class EarlyPreparation:
     def _close(self, task: "asyncio.Task[None]") -> None:
         self.push.staging.tell_arrived(None)
         self._arrival.close()
-        # If nobody will `finish`, nobody else retrieves the exception.
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self.has_failed = self.push.lifecycle.state is State.RECEIVING
-            if self.has_failed:
-                log.warning("push %s is prepared when its bytes are there: %s", self.push.push_id, error)
+        if not task.cancelled():
+            task.exception()  # if nobody will `finish`, nobody else retrieves it
