@@ -239,6 +239,9 @@ class VllmEngine:
         running = self._intake.running
         if mode is not PauseMode.ABORT:
             await self._scheduling.pause(mode, kv_policy, timeout_s)
+            if mode is PauseMode.WAIT:
+                # The engine let all of them end. A front end may not have read the last outputs yet.
+                return PauseCounts(kept=0, aborted=0)
             return PauseCounts(kept=len(running.streams) + self.others.num_requests, aborted=0)
         try:
             aborted = await self.others.pausing() + running.pausing()
