@@ -63,7 +63,7 @@ async def test_memory_that_is_none_applies_nothing(subject: Subject, hostile: Ca
     raw = await subject.raw_push()
     with memory(raw) as fd:
         piece = weights_pb2.PushSegment(path=hostile(raw, fd), length=len(raw.data))
-        async with subject.refuses(InvalidFieldError) as refused:
+        async with subject.refuses(InvalidFieldError, before="commit") as refused:
             await raw.send([*raw.frames(), Frame(segment=piece)])
         assert refused.value.violations[0].field.startswith("segment.")
 

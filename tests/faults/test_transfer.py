@@ -41,7 +41,7 @@ async def test_a_flipped_bit_is_found(subject: Subject, position: int) -> None:
     """DATA_LOSS, whichever bit it is."""
     raw = await subject.raw_push()
     half, size = len(raw.data) // 2, len(raw.data)
-    async with subject.refuses(ChecksumMismatchError):
+    async with subject.refuses(ChecksumMismatchError, before="commit"):
         header, first, second = raw.frames((0, half), (half, size))
         await raw.send([header, first, flipped(second, position)])
 
@@ -50,7 +50,7 @@ async def test_a_flipped_bit_is_found(subject: Subject, position: int) -> None:
 async def test_a_truncated_push_applies_nothing(subject: Subject, end: bool) -> None:
     """All but one byte, with and without an end frame."""
     raw = await subject.raw_push()
-    async with subject.refuses(PushTruncatedError):
+    async with subject.refuses(PushTruncatedError, before="commit"):
         await raw.send(raw.frames((0, len(raw.data) - 1)), end=end)
 
 
@@ -66,7 +66,7 @@ async def test_other_bytes_at_a_place_that_was_sent_before_are_refused(
     shared = max(chunks[0][0], chunks[1][0]) - second.chunk.offset
     second.chunk.data = second.chunk.data[:shared] + b"\xaa" + second.chunk.data[shared + 1 :]
     second.chunk.crc32c = google_crc32c.value(second.chunk.data)
-    async with subject.refuses(PushConflictError):
+    async with subject.refuses(PushConflictError, before="commit"):
         await raw.send([header, first, second])
 
 
@@ -84,7 +84,7 @@ async def test_a_chunk_out_of_range_is_refused(subject: Subject, offset: int) ->
     raw = await subject.raw_push()
     frames = raw.frames((0, len(raw.data)), (0, 10))
     frames[2].chunk.offset = offset if offset > 2**60 else len(raw.data) + offset
-    async with subject.refuses(ChunkOutOfRangeError):
+    async with subject.refuses(ChunkOutOfRangeError, before="commit"):
         await raw.send(frames)
 
 
@@ -161,7 +161,7 @@ async def test_a_writer_that_falls_silent_is_ended_and_its_bytes_are_freed(
 ) -> None:
     """Nothing for the time to live: the stream is ended by the daemon, not by its deadline."""
     raw = await subject.raw_push(ttl_s=1)
-    async with subject.refuses(PushTruncatedError):
+    async with subject.refuses(PushTruncatedError, before="commit"):
         await slowly(raw, chunks, 0.0, for_ever=True)
     with pytest.raises(GenserveError) as raised:
         await subject.client.get_push(raw.header.push_id)

@@ -64,13 +64,16 @@ class Subject:
         await faulty_worker.until_fired(self.faults, count)
 
     @asynccontextmanager
-    async def refuses(self, error: type[GenserveError]) -> AsyncIterator[pytest.ExceptionInfo[Any]]:
-        """What is done inside raises `error` before a worker is asked for anything, and then the oracle holds."""
+    async def refuses(
+        self, error: type[GenserveError], *, before: str = "prepare"
+    ) -> AsyncIterator[pytest.ExceptionInfo[Any]]:
+        """What is done inside raises `error` before a worker is asked for this step, and then the oracle holds. A push
+        whose bytes arrive is prepared already: it is refused before "commit"."""
         version = await self.oracle.served_version()
-        self.order(Fault("prepare", "slow", seconds=0.0, times=-1))
+        self.order(Fault(before, "slow", seconds=0.0, times=-1))
         with pytest.raises(error) as raised:
             yield raised
-        assert self.fired == 0, "the workers were asked to prepare"
+        assert self.fired == 0, f"the workers were asked to {before}"
         await self.oracle.holds((version, "a"))
         assert self.fired > 0, "no push reaches the workers: the control fails"
         self.release()

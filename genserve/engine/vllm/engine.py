@@ -287,8 +287,8 @@ class VllmEngine:
 
     @property
     def takes_arriving_weights(self) -> bool:
-        """Not yet: after a push that is cut off, a worker may hold its arena for longer than the daemon says so."""
-        return False
+        """Whether all workers are on this host."""
+        return not self._workers.other_hosts
 
     async def commit_weights(self, nonce: str, version: int, timeout_s: float) -> None:
         """Exchanges live and prepared weights on every rank and labels later tokens."""
