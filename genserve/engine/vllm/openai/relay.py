@@ -21,6 +21,7 @@ from vllm.v1.engine.core import EngineCoreProc
 from genserve.engine.vllm.openai import messages
 from genserve.engine.vllm.openai.link import ServerLink, ServerPlace
 from genserve.engine.vllm.openai.messages import Call, Frames
+from genserve.engine.vllm.requests.running import Tally
 from genserve.engine.vllm.start.clients import ClientPlace
 
 _READY_TIMEOUT_S = 60.0
@@ -31,14 +32,15 @@ _NOT_NEEDED: Final = frozenset({"reset_mm_cache"})
 
 
 class Relay:
-    """The client of the engine at `place`. `engines`: their identities on vLLM's sockets; `max_active`: unfinished
-    sequences of the server, above which new ones fail; `meter`: the daemon's stat logger, which gets the statistics
-    that EngineCore sends here."""
+    """The client of the engine at `place`. `engines`: their identities on vLLM's sockets; `tally`: what all clients
+    have admitted; `max_active`: unfinished sequences of all clients, above which new ones fail; `meter`: the daemon's
+    stat logger, which gets the statistics that EngineCore sends here."""
 
-    def __init__(self, place: ClientPlace, engines: Sequence[bytes], max_active: int, meter: Any) -> None:
+    def __init__(self, place: ClientPlace, engines: Sequence[bytes], tally: Tally, max_active: int, meter: Any) -> None:
         """Call it when the engines have started: waits until each has said so. Raises TimeoutError."""
         self.place = place
         """The client of the engine that the server is."""
+        self._tally = tally
         self._max_active = max_active
         self._meter = meter
         self._running: dict[str, bytes] = {}  # the engine of each unfinished sequence
@@ -114,6 +116,13 @@ class Relay:
             self._tell(messages.ended(_index(engine), ids, FinishReason.ABORT))
         return wanted
 
+    async def pausing(self) -> int:
+        """The engine aborts all sequences from now on. How many there are."""
+        return len(self._running)
+
+    async def paused(self) -> None:
+        """The engine has aborted them, and told the server."""
+
     async def wait_idle(self) -> None:
         """Returns when no sequence of the server is left."""
         await self._idle.wait()
@@ -133,11 +142,12 @@ class Relay:
         kind, payload = bytes(frames[0].buffer), frames[1].buffer
         if kind == messages.ADD:
             request_id = messages.request_of(payload).request_id
-            if len(self._running) >= self._max_active:
+            if len(self._running) + self._tally.num_elsewhere >= self._max_active:
                 self._tell(messages.ended(_index(engine), [request_id], FinishReason.ERROR))
                 return
             self._running[request_id] = engine
             self._idle.clear()
+            self._publish()
         elif kind == messages.ABORT:
             self._abort_in_engines([each for each in messages.ids_of(payload) if each in self._running])
             return
@@ -171,8 +181,12 @@ class Relay:
     def _forget(self, request_ids: Iterable[str]) -> None:
         for each in request_ids:
             self._running.pop(each, None)
+        self._publish()
         if not self._running:
             self._idle.set()
+
+    def _publish(self) -> None:
+        self._tally.publish(len(self._running), len(self._running))
 
     def _tell(self, frames: Sequence[Any]) -> None:
         """A message to the server, if there is one."""

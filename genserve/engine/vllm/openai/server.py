@@ -44,17 +44,23 @@ class OpenAIServer:
         scheme = "http" if self._launch.flags.ssl_certfile is None else "https"
         return f"{scheme}://{joined(self._host, self.port)}, {self._launch.choice}"
 
-    async def start(self) -> None:
-        """Returns when it serves. Raises RuntimeError if its process ends before, or does not serve in time."""
+    async def start(self, stopped: asyncio.Event) -> None:
+        """Returns when it serves, or when the daemon is to stop. Raises RuntimeError if its process ends before, or if
+        it does not serve in time."""
         self._relaying = asyncio.create_task(self._relay.run(), name="openai-outputs")
         self._open()
+        waiting = [asyncio.create_task(each) for each in (self._ended.wait(), stopped.wait(), self._answer())]
         try:
-            async with asyncio.timeout(_START_TIMEOUT_S):
-                serves = await self._answers()
-        except TimeoutError:
-            raise RuntimeError(f"the OpenAI server does not answer after {_START_TIMEOUT_S:g} s") from None
-        if not serves:
-            raise RuntimeError(f"the OpenAI server {ending(self._process.exitcode)} while it started")
+            done, _ = await asyncio.wait(waiting, timeout=_START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+            if not done:
+                raise RuntimeError(f"the OpenAI server does not answer after {_START_TIMEOUT_S:g} s")
+            if self._ended.is_set():
+                raise RuntimeError(f"the OpenAI server {ending(self._process.exitcode)} while it started")
+            for each in done:
+                each.result()
+        finally:
+            for each in waiting:
+                each.cancel()
 
     async def run(self) -> None:
         """Starts the process again when it ends: at first after a second, then ever later. Gives up when it has ended
@@ -156,21 +162,8 @@ class OpenAIServer:
         if not self._ended.is_set():
             os.kill(self._process.pid, number)  # waited for by nobody but `_has_ended`: the id is still its own
 
-    async def _answers(self) -> bool:
-        """Whether HTTP is served, as soon as that is known: False if the process has ended."""
-        ended = asyncio.create_task(self._ended.wait())
-        asked = asyncio.create_task(self._ask())
-        try:
-            await asyncio.wait({ended, asked}, return_when=asyncio.FIRST_COMPLETED)
-            if not self._ended.is_set() and not await asked:
-                await ended  # it has accepted the connection, and died
-            return not self._ended.is_set()
-        finally:
-            ended.cancel()
-            asked.cancel()
-
-    async def _ask(self) -> bool:
-        """Whether there is an answer. Until a process listens, the connection waits."""
+    async def _answer(self) -> None:
+        """Returns when HTTP is served. Until a process accepts it, a connection waits in the listener."""
         flags, context = self._launch.flags, None
         if flags.ssl_certfile is not None:
             context = ssl.create_default_context()
@@ -179,8 +172,11 @@ class OpenAIServer:
             reader, writer = await asyncio.open_connection(self._host, self.port, ssl=context)
             try:
                 writer.write(_PROBE)
-                return bool(await reader.read(1))
+                if await reader.read(1):
+                    return
             finally:
                 writer.close()
         except (ssl.SSLError, ConnectionError):
-            return bool(flags.ssl_cert_reqs != ssl.CERT_NONE)  # it wants a certificate, so it is there
+            if flags.ssl_cert_reqs != ssl.CERT_NONE:
+                return  # it wants a certificate, so it is there
+        await self._ended.wait()  # it has accepted the connection, and died

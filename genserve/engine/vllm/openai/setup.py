@@ -16,10 +16,6 @@ from genserve.engine.vllm.openai.flags import server_flags
 from genserve.engine.vllm.openai.launch import Launch
 from genserve.engine.vllm.openai.relay import Relay
 from genserve.engine.vllm.openai.server import OpenAIServer
-from genserve.engine.vllm.start.clients import Clients
-
-CLIENTS = Clients(count=2, daemon_index=1)
-"""vLLM's server in Rust says that it is client 0, whatever it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +28,7 @@ class OpenAISetup:
     choice: ServerChoice
 
     def server(self, relay: Relay, args: AsyncEngineArgs, say: Callable[[str], None]) -> OpenAIServer:
-        """The server of an engine that was started for CLIENTS with `args`."""
+        """The server of an engine that was started with `args`."""
         launch = Launch(self.choice, server_flags(self.flags, args, self.config), self.listener, relay.place)
         return OpenAIServer(launch, relay, say)
 

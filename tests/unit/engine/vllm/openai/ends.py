@@ -44,6 +44,19 @@ class Meter:
             self.running.append(stats.num_running_reqs)
 
 
+@dataclass
+class Tally:
+    """What all clients have admitted."""
+
+    num_elsewhere: int = 0
+    published: int = 0
+
+    def publish(self, num_sequences: int, num_requests: int) -> None:
+        """What this one has."""
+        assert num_sequences == num_requests
+        self.published = num_sequences
+
+
 class Ends:
     """Sockets that are closed together."""
 

@@ -9,7 +9,7 @@ from vllm.v1.engine import EngineCoreRequestType, FinishReason
 
 from genserve.engine.vllm.openai import link
 from genserve.engine.vllm.openai.relay import Relay
-from tests.unit.engine.vllm.openai.ends import READY, Engines, Meter, Server, identity
+from tests.unit.engine.vllm.openai.ends import READY, Engines, Meter, Server, Tally, identity
 
 ADD, ABORT, UTILITY = (EngineCoreRequestType[name].value for name in ("ADD", "ABORT", "UTILITY"))
 MAX_ACTIVE = 3
@@ -24,6 +24,7 @@ class Relayed:
     engines: Engines
     server: Server
     meter: Meter
+    tally: Tally
 
     async def next_server(self) -> None:
         """The process of the server has died, and another one joins."""
@@ -34,10 +35,10 @@ class Relayed:
 
 async def relayed(num_engines: int) -> AsyncIterator[Relayed]:
     """Whose server has joined."""
-    engines, meter = Engines(num_engines), Meter()
-    relay = Relay(engines.place, [identity(rank) for rank in range(num_engines)], MAX_ACTIVE, meter)
+    engines, meter, tally = Engines(num_engines), Meter(), Tally()
+    relay = Relay(engines.place, [identity(rank) for rank in range(num_engines)], tally, MAX_ACTIVE, meter)
     running = asyncio.create_task(relay.run())
-    both = Relayed(relay, engines, Server(relay.open()), meter)
+    both = Relayed(relay, engines, Server(relay.open()), meter, tally)
     assert {await both.server.ready() for _ in range(num_engines)} == {(identity(i), READY) for i in range(num_engines)}
     yield both
     running.cancel()
@@ -66,14 +67,14 @@ async def test_requests_and_their_tokens_pass(one: Relayed) -> None:
     await one.server.add("a")
     await one.server.add("b")
     assert [await one.engines.taken(), await one.engines.taken()] == [(ADD, "a"), (ADD, "b")]
-    assert one.relay.num_requests == 2
+    assert one.relay.num_requests == one.tally.published == await one.relay.pausing() == 2
     await one.engines.step({"a": [5, 6], "b": [7]}, ended=["a"], running=1)
     step = await one.server.got()
     assert [(each.request_id, each.new_token_ids, each.finish_reason) for each in step.outputs] == [
         ("a", [5, 6], FinishReason.LENGTH),
         ("b", [7], None),
     ]
-    assert (step.weight_version, one.relay.num_requests) == ("3", 1)
+    assert (step.weight_version, one.relay.num_requests, one.tally.published) == ("3", 1, 1)
     assert (one.meter.num_tokens, one.meter.running) == (3, [1])
 
 
@@ -132,13 +133,14 @@ async def test_a_server_that_starts_does_not_reset_the_engine(one: Relayed) -> N
 
 
 async def test_more_requests_than_the_limit_fail(one: Relayed) -> None:
-    """In the server, with vLLM's reason for a request that may be repeated."""
-    for each in "abcd":
+    """In the server, with vLLM's reason for a request that may be repeated. The limit is that of all clients."""
+    one.tally.num_elsewhere = 1
+    for each in "abc":
         await one.server.add(each)
     failed = (await one.server.got()).outputs
-    assert [(each.request_id, each.finish_reason) for each in failed] == [("d", FinishReason.ERROR)]
-    assert [await one.engines.taken() for _ in range(3)] == [(ADD, "a"), (ADD, "b"), (ADD, "c")]
-    assert one.relay.num_requests == MAX_ACTIVE
+    assert [(each.request_id, each.finish_reason) for each in failed] == [("c", FinishReason.ERROR)]
+    assert [await one.engines.taken() for _ in range(2)] == [(ADD, "a"), (ADD, "b")]
+    assert one.relay.num_requests + one.tally.num_elsewhere == MAX_ACTIVE
 
 
 async def test_the_daemon_aborts_requests_at_both_ends(two: Relayed) -> None:

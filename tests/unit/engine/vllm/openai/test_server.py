@@ -8,7 +8,7 @@ import pytest
 from genserve.engine.vllm.openai import server as module
 from genserve.engine.vllm.openai.relay import Relay
 from genserve.engine.vllm.openai.server import OpenAIServer
-from tests.unit.engine.vllm.openai.ends import Engines, Meter, identity
+from tests.unit.engine.vllm.openai.ends import Engines, Meter, Tally, identity
 from tests.unit.engine.vllm.openai.failing import Processes, fail, stay
 
 
@@ -16,7 +16,7 @@ from tests.unit.engine.vllm.openai.failing import Processes, fail, stay
 async def relay() -> AsyncIterator[Relay]:
     """In front of an engine."""
     engines = Engines()
-    relay = Relay(engines.place, [identity(0)], 8, Meter())
+    relay = Relay(engines.place, [identity(0)], Tally(), 8, Meter())
     yield relay
     relay.close()
     engines.close()
@@ -33,8 +33,19 @@ async def test_a_process_that_ends_while_it_starts_is_an_error(relay: Relay) -> 
     """At the start of the daemon. The text says how it has ended."""
     server = OpenAIServer(Processes(fail), relay, print)  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match="the OpenAI server ended with status 3 while it started"):
-        await server.start()
+        await server.start(asyncio.Event())
     await server.stop()
+
+
+async def test_a_daemon_that_is_to_stop_does_not_wait_for_its_server(relay: Relay) -> None:
+    """Which is ended, although it does not serve yet."""
+    stopped = asyncio.Event()
+    processes = Processes(stay)
+    server = OpenAIServer(processes, relay, print)  # type: ignore[arg-type]
+    stopped.set()
+    await server.start(stopped)
+    await server.stop()
+    assert processes.started[0].exitcode < 0
 
 
 async def test_a_process_that_does_not_answer_is_an_error(relay: Relay, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,7 +55,7 @@ async def test_a_process_that_does_not_answer_is_an_error(relay: Relay, monkeypa
     processes = Processes(stay)
     server = OpenAIServer(processes, relay, print)  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match=r"does not answer after 0\.2 s"):
-        await server.start()
+        await server.start(asyncio.Event())
     await server.stop()
     assert processes.started[0].exitcode < 0
 
@@ -54,7 +65,7 @@ async def test_a_server_that_fails_again_and_again_is_given_up(relay: Relay, soo
     said: list[str] = []
     processes = Processes(stay, fail)
     server = OpenAIServer(processes, relay, said.append)  # type: ignore[arg-type]
-    starting = asyncio.create_task(server.start())
+    starting = asyncio.create_task(server.start(asyncio.Event()))
     await asyncio.sleep(0)  # its first process is there, and does not answer
     starting.cancel()
     running = asyncio.create_task(server.run())
@@ -80,7 +91,7 @@ async def test_a_server_that_misbehaves_is_replaced(relay: Relay, soon: None) ->
     said: list[str] = []
     processes = Processes(stay)
     server = OpenAIServer(processes, relay, said.append)  # type: ignore[arg-type]
-    starting = asyncio.create_task(server.start())
+    starting = asyncio.create_task(server.start(asyncio.Event()))
     await asyncio.sleep(0)
     starting.cancel()
     running = asyncio.create_task(server.run())
@@ -101,7 +112,7 @@ async def test_a_server_that_misbehaves_is_replaced(relay: Relay, soon: None) ->
 async def test_the_relay_ends_the_daemon_if_it_fails(relay: Relay) -> None:
     """Not silently: requests would not be answered any more."""
     server = OpenAIServer(Processes(stay), relay, print)  # type: ignore[arg-type]
-    starting = asyncio.create_task(server.start())
+    starting = asyncio.create_task(server.start(asyncio.Event()))
     await asyncio.sleep(0)
     starting.cancel()
     running = asyncio.create_task(server.run())
