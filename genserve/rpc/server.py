@@ -75,7 +75,7 @@ SERVER_OPTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class ServerParts:
-    """What the services serve. `max_staging_bytes` is what the registry allows."""
+    """What the services serve. `max_staging_bytes` is what the registry allows; `config` has no port 0 for HTTP."""
 
     config: ServeConfig
     engine: Engine
@@ -161,6 +161,7 @@ def _public_server(parts: ServerParts, weights: WeightServicer) -> grpc.aio.Serv
         _features(parts.engine.info),
         host_id() if parts.takes_segments else "",
         parts.ingest.ports if parts.ingest is not None else (),
+        openai_port=max(parts.config.openai_port, 0),
     )
 
     def facts() -> ServerFacts:

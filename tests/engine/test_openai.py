@@ -79,7 +79,7 @@ class Answer:
 
 
 def url_of(process: DaemonProcess) -> str:
-    """What the daemon says at its start."""
+    """What the daemon says on stderr."""
     line = next(line for line in process.stderr.splitlines() if "openai: http" in line)
     assert "vLLM's Python server (the installed vLLM has no vllm-rs)" in line
     return line.split("openai: ")[1].split(",")[0]
@@ -150,6 +150,11 @@ async def test_a_push_reaches_an_answer_that_is_being_streamed(served: Served, c
     assert tokens[same : same + 8] == await greedy(served.grpc, PROMPT + tokens[:same], 8)
     await served.grpc.push_weights(checkpoints["a"], version=await next_version(served.grpc))
     assert (await served.collect(8, Answer())).token_ids == old[:8]
+
+
+async def test_the_port_is_told(served: Served) -> None:
+    """Over gRPC too, as the daemon has picked it."""
+    assert url_of(served.process).endswith(f":{(await served.grpc.server_info()).openai_port}")
 
 
 async def test_the_example_of_the_page_works(process: DaemonProcess, capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,6 +27,11 @@ class OpenAISetup:
     listener: socket.socket
     choice: ServerChoice
 
+    @property
+    def port(self) -> int:
+        """Where it will serve, also if it was left to choose."""
+        return int(self.listener.getsockname()[1])
+
     def server(self, relay: Relay, args: AsyncEngineArgs, say: Callable[[str], None]) -> OpenAIServer:
         """The server of an engine that was started with `args`."""
         launch = Launch(self.choice, server_flags(self.flags, args, self.config), self.listener, relay.place)
