@@ -85,17 +85,17 @@ def url_of(process: DaemonProcess) -> str:
     return line.split("openai: ")[1].split(",")[0]
 
 
-def started(checkpoint: Path, log: Path) -> DaemonProcess:
+def started(checkpoint: Path, log: Path, *more: str) -> DaemonProcess:
     """A daemon with an OpenAI server, whose environment asks vLLM for all the routes that it has."""
     flags = ["--model", str(checkpoint), "--served-model-name", "policy", *SMALL_ENGINE, "--openai-port", "0"]
     routes = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
-    return DaemonProcess([*flags, "--api-key", "secret"], log, routes)
+    return DaemonProcess([*flags, "--api-key", "secret", *more], log, routes)
 
 
 @pytest.fixture(scope="module")
 def process(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
-    """A daemon on checkpoint a."""
-    process = started(checkpoints["a"], tmp_path_factory.mktemp("openai") / "stderr")
+    """A daemon on checkpoint a, with front ends beside the server."""
+    process = started(checkpoints["a"], tmp_path_factory.mktemp("openai") / "stderr", "--frontends", "2")
     try:
         yield process.wait_serving()
     finally:
