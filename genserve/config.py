@@ -11,6 +11,34 @@ from genserve.addresses import is_loopback
 MAX_INGEST_PROCESSES = 64
 MAX_FRONTENDS = 64
 MAX_TIMEOUT_S = 24 * 3600.0
+OPENAI_FLAGS = (
+    "api_key",
+    "ssl_keyfile",
+    "ssl_certfile",
+    "ssl_ca_certs",
+    "ssl_cert_reqs",
+    "ssl_ciphers",
+    "chat_template",
+    "chat_template_content_format",
+    "default_chat_template_kwargs",
+    "response_role",
+    "enable_auto_tool_choice",
+    "tool_call_parser",
+    "tool_parser_plugin",
+    "tool_strict_level",
+    "exclude_tools_when_tool_choice_none",
+    "return_tokens_as_token_ids",
+    "enable_prompt_tokens_details",
+    "enable_force_include_usage",
+    "enable_request_id_headers",
+    "sse_keep_alive_interval",
+    "allow_credentials",
+    "allowed_origins",
+    "allowed_methods",
+    "allowed_headers",
+)
+"""vLLM's flags of its OpenAI server that the daemon takes too, as vLLM names their values. None of them lets a request
+control the engine."""
 WAYS = ("beside", "host", "inplace")
 """The ways in which a worker can take a new version; the one with the shortest pause first."""
 WEIGHT_UPDATES = ("auto", *WAYS)
@@ -34,6 +62,11 @@ class ServeConfig:
     host: str = _setting("127.0.0.1", "address to listen on")
     port: int = _setting(50051, "TCP port to listen on; 0 picks a free one, -1 listens only on --uds")
     uds: str = _setting("", "path of a Unix socket to listen on in addition")
+    openai_port: int = _setting(
+        -1,
+        "TCP port of vLLM's OpenAI server, which serves the same weights over HTTP; 0 picks a free one, -1 starts "
+        "none. --help=openai shows its flags",
+    )
     allow_insecure: bool = _setting(False, "listen on an address that others can reach, without TLS")
     max_active_requests: int = _setting(
         8192, "limit of running and waiting sequences, above which new requests are refused; a request counts n times"
@@ -95,7 +128,11 @@ class ServeConfig:
             raise ValueError(f"--port must be in [-1, 65535], is {self.port}")
         if self.port == -1 and not self.uds:
             raise ValueError("--port -1 listens only on a Unix socket: pass --uds too")
-        if self.port != -1 and not self.allow_insecure and not is_loopback(self.host):
+        if not -1 <= self.openai_port <= 65535:
+            raise ValueError(f"--openai-port must be in [-1, 65535], is {self.openai_port}")
+        if self.openai_port > 0 and self.openai_port == self.port:
+            raise ValueError(f"--openai-port must not be the port of gRPC (--port), is {self.openai_port} too")
+        if self._listens_on_tcp and not self.allow_insecure and not is_loopback(self.host):
             raise ValueError(
                 f"--host {self.host} can be reached from other hosts, without encryption or authentication: "
                 "listen on 127.0.0.1 or --uds, or pass --allow-insecure"
@@ -116,6 +153,10 @@ class ServeConfig:
             if not 0 <= getattr(self, name) <= MAX_TIMEOUT_S:
                 flag = f"--{name.replace('_', '-')}"
                 raise ValueError(f"{flag} must be in [0, {MAX_TIMEOUT_S:g}], is {getattr(self, name)}")
+
+    @property
+    def _listens_on_tcp(self) -> bool:
+        return self.port != -1 or self.openai_port != -1
 
     def num_ingest_processes(self, num_cores: int) -> int:
         """The number of processes that receive pushes. Without a TCP port it is 0."""

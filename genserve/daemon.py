@@ -5,15 +5,15 @@ health says SERVING. Stop: health says NOT_SERVING, new requests are refused, ru
 engine stops. One AsyncExitStack: the order of entry is the order of the start, the order of exit that of the stop.
 """
 
+import argparse
 import asyncio
 import os
-import socket
 import sys
 import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import uvloop
 
@@ -27,6 +27,9 @@ from genserve.control.sleep import SleepController
 from genserve.control.state import StateBoard
 from genserve.demo_model import DemoModelError, demo_model_path
 from genserve.engine.vllm.engine import EngineOptions, VllmEngine
+from genserve.engine.vllm.openai import flags as openai_flags
+from genserve.engine.vllm.openai import setup as openai_setup
+from genserve.engine.vllm.openai.server import OpenAIServer
 from genserve.engine.vllm.requests.intake import IntakeLimits
 from genserve.engine.vllm.start import config as vllm_config
 from genserve.engine.vllm.start import headless, stale_shm
@@ -42,7 +45,7 @@ from genserve.ingest.supervisor import IngestProcesses
 from genserve.memory.allocator import freeze_objects, keep_freed_memory
 from genserve.memory.words import SharedWords
 from genserve.rpc.generation import abort_with
-from genserve.rpc.server import SERVER_OPTIONS, ServerParts, start_server
+from genserve.rpc.server import SERVER_OPTIONS, ServerParts, require_free, start_server
 from genserve.signals import children_ignore_interrupts, stop_on_signals
 from genserve.weights.apply import PushApplier
 from genserve.weights.lora import files as lora_files
@@ -71,6 +74,7 @@ def main(argv: Sequence[str]) -> int:
     """Parses the flags and serves until a signal or a failure; the exit status."""
     parser = vllm_config.parser("genserve serve", DESCRIPTION)
     ServeConfig.add_flags(parser)
+    openai_flags.add_flags(parser)
     flags = parser.parse_args(argv)
     try:
         config = ServeConfig.from_flags(vars(flags))
@@ -81,6 +85,7 @@ def main(argv: Sequence[str]) -> int:
     keep_freed_memory()
     try:
         vllm_config.check_flags(flags, config.weight_update)
+        openai_flags.check_flags(flags, config)
         if flags.model is None:
             flags.model = str(demo_model_path())
         args = vllm_config.engine_args(flags)
@@ -88,19 +93,25 @@ def main(argv: Sequence[str]) -> int:
             return headless.run(args, config)
         # Before anything starts a thread, here or in a library.
         template = fork_template(frontend.run) if _num_frontends(config) else None
-        return uvloop.run(serve(config, args, template))
+        return uvloop.run(serve(config, args, template, flags))
     except (DemoModelError, OSError, ValueError, RuntimeError) as error:
         _say(str(error))
         return EXIT_FAILED
 
 
-async def serve(config: ServeConfig, args: AsyncEngineArgs, template: Template | None) -> int:
-    """Serves until a signal (status 0) or a failure (status 1). Front ends are forked from `template`."""
+async def serve(
+    config: ServeConfig, args: AsyncEngineArgs, template: Template | None, flags: argparse.Namespace
+) -> int:
+    """Serves until a signal (status 0) or a failure (status 1). Front ends are forked from `template`; `args` are made
+    of `flags`."""
     async with AsyncExitStack() as stack:
         if template is not None:
             stack.callback(template.close)
-        _require_free(config.host, config.port)
+        require_free(config.host, config.port, config.uds)
         began_s = time.monotonic()
+        if (http := openai_setup.prepare(config, flags)) is not None:
+            stack.callback(http.listener.close)
+            config = replace(config, openai_port=http.port)
         _sweep()
         directory = local_directory(args.model)
         opened = None if directory is None else open_checkpoint(directory, _say)
@@ -110,6 +121,10 @@ async def serve(config: ServeConfig, args: AsyncEngineArgs, template: Template |
         opened = opened_as_loaded(opened, directory, engine.checkpoint_directory, _say)
         daemon = await _build_services(config, engine, opened, args.load_format.lower(), template, stack)
         del opened  # the files are closed when version 0 is not resident any more
+        if http is not None and engine.openai is not None:
+            daemon.http = http.server(engine.openai, engine.server_args, _say)
+            stack.push_async_callback(daemon.http.stop)
+            await daemon.http.start(stopped)
         daemon.start(stack)
         freeze_objects()
         daemon.announce(args.model, began_s)
@@ -120,7 +135,8 @@ async def serve(config: ServeConfig, args: AsyncEngineArgs, template: Template |
 async def _start_engine(config: ServeConfig, args: AsyncEngineArgs) -> VllmEngine:
     _say(f"starting the engine for {args.model}")
     limits = IntakeLimits(config.max_active_requests, config.max_n, config.trust_request_chat_template)
-    clients = Clients(1 + _num_frontends(config), if_possible=config.frontends == -1)
+    daemon_index = 0 if config.openai_port == -1 else 1  # vLLM's server in Rust says that it is client 0
+    clients = Clients(daemon_index + 1 + _num_frontends(config), daemon_index, if_possible=config.frontends == -1)
     options = EngineOptions(limits, config.weight_update, config.host, config.port, clients)
     with children_ignore_interrupts():
         return await VllmEngine.start(args, options)
@@ -133,6 +149,7 @@ class _Daemon:
     engine: VllmEngine
     parts: ServerParts
     address: str
+    http: OpenAIServer | None = None
     background: list["asyncio.Task[None]"] = field(default_factory=list)
 
     def start(self, stack: AsyncExitStack) -> None:
@@ -152,6 +169,8 @@ class _Daemon:
             tasks["receiving processes"] = parts.ingest.run()
         if parts.frontends is not None:
             tasks["front ends"] = parts.frontends.run()
+        if self.http is not None:
+            tasks["OpenAI server"] = self.http.run()
         self.background = [asyncio.create_task(task, name=name) for name, task in tasks.items()]
         stack.push_async_callback(_cancel, self.background)
 
@@ -161,6 +180,8 @@ class _Daemon:
         _say(f"weight update: {self.engine.info.weight_update} ({self.engine.info.weight_update_reason})")
         for warning in self.engine.warnings:
             _say(f"warning: {warning}")
+        if self.http is not None:
+            _say(f"openai: {self.http}")
         _say(f"ready after {time.monotonic() - began_s:.0f} s")
         print(f"genserve: serving {model} on {self.address}", flush=True)
 
@@ -174,7 +195,7 @@ class _Daemon:
     async def drain(self) -> int:
         """Lets running work end, within the drain timeout. Returns the exit status."""
         parts = self.parts
-        drain = Drain(self.engine, parts.board, parts.pauses, parts.transfers, parts.pushes)
+        drain = Drain(self.engine, parts.board, parts.pauses, parts.transfers, parts.pushes, self.http)
         try:
             drained = await drain.run(parts.config.drain_timeout_s)
         except GenserveError as error:
@@ -189,6 +210,8 @@ class _Daemon:
     async def fail(self, failure: str) -> int:
         """Notifies clients of the failure. Returns the exit status."""
         self.parts.board.enter(EngineCondition.DEAD)
+        if self.http is not None:
+            self.http.kill()
         _say(failure)
         # Calls that the failure has ended get their answers first: a server that is stopping may delay them until
         # its grace period ends.
@@ -310,19 +333,6 @@ async def _cancel(tasks: Sequence["asyncio.Task[None]"]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _require_free(host: str, port: int) -> None:
-    """Raises OSError if the address cannot be used: better now than after the start of the engine."""
-    if port <= 0:
-        return
-    family, _, _, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(address)
-        except OSError as error:
-            raise OSError(f"cannot listen on {host}:{port}: {error.strerror}") from error
 
 
 def _say(line: str) -> None:

@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
 def _check_own(flags: Sequence[str]) -> None:
     """Refuses invalid values of genserve's flags, a model that does not exist, and flags that neither genserve nor vLLM
     has, before vLLM is imported to parse the others, which takes seconds. Exits as argparse does."""
-    from genserve.config import ServeConfig, check_model
+    from genserve.config import OPENAI_FLAGS, ServeConfig, check_model
 
     # As in vLLM's parser: underscores are accepted, and a file may contain more flags.
     dashed = [re.sub("^--[^=]+", lambda flag: flag[0].replace("_", "-"), flag) for flag in flags]
@@ -70,7 +70,8 @@ def _check_own(flags: Sequence[str]) -> None:
         ServeConfig.from_flags(vars(known))
         if known.model is not None:
             check_model(known.model)
-        unknown = _unknown(others, list(parser._option_string_actions))
+        openai = [f"--{name.replace('_', '-')}" for name in OPENAI_FLAGS]
+        unknown = _unknown(others, [*parser._option_string_actions, *openai])
         if unknown:
             raise ValueError(f"unrecognized arguments: {' '.join(unknown)}")
     except ValueError as error:

@@ -21,6 +21,13 @@ class Closes(Protocol):
         """Accepts no more, and returns when the one in progress has ended. May be cancelled."""
 
 
+class HttpServer(Closes, Protocol):
+    """Serves requests of its own from the same engine, in a separate process."""
+
+    def refuse(self) -> None:
+        """Accepts no more requests."""
+
+
 class Step(enum.Enum):
     """What a drain waits for, in this order; the values are for people."""
 
@@ -47,11 +54,14 @@ class Drain:
     pauses: PauseController
     updates: Closes
     pushes: Closes
+    http: HttpServer | None = None
     _step: Step = Step.UPDATE
 
     async def run(self, timeout_s: float) -> Drained:
         """Refuses new calls, and returns when nothing runs any more, or after `timeout_s`. Raises EngineDeadError."""
         self.board.become(DaemonCondition.DRAINING)
+        if self.http is not None:
+            self.http.refuse()
         drained = Drained()
         ending = asyncio.create_task(self._end(drained), name="drain")
         # Not asyncio.timeout: work that hangs may not end in time when it is cancelled.
@@ -78,6 +88,8 @@ class Drain:
         if not may_run(self.board.engine_condition):
             await self._abort(drained, f"of an engine that is {self.board.engine_condition.value}")
         await self.engine.wait_idle()
+        if self.http is not None:
+            await self.http.close()
 
     async def _abort(self, drained: Drained, which: str) -> None:
         aborted, _ = await self.engine.abort(None)

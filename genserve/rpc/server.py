@@ -75,7 +75,7 @@ SERVER_OPTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class ServerParts:
-    """What the services serve. `max_staging_bytes` is what the registry allows."""
+    """What the services serve. `max_staging_bytes` is what the registry allows; `config` has no port 0 for HTTP."""
 
     config: ServeConfig
     engine: Engine
@@ -161,6 +161,7 @@ def _public_server(parts: ServerParts, weights: WeightServicer) -> grpc.aio.Serv
         _features(parts.engine.info),
         host_id() if parts.takes_segments else "",
         parts.ingest.ports if parts.ingest is not None else (),
+        openai_port=max(parts.config.openai_port, 0),
     )
 
     def facts() -> ServerFacts:
@@ -254,6 +255,23 @@ def bind(server: grpc.aio.Server, host: str, port: int, uds: str) -> str:
     if port != -1:
         address = joined(host, _add_port(server, joined(host, port)))
     return address
+
+
+def require_free(host: str, port: int, uds: str) -> None:
+    """Raises OSError naming an address that `bind` could not use: better before the start of the engine than after."""
+    if uds:
+        if not Path(uds).parent.is_dir():
+            raise OSError(f"cannot listen on unix:{uds}: {Path(uds).parent} is not a directory")
+        _refuse_socket_in_use(uds)
+    if port == -1:
+        return
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        raise OSError(f"cannot listen on {joined(host, port)}: {error.strerror}") from error
 
 
 def _add_port(server: grpc.aio.Server, address: str) -> int:

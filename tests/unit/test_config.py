@@ -19,6 +19,20 @@ def test_a_daemon_without_a_tcp_port_has_none() -> None:
     assert ServeConfig(port=-1, uds="/run/x", ingest_processes=3).num_ingest_processes(64) == 0
 
 
+def test_the_openai_port_listens_on_tcp_as_well() -> None:
+    """So an address that others can reach needs consent, even if gRPC listens on a Unix socket only."""
+    with pytest.raises(ValueError, match="--allow-insecure"):
+        ServeConfig(host="0.0.0.0", port=-1, uds="/run/x", openai_port=8000)
+    assert ServeConfig(port=-1, uds="/run/x", openai_port=8000).openai_port == 8000
+
+
+@pytest.mark.parametrize(("port", "says"), [(-2, "be in"), (65536, "be in"), (50051, "not be the port of gRPC")])
+def test_wrong_openai_ports_are_refused(port: int, says: str) -> None:
+    """By the name of the flag."""
+    with pytest.raises(ValueError, match=f"--openai-port must {says}"):
+        ServeConfig(openai_port=port)
+
+
 @pytest.mark.parametrize("count", [-2, 65])
 def test_absurd_numbers_of_processes_are_refused(count: int) -> None:
     """By the name of the flag."""

@@ -27,6 +27,9 @@ def nothing_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--enable-eplb", "--model", "Qwen/Qwen3-8B"], "[expert-load-balancing]"),
         (["--offload-backend", "prefetch"], "[weights-prefetched-from-host]"),
         (["--weight-update", "host"], "--weight-update host needs a GPU"),
+        (["--api-key", "secret"], "--api-key is for the OpenAI server: pass --openai-port too"),
+        (["--openai-port", "0", "--enable-auto-tool-choice"], "--enable-auto-tool-choice requires --tool-call-parser"),
+        (["--openai-port", "0", "--tool-call-parser", "x", "--enable-auto-tool-choice"], "invalid tool call parser: x"),
     ],
 )
 def test_a_refused_flag_is_told_before_a_model_is_looked_for(
@@ -78,4 +81,5 @@ def test_help_for_a_group_that_is_none_names_those_that_are(
         daemon.main(["--help=vllm"])
     told = capsys.readouterr().out
     assert "No group or arguments matching 'vllm'" in told
-    assert all(group in told.partition("Groups: ")[2] for group in ("ModelConfig", "ParallelConfig", "genserve"))
+    groups = told.partition("Groups: ")[2]
+    assert all(group in groups for group in ("ModelConfig", "ParallelConfig", "genserve", "openai"))

@@ -157,7 +157,7 @@ class ServerInfo:
     the memory reserved for it. `model_memory`: what the model reaches. `weight_transfer`: backend of vLLM's own
     transfer, "" without one. `logprobs_mode`: what log-probabilities mean, as vLLM's --logprobs-mode names it.
     `frontend_ports`: of the processes that serve requests beside the daemon, and `num_frontends_down` those that ended
-    again and again.
+    again and again. `openai_port`: of vLLM's OpenAI server on the daemon's host, 0 without one.
     """
 
     model: str
@@ -180,6 +180,7 @@ class ServerInfo:
     logprobs_mode: str
     frontend_ports: list[int]
     num_frontends_down: int
+    openai_port: int
     state: EngineState
 
     @classmethod
@@ -212,6 +213,7 @@ class ServerInfo:
             weight_transfer=message.weight_transfer,
             logprobs_mode=message.logprobs_mode,
             frontend_ports=list(message.frontend_ports),
+            openai_port=message.openai_port,
             num_frontends_down=message.num_frontends_down,
             state=EngineState.of(message.state),
         )

@@ -5,6 +5,7 @@ one.
 """
 
 import asyncio
+import copy
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,6 +36,7 @@ from genserve.engine.vllm.heartbeat import Heartbeat, HeartbeatLimits
 from genserve.engine.vllm.liveness import Liveness, end_of
 from genserve.engine.vllm.load import LoadMeter
 from genserve.engine.vllm.loras import LiveLoras
+from genserve.engine.vllm.openai.relay import Relay
 from genserve.engine.vllm.requests.intake import Intake, IntakeLimits
 from genserve.engine.vllm.requests.stream import VllmStream
 from genserve.engine.vllm.scheduling import Scheduling
@@ -67,9 +69,16 @@ class VllmEngine:
     """AsyncLLM, its requests and its workers. Made by `start`."""
 
     def __init__(
-        self, started: StartedEngine, meter: LoadMeter, rows: ClientRows, options: EngineOptions, address: str
+        self,
+        started: StartedEngine,
+        args: AsyncEngineArgs,
+        meter: LoadMeter,
+        rows: ClientRows,
+        options: EngineOptions,
+        address: str,
     ) -> None:
-        """`rows`: of all clients; `address`: at which other hosts reach the daemon, if there are any."""
+        """`args`: as the engine got them; `rows`: of all clients; `address`: at which other hosts reach the daemon, if
+        there are any."""
         llm = started.llm
         config = llm.vllm_config
         parallel = config.parallel_config
@@ -78,6 +87,13 @@ class VllmEngine:
         self._clients = options.clients
         self._limits = options.limits
         self._rows = rows
+        self.server_args = args
+        """For another process of vLLM's in front of this engine."""
+        self.openai: Relay | None = None
+        """The requests of an OpenAI server."""
+        if options.clients.with_openai:
+            engines, max_active = llm.engine_core.core_engines, options.limits.max_active_requests
+            self.openai = Relay(started.places[0], engines, rows.tally(0), max_active, meter)
         self._meter = meter
         # internal: ends the streams as vLLM does when its engine has died.
         self._liveness = Liveness(lambda: llm.output_processor.propagate_error(VllmEngineDeadError()))
@@ -102,6 +118,7 @@ class VllmEngine:
         meter = LoadMeter()
         args = vllm_config.adapted(args, options.weight_update)
         logging_config = args.create_logging_config()
+        given = copy.copy(args)  # the values that vLLM fills in would count as flags the next time
         with vllm_config.start_explained(args):
             # As AsyncLLM.from_engine_args, with a look at the configuration before any process starts.
             config = vllm_config.with_ranks_here(args, args.create_engine_config(UsageContext.ENGINE_CONTEXT))
@@ -113,7 +130,7 @@ class VllmEngine:
             started = clients.start(config, args, meter, options.clients, rows.counters)
         llm = started.llm
         llm.vllm_config.logging_config = logging_config  # without the file of the start, for front ends
-        engine = cls(started, meter, rows, options, address)
+        engine = cls(started, given, meter, rows, options, address)
         engine.warnings = warnings
         try:
             assert llm.output_handler is not None  # internal: the task that ends when EngineCore dies
@@ -155,6 +172,8 @@ class VllmEngine:
         self._intake.close()
         self._liveness.declare_dead("the daemon has ended it")
         await asyncio.to_thread(self._llm.shutdown, timeout_s)
+        if self.openai is not None:
+            self.openai.close()
         for place in self._places:
             place.close()
         self._rows.close()
@@ -215,14 +234,18 @@ class VllmEngine:
         """Admits a request."""
         return await self._intake.submit(request)
 
+    @property
+    def _elsewhere(self) -> list[OtherClients]:
+        return [self.others] if self.openai is None else [self.openai, self.others]
+
     async def wait_idle(self) -> None:
         """Returns when no request is left, here and in the others."""
-        await asyncio.gather(self._intake.running.wait_idle(), self.others.wait_idle())
+        await asyncio.gather(self._intake.running.wait_idle(), *(each.wait_idle() for each in self._elsewhere))
 
     async def abort(self, request_ids: Sequence[str] | None) -> tuple[list[str], list[str]]:
         """Ends requests with reason ABORTED, of any client. A client may use an id that another one uses too."""
         aborted, unknown = self._intake.running.abort(request_ids)
-        elsewhere = set(await self.others.abort(request_ids))
+        elsewhere = {request_id for each in self._elsewhere for request_id in await each.abort(request_ids)}
         aborted += sorted(elsewhere.difference(aborted))
         return aborted, [each for each in unknown if each not in elsewhere]
 
@@ -242,13 +265,15 @@ class VllmEngine:
             if mode is PauseMode.WAIT:
                 # The engine let all of them end. A front end may not have read the last outputs yet.
                 return PauseCounts(kept=0, aborted=0)
-            return PauseCounts(kept=len(running.streams) + self.others.num_requests, aborted=0)
+            num_elsewhere = sum(each.num_requests for each in self._elsewhere)
+            return PauseCounts(kept=len(running.streams) + num_elsewhere, aborted=0)
         try:
-            aborted = await self.others.pausing() + running.pausing()
+            aborted = sum([await each.pausing() for each in self._elsewhere]) + running.pausing()
             await self._scheduling.pause(mode, kv_policy, timeout_s)
         finally:
             running.paused()
-            await self.others.paused()
+            for each in self._elsewhere:
+                await each.paused()
         return PauseCounts(kept=0, aborted=aborted)
 
     async def resume(self, timeout_s: float) -> None:

@@ -32,6 +32,7 @@ class ServerFacts:
     ingest_ports: Sequence[int] = ()
     frontend_ports: Sequence[int] = ()
     num_frontends_down: int = 0
+    openai_port: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +142,7 @@ def to_server_info(info: EngineInfo, facts: ServerFacts) -> control_pb2.GetServe
         host_id=facts.host_id,
         ingest_ports=facts.ingest_ports,
         frontend_ports=facts.frontend_ports,
+        openai_port=facts.openai_port,
         num_frontends_down=facts.num_frontends_down,
         limits=control_pb2.Limits(
             max_model_len=info.max_model_len,

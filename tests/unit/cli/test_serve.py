@@ -47,6 +47,7 @@ def test_serve_gets_its_flags_untouched(monkeypatch: pytest.MonkeyPatch) -> None
         (["--model", "/nope"], "--model: no directory /nope"),
         (["--model=./nope"], "--model: no directory ./nope"),
         (["--model=~"], "--model: no directory ~: write the path in full, ~ is not expanded here"),
+        (["--api-key", "a", "--openai-port", "70000"], "--openai-port must be in [-1, 65535], is 70000"),
         (["--bogus", "1", "--max-model-length=7"], "error: unrecognized arguments: --bogus --max-model-length\n"),
     ],
 )

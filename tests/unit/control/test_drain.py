@@ -24,6 +24,16 @@ class Weights:
         await self.ended.wait()
 
 
+@dataclass
+class Http(Weights):
+    """A server whose answers end when told to. `refuses`: whether it takes requests no more."""
+
+    refuses: bool = False
+
+    def refuse(self) -> None:
+        self.refuses = True
+
+
 @pytest.fixture
 def updates() -> Weights:
     weights = Weights()
@@ -153,3 +163,24 @@ async def test_an_engine_that_is_busy_for_long_does_not_hold_the_drain_up(rig: R
     drained = await asyncio.wait_for(drain.run(0.05), 5)
     assert drained.cut == ["gave up a pause that did not end in time"]
     gate.open.set()
+
+
+async def test_answers_over_http_end_before_the_drain_does(rig: Rig, updates: Weights, pushes: Weights) -> None:
+    """They may still be sent when the engine has nothing more to do. No new request is taken from the beginning."""
+    http = Http()
+    updates.ended.clear()
+    draining = asyncio.create_task(Drain(rig.engine, rig.board, rig.pauses, updates, pushes, http).run(60.0))
+    await asyncio.sleep(0)
+    assert http.refuses
+    updates.ended.set()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not draining.done()
+    http.ended.set()
+    assert (await draining).cut == []
+
+
+async def test_answers_over_http_are_cut_off_at_the_deadline(rig: Rig, updates: Weights, pushes: Weights) -> None:
+    """As those over gRPC."""
+    drained = await Drain(rig.engine, rig.board, rig.pauses, updates, pushes, Http()).run(0.05)
+    assert drained.in_order

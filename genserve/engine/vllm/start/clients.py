@@ -22,7 +22,8 @@ _SHUTDOWN_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Clients:
-    """`count` clients of the engine, of which the daemon is number `daemon_index`, and front ends all after it.
+    """`count` clients of the engine, of which the daemon is number `daemon_index`, front ends all after it, and an
+    OpenAI server the one before it.
     EngineCore sends its statistics to client 0 after a step without outputs. vLLM's Rust server can only be client
     0. `if_possible`: nobody has asked for the front ends, so they are left out where they are not possible."""
 
@@ -33,6 +34,11 @@ class Clients:
     def __post_init__(self) -> None:
         if not 0 <= self.daemon_index < self.count:
             raise ValueError(f"the daemon must be one of {self.count} clients, is number {self.daemon_index}")
+
+    @property
+    def with_openai(self) -> bool:
+        """Whether an OpenAI server is one of them."""
+        return self.daemon_index == 1
 
     @property
     def frontends(self) -> range:
@@ -53,10 +59,11 @@ def possible(config: VllmConfig, clients: Clients) -> Clients:
         is_elsewhere or parallel.local_engines_only or parallel.data_parallel_backend == "ray"
     ):
         return clients
-    if clients.if_possible:
+    if clients.if_possible and not clients.with_openai:
         return ALONE
+    flag = "--openai-port" if clients.with_openai else "--frontends"
     raise EngineStartError(
-        "--frontends cannot be used with data-parallel engines on other hosts, on Ray or behind an external load "
+        f"{flag} cannot be used with data-parallel engines on other hosts, on Ray or behind an external load "
         "balancer: front ends reach engines through sockets of this host"
     )
 

@@ -73,6 +73,7 @@ def test_what_is_served() -> None:
     assert (message.host_id, tuple(message.ingest_ports)) == (facts.host_id, tuple(facts.ingest_ports))
     info = told.ServerInfo.of(message)
     assert (info.frontend_ports, info.num_frontends_down) == (list(facts.frontend_ports), facts.num_frontends_down)
+    assert info.openai_port == facts.openai_port
     assert (info.model, info.features) == (facts.model, list(facts.features))
     assert (info.limits.max_message_bytes, info.limits.max_staging_bytes) == (
         facts.max_message_bytes,

@@ -47,3 +47,11 @@ def test_front_ends_that_cannot_reach_every_engine_are_refused_if_they_were_aske
     with pytest.raises(EngineStartError, match=r"^--frontends cannot be used"):
         possible(configured(**changes), asked)
     assert possible(configured(**changes), replace(asked, if_possible=True)) == ALONE
+
+
+def test_an_openai_server_that_cannot_reach_every_engine_is_refused() -> None:
+    """It was asked for, even if the front ends beside it were not."""
+    asked = Clients(3, 1, if_possible=True)
+    assert asked.with_openai and not ALONE.with_openai
+    with pytest.raises(EngineStartError, match=r"^--openai-port cannot be used"):
+        possible(configured(local_engines_only=True), asked)

@@ -1,0 +1,75 @@
+"""The flags of vLLM's OpenAI server that the daemon takes too, and what they make of a server."""
+
+import argparse
+import os
+from collections.abc import Mapping
+from dataclasses import fields
+
+from vllm.engine.arg_utils import AsyncEngineArgs, get_kwargs
+from vllm.entrypoints.launchers.cli_args import FrontendArgs, make_arg_parser, validate_parsed_serve_args
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+from genserve.config import OPENAI_FLAGS, ServeConfig
+
+API_KEY_VARIABLE = "GENSERVE_OPENAI_API_KEY"
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds vLLM's flags in OPENAI_FLAGS, with vLLM's help and defaults."""
+    # internal: as FrontendArgs.add_cli_args, which adds all of them. Some would set what the daemon sets.
+    kwargs = FrontendArgs._customize_cli_kwargs(get_kwargs(FrontendArgs))
+    group = parser.add_argument_group("openai", "vLLM's OpenAI server, with --openai-port.")
+    for name in OPENAI_FLAGS:
+        group.add_argument(f"--{name.replace('_', '-')}", **kwargs[name])
+
+
+def check_flags(flags: argparse.Namespace, config: ServeConfig) -> None:
+    """Raises ValueError for flags of a server that does not run, or that it would refuse."""
+    if config.openai_port == -1:
+        default = FlexibleArgumentParser()
+        add_flags(default)
+        for name, value in vars(default.parse_args([])).items():
+            if getattr(flags, name) != value:
+                raise ValueError(f"--{name.replace('_', '-')} is for the OpenAI server: pass --openai-port too")
+        return
+    try:
+        validate_parsed_serve_args(_with(flags, make_arg_parser(FlexibleArgumentParser()).parse_args([])))
+        _check_parsers(flags)
+    except (KeyError, TypeError) as error:
+        raise ValueError(str(error.args[0])) from error
+
+
+def _check_parsers(flags: argparse.Namespace) -> None:
+    # Imported here, as vLLM's HTTP server comes with it.
+    from vllm.entrypoints.launchers.launcher import validate_api_server_args
+    from vllm.reasoning import ReasoningParserManager
+    from vllm.tool_parsers import ToolParserManager
+
+    if flags.tool_parser_plugin:
+        ToolParserManager.import_tool_parser(flags.tool_parser_plugin)
+    if flags.reasoning_parser_plugin:
+        ReasoningParserManager.import_reasoning_parser(flags.reasoning_parser_plugin)
+    validate_api_server_args(flags)
+
+
+def server_flags(
+    flags: argparse.Namespace, args: AsyncEngineArgs, config: ServeConfig, environment: Mapping[str, str] = os.environ
+) -> argparse.Namespace:
+    """What `vllm serve` would have parsed. `flags`: of the daemon; `args`: of the engine that runs."""
+    parsed = _with(flags, make_arg_parser(FlexibleArgumentParser()).parse_args([]))
+    for each in fields(args):
+        if each.name != "profiler_config":  # it would open routes that start and stop a profiler
+            setattr(parsed, each.name, getattr(args, each.name))
+    parsed.model_tag = args.model
+    parsed.host, parsed.port = config.host.strip("[]"), config.openai_port
+    parsed.trust_request_chat_template = config.trust_request_chat_template
+    parsed.shutdown_timeout = round(config.drain_timeout_s)
+    if parsed.api_key is None and (key := environment.get(API_KEY_VARIABLE)):
+        parsed.api_key = [key]
+    return parsed
+
+
+def _with(flags: argparse.Namespace, parsed: argparse.Namespace) -> argparse.Namespace:
+    for name in OPENAI_FLAGS:
+        setattr(parsed, name, getattr(flags, name))
+    return parsed

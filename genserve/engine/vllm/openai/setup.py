@@ -1,0 +1,62 @@
+"""What an OpenAI server needs before the engine starts, and the server once it has."""
+
+import argparse
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import vllm
+from vllm.engine.arg_utils import AsyncEngineArgs
+
+from genserve.config import ServeConfig
+from genserve.engine.vllm.openai.choice import USE_VARIABLE, ServerChoice, choose
+from genserve.engine.vllm.openai.flags import server_flags
+from genserve.engine.vllm.openai.launch import Launch
+from genserve.engine.vllm.openai.relay import Relay
+from genserve.engine.vllm.openai.server import OpenAIServer
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAISetup:
+    """`listener`: where it will serve; `flags`: those of the daemon."""
+
+    config: ServeConfig
+    flags: argparse.Namespace
+    listener: socket.socket
+    choice: ServerChoice
+
+    @property
+    def port(self) -> int:
+        """Where it will serve, also if it was left to choose."""
+        return int(self.listener.getsockname()[1])
+
+    def server(self, relay: Relay, args: AsyncEngineArgs, say: Callable[[str], None]) -> OpenAIServer:
+        """The server of an engine that was started with `args`."""
+        launch = Launch(self.choice, server_flags(self.flags, args, self.config), self.listener, relay.place)
+        return OpenAIServer(launch, relay, say)
+
+
+def prepare(config: ServeConfig, flags: argparse.Namespace) -> OpenAISetup | None:
+    """None without --openai-port. Raises OSError if the port is in use, and ValueError."""
+    if config.openai_port == -1:
+        return None
+    choice = choose(os.environ, Path(vllm.__file__).parent)
+    if choice.binary:
+        os.environ[USE_VARIABLE] = "1"  # vLLM then leaves the normalisation of images to that server
+    return OpenAISetup(config, flags, _bound(config.host, config.openai_port), choice)
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    """Listens, so that no other program takes the port while the engine starts."""
+    family, _, _, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen()
+    except OSError as error:
+        listener.close()
+        raise OSError(f"cannot listen on {host}:{port} (--openai-port): {error.strerror}") from error
+    return listener

@@ -1,0 +1,124 @@
+"""What the daemon's flags make of an OpenAI server."""
+
+import argparse
+import json
+import os
+import socket
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.entrypoints.launchers.cli_args import FrontendArgs
+
+from genserve.config import OPENAI_FLAGS, ServeConfig
+from genserve.engine.vllm.openai import environment, setup
+from genserve.engine.vllm.openai.choice import ServerChoice
+from genserve.engine.vllm.openai.flags import add_flags, server_flags
+from genserve.engine.vllm.openai.launch import Launch
+from genserve.engine.vllm.openai.link import ServerPlace
+from genserve.engine.vllm.start import config as vllm_config
+from genserve.engine.vllm.start.clients import ClientPlace
+
+CONTROL = {"enable_scale_out", "grpc_port", "lora_modules", "middleware", "tokens_only", "host", "port", "uds"}
+"""vLLM's flags that open ways to the engine, or that are the daemon's."""
+
+
+MODEL = str(Path(__file__).parent)
+"""A directory, so that it is looked for nowhere else."""
+
+
+def parsed(*given: str) -> argparse.Namespace:
+    """The daemon's flags."""
+    parser = vllm_config.parser("genserve serve", "")
+    ServeConfig.add_flags(parser)
+    add_flags(parser)
+    return parser.parse_args(given)
+
+
+def made(*given: str, environment: dict[str, str] | None = None) -> argparse.Namespace:
+    """The server's."""
+    flags = parsed("--openai-port", "0", "--model", MODEL, *given)
+    args = AsyncEngineArgs.from_cli_args(flags)
+    return server_flags(flags, args, ServeConfig.from_flags(vars(flags)), environment or {})
+
+
+def test_the_flags_are_vllms_and_none_of_them_is_the_daemons() -> None:
+    """A flag that a new vLLM renames is found here."""
+    assert set(OPENAI_FLAGS) <= {each.name for each in fields(FrontendArgs)}
+    assert not CONTROL & set(OPENAI_FLAGS)
+
+
+def test_flags_reach_the_server() -> None:
+    """Those of the OpenAI server, of the engine and of the daemon."""
+    flags = made("--api-key", "a", "b", "--max-model-len", "64", "--served-model-name", "policy")
+    assert (flags.api_key, flags.max_model_len, flags.served_model_name) == (["a", "b"], 64, ["policy"])
+    assert (flags.model, flags.model_tag, flags.host) == (MODEL, MODEL, "127.0.0.1")
+    assert made("--trust-request-chat-template").trust_request_chat_template is True
+    assert made("--drain-timeout-s", "7").shutdown_timeout == 7
+
+
+def test_the_key_may_come_from_the_environment() -> None:
+    """A flag has precedence, as every user of the host can read it in the list of processes."""
+    secret = {"GENSERVE_OPENAI_API_KEY": "s"}
+    assert made(environment=secret).api_key == ["s"]
+    assert made("--api-key", "a", environment=secret).api_key == ["a"]
+    assert made().api_key is None
+
+
+def test_no_profiler_is_offered() -> None:
+    """Its routes would start it in the engine."""
+    asked = ("--profiler-config", '{"profiler": "torch", "torch_profiler_dir": "/tmp"}')
+    assert parsed(*asked).profiler_config.profiler == "torch"
+    assert made(*asked).profiler_config.profiler is None
+
+
+def test_the_server_in_rust_gets_the_same_flags() -> None:
+    """In the words of vLLM's RustFrontendProcessManager. Its sockets come later."""
+    at, listener = ServerPlace.new(), socket.socket()
+    try:
+        place = ClientPlace(0, 2, at.requests, at.outputs, "tcp://127.0.0.1:7")
+        launch = Launch(ServerChoice("/bin/vllm-rs", ""), made("--api-key", "a"), listener, place)
+        server = launch._rust(at)
+    finally:
+        listener.close()
+        at.close()
+    assert server.daemon_pid == os.getpid()
+    assert list(server.command[:8]) == [
+        *("/bin/vllm-rs", "frontend", "--engine-count", "1", "--data-parallel-size", "1"),
+        *("--coordinator-address", "tcp://127.0.0.1:7"),
+    ]
+    assert server.command[8] == "--args-json"
+    shared = json.loads(server.command[9])
+    assert {name: shared[name] for name in ("api_key", "model_tag", "model")} == {
+        "api_key": ["a"], "model_tag": MODEL, "model": MODEL
+    }  # fmt: skip
+
+
+def test_variables_that_open_routes_do_not_reach_the_server() -> None:
+    """All others do."""
+    daemons = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "HOME": "/root"}
+    assert environment.of_server({**daemons, "VLLM_ENABLE_SCALE_OUT_ENDPOINTS": "1"}) == {"HOME": "/root"}
+
+
+def test_a_port_in_use_is_found_before_the_engine_starts() -> None:
+    """And named."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        flags = parsed("--openai-port", str(port))
+        with pytest.raises(OSError, match=f"cannot listen on 127.0.0.1:{port} \\(--openai-port\\)"):
+            setup.prepare(ServeConfig.from_flags(vars(flags)), flags)
+
+
+def test_nothing_is_prepared_without_the_flag(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The environment stays as it is then, and with the server in Python."""
+    monkeypatch.setenv("VLLM_RUST_FRONTEND_PATH", str(tmp_path / "no-such-program"))
+    assert setup.prepare(ServeConfig(), parsed()) is None
+    monkeypatch.delenv("VLLM_RUST_FRONTEND_PATH")
+    flags = parsed("--openai-port", "0")
+    prepared = setup.prepare(ServeConfig.from_flags(vars(flags)), flags)
+    assert prepared is not None
+    prepared.listener.close()
+    assert prepared.choice.binary == "" and "VLLM_USE_RUST_FRONTEND" not in os.environ

@@ -1,0 +1,125 @@
+"""How the process of an OpenAI server is started again, given up and ended."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from genserve.engine.vllm.openai import server as module
+from genserve.engine.vllm.openai.relay import Relay
+from genserve.engine.vllm.openai.server import OpenAIServer
+from tests.unit.engine.vllm.openai.ends import Engines, Meter, Tally, identity
+from tests.unit.engine.vllm.openai.failing import Processes, fail, stay
+
+
+@pytest.fixture
+async def relay() -> AsyncIterator[Relay]:
+    """In front of an engine."""
+    engines = Engines()
+    relay = Relay(engines.place, [identity(0)], Tally(), 8, Meter())
+    yield relay
+    relay.close()
+    engines.close()
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Does not wait between two processes, and gives up early."""
+    monkeypatch.setattr(module, "_FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr(module, "_MAX_FAILURES", 3)
+
+
+async def test_a_process_that_ends_while_it_starts_is_an_error(relay: Relay) -> None:
+    """At the start of the daemon. The text says how it has ended."""
+    server = OpenAIServer(Processes(fail), relay, print)  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match="the OpenAI server ended with status 3 while it started"):
+        await server.start(asyncio.Event())
+    await server.stop()
+
+
+async def test_a_daemon_that_is_to_stop_does_not_wait_for_its_server(relay: Relay) -> None:
+    """Which is ended, although it does not serve yet."""
+    stopped = asyncio.Event()
+    processes = Processes(stay)
+    server = OpenAIServer(processes, relay, print)  # type: ignore[arg-type]
+    stopped.set()
+    await server.start(stopped)
+    await server.stop()
+    assert processes.started[0].exitcode < 0
+
+
+async def test_a_process_that_does_not_answer_is_an_error(relay: Relay, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a while. It is killed, as it does not end either."""
+    monkeypatch.setattr(module, "_START_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(module, "_STOP_TIMEOUT_S", 0.2)
+    processes = Processes(stay)
+    server = OpenAIServer(processes, relay, print)  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match=r"does not answer after 0\.2 s"):
+        await server.start(asyncio.Event())
+    await server.stop()
+    assert processes.started[0].exitcode < 0
+
+
+async def test_a_server_that_fails_again_and_again_is_given_up(relay: Relay, soon: None) -> None:
+    """The daemon serves on, and nobody can connect any more."""
+    said: list[str] = []
+    processes = Processes(stay, fail)
+    server = OpenAIServer(processes, relay, said.append)  # type: ignore[arg-type]
+    starting = asyncio.create_task(server.start(asyncio.Event()))
+    await asyncio.sleep(0)  # its first process is there, and does not answer
+    starting.cancel()
+    running = asyncio.create_task(server.run())
+    processes.started[0].kill()
+    async with asyncio.timeout(30):
+        while len(said) < 3:
+            await asyncio.sleep(0.05)
+    assert said == [
+        "openai: the server was ended by SIGKILL; it is started again in 0.01 s",
+        "openai: the server ended with status 3; it is started again in 0.02 s",
+        "openai: the server ended with status 3, after 3 starts: it is not started again",
+    ]
+    assert len(processes.started) == 3
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", server.port)
+    assert not running.done()
+    running.cancel()
+    await server.stop()
+
+
+async def test_a_server_that_misbehaves_is_replaced(relay: Relay, soon: None) -> None:
+    """What is wrong is said."""
+    said: list[str] = []
+    processes = Processes(stay)
+    server = OpenAIServer(processes, relay, said.append)  # type: ignore[arg-type]
+    starting = asyncio.create_task(server.start(asyncio.Event()))
+    await asyncio.sleep(0)
+    starting.cancel()
+    running = asyncio.create_task(server.run())
+    await asyncio.sleep(0)
+    relay._break("it sings")
+    async with asyncio.timeout(30):
+        while len(processes.started) < 2:
+            await asyncio.sleep(0.05)
+    assert said[0] == "openai: the server is ended: it sings"
+    assert processes.started[0].exitcode < 0
+    server.kill()
+    await server.close()
+    running.cancel()
+    await server.stop()
+    assert len(processes.started) == 2
+
+
+async def test_the_relay_ends_the_daemon_if_it_fails(relay: Relay) -> None:
+    """Not silently: requests would not be answered any more."""
+    server = OpenAIServer(Processes(stay), relay, print)  # type: ignore[arg-type]
+    starting = asyncio.create_task(server.start(asyncio.Event()))
+    await asyncio.sleep(0)
+    starting.cancel()
+    running = asyncio.create_task(server.run())
+    await asyncio.sleep(0)
+    assert server._relaying is not None
+    server._relaying.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    server.kill()
+    await server.stop()
