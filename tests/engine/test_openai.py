@@ -1,6 +1,10 @@
-"""vLLM's OpenAI server in front of the daemon's engine, on real vLLM."""
+"""vLLM's OpenAI server in front of the daemon's engine, on real vLLM.
+
+It is the server in Python, which vLLM's package for the CPU has. With VLLM_RUST_FRONTEND_PATH it is the one in Rust.
+"""
 
 import asyncio
+import os
 import signal
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
@@ -19,7 +23,8 @@ from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess
 
 PAGE = Path(__file__).parents[2] / "docs" / "openai.md"
 PROMPT = [5, 6, 7, 8]
-SERVER = "APIServer"
+RUST = os.environ.get("VLLM_RUST_FRONTEND_PATH", "")
+SERVER = "vllm-rs" if RUST else "APIServer"
 LONG = 1500
 
 
@@ -81,7 +86,7 @@ class Answer:
 def url_of(process: DaemonProcess) -> str:
     """What the daemon says on stderr."""
     line = next(line for line in process.stderr.splitlines() if "openai: http" in line)
-    assert "vLLM's Python server (the installed vLLM has no vllm-rs)" in line
+    assert ("vLLM's Rust server" if RUST else "vLLM's Python server (the installed vLLM has no vllm-rs)") in line
     return line.split("openai: ")[1].split(",")[0]
 
 

@@ -24,7 +24,7 @@ from tests.bench.updates.live_streams import live_streams
 from tests.support import models
 from tests.support.daemon_process import DaemonProcess
 
-PEERS = ("memcpy", "genserve", "genserve_inplace", "tmpfs", "collective_rpc")
+PEERS = ("memcpy", "genserve", "genserve_hint", "genserve_inplace", "tmpfs", "collective_rpc")
 DEFAULTS = Defaults(PEERS, sizes="16,64,smollm2,1000")
 BASELINE = "memcpy"
 MODELS_IN_MEMORY = 14
@@ -90,6 +90,7 @@ async def _updates(
     """The ways that are asked for, started."""
     updates: dict[str, Update] = {}
     plain: Program | None = None
+    daemons: dict[str, tuple[DaemonProcess, Program]] = {}
     for peer in options.peers:
         say(f"starting {peer}")
         if peer == "memcpy":
@@ -97,11 +98,14 @@ async def _updates(
             updates[peer] = partial(_copy, copier)
         elif peer.startswith("genserve"):
             how = "inplace" if peer == "genserve_inplace" else "beside"
-            daemon = await start_daemon(checkpoint, directory, stack, weight_update=how)
-            pusher = await trainer.start(peer, daemon.address, directory)
-            stack.callback(pusher.stop)
-            engine_pids.append(daemon.process.pid)
-            updates[peer] = partial(_push, daemon, pusher, options.streams)
+            if how not in daemons:
+                daemon = await start_daemon(checkpoint, directory, stack, weight_update=how)
+                pusher = await trainer.start(peer, daemon.address, directory)
+                stack.callback(pusher.stop)
+                engine_pids.append(daemon.process.pid)
+                daemons[how] = daemon, pusher
+            prepare_mode = "paused" if peer == "genserve_hint" else None
+            updates[peer] = partial(_push, *daemons[how], options.streams, prepare_mode)
         else:
             if plain is None:
                 plain = await naive_update.start(checkpoint, directory)
@@ -116,10 +120,12 @@ async def _copy(copier: Memcpy, weights: Path) -> dict[str, float]:
     return {"total_s": elapsed_s, "paused_s": elapsed_s}
 
 
-async def _push(daemon: DaemonProcess, pusher: Program, num_streams: int, weights: Path) -> dict[str, float]:
+async def _push(
+    daemon: DaemonProcess, pusher: Program, num_streams: int, prepare_mode: str | None, weights: Path
+) -> dict[str, float]:
     await pusher.order(do="load", weights=str(weights), others=[])
     async with live_streams(daemon.address, num_streams) as streams:
-        pushed: dict[str, float] = await pusher.order(do="push", weights=str(weights))
+        pushed: dict[str, float] = await pusher.order(do="push", weights=str(weights), prepare_mode=prepare_mode)
         began_at = pushed.pop("began_at")
         # What follows the update counts: keys and values are computed anew before a stream goes on.
         felt = await streams.after(began_at + pushed["total_s"], since=began_at)

@@ -140,6 +140,37 @@ GOALS = (
          "genserve_many", CEILING, "ttft_p50_ms", 1.15, is_most=True),
     Goal("`Generate`, time to the first token, 64: the same", "generate", "64",
          "genserve_generate", CEILING, "ttft_p50_ms", 1.15, is_most=True),
+    *(
+        Goal(f"`GenerateMany` with text and log-probabilities, {key}: tokens/s of the engine alone", "generate",
+             f"{key} text", "genserve_many", CEILING, "tokens_per_s", 0.9)
+        for key in SHOWN
+    ),
+    *(
+        Goal(f"`GenerateMany`, {key}: tokens/s of vLLM's Rust front end on its fastest route", "generate", key,
+             "genserve_many", "rust_http_tokens", "tokens_per_s", 1.0)
+        for key in SHOWN
+    ),
+    Goal("`Generate`, 256: tokens/s of vLLM's gRPC server", "generate", "256",
+         "genserve_generate", "vllm_grpc", "tokens_per_s", 1.0),
+    Goal("`Generate`, 256: tokens/s of vLLM's OpenAI server in Python", "generate", "256",
+         "genserve_generate", "vllm_http", "tokens_per_s", 1.0),
+    Goal("`Generate`, first token p99, 256: times that of vLLM's gRPC server", "generate", "256",
+         "genserve_generate", "vllm_grpc", "ttft_p99_ms", 1.0, is_most=True),
+    Goal("`Generate` with 3 front ends, 256: CPU a token of the busiest process, of that of one", "generate", "256",
+         "genserve_3_frontends", "genserve_generate", "cpu_busiest_us", 0.34, is_most=True),
+    *(
+        Goal(f"a whole update of {name}, nothing running: time of a file in shared memory and a reload", "push", size,
+             "update_genserve", "update_tmpfs", "seconds", 0.8, is_most=True)
+        for name, size in (("smollm2", "smollm2"), ("1 GB", "1000"))
+    ),
+    Goal("a whole update of smollm2, streams running: the same", "pause", "smollm2",
+         "genserve", "tmpfs", "total_s", 1.5, is_most=True),
+    Goal("with the hint that nothing else matters: the same", "pause", "smollm2",
+         "genserve_hint", "tmpfs", "total_s", 1.0, is_most=True),
+    Goal("a training run, 8 streams, a push every 10 s: tokens of no pushes", "cycle", "8 streams, 10 s",
+         "genserve", "no_pushes", "tokens_per_s", 0.97),
+    Goal("to the first token of the new version: times that of a file and a reload", "cycle", "8 streams, 10 s",
+         "genserve", "tmpfs", "first_new_s", 1.0, is_most=True),
     Goal("a push of 1 GB over one stream: GB/s of a raw socket", "push", "1000",
          "genserve", "raw_tcp", "gb_per_s", 0.7),
     Goal("over four streams, where there are cores for them: the same", "push", "1000",

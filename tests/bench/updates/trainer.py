@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from genserve.client import AsyncClient, PushResult
-from genserve.words import KvPolicy
+from genserve.words import KvPolicy, PrepareMode
 from tests.bench.processes import Program, obey
 from tests.support import models
 
@@ -43,10 +43,18 @@ class Trainer:
             self._tensors = {}
             self._tensors = {each: models.load_tensors(Path(each)) for each in checkpoints}
 
-    async def push(self, tensors: Any, version: int, kv_policy: KvPolicy | None = None) -> dict[str, float]:
+    async def push(
+        self,
+        tensors: Any,
+        version: int,
+        kv_policy: KvPolicy | None = None,
+        prepare_mode: PrepareMode | None = None,
+    ) -> dict[str, float]:
         """A whole update."""
         began_at = time.monotonic()
-        result = await self._client.push_weights(tensors, version=version, kv_policy=kv_policy)
+        result = await self._client.push_weights(
+            tensors, version=version, kv_policy=kv_policy, prepare_mode=prepare_mode
+        )
         return {"total_s": time.monotonic() - began_at, "began_at": began_at, **_steps(result)}
 
     async def commit(self, tensors: Any, version: int) -> dict[str, float]:
