@@ -232,9 +232,11 @@ async def test_an_answer_that_nobody_reads_any_more_is_aborted(served: Served) -
     ],
 )
 async def test_no_route_controls_the_engine(served: Served, path: str) -> None:
-    """Whatever the daemon's environment says: only gRPC does."""
+    """Whatever the daemon's environment says: only gRPC does. The server in Rust knows one of these paths, and forbids
+    it."""
+    refused = {403, 404, 405} if RUST and path == "inference/v1/generate" else {404}
     async with httpx.AsyncClient(base_url=url_of(served.process), headers={"Authorization": "Bearer secret"}) as http:
-        assert {(await http.get(f"/{path}")).status_code, (await http.post(f"/{path}", json={})).status_code} == {404}
+        assert {(await http.get(f"/{path}")).status_code, (await http.post(f"/{path}", json={})).status_code} <= refused
 
 
 async def test_a_request_without_the_key_is_refused(served: Served) -> None:
