@@ -12,7 +12,8 @@ _ROLES = (
     ("VLLM::EngineCore", "engine_core"),
     ("VLLM::Worker", "worker"),
     ("vllm-rs", "front_end"),
-    ("genserve.frontend", "front_end"),
+    ("genserve::frontend", "front_end"),
+    ("VLLM::APIServer", "api_server"),
     ("genserve.ingest", "ingest"),
 )
 """What is in a command line, and which part of a server runs so."""

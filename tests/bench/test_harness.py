@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from genserve.engine.vllm.clients.frontend import NAME
 from tests.bench import cpu, rust_front_end
 from tests.bench.__main__ import main
 from tests.bench.measurements import generate, push
@@ -102,19 +103,20 @@ def test_a_peer_that_leaves_out_what_was_asked_for_fails_the_run(trace: Trace, o
         generate._same_share("rust_http", [trace], [Trace(0.0, [], [1] * 64)], Work([], 1, 64, outputs=outputs))
 
 
-def test_cpu_time_is_of_each_process_by_its_part() -> None:
+@pytest.mark.parametrize(("name", "role"), [("genserve.ingest", "ingest"), (f"genserve::{NAME}", "front_end")])
+def test_cpu_time_is_of_each_process_by_its_part(name: str, role: str) -> None:
     """This one and one that it starts; what a process took before does not count."""
-    with subprocess.Popen([sys.executable, "-c", "while True: pass", "genserve.ingest"]) as child:
+    with subprocess.Popen([sys.executable, "-c", "while True: pass", name]) as child:
         try:
             before = cpu.seconds(os.getpid())
             sum(range(5_000_000))
-            while cpu.seconds(os.getpid())[cpu.Process("ingest", child.pid)] < 0.2:
+            while cpu.seconds(os.getpid())[cpu.Process(role, child.pid)] < 0.2:
                 pass
             spent = cpu.per_token(before, cpu.seconds(os.getpid()), num_tokens=1000)
         finally:
             child.kill()
     assert spent["server"] > 0
-    assert spent["ingest_1"] == pytest.approx(200, abs=100)
+    assert spent[f"{role}_1"] == pytest.approx(200, abs=100)
 
 
 def test_a_process_that_takes_nothing_leaves_the_names_of_the_others() -> None:

@@ -71,9 +71,6 @@ async def run(options: Options) -> Result:
         checkpoint = engines.model(options.model, directory)
         for kind in SERVERS:
             if wanted := [peer for peer in kind.peers if peer in options.peers]:
-                if kind is GenserveFrontEnds and not GenserveFrontEnds.can_be_run():
-                    say(f"leaving out {', '.join(wanted)}: this daemon has no --frontends")
-                    continue
                 say(f"starting {kind.__name__}")
                 server = kind()
                 await server.start(checkpoint, directory, stack)

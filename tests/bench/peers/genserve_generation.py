@@ -5,14 +5,12 @@ The difference between client and stub is what the client's own objects cost.
 
 import time
 from contextlib import AsyncExitStack
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, ClassVar
 
 import grpc.aio
 
 from genserve.client import AsyncClient
-from genserve.config import ServeConfig
 from genserve.errors import GenserveError
 from genserve.v1 import generation_pb2, generation_pb2_grpc, types_pb2
 from tests.bench.genserve_daemon import start_daemon
@@ -143,11 +141,6 @@ class GenserveFrontEnds(Genserve):
 
     peers: ClassVar[tuple[str, ...]] = ("genserve_3_frontends", "genserve_3_frontends_many")
     _flags: ClassVar[tuple[str, ...]] = ("--frontends", "3")
-
-    @staticmethod
-    def can_be_run() -> bool:
-        """Whether this daemon has the flag."""
-        return "frontends" in {setting.name for setting in fields(ServeConfig)}
 
 
 def _add(trace: Trace, message: Any, work: Work) -> None:

@@ -92,7 +92,8 @@ def first(results: Mapping[str, Result]) -> str:
                 _winner(result, question, best_own, best_other),
             ]
         )
-    return markdown(["", "genserve's best (lowest–highest)", "the best of the others", "first"], rows)
+    header = ["", "genserve's best (lowest–highest)", "the best of the others", "better median (ahead in rounds)"]
+    return markdown(header, rows)
 
 
 def _value(result: Result, question: Question, peer: str) -> str:
