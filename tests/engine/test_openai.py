@@ -283,3 +283,15 @@ async def test_the_server_ends_with_a_daemon_that_is_killed(own: Served) -> None
     own.process.process.kill()
     _, alive = psutil.wait_procs([server], timeout=10)
     assert alive == []
+
+
+async def test_an_engine_that_dies_ends_answers_and_the_daemon(own: Served) -> None:
+    """No answer over HTTP waits for ever, and no process stays."""
+    children = psutil.Process(own.process.process.pid).children(recursive=True)
+    answer = await own.begun(LONG)
+    own.process.descendant("EngineCore").kill()
+    with pytest.raises((openai.APIError, httpx.HTTPError)):
+        await answer.done()
+    assert await asyncio.to_thread(own.process.process.wait, 60) == 1
+    _, alive = psutil.wait_procs(children, timeout=10)
+    assert alive == []
