@@ -13,7 +13,7 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import uvloop
 
@@ -111,7 +111,7 @@ async def serve(
         began_s = time.monotonic()
         if (http := openai_setup.prepare(config, flags)) is not None:
             stack.callback(http.listener.close)
-            config = replace(config, openai_port=http.port)
+            config = http.config
         _sweep()
         directory = local_directory(args.model)
         opened = None if directory is None else open_checkpoint(directory, _say)

@@ -21,11 +21,14 @@ class Closes(Protocol):
         """Accepts no more, and returns when the one in progress has ended. May be cancelled."""
 
 
-class HttpServer(Closes, Protocol):
+class HttpServer(Protocol):
     """Serves requests of its own from the same engine, in a separate process."""
 
     def refuse(self) -> None:
         """Accepts no more requests."""
+
+    async def wait_ended(self) -> None:
+        """Returns when it has answered those that it has, and its process has ended. May be cancelled."""
 
 
 class Step(enum.Enum):
@@ -89,7 +92,7 @@ class Drain:
             await self._abort(drained, f"of an engine that is {self.board.engine_condition.value}")
         await self.engine.wait_idle()
         if self.http is not None:
-            await self.http.close()
+            await self.http.wait_ended()
 
     async def _abort(self, drained: Drained, which: str) -> None:
         aborted, _ = await self.engine.abort(None)

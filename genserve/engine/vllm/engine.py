@@ -42,7 +42,7 @@ from genserve.engine.vllm.requests.stream import VllmStream
 from genserve.engine.vllm.scheduling import Scheduling
 from genserve.engine.vllm.start import clients, refusals
 from genserve.engine.vllm.start import config as vllm_config
-from genserve.engine.vllm.start.clients import ALONE, ClientPlace, Clients, StartedEngine
+from genserve.engine.vllm.start.clients import ALONE, Clients, StartedEngine
 from genserve.engine.vllm.start.daemon_address import daemon_address
 from genserve.engine.vllm.transfer import LiveTransfer
 from genserve.engine.vllm.weights import LiveWeights
@@ -187,11 +187,6 @@ class VllmEngine:
     def info(self) -> EngineInfo:
         """What it serves."""
         return self._info
-
-    @property
-    def places(self) -> Sequence[ClientPlace]:
-        """Where other processes join as clients; the daemon's own place is among them. Empty if it is the only one."""
-        return self._places
 
     def seats(self) -> list[Seat]:
         """The places of front ends. Call once."""

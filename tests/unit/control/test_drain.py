@@ -25,10 +25,15 @@ class Weights:
 
 
 @dataclass
-class Http(Weights):
+class Http:
     """A server whose answers end when told to. `refuses`: whether it takes requests no more."""
 
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
     refuses: bool = False
+
+    async def wait_ended(self) -> None:
+        """Waits until it is told to."""
+        await self.ended.wait()
 
     def refuse(self) -> None:
         self.refuses = True

@@ -9,7 +9,7 @@ class OtherClients(Protocol):
 
     @property
     def num_requests(self) -> int:
-        """Requests that are admitted and unfinished."""
+        """Requests that are admitted and unfinished; where only sequences are known, these."""
 
     async def abort(self, request_ids: Sequence[str] | None) -> list[str]:
         """Ends requests (None = all) with reason ABORTED; the ids that ran."""

@@ -79,7 +79,7 @@ class OpenAIServer:
         self._launch.listener.close()
         self._signal(signal.SIGTERM)
 
-    async def close(self) -> None:
+    async def wait_ended(self) -> None:
         """Returns when the process has ended. May be cancelled."""
         await self._ended.wait()
 
@@ -94,10 +94,10 @@ class OpenAIServer:
         self.refuse()
         try:
             async with asyncio.timeout(_STOP_TIMEOUT_S):
-                await self.close()
+                await self.wait_ended()
         except TimeoutError:
             self.kill()
-            await self.close()
+            await self.wait_ended()
         self._relay.shut()
         if self._relaying is not None:
             self._relaying.cancel()

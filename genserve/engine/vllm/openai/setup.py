@@ -4,7 +4,7 @@ import argparse
 import os
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import vllm
@@ -20,17 +20,12 @@ from genserve.engine.vllm.openai.server import OpenAIServer
 
 @dataclass(frozen=True, slots=True)
 class OpenAISetup:
-    """`listener`: where it will serve; `flags`: those of the daemon."""
+    """`listener`: where it will serve; `config`: of the daemon, with this port; `flags`: those of the daemon."""
 
     config: ServeConfig
     flags: argparse.Namespace
     listener: socket.socket
     choice: ServerChoice
-
-    @property
-    def port(self) -> int:
-        """Where it will serve, also if it was left to choose."""
-        return int(self.listener.getsockname()[1])
 
     def server(self, relay: Relay, args: AsyncEngineArgs, say: Callable[[str], None]) -> OpenAIServer:
         """The server of an engine that was started with `args`."""
@@ -45,7 +40,8 @@ def prepare(config: ServeConfig, flags: argparse.Namespace) -> OpenAISetup | Non
     choice = choose(os.environ, Path(vllm.__file__).parent)
     if choice.binary:
         os.environ[USE_VARIABLE] = "1"  # vLLM then leaves the normalisation of images to that server
-    return OpenAISetup(config, flags, _bound(config.host, config.openai_port), choice)
+    listener = _bound(config.host, config.openai_port)
+    return OpenAISetup(replace(config, openai_port=listener.getsockname()[1]), flags, listener, choice)
 
 
 def _bound(host: str, port: int) -> socket.socket:

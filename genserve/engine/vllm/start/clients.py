@@ -64,7 +64,7 @@ def possible(config: VllmConfig, clients: Clients) -> Clients:
     flag = "--openai-port" if clients.with_openai else "--frontends"
     raise EngineStartError(
         f"{flag} cannot be used with data-parallel engines on other hosts, on Ray or behind an external load "
-        "balancer: front ends reach engines through sockets of this host"
+        "balancer: the processes that send requests reach engines through sockets of this host"
     )
 
 

@@ -103,7 +103,7 @@ async def test_a_server_that_misbehaves_is_replaced(relay: Relay, soon: None) ->
     assert said[0] == "openai: the server is ended: it sings"
     assert processes.started[0].exitcode < 0
     server.kill()
-    await server.close()
+    await server.wait_ended()
     running.cancel()
     await server.stop()
     assert len(processes.started) == 2
