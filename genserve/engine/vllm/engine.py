@@ -72,7 +72,6 @@ class VllmEngine:
         self,
         started: StartedEngine,
         args: AsyncEngineArgs,
-        meter: LoadMeter,
         rows: ClientRows,
         options: EngineOptions,
         address: str,
@@ -93,8 +92,8 @@ class VllmEngine:
         """The requests of an OpenAI server."""
         if options.clients.with_openai:
             engines, max_active = llm.engine_core.core_engines, options.limits.max_active_requests
-            self.openai = Relay(started.places[0], engines, rows.tally(0), max_active, meter)
-        self._meter = meter
+            self.openai = Relay(started.places[0], engines, rows.tally(0), max_active, rows.row(0))
+        self._meter = LoadMeter(rows.rows())
         # internal: ends the streams as vLLM does when its engine has died.
         self._liveness = Liveness(lambda: llm.output_processor.propagate_error(VllmEngineDeadError()))
         self._info = vllm_config.info(config)
@@ -105,9 +104,9 @@ class VllmEngine:
         self.warnings: tuple[str, ...] = ()  # one line for each setting that has a cost when weights are pushed
         self.transfer = LiveTransfer(self._weights)
         self.loras = LiveLoras(workers, self._info.max_loras)
-        tally = rows.tally(options.clients.daemon_index)
+        self._tally = rows.tally(options.clients.daemon_index)
         self._intake = Intake(
-            llm, self._liveness, self._info, options.limits, self.loras, tally, lambda: self._weights.version
+            llm, self._liveness, self._info, options.limits, self.loras, self._tally, lambda: self._weights.version
         )
         self.others: OtherClients = NoOthers()
         """The processes at the other places, once they are there."""
@@ -115,7 +114,6 @@ class VllmEngine:
     @classmethod
     async def start(cls, args: AsyncEngineArgs, options: EngineOptions) -> "VllmEngine":
         """Starts the engine processes and makes every worker ready for pushes. Call before any gRPC object exists."""
-        meter = LoadMeter()
         args = vllm_config.adapted(args, options.weight_update)
         logging_config = args.create_logging_config()
         given = copy.copy(args)  # the values that vLLM fills in would count as flags the next time
@@ -126,11 +124,11 @@ class VllmEngine:
             address = daemon_address(config.parallel_config, options.host, options.port, get_ip)
             options = replace(options, clients=clients.possible(config, options.clients))
             rows = ClientRows.create(options.clients.count, config.parallel_config.data_parallel_size)
-            meter.others = rows.rows(but=options.clients.daemon_index)
-            started = clients.start(config, args, meter, options.clients, rows.counters)
+            row = rows.row(options.clients.daemon_index)
+            started = clients.start(config, args, row, options.clients, rows.counters)
         llm = started.llm
         llm.vllm_config.logging_config = logging_config  # without the file of the start, for front ends
-        engine = cls(started, given, meter, rows, options, address)
+        engine = cls(started, given, rows, options, address)
         engine.warnings = warnings
         try:
             assert llm.output_handler is not None  # internal: the task that ends when EngineCore dies
@@ -222,8 +220,7 @@ class VllmEngine:
 
     def load(self) -> Load:
         """What it has to do now."""
-        num_elsewhere = sum(each.num_sequences for each in self._meter.others)
-        return self._meter.load(self._llm.get_num_unfinished_requests() + num_elsewhere)
+        return self._meter.load(self._llm.get_num_unfinished_requests() + self._tally.num_elsewhere)
 
     async def submit(self, request: GenerationRequest) -> VllmStream:
         """Admits a request."""

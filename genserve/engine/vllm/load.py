@@ -1,96 +1,36 @@
-"""The engine's load, from the statistics that vLLM passes to a stat logger."""
+"""The engine's load, from what vLLM has told its clients."""
 
-import time
-from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from genserve.engine.types import Load
-from genserve.engine.vllm.clients.rows import RATE_WINDOW_S, ClientRow
+from genserve.engine.vllm.clients.rows import RATE_WINDOW_S, ClientRow, EngineStats
 
 
 class LoadMeter:
-    """Collects statistics of every data-parallel engine. An instance is vLLM's `stat_loggers` factory and its own
-    product: one object takes the records of all engines."""
+    """Reads the rows of all clients: the statistics of a step come to one of them only."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._at_ns: dict[int, int] = {}
-        self._waiting: dict[int, int] = {}
-        self._kv_usage: dict[int, float] = {}
-        self._steps: dict[int, int] = {}
-        self._tokens: deque[tuple[float, int]] = deque()
-        self._queries = 0
-        self._hits = 0
-        self.others: Sequence[ClientRow] = ()
-        """What vLLM told other clients of the engine: each step's statistics go to one client."""
+    def __init__(self, rows: Sequence[ClientRow]) -> None:
+        self._rows = rows
 
     def load(self, num_active: int) -> Load:
         """The load with `num_active` admitted and unfinished sequences. vLLM reports only when it steps, so its last
         report is limited by what is known here."""
-        self._read_others()
-        waiting = min(sum(self._waiting.values()), num_active)
-        now = self._clock()
-        self._forget_before(now - RATE_WINDOW_S)
-        usages = self._kv_usage.values()
-        num_tokens = sum(count for _, count in self._tokens) + sum(each.num_recent_tokens() for each in self.others)
-        looked_up = [(self._queries, self._hits), *(each.prefix_cache for each in self.others)]
-        queries, hits = (sum(numbers) for numbers in zip(*looked_up, strict=True))
+        last: dict[int, EngineStats] = {}  # of each data-parallel engine that has reported
+        for row in self._rows:
+            for index, stats in enumerate(row.engines()):
+                if stats.at_ns > (last[index].at_ns if index in last else 0):
+                    last[index] = stats
+        waiting = min(sum(stats.waiting for stats in last.values()), num_active)
+        queries, hits = (sum(numbers) for numbers in zip(*(row.prefix_cache for row in self._rows), strict=True))
         return Load(
             running=num_active - waiting,
             waiting=waiting,
-            kv_usage=sum(usages) / len(usages) if num_active and usages else 0.0,
-            tokens_per_second=num_tokens / RATE_WINDOW_S,
+            kv_usage=sum(stats.kv_usage for stats in last.values()) / len(last) if num_active and last else 0.0,
+            tokens_per_second=sum(row.num_recent_tokens() for row in self._rows) / RATE_WINDOW_S,
             prefix_cache_hit_rate=hits / queries if queries else 0.0,
         )
 
     def steps(self) -> int:
-        """How many steps were reported, by the data-parallel engine with the fewest."""
-        steps = dict(self._steps)
-        for each in self.others:
-            for index, stats in enumerate(each.engines()):
-                steps[index] = steps.get(index, 0) + stats.steps
-        return min(steps.values(), default=0)
-
-    def _read_others(self) -> None:
-        for each in self.others:
-            for index, stats in enumerate(each.engines()):
-                if stats.at_ns > self._at_ns.get(index, 0):
-                    self._at_ns[index] = stats.at_ns
-                    self._waiting[index], self._kv_usage[index] = stats.waiting, stats.kv_usage
-
-    def _forget_before(self, oldest: float) -> None:
-        while self._tokens and self._tokens[0][0] < oldest:
-            self._tokens.popleft()
-
-    def __call__(self, vllm_config: Any, engine_index: int = 0) -> "LoadMeter":
-        """vLLM's factory."""
-        return self
-
-    def record(
-        self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
-    ) -> None:
-        """vLLM's hook: one engine made a step. Its statistics come to one client only."""
-        if scheduler_stats is not None:
-            self._steps[engine_idx] = self._steps.get(engine_idx, 0) + 1
-            self._at_ns[engine_idx] = time.monotonic_ns()
-            self._waiting[engine_idx] = scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs
-            self._kv_usage[engine_idx] = scheduler_stats.kv_cache_usage
-            self._queries += scheduler_stats.prefix_cache_stats.queries
-            self._hits += scheduler_stats.prefix_cache_stats.hits
-        if iteration_stats is not None and iteration_stats.num_generation_tokens:
-            now = self._clock()
-            self._tokens.append((now, iteration_stats.num_generation_tokens))
-            self._forget_before(now - RATE_WINDOW_S)
-
-    def log(self) -> None:
-        """vLLM's hook; nothing to do."""
-
-    def log_engine_initialized(self) -> None:
-        """vLLM's hook; nothing to do."""
-
-    def record_sleep_state(self, is_awake: int, level: int) -> None:
-        """vLLM's hook; nothing to do."""
-
-    def record_admission_rejection(self, reason: str) -> None:
-        """vLLM's hook; nothing to do."""
+        """How many steps were reported, by the data-parallel engine with the fewest of those that have reported."""
+        each_row = [[stats.steps for stats in row.engines()] for row in self._rows]
+        return min(filter(None, map(sum, zip(*each_row, strict=True))), default=0)

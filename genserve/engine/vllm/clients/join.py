@@ -29,14 +29,15 @@ _READY = b""
 
 
 async def join(
-    config: VllmConfig, place: ClientPlace, meter: Any, counters: Any, note: Callable[[str, Any], None]
+    config: VllmConfig, place: ClientPlace, stat_logger: Any, counters: Any, note: Callable[[str, Any], None]
 ) -> AsyncLLM:
     """The client at a place, once every engine listens to it. `config` is that of the daemon's client after the start.
 
+    `counters` is memory of all clients in which vLLM counts their unfinished requests.
     `note` is called with the id of each sequence before EngineCore gets it, and with vLLM's unfinished ones. Raises
     UnavailableError if an engine does not connect.
     """
-    llm = _client(config, place, meter, counters)
+    llm = _client(config, place, stat_logger, counters)
     try:
         await _listen(llm, place.requests)
         # One round trip. vLLM keeps the answer, which every request needs.
@@ -60,7 +61,7 @@ async def join(
     return llm
 
 
-def _client(config: VllmConfig, place: ClientPlace, meter: Any, counters: Any) -> AsyncLLM:
+def _client(config: VllmConfig, place: ClientPlace, stat_logger: Any, counters: Any) -> AsyncLLM:
     address = get_open_zmq_ipc_path()
     addresses = {
         "input_address": address,
@@ -78,7 +79,7 @@ def _client(config: VllmConfig, place: ClientPlace, meter: Any, counters: Any) -
     try:
         llm = AsyncLLM.from_vllm_config(
             config,
-            stat_loggers=[meter],
+            stat_loggers=[stat_logger],
             disable_log_stats=True,
             client_addresses=addresses,
             client_count=place.count,

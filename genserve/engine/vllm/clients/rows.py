@@ -160,8 +160,8 @@ class ClientRows:
         """What client `index` has to know of the others to admit requests."""
         return RowTally(self.row(index), self.rows(but=index))
 
-    def rows(self, *, but: int) -> list[ClientRow]:
-        """The rows of all clients but one."""
+    def rows(self, *, but: int = -1) -> list[ClientRow]:
+        """The rows of all clients, but one if asked."""
         return [self.row(index) for index in range(self._num_clients) if index != but]
 
     def close(self) -> None:

@@ -18,6 +18,7 @@ from vllm.utils.network_utils import ZmqListener, make_zmq_socket
 from vllm.v1.engine import FinishReason
 from vllm.v1.engine.core import EngineCoreProc
 
+from genserve.engine.vllm.clients.rows import ClientRow
 from genserve.engine.vllm.openai import messages
 from genserve.engine.vllm.openai.link import ServerLink, ServerPlace
 from genserve.engine.vllm.openai.messages import Call, Frames
@@ -33,16 +34,18 @@ _NOT_NEEDED: Final = frozenset({"reset_mm_cache"})
 
 class Relay:
     """The client of the engine at `place`. `engines`: their identities on vLLM's sockets; `tally`: what all clients
-    have admitted; `max_active`: unfinished sequences of all clients, above which new ones fail; `meter`: the daemon's
-    stat logger, which gets the statistics that EngineCore sends here."""
+    have admitted; `max_active`: unfinished sequences of all clients, above which new ones fail; `row`: gets the
+    statistics that EngineCore sends here."""
 
-    def __init__(self, place: ClientPlace, engines: Sequence[bytes], tally: Tally, max_active: int, meter: Any) -> None:
+    def __init__(
+        self, place: ClientPlace, engines: Sequence[bytes], tally: Tally, max_active: int, row: ClientRow
+    ) -> None:
         """Call it when the engines have started: waits until each has said so. Raises TimeoutError."""
         self.place = place
         """The client of the engine that the server is."""
         self._tally = tally
         self._max_active = max_active
-        self._meter = meter
+        self._row = row
         self._running: dict[str, bytes] = {}  # the engine of each unfinished sequence
         self._idle = asyncio.Event()
         self._idle.set()
@@ -134,7 +137,7 @@ class Relay:
             self._forget(each.request_id for each in step.outputs if each.finish_reason is not None)
             if step.outputs or step.scheduler_stats is not None:
                 tokens = messages.StepTokens(sum(len(each.new_token_ids) for each in step.outputs))
-                self._meter.record(step.scheduler_stats, tokens, engine_idx=step.engine_index)
+                self._row.record(step.scheduler_stats, tokens, engine_idx=step.engine_index)
         self._tell(frames)
 
     def _pass_on(self, engine: bytes, frames: Sequence[Any]) -> None:

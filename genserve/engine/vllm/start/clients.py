@@ -93,12 +93,14 @@ class StartedEngine:
     places: tuple[ClientPlace, ...] = ()
 
 
-def start(config: VllmConfig, args: AsyncEngineArgs, meter: Any, clients: Clients, counters: Any) -> StartedEngine:
-    """Starts the engine's processes, and returns when they are ready. Call on the event loop. `meter` is a stat
-    logger; `counters`: memory of all clients in which vLLM counts their unfinished requests."""
+def start(
+    config: VllmConfig, args: AsyncEngineArgs, stat_logger: Any, clients: Clients, counters: Any
+) -> StartedEngine:
+    """Starts the engine's processes, and returns when they are ready. Call on the event loop. `stat_logger`: of the
+    daemon's client; `counters`: memory of all clients in which vLLM counts their unfinished requests."""
     logging = {"enable_log_requests": args.enable_log_requests, "disable_log_stats": args.disable_log_stats}
     if clients.count == 1:
-        return StartedEngine(AsyncLLM.from_vllm_config(config, stat_loggers=[meter], **logging))
+        return StartedEngine(AsyncLLM.from_vllm_config(config, stat_loggers=[stat_logger], **logging))
     # internal: as vllm.entrypoints.cli.serve.run_multi_api_server.
     listeners = bind_engine_zmq_listeners(config, clients.count)
     engine = coordinator = None
@@ -122,7 +124,7 @@ def start(config: VllmConfig, args: AsyncEngineArgs, meter: Any, clients: Client
         }
         llm = AsyncLLM.from_vllm_config(
             config,
-            stat_loggers=[meter],
+            stat_loggers=[stat_logger],
             client_addresses=addresses,
             client_count=clients.count,
             client_index=clients.daemon_index,

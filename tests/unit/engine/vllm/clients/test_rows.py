@@ -35,9 +35,8 @@ def test_the_load_is_that_of_the_last_step_whichever_client_was_told() -> None:
     """vLLM tells one client of each step; tokens and cache hits add up, and so do steps."""
     now = 100.0
     rows = ClientRows(SharedWords.create(1000, "test"), 3, 2, lambda: now)
-    meter = LoadMeter(clock=lambda: now)
-    meter.others = rows.rows(but=0)
-    meter.record(step(2, 0.2, 10, 1), SimpleNamespace(num_generation_tokens=5))
+    meter = LoadMeter(rows.rows())
+    rows.row(0).record(step(2, 0.2, 10, 1), SimpleNamespace(num_generation_tokens=5))
     rows.row(1).record(step(4, 0.4, 10, 2), SimpleNamespace(num_generation_tokens=10))
     rows.row(2).record(None, SimpleNamespace(num_generation_tokens=35))
     rows.row(2).record(step(6, 0.6, 20, 7), None, engine_idx=1)
@@ -45,7 +44,7 @@ def test_the_load_is_that_of_the_last_step_whichever_client_was_told() -> None:
     assert (load.waiting, load.running, load.kv_usage) == (12, 8, 0.5)
     assert (load.tokens_per_second, load.prefix_cache_hit_rate) == (10.0, 0.25)
     assert meter.steps() == 1
-    meter.record(step(0, 0.2, 0, 0), None)
+    rows.row(0).record(step(0, 0.2, 0, 0), None)
     assert meter.load(20).waiting == 8
     assert meter.steps() == 1, "the engine with the fewest"
     now = 104.0
