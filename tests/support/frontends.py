@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
 
 import psutil
 
@@ -55,7 +56,7 @@ async def everywhere_of(address: str, num_frontends: int) -> AsyncIterator[Seque
 
 
 @asynccontextmanager
-async def running(clients: Sequence[AsyncClient], **options: int) -> AsyncIterator[list["asyncio.Task[Generation]"]]:
+async def running(clients: Sequence[AsyncClient], **options: Any) -> AsyncIterator[list["asyncio.Task[Generation]"]]:
     """One request to each client, all of which have begun: "r0", "r1" and so on."""
     options = {"max_tokens": FOREVER, "stream_interval": 1, **options}
     begun = [asyncio.Event() for _ in clients]
