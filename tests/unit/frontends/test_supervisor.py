@@ -180,6 +180,36 @@ async def test_one_that_dies_again_and_again_stays_down(template: Template) -> N
         await all_of_them.wait_idle()
 
 
+@pytest.mark.parametrize("is_cancelled", [True, False])
+async def test_a_start_that_was_given_up_is_not_taken_for_a_later_one(
+    template: Template, monkeypatch: pytest.MonkeyPatch, is_cancelled: bool
+) -> None:
+    """The template stands still, and answers when nobody waits any more. What it has started then ends."""
+    os.kill(template.pid, signal.SIGSTOP)
+    for _ in range(2):
+        settings, theirs = given_up_settings()
+        with theirs, monkeypatch.context() as patch:
+            if not is_cancelled:
+                patch.setattr("genserve.frontends.template._START_TIMEOUT_S", 0.01)
+            starting = asyncio.create_task(template.start(settings))
+            await asyncio.wait({starting}, timeout=0.1)
+            starting.cancel()
+            with pytest.raises((asyncio.CancelledError, OSError)):
+                await starting
+    os.kill(template.pid, signal.SIGCONT)
+    async with started(template, Seat()) as (all_of_them, _, _):
+        await until(lambda: [each.pid for each in processes(template)] == [all_of_them._all[0].pid])
+        assert await all_of_them.pausing() == 2
+    assert processes(template) == []
+
+
+def given_up_settings() -> tuple[FrontendSettings, socket.socket]:
+    """Of a front end to whose link nobody has the other end."""
+    ours, theirs = socket.socketpair()
+    ours.close()
+    return FrontendSettings(os.getpid(), theirs.fileno(), theirs.fileno(), (), "127.0.0.1", 0, 1 << 20), theirs
+
+
 async def test_a_start_that_fails_leaves_no_process(template: Template) -> None:
     """The daemon says so, and ends."""
     with pytest.raises(RuntimeError, match="a front end did not start"):
