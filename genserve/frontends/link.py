@@ -18,7 +18,10 @@ from genserve.errors import DeadlineError, GenserveError, MessageTooLargeError, 
 _MAX_JSON_BYTES = 64 << 20
 _MAX_BYTES = 256 << 20
 _MAX_HANDLED = 4096
-"""Questions of the other side that are being answered; it waits for its answers before it asks more."""
+"""Questions of the other side that are being answered. It asks no more than _MAX_ASKED, beside what it only tells."""
+_MAX_ASKED = 1024
+"""Questions without an answer; further ones wait. One that nobody waits for any more counts until it is answered: the
+other side still works on it."""
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +46,7 @@ class Link:
         self._handlers = handlers
         self._numbers = itertools.count()
         self._waiting: dict[int, asyncio.Future[Message]] = {}
+        self._may_ask = asyncio.Semaphore(_MAX_ASKED)
         self._handling: set[asyncio.Task[None]] = set()
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -68,19 +72,25 @@ class Link:
 
     async def ask(self, question: str, message: Message = Message(), *, timeout_s: float) -> Message:
         """The answer of the other end. Raises its GenserveError, DeadlineError, or UnavailableError if it ends."""
-        if self._writer is None:
-            raise UnavailableError("the link to the other process is closed")
-        number = next(self._numbers)
-        answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-        self._waiting[number] = answer
         try:
             async with asyncio.timeout(timeout_s):
-                self._write({"question": question, "number": number, "values": message.values}, message.data)
-                return await answer
+                await self._may_ask.acquire()
+                return await self._asked(question, message)
         except TimeoutError:
             raise DeadlineError(f"the other process has not answered {question!r} within {timeout_s:g} s") from None
-        finally:
-            self._waiting.pop(number, None)
+
+    def _asked(self, question: str, message: Message) -> "asyncio.Future[Message]":
+        answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        number = next(self._numbers)
+        try:
+            if self._writer is None:
+                raise UnavailableError("the link to the other process is closed")
+            self._write({"question": question, "number": number, "values": message.values}, message.data)
+        except BaseException:
+            self._may_ask.release()
+            raise
+        self._waiting[number] = answer
+        return answer
 
     def tell(self, question: str, message: Message) -> None:
         """Asks without waiting for the answer. For what is bounded otherwise, such as one message for each request."""
@@ -90,8 +100,10 @@ class Link:
     def close(self) -> None:
         """Closes this end. May be called again."""
         for answer in self._waiting.values():
+            self._may_ask.release()
             if not answer.done():
                 answer.set_exception(UnavailableError("the other process has ended"))
+        self._waiting.clear()
         for task in self._handling:
             task.cancel()
         if self._writer is not None:
@@ -108,8 +120,9 @@ class Link:
             self._writer.write(len(encoded).to_bytes(4, "little") + len(data).to_bytes(4, "little") + encoded + data)
 
     def _take_answer(self, head: Mapping[str, Any], data: bytes) -> None:
-        waiting = self._waiting.get(head["number"])
-        if waiting is None or waiting.done():
+        waiting = self._waiting.pop(head["number"])
+        self._may_ask.release()
+        if waiting.done():
             return  # nobody waits for it any more
         if "error" in head:
             error = head["error"]

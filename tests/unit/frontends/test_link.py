@@ -131,6 +131,53 @@ async def test_an_end_that_asks_without_end_is_cut_off(monkeypatch: pytest.Monke
             assert isinstance(each, UnavailableError)
 
 
+@pytest.mark.parametrize("are_given_up", [False, True])
+async def test_who_asks_much_waits_and_is_not_cut_off(monkeypatch: pytest.MonkeyPatch, are_given_up: bool) -> None:
+    """As a front end whose clients abort thousands of requests at once. Questions that nobody waits for any more count
+    until they are answered."""
+    monkeypatch.setattr(links, "_MAX_HANDLED", 3)
+    monkeypatch.setattr(links, "_MAX_ASKED", 2)
+    num_begun, release = 0, asyncio.Event()
+
+    async def slow(message: Message) -> Message:
+        nonlocal num_begun
+        num_begun += 1
+        await release.wait()
+        return message
+
+    async with linked({"slow": slow}) as (asking, _):
+        waiting = [asyncio.create_task(asking.ask("slow", Message({"n": n}), timeout_s=60)) for n in range(10)]
+        async with asyncio.timeout(60):
+            while num_begun < 2:
+                await asyncio.sleep(0)
+        if are_given_up:
+            for each in waiting:
+                each.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+            with pytest.raises(DeadlineError):
+                await asking.ask("slow", timeout_s=0.05)
+            waiting = [asyncio.create_task(asking.ask("slow", Message({"n": n}), timeout_s=60)) for n in range(10)]
+        assert num_begun == 2
+        release.set()
+        assert [answer.values for answer in await asyncio.gather(*waiting)] == [{"n": n} for n in range(10)]
+
+
+async def test_who_waits_to_ask_learns_that_the_other_end_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have not asked yet."""
+    monkeypatch.setattr(links, "_MAX_ASKED", 2)
+
+    async def never(message: Message) -> Message:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with linked({"never": never}) as (asking, answering):
+        waiting = [asyncio.create_task(asking.ask("never", timeout_s=60)) for _ in range(10)]
+        await asyncio.sleep(0)
+        answering.close()
+        for each in await asyncio.gather(*waiting, return_exceptions=True):
+            assert isinstance(each, UnavailableError)
+
+
 async def test_what_is_too_large_is_refused_where_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """A question or an answer; the link works on."""
     monkeypatch.setattr(links, "_MAX_JSON_BYTES", 1000)
