@@ -17,7 +17,9 @@ import psutil
 import pytest
 
 from genserve.control.state import StateBoard
+from genserve.errors import MessageTooLargeError
 from genserve.frontends import supervisor
+from genserve.frontends.frontend import FrontEnd
 from genserve.frontends.settings import FrontendSettings
 from genserve.frontends.state import NUM_WORDS
 from genserve.frontends.supervisor import FrontEnds
@@ -165,6 +167,46 @@ async def test_one_that_does_not_answer_is_killed_and_started_again(template: Te
                 await asyncio.sleep(0.01)
 
 
+async def test_a_question_that_is_too_large_is_the_fault_of_who_asks(
+    template: Template, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client may abort any number of ids: no front end is killed for that."""
+    monkeypatch.setattr("genserve.frontends.link._MAX_JSON_BYTES", 1000)
+    async with started(template, Seat(), Seat()) as (all_of_them, _, said):
+        with pytest.raises(MessageTooLargeError):
+            await all_of_them.abort(["x" * 1000])
+        assert await all_of_them.pausing() == 4
+        assert said == []
+
+
+@asynccontextmanager
+async def alone(template: Template, seat: Seat) -> AsyncIterator[FrontEnd]:
+    """One that nobody has started, and nobody keeps alive."""
+    words = SharedWords.create(NUM_WORDS, "state")
+
+    async def abort(request_ids: Sequence[str] | None) -> bytes:
+        raise AssertionError
+
+    settings = FrontendSettings(os.getpid(), 0, words.fd, (), "127.0.0.1", 0, 1 << 20)
+    frontend = FrontEnd(template, seat, settings, abort, lambda line: None)
+    try:
+        yield frontend
+    finally:
+        frontend.kill()
+        await frontend.stop()
+        words.close()
+
+
+async def test_the_end_of_a_process_is_noted_once(template: Template) -> None:
+    """However long nobody waits for it: the event loop would do nothing else."""
+    async with alone(template, Seat()) as frontend:
+        await frontend.start()
+        assert frontend._process is not None
+        frontend.kill()
+        await asyncio.wait_for(frontend._ended.wait(), 60)
+        assert not asyncio.get_running_loop().remove_reader(frontend._process.pidfd)
+
+
 async def test_one_that_dies_again_and_again_stays_down(template: Template) -> None:
     """The others go on, and its port is not told any more."""
     dying, other = Seat(), Seat()
@@ -260,7 +302,7 @@ def test_a_template_is_forked_from_a_process_and_ends_with_it() -> None:
     assert ended.returncode == -signal.SIGKILL
     loaded, host, pid = ended.stdout.split()
     assert (loaded, host) == ("loaded", "host")
-    # Not psutil's wait: who ends stays in the list of processes until init, which nobody can hurry, has read its status.
+    # Not psutil's wait: who ends stays in the list of processes until init has read its status, whenever that is.
     with suppress(ProcessLookupError):
         template = os.pidfd_open(int(pid))
         assert select.select([template], [], [], 30)[0], "it runs on"
