@@ -80,6 +80,7 @@ class _FrontEnd:
             socket.socket(fileno=settings.link_fd),
             {
                 questions.JOIN: self._join,
+                questions.SERVE: self._serve,
                 questions.CHANGED: self._changed,
                 questions.ABORT: self._abort,
                 questions.PAUSING: self._pausing,
@@ -100,9 +101,13 @@ class _FrontEnd:
             address = bind(self._server, self._settings.host, self._settings.port, "")
         except OSError as error:
             raise GenserveError(str(error)) from error
-        await self._server.start()
         freeze_objects()
         return Message({"port": int(address.rpartition(":")[2])})
+
+    async def _serve(self, message: Message) -> Message:
+        if self._server is not None:
+            await self._server.start()
+        return Message()
 
     async def _abort_everywhere(self, request_ids: Sequence[str] | None) -> bytes:
         """Only the daemon reaches all clients, and knows the state."""
@@ -110,10 +115,13 @@ class _FrontEnd:
         return (await self.link.ask(questions.ABORT, asked, timeout_s=_ABORT_TIMEOUT_S)).data
 
     async def _changed(self, message: Message) -> Message:
+        self._look()
+        return Message()
+
+    def _look(self) -> None:
         self._state.notify()
         if self._engine is not None and self._state.phase is Phase.DEAD:
             self._engine.declare_dead("the daemon has given it up")
-        return Message()
 
     async def _abort(self, message: Message) -> Message:
         aborted_ids, _ = await self._joined_engine.abort(message.values["request_ids"])
@@ -134,7 +142,7 @@ class _FrontEnd:
         return Message({"idle": False})
 
     async def _stop(self, message: Message) -> Message:
-        self._state.notify()
+        self._look()  # a daemon that fails may not have told it: streams end with the reason, not with the grace period
         if self._server is not None:
             await self._server.stop(_GRACE_S)
         asyncio.get_running_loop().call_soon(self.link.close)

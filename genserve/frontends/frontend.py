@@ -124,14 +124,16 @@ class FrontEnd:
             joined = await self._link.ask(
                 questions.JOIN, Message(data=self._seat.invitation), timeout_s=_START_TIMEOUT_S
             )
+            self._settings = replace(self._settings, port=joined.values["port"])
+            # Before it admits requests: a pause or an abort must not miss one.
+            self._is_joined = True
+            await self._link.ask(questions.SERVE, timeout_s=_START_TIMEOUT_S)
         except GenserveError as error:
             self.kill()
             raise RuntimeError(f"a front end did not start: {error.message}") from error
         except BaseException:
             self.kill()
             raise
-        self._settings = replace(self._settings, port=joined.values["port"])
-        self._is_joined = True
 
     async def wait_ended(self) -> None:
         """Returns when no process is left. What it left in the engine is being ended then."""

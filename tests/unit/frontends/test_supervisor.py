@@ -197,6 +197,18 @@ async def alone(template: Template, seat: Seat) -> AsyncIterator[FrontEnd]:
         words.close()
 
 
+async def test_one_is_asked_about_its_requests_before_it_admits_any(template: Template) -> None:
+    """A pause that came between the two would miss them."""
+    async with alone(template, Seat(hangs_in="serve")) as frontend:
+        starting = asyncio.create_task(frontend.start())
+        await until(lambda: frontend.port != 0)
+        assert await frontend.ask("pausing") == {"port": frontend.port, "num_requests": 2, "idle": True}
+        assert not starting.done()
+        frontend.kill()
+        with pytest.raises(RuntimeError, match="did not start"):
+            await starting
+
+
 async def test_the_end_of_a_process_is_noted_once(template: Template) -> None:
     """However long nobody waits for it: the event loop would do nothing else."""
     async with alone(template, Seat()) as frontend:
