@@ -76,7 +76,7 @@ class Seat:
         self._info = info
         self._limits = limits
         self._ids = IdTable.create()
-        self._used: set[str] = set()
+        self._used: set[tuple[int, str]] = set()
 
     @property
     def fds(self) -> Sequence[int]:
@@ -104,14 +104,14 @@ class Seat:
 
     async def use_adapter(self, name: str, request_id: str) -> UsedAdapter:
         """The adapter of one of its requests, until `release_adapter`. Raises LoraNotFoundError."""
-        key = f"{self.index}/{request_id}"
+        key = (self.index, request_id)  # no id of a request of the daemon's own
         used = await self._loras.use(name, key)
         self._used.add(key)
         return used
 
     def release_adapter(self, request_id: str) -> None:
         """Records that the request has ended."""
-        key = f"{self.index}/{request_id}"
+        key = (self.index, request_id)
         self._used.discard(key)
         self._loras.release(key)
 
