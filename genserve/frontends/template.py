@@ -108,7 +108,8 @@ def fork_template(run: Callable[[FrontendSettings], int]) -> Template:
 
 
 def serve_template(end: socket.socket, run: Callable[[FrontendSettings], int], daemon_pid: int) -> int:
-    """Forks front ends as asked, until the daemon ends or closes its end."""
+    """Forks front ends as asked, until the daemon ends. Then ends those that are left: they watch the daemon themselves,
+    but one that stands still cannot."""
     # Signals to the whole group, or the whole service, are for the daemon, which ends front ends after draining.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -119,17 +120,20 @@ def serve_template(end: socket.socket, run: Callable[[FrontendSettings], int], d
     ready = select.poll()
     ready.register(end, select.POLLIN)
     ready.register(daemon, select.POLLIN)
+    started: list[int] = []
     while all(fd != daemon for fd, _ in ready.poll()):
         data, fds, _, _ = socket.recv_fds(end, _MAX_MESSAGE_BYTES, _MAX_FDS)
         if not data:
-            return 0
+            ready.unregister(end)  # the daemon ends
+            continue
         number, _, text = data.decode().partition(" ")
         try:
             settings = FrontendSettings.from_json(text).with_fds(fds)
             pid = os.fork()
             if pid == 0:
                 end.close()
-                os.close(daemon)
+                for fd in (daemon, *started):
+                    os.close(fd)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 random.seed()
                 _exit_after(lambda: run(settings))  # noqa: B023  # the loop does not go on in this process
@@ -138,11 +142,23 @@ def serve_template(end: socket.socket, run: Callable[[FrontendSettings], int], d
             end.send(json.dumps({"number": int(number), "error": str(error)}).encode())
         else:
             socket.send_fds(end, [json.dumps({"number": int(number), "pid": pid}).encode()], [pidfd])
-            os.close(pidfd)
+            _forget_ended(started)
+            started.append(pidfd)
         finally:
             for fd in fds:
                 os.close(fd)
+    for pidfd in started:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     return 0
+
+
+def _forget_ended(started: list[int]) -> None:
+    """Closes the descriptors of processes that have ended."""
+    ended, _, _ = select.select(started, [], [], 0)
+    for pidfd in ended:
+        started.remove(pidfd)
+        os.close(pidfd)
 
 
 def _exit_after(run: Callable[[], int]) -> None:

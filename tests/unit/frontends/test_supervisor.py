@@ -292,7 +292,7 @@ async def test_front_ends_ignore_signals_to_the_group_and_the_template_stays() -
 
 
 def test_a_template_is_forked_from_a_process_and_ends_with_it() -> None:
-    """However it ends. What it has loaded, front ends have too."""
+    """However it ends. What it has loaded, front ends have too; one that stands still ends as well."""
     program = (
         "import asyncio, os, signal, socket\n"
         "from genserve.frontends.settings import FrontendSettings\n"
@@ -300,22 +300,23 @@ def test_a_template_is_forked_from_a_process_and_ends_with_it() -> None:
         "loaded = 'loaded'\n"
         "def run(settings):\n"
         "    os.write(settings.link_fd, f'{loaded} {settings.host}'.encode())\n"
-        "    return 0\n"
+        "    os.kill(os.getpid(), signal.SIGSTOP)\n"
         "template = fork_template(run)\n"
         "async def main():\n"
         "    ours, theirs = socket.socketpair()\n"
         "    settings = FrontendSettings(os.getpid(), theirs.fileno(), theirs.fileno(), (), 'host', 0, 0)\n"
         "    started = await template.start(settings)\n"
-        "    print(ours.recv(100).decode(), template.pid, flush=True)\n"
+        "    print(ours.recv(100).decode(), template.pid, started.pid, flush=True)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
         "asyncio.run(main())\n"
     )
     ended = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, timeout=60, check=False)
     assert ended.returncode == -signal.SIGKILL
-    loaded, host, pid = ended.stdout.split()
+    loaded, host, *pids = ended.stdout.split()
     assert (loaded, host) == ("loaded", "host")
     # Not psutil's wait: who ends stays in the list of processes until init has read its status, whenever that is.
-    with suppress(ProcessLookupError):
-        template = os.pidfd_open(int(pid))
-        assert select.select([template], [], [], 30)[0], "it runs on"
-        os.close(template)
+    for pid in map(int, pids):
+        with suppress(ProcessLookupError):
+            process = os.pidfd_open(pid)
+            assert select.select([process], [], [], 30)[0], "it runs on"
+            os.close(process)
