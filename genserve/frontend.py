@@ -58,7 +58,8 @@ class LinkedAdapters:
         """The adapter of a request, until `release`. Raises LoraNotFoundError."""
         self._used.add(request_id)
         values = {"name": name, "request_id": request_id}
-        used = (await self._link.ask(questions.USE_ADAPTER, Message(values), timeout_s=_ANSWER_TIMEOUT_S)).values
+        answer = await self._link.ask_for_client(questions.USE_ADAPTER, Message(values), timeout_s=_ANSWER_TIMEOUT_S)
+        used = answer.values
         return UsedAdapter(used["unique_name"], used["lora_id"], used["directory"])
 
     def release(self, request_id: str) -> None:
@@ -112,7 +113,7 @@ class _FrontEnd:
     async def _abort_everywhere(self, request_ids: Sequence[str] | None) -> bytes:
         """Only the daemon reaches all clients, and knows the state."""
         asked = Message(ids_to_values(request_ids))
-        return (await self.link.ask(questions.ABORT, asked, timeout_s=_ABORT_TIMEOUT_S)).data
+        return (await self.link.ask_for_client(questions.ABORT, asked, timeout_s=_ABORT_TIMEOUT_S)).data
 
     async def _changed(self, message: Message) -> Message:
         self._look()

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Protocol
 
-from genserve.errors import DeadlineError, GenserveError, MessageTooLargeError, UnavailableError
+from genserve.errors import DeadlineError, GenserveError, MessageTooLargeError, QueueFullError, UnavailableError
 from genserve.frontends import settings as questions
 from genserve.frontends.link import Link, Message
 from genserve.frontends.settings import FrontendSettings
@@ -151,18 +151,21 @@ class FrontEnd:
                 signal.pidfd_send_signal(self._process.pidfd, signal.SIGKILL)
 
     async def ask(
-        self, question: str, values: Mapping[str, Any] | None = None, timeout_s: float = _ANSWER_TIMEOUT_S
+        self, question: str, timeout_s: float = _ANSWER_TIMEOUT_S, *, for_client: Mapping[str, Any] | None = None
     ) -> Mapping[str, Any] | None:
-        """The answer; None if no process is there, or it has ended. One that does not answer in time is killed. Raises
-        MessageTooLargeError."""
+        """The answer; None if no process is there, or it has ended. One that does not answer in time is killed. What a
+        client asks for may be too large or too much, which is nobody else's fault: MessageTooLargeError and
+        QueueFullError."""
         if self._link is None or not self._is_joined:
             return None
         try:
-            return (await self._link.ask(question, Message(values or {}), timeout_s=timeout_s)).values
+            if for_client is None:
+                return (await self._link.ask(question, timeout_s=timeout_s)).values
+            return (await self._link.ask_for_client(question, Message(for_client), timeout_s=timeout_s)).values
         except UnavailableError:
             return None
-        except MessageTooLargeError:
-            raise  # what a client has asked for; no process has failed
+        except (MessageTooLargeError, QueueFullError):
+            raise
         except DeadlineError:
             self._say(f"the front end on port {self.port} does not answer, and is killed")
         except GenserveError as error:

@@ -108,8 +108,8 @@ def fork_template(run: Callable[[FrontendSettings], int]) -> Template:
 
 
 def serve_template(end: socket.socket, run: Callable[[FrontendSettings], int], daemon_pid: int) -> int:
-    """Forks front ends as asked, until the daemon ends. Then ends those that are left: they watch the daemon themselves,
-    but one that stands still cannot."""
+    """Forks front ends as asked, until the daemon ends. Then ends those that are left: they watch the daemon
+    themselves, but one that stands still cannot."""
     # Signals to the whole group, or the whole service, are for the daemon, which ends front ends after draining.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
