@@ -41,6 +41,7 @@ not. A stream whose client has chosen the front end itself has only the first bo
 - *token while tainted*: the same after ENGINE_TAINTED and before the invocation of the next attempt to apply;
 - *stream failed*, *internal error*: a stream ended with an error, or a call with one that nobody foresaw, while the
   daemon and the front end lived on;
+- *aborted by nobody*: a stream ended as ABORTED, which no client asks for here: a pause ends streams as PAUSED;
 - *other bytes*: what was pulled is not what was pushed under its version;
 - *broken spans*: the spans of a message do not cover its tokens, or those of the finish do not repeat them;
 - *label on other weights*: a token that is not the likeliest one, given all before it, under the weights that its label
@@ -170,6 +171,9 @@ class _Life:
             refused = stream.error == "ENGINE_TAINTED" and not stream.deltas
             if stream.error and not broke and not refused:
                 yield self._violation("stream failed", f"{stream.client}: {stream.error}", stream.error_s)
+            if stream.finish == "aborted":
+                at_s = stream.deltas[-1].at_s if stream.deltas else stream.invoked_s
+                yield self._violation("aborted by nobody", stream.client, at_s)
 
     def _is_killed(self, call: Operation | Stream, ended_s: float) -> bool:
         """Whether a call may have ended because a front end was killed, and had not answered a probe again when the

@@ -150,6 +150,12 @@ def test_a_token_of_a_front_end_that_comes_after_many_rounds_is_late(
     assert kinds([*PUSHES, *around], stream(2.1, *tokens, link=link, immediate=False)) == []
 
 
+def test_a_stream_that_ended_as_aborted_is_found() -> None:
+    spans = (Span(0, 0, 1),)
+    assert kinds([], stream(0.1, (0.5, 0), finish="aborted", final_spans=spans)) == ["aborted by nobody"]
+    assert kinds([], stream(0.1, (0.5, 0), finish="paused", final_spans=spans)) == []
+
+
 @pytest.mark.parametrize(
     ("from_s", "link", "found"),
     [
