@@ -76,7 +76,7 @@ def seat(core: Core, loras: LiveLoras, rows: ClientRows, tmp_path: Path) -> Seat
     llm: Any = SimpleNamespace(engine_core=core, vllm_config=SimpleNamespace(name="configuration"))
     info: Any = SimpleNamespace(model="m")
     place = ClientPlace(2, 3, listeners[0], listeners[1], "ipc://stats")
-    return Seat(place, llm, Liveness(), rows, loras, info, IntakeLimits(8, 2))
+    return Seat(place, llm, Liveness(), rows, loras, ("generate",), info, IntakeLimits(8, 2))
 
 
 @pytest.mark.parametrize("own_id", ["r", "2/r"])
@@ -126,6 +126,7 @@ def test_an_invitation_names_all_that_a_process_needs(seat: Seat) -> None:
     """The sockets are those that the daemon listens on. Anything else is refused."""
     invitation = Invitation.from_bytes(seat.invitation)
     assert (invitation.index, invitation.count, invitation.limits) == (2, 3, IntakeLimits(8, 2))
+    assert invitation.tasks == ("generate",)
     place = place_of(invitation, *seat.fds[:2])
     try:
         assert place.requests.socket.family == socket.AF_UNIX
