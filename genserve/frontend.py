@@ -58,7 +58,8 @@ class LinkedAdapters:
         """The adapter of a request, until `release`. Raises LoraNotFoundError."""
         self._used.add(request_id)
         values = {"name": name, "request_id": request_id}
-        used = (await self._link.ask(questions.USE_ADAPTER, Message(values), timeout_s=_ANSWER_TIMEOUT_S)).values
+        answer = await self._link.ask_for_client(questions.USE_ADAPTER, Message(values), timeout_s=_ANSWER_TIMEOUT_S)
+        used = answer.values
         return UsedAdapter(used["unique_name"], used["lora_id"], used["directory"])
 
     def release(self, request_id: str) -> None:
@@ -80,6 +81,7 @@ class _FrontEnd:
             socket.socket(fileno=settings.link_fd),
             {
                 questions.JOIN: self._join,
+                questions.SERVE: self._serve,
                 questions.CHANGED: self._changed,
                 questions.ABORT: self._abort,
                 questions.PAUSING: self._pausing,
@@ -100,20 +102,27 @@ class _FrontEnd:
             address = bind(self._server, self._settings.host, self._settings.port, "")
         except OSError as error:
             raise GenserveError(str(error)) from error
-        await self._server.start()
         freeze_objects()
         return Message({"port": int(address.rpartition(":")[2])})
+
+    async def _serve(self, message: Message) -> Message:
+        if self._server is not None:
+            await self._server.start()
+        return Message()
 
     async def _abort_everywhere(self, request_ids: Sequence[str] | None) -> bytes:
         """Only the daemon reaches all clients, and knows the state."""
         asked = Message(ids_to_values(request_ids))
-        return (await self.link.ask(questions.ABORT, asked, timeout_s=_ABORT_TIMEOUT_S)).data
+        return (await self.link.ask_for_client(questions.ABORT, asked, timeout_s=_ABORT_TIMEOUT_S)).data
 
     async def _changed(self, message: Message) -> Message:
+        self._look()
+        return Message()
+
+    def _look(self) -> None:
         self._state.notify()
         if self._engine is not None and self._state.phase is Phase.DEAD:
             self._engine.declare_dead("the daemon has given it up")
-        return Message()
 
     async def _abort(self, message: Message) -> Message:
         aborted_ids, _ = await self._joined_engine.abort(message.values["request_ids"])
@@ -134,7 +143,7 @@ class _FrontEnd:
         return Message({"idle": False})
 
     async def _stop(self, message: Message) -> Message:
-        self._state.notify()
+        self._look()  # a daemon that fails may not have told it: streams end with the reason, not with the grace period
         if self._server is not None:
             await self._server.stop(_GRACE_S)
         asyncio.get_running_loop().call_soon(self.link.close)

@@ -40,6 +40,9 @@ class GenerationStream(Protocol):
         """From now on calls `callback`, on the event loop, when there is something to take, once until it is taken; and
         at once if there is something now."""
 
+    def abort(self) -> None:
+        """Ends the request soon with reason ABORTED. What it has produced is still there to take."""
+
     async def close(self) -> None:
         """Ends the request if it still runs; safe to call more than once."""
 

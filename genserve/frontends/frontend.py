@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Protocol
 
-from genserve.errors import DeadlineError, GenserveError, UnavailableError
+from genserve.errors import DeadlineError, GenserveError, MessageTooLargeError, QueueFullError, UnavailableError
 from genserve.frontends import settings as questions
 from genserve.frontends.link import Link, Message
 from genserve.frontends.settings import FrontendSettings
@@ -116,7 +116,7 @@ class FrontEnd:
         finally:
             theirs.close()
         self._ended.clear()
-        asyncio.get_running_loop().add_reader(self._process.pidfd, self._ended.set)
+        asyncio.get_running_loop().add_reader(self._process.pidfd, self._note_end, self._process.pidfd)
         self._link = Link(ours, self._handlers())
         try:
             await self._link.open()
@@ -124,20 +124,21 @@ class FrontEnd:
             joined = await self._link.ask(
                 questions.JOIN, Message(data=self._seat.invitation), timeout_s=_START_TIMEOUT_S
             )
+            self._settings = replace(self._settings, port=joined.values["port"])
+            # Before it admits requests: a pause or an abort must not miss one.
+            self._is_joined = True
+            await self._link.ask(questions.SERVE, timeout_s=_START_TIMEOUT_S)
         except GenserveError as error:
             self.kill()
             raise RuntimeError(f"a front end did not start: {error.message}") from error
         except BaseException:
             self.kill()
             raise
-        self._settings = replace(self._settings, port=joined.values["port"])
-        self._is_joined = True
 
     async def wait_ended(self) -> None:
         """Returns when no process is left. What it left in the engine is being ended then."""
         if self._process is not None:
             await self._ended.wait()
-            asyncio.get_running_loop().remove_reader(self._process.pidfd)
             os.close(self._process.pidfd)
             self._process = None
             await self._clean_up()
@@ -150,15 +151,21 @@ class FrontEnd:
                 signal.pidfd_send_signal(self._process.pidfd, signal.SIGKILL)
 
     async def ask(
-        self, question: str, values: Mapping[str, Any] | None = None, timeout_s: float = _ANSWER_TIMEOUT_S
+        self, question: str, timeout_s: float = _ANSWER_TIMEOUT_S, *, for_client: Mapping[str, Any] | None = None
     ) -> Mapping[str, Any] | None:
-        """The answer; None if no process is there, or it has ended. One that does not answer in time is killed."""
+        """The answer; None if no process is there, or it has ended. One that does not answer in time is killed. What a
+        client asks for may be too large or too much, which is nobody else's fault: MessageTooLargeError and
+        QueueFullError."""
         if self._link is None or not self._is_joined:
             return None
         try:
-            return (await self._link.ask(question, Message(values or {}), timeout_s=timeout_s)).values
+            if for_client is None:
+                return (await self._link.ask(question, timeout_s=timeout_s)).values
+            return (await self._link.ask_for_client(question, Message(for_client), timeout_s=timeout_s)).values
         except UnavailableError:
             return None
+        except (MessageTooLargeError, QueueFullError):
+            raise
         except DeadlineError:
             self._say(f"the front end on port {self.port} does not answer, and is killed")
         except GenserveError as error:
@@ -180,6 +187,11 @@ class FrontEnd:
             task.cancel()
         await asyncio.gather(*self._aborting, return_exceptions=True)
         self._seat.close()
+
+    def _note_end(self, pidfd: int) -> None:
+        # It stays readable: the loop would call this again and again until somebody waits for the end.
+        asyncio.get_running_loop().remove_reader(pidfd)
+        self._ended.set()
 
     async def _clean_up(self) -> None:
         self._is_joined = False

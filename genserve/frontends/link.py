@@ -13,12 +13,22 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from genserve.errors import DeadlineError, GenserveError, MessageTooLargeError, UnavailableError, error_for_reason
+from genserve.errors import (
+    DeadlineError,
+    GenserveError,
+    MessageTooLargeError,
+    QueueFullError,
+    UnavailableError,
+    error_for_reason,
+)
 
 _MAX_JSON_BYTES = 64 << 20
 _MAX_BYTES = 256 << 20
 _MAX_HANDLED = 4096
-"""Questions of the other side that are being answered; it waits for its answers before it asks more."""
+"""Questions of the other side that are being answered: far more than it asks for clients at a time, and for itself."""
+_MAX_FOR_CLIENTS = 1024
+"""Questions for clients without an answer. One that nobody waits for any more counts until it is answered: the other
+side still works on it."""
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +53,8 @@ class Link:
         self._handlers = handlers
         self._numbers = itertools.count()
         self._waiting: dict[int, asyncio.Future[Message]] = {}
+        self._for_clients: set[int] = set()
+        self._may_ask = asyncio.Semaphore(_MAX_FOR_CLIENTS)
         self._handling: set[asyncio.Task[None]] = set()
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -68,19 +80,42 @@ class Link:
 
     async def ask(self, question: str, message: Message = Message(), *, timeout_s: float) -> Message:
         """The answer of the other end. Raises its GenserveError, DeadlineError, or UnavailableError if it ends."""
+        return await self._answer_to(next(self._numbers), question, message, timeout_s)
+
+    async def ask_for_client(self, question: str, message: Message, *, timeout_s: float) -> Message:
+        """Like `ask`, for a client, of which there may be any number: waits while too many have no answer yet, and
+        raises QueueFullError if this takes longer than `timeout_s`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._may_ask.acquire()
+        except TimeoutError:
+            raise QueueFullError(
+                f"{_MAX_FOR_CLIENTS} calls wait for the answer of another process", retry_after_s=1.0
+            ) from None
+        number = next(self._numbers)
+        self._for_clients.add(number)
+        try:
+            return await self._answer_to(number, question, message, timeout_s)
+        finally:
+            if number not in self._waiting:
+                self._end_for_client(number)  # it was never sent
+
+    async def _answer_to(self, number: int, question: str, message: Message, timeout_s: float) -> Message:
         if self._writer is None:
             raise UnavailableError("the link to the other process is closed")
-        number = next(self._numbers)
+        self._write({"question": question, "number": number, "values": message.values}, message.data)
         answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
         try:
             async with asyncio.timeout(timeout_s):
-                self._write({"question": question, "number": number, "values": message.values}, message.data)
                 return await answer
         except TimeoutError:
             raise DeadlineError(f"the other process has not answered {question!r} within {timeout_s:g} s") from None
-        finally:
-            self._waiting.pop(number, None)
+
+    def _end_for_client(self, number: int) -> None:
+        if number in self._for_clients:
+            self._for_clients.remove(number)
+            self._may_ask.release()
 
     def tell(self, question: str, message: Message) -> None:
         """Asks without waiting for the answer. For what is bounded otherwise, such as one message for each request."""
@@ -89,9 +124,11 @@ class Link:
 
     def close(self) -> None:
         """Closes this end. May be called again."""
-        for answer in self._waiting.values():
+        for number, answer in self._waiting.items():
+            self._end_for_client(number)
             if not answer.done():
                 answer.set_exception(UnavailableError("the other process has ended"))
+        self._waiting.clear()
         for task in self._handling:
             task.cancel()
         if self._writer is not None:
@@ -108,8 +145,9 @@ class Link:
             self._writer.write(len(encoded).to_bytes(4, "little") + len(data).to_bytes(4, "little") + encoded + data)
 
     def _take_answer(self, head: Mapping[str, Any], data: bytes) -> None:
-        waiting = self._waiting.get(head["number"])
-        if waiting is None or waiting.done():
+        waiting = self._waiting.pop(head["number"])
+        self._end_for_client(head["number"])
+        if waiting.done():
             return  # nobody waits for it any more
         if "error" in head:
             error = head["error"]

@@ -7,7 +7,9 @@ from typing import Any, Self
 
 # The daemon asks a front end.
 JOIN = "join"
-"""Join the engine that the invitation is for, and serve. Answer: the port."""
+"""Join the engine that the invitation is for, and take a port. Answer: the port."""
+SERVE = "serve"
+"""Admit requests. The daemon counts on the front end then, in a pause, an abort and a shutdown."""
 CHANGED = "changed"
 """The state has changed: read the words. Answer: nothing, which says that the front end is alive."""
 ABORT = "abort"

@@ -71,7 +71,7 @@ class FrontEnds:
 
     async def abort(self, request_ids: Sequence[str] | None) -> list[str]:
         """Ends requests (None = all) with reason ABORTED; the ids that ran."""
-        answers = await self._ask_all(questions.ABORT, ids_to_values(request_ids))
+        answers = await self._ask_all(questions.ABORT, for_client=ids_to_values(request_ids))
         return [request_id for answer in answers for request_id in answer["aborted_ids"]]
 
     async def pausing(self) -> int:
@@ -86,8 +86,8 @@ class FrontEnds:
         """Returns when no request is left."""
         await asyncio.gather(*map(_wait_idle, self._all))
 
-    async def _ask_all(self, question: str, values: Any = None) -> list[Any]:
-        answers = await asyncio.gather(*(each.ask(question, values) for each in self._all))
+    async def _ask_all(self, question: str, for_client: Any = None) -> list[Any]:
+        answers = await asyncio.gather(*(each.ask(question, for_client=for_client) for each in self._all))
         return [answer for answer in answers if answer is not None]
 
     async def _tell_changes(self, frontend: FrontEnd) -> None:

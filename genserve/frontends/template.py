@@ -6,6 +6,7 @@ vLLM once more.
 """
 
 import asyncio
+import itertools
 import json
 import os
 import random
@@ -17,6 +18,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from genserve.frontends.settings import FrontendSettings
 from genserve.memory.allocator import freeze_objects
@@ -42,31 +44,43 @@ class Template:
         self._end = end
         self._end.setblocking(False)
         self._turn = asyncio.Lock()
+        self._numbers = itertools.count()
         self.pid = pid
 
     async def start(self, settings: FrontendSettings) -> Started:
         """Starts a front end, which inherits the descriptors of its settings. Raises OSError if this is not
         possible."""
         async with self._turn:
+            number = next(self._numbers)
             try:
-                socket.send_fds(self._end, [settings.to_json().encode()], settings.fds)
-                await self._answered()
-                data, fds, _, _ = socket.recv_fds(self._end, _MAX_MESSAGE_BYTES, 1)
+                socket.send_fds(self._end, [f"{number} {settings.to_json()}".encode()], settings.fds)
+                async with asyncio.timeout(_START_TIMEOUT_S):
+                    answer, fds = await self._answer_to(number)
             except (TimeoutError, OSError) as error:
                 raise OSError(f"the process that starts front ends does not answer: {error}") from error
-        if not data:
-            raise OSError("the process that starts front ends has ended")
-        answer = json.loads(data)
         if not fds:
             raise OSError(f"a front end could not be started: {answer['error']}")
         return Started(answer["pid"], fds[0])
 
-    async def _answered(self) -> None:
-        loop, answered = asyncio.get_running_loop(), asyncio.Event()
-        loop.add_reader(self._end.fileno(), answered.set)
+    async def _answer_to(self, number: int) -> tuple[dict[str, Any], list[int]]:
+        """The answer, and the descriptor in it. Answers to starts that were given up come before it: what was started
+        then ends by itself, because nobody has the other end of its link."""
+        while True:
+            await self._readable()
+            data, fds, _, _ = socket.recv_fds(self._end, _MAX_MESSAGE_BYTES, 1)
+            if not data:
+                raise OSError("it has ended")
+            answer = json.loads(data)
+            if answer["number"] == number:
+                return answer, fds
+            for fd in fds:
+                os.close(fd)
+
+    async def _readable(self) -> None:
+        loop, readable = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(self._end.fileno(), readable.set)
         try:
-            async with asyncio.timeout(_START_TIMEOUT_S):
-                await answered.wait()
+            await readable.wait()
         finally:
             loop.remove_reader(self._end.fileno())
 
@@ -94,7 +108,8 @@ def fork_template(run: Callable[[FrontendSettings], int]) -> Template:
 
 
 def serve_template(end: socket.socket, run: Callable[[FrontendSettings], int], daemon_pid: int) -> int:
-    """Forks front ends as asked, until the daemon ends or closes its end."""
+    """Forks front ends as asked, until the daemon ends. Then ends those that are left: they watch the daemon
+    themselves, but one that stands still cannot."""
     # Signals to the whole group, or the whole service, are for the daemon, which ends front ends after draining.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -105,29 +120,45 @@ def serve_template(end: socket.socket, run: Callable[[FrontendSettings], int], d
     ready = select.poll()
     ready.register(end, select.POLLIN)
     ready.register(daemon, select.POLLIN)
+    started: list[int] = []
     while all(fd != daemon for fd, _ in ready.poll()):
         data, fds, _, _ = socket.recv_fds(end, _MAX_MESSAGE_BYTES, _MAX_FDS)
         if not data:
-            return 0
+            ready.unregister(end)  # the daemon ends
+            continue
+        number, _, text = data.decode().partition(" ")
         try:
-            settings = FrontendSettings.from_json(data.decode()).with_fds(fds)
+            settings = FrontendSettings.from_json(text).with_fds(fds)
             pid = os.fork()
             if pid == 0:
                 end.close()
-                os.close(daemon)
+                for fd in (daemon, *started):
+                    os.close(fd)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 random.seed()
                 _exit_after(lambda: run(settings))  # noqa: B023  # the loop does not go on in this process
             pidfd = os.pidfd_open(pid)
         except (OSError, ValueError) as error:
-            end.send(json.dumps({"error": str(error)}).encode())
+            end.send(json.dumps({"number": int(number), "error": str(error)}).encode())
         else:
-            socket.send_fds(end, [json.dumps({"pid": pid}).encode()], [pidfd])
-            os.close(pidfd)
+            socket.send_fds(end, [json.dumps({"number": int(number), "pid": pid}).encode()], [pidfd])
+            _forget_ended(started)
+            started.append(pidfd)
         finally:
             for fd in fds:
                 os.close(fd)
+    for pidfd in started:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     return 0
+
+
+def _forget_ended(started: list[int]) -> None:
+    """Closes the descriptors of processes that have ended."""
+    ended, _, _ = select.select(started, [], [], 0)
+    for pidfd in ended:
+        started.remove(pidfd)
+        os.close(pidfd)
 
 
 def _exit_after(run: Callable[[], int]) -> None:

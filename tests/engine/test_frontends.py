@@ -4,44 +4,22 @@ is killed at the end. tests/engine/test_lifecycle.py drains one, and kills the e
 import asyncio
 import signal
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc.aio
 import psutil
 import pytest
 
-from genserve.client import AsyncClient, Generation, PauseMode, PauseResult
+from genserve.client import AsyncClient, PauseMode, PauseResult
 from genserve.errors import GenserveError, UnavailableError, WeightVersionMismatchError
 from tests.engine.outputs import greedy_outputs, next_version, wait_idle
 from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess
+from tests.support.frontends import FOREVER, everywhere_of, frontends_of, on_port, port_of, reasons, running
 from tests.support.labelled_streams import TOLERANCE, Progress, behind, labels_of, record
 
 NUM_FRONTENDS = 3
 MAX_NUM_SEQS = 16
-FOREVER = 1900
-"""Tokens of a request that does not end by itself in a test."""
-
-
-def listening_on(process: psutil.Process) -> set[int]:
-    """The TCP ports on which a process listens."""
-    try:
-        return {each.laddr.port for each in process.net_connections("tcp") if each.status == psutil.CONN_LISTEN}
-    except psutil.Error:
-        return set()  # it has ended
-
-
-def on_port(daemon: DaemonProcess, port: int) -> psutil.Process:
-    """The front end that serves on a port."""
-    children = psutil.Process(daemon.process.pid).children(recursive=True)
-    found = [each for each in children if port in listening_on(each)]
-    assert len(found) == 1, [(each.pid, each.name(), listening_on(each)) for each in children]
-    return found[0]
-
-
-def frontends_of(daemon: DaemonProcess, clients: Sequence[AsyncClient]) -> list[psutil.Process]:
-    """The processes behind clients of front ends."""
-    return [on_port(daemon, int(each._connection.target.rpartition(":")[2])) for each in clients]
 
 
 @pytest.fixture(scope="module")
@@ -66,46 +44,10 @@ async def client(many: DaemonProcess) -> AsyncIterator[AsyncClient]:
 
 
 @pytest.fixture(scope="module")
-async def everywhere(many: DaemonProcess, client: AsyncClient) -> AsyncIterator[Sequence[AsyncClient]]:
+async def everywhere(many: DaemonProcess) -> AsyncIterator[Sequence[AsyncClient]]:
     """A client of the daemon's own port, and one of each front end, none of which knows of the others."""
-    host = many.address.rpartition(":")[0]
-    ports = (await client.server_info()).frontend_ports
-    assert len(set(ports)) == NUM_FRONTENDS
-    async with AsyncExitStack() as stack:
-        clients = [AsyncClient(address) for address in (many.address, *(f"{host}:{port}" for port in ports))]
-        for each in clients:
-            await stack.enter_async_context(each)
-            each._frontends._looks_at_s = float("inf")
+    async with everywhere_of(many.address, NUM_FRONTENDS) as clients:
         yield clients
-
-
-@asynccontextmanager
-async def running(clients: Sequence[AsyncClient], **options: int) -> AsyncIterator[list["asyncio.Task[Generation]"]]:
-    """One request to each client, all of which have begun: "r0", "r1" and so on."""
-    options = {"max_tokens": FOREVER, "stream_interval": 1, **options}
-    begun = [asyncio.Event() for _ in clients]
-
-    async def generate(number: int) -> Generation:
-        generation = Generation()
-        async for delta in clients[number].stream([number + 1], request_id=f"r{number}", ignore_eos=True, **options):
-            generation.add(delta)
-            begun[number].set()
-        return generation
-
-    tasks = [asyncio.create_task(generate(number)) for number in range(len(clients))]
-    try:
-        for task, each in zip(tasks, begun, strict=True):
-            waiting = asyncio.create_task(each.wait())
-            await asyncio.wait({task, waiting}, timeout=60, return_when=asyncio.FIRST_COMPLETED)
-            waiting.cancel()
-            if task.done():
-                task.result()
-            assert each.is_set()
-        yield tasks
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @asynccontextmanager
@@ -116,12 +58,6 @@ async def paused(client: AsyncClient, mode: PauseMode) -> AsyncIterator[PauseRes
         yield pause
     finally:
         await client.resume(pause.lease.lease_id)
-
-
-async def reasons(tasks: Sequence["asyncio.Task[Generation]"]) -> list[str]:
-    """How the requests ended."""
-    ended = [task.result().sequences[0].finish for task in tasks if await asyncio.wait_for(task, 60)]
-    return [finish.reason for finish in ended if finish is not None]
 
 
 async def test_every_port_gives_the_same_tokens_and_says_what_it_serves(everywhere: Sequence[AsyncClient]) -> None:
@@ -251,7 +187,7 @@ async def test_a_killed_front_end_ends_its_own_streams_and_nothing_else(
     """Its requests end in the engine too: they would keep a new one waiting, for whom there is no room beside them.
     Another front end notices nothing. The next process serves on the same port."""
     victim, other = everywhere[1], everywhere[2]
-    port = int(victim._connection.target.rpartition(":")[2])
+    port = port_of(victim)
     process = on_port(many, port)
     async with running([other]) as clock, running([victim] * (MAX_NUM_SEQS - 1)) as lost:
         waiting = asyncio.create_task(everywhere[3].generate([9], max_tokens=1, request_id="waits"))
@@ -272,7 +208,7 @@ async def test_a_pause_goes_on_without_a_front_end_that_stands_still(
 ) -> None:
     """It waits for the answer for a while, and then the front end is killed. The others answer."""
     victim = everywhere[3]
-    process = on_port(many, int(victim._connection.target.rpartition(":")[2]))
+    process = on_port(many, port_of(victim))
     async with running([everywhere[0], everywhere[2]]) as tasks, paused(client, "keep"):
         process.suspend()
         async with paused(client, "abort") as pause:

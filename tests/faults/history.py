@@ -15,6 +15,12 @@ from dataclasses import dataclass, field
 
 START_CONTENT = "start"
 """Name of the weights that a daemon starts with, version 0."""
+FRONTEND_LINK = "front end"
+"""How the names of connections to front ends begin."""
+ANY_LINK = "any"
+"""A client that has chosen the connection itself."""
+_NUM_ROUNDS = 20
+_ROUNDS_S = 0.5
 
 
 class Outcome(enum.Enum):
@@ -51,7 +57,7 @@ class AppliedAnswer:
 @dataclass(slots=True)
 class Operation:
     """One call. `kind`: push, stage, validate, commit, discard, look (GetPush), pause, renew, resume, status, weights,
-    pull.
+    pull, tokenize.
 
     `served` and `phase` are what the answer says of the engine, `link` names the connection, `content` what was pulled.
     `lease_id` and `ttl_s` are those of pauses and what is done with them; `force` ends every lease.
@@ -146,6 +152,8 @@ class History:
     streams: list[Stream] = field(default_factory=list)
     kills: list[tuple[int, float]] = field(default_factory=list)
     """(life, time) of each daemon's end, or of the moment from which it was to die of a fault."""
+    frontend_kills: list[tuple[int, str, float, float]] = field(default_factory=list)
+    """(life, link, before, after) each SIGKILL of a front end."""
 
     def lives(self) -> list[int]:
         """The lives that something was recorded of."""
@@ -160,9 +168,10 @@ class History:
         """When the tokens were sampled, stream by stream in their order."""
         probes: dict[str, list[Operation]] = {}
         for operation in self.operations:
-            if operation.life == life and operation.kind == "status" and operation.outcome is Outcome.OK:
+            if operation.life == life and operation.link and operation.outcome is Outcome.OK:
                 probes.setdefault(operation.link, []).append(operation)
         answered_s = {link: [probe.responded_s for probe in probed] for link, probed in probes.items()}
+        asked_s = {link: [probe.invoked_s for probe in probed] for link, probed in probes.items()}
         for stream in self.streams:
             if stream.life != life:
                 continue
@@ -170,7 +179,11 @@ class History:
             for delta in stream.deltas:
                 # The last probe that was answered before this message: was the stream silent while it was under way?
                 last = bisect_left(answered_s.get(stream.link, []), delta.at_s) - 1
-                if stream.immediate and last >= 0 and probes[stream.link][last].invoked_s > heard_s:
+                if stream.immediate and stream.link.startswith(FRONTEND_LINK):
+                    old = bisect_left(asked_s.get(stream.link, []), delta.at_s - _ROUNDS_S) - 1
+                    if (first := min(old, last - _NUM_ROUNDS + 1)) >= 0:
+                        not_before_s = max(not_before_s, probes[stream.link][first].invoked_s)
+                elif stream.immediate and last >= 0 and probes[stream.link][last].invoked_s > heard_s:
                     not_before_s = probes[stream.link][last].invoked_s
                 for span in delta.spans:
                     yield TokenWindow(stream, delta, span, not_before_s, delta.at_s)
@@ -204,7 +217,7 @@ def excerpt(history: History, life: int, at_s: float, num_lines: int = 40) -> st
     """
     lines: list[tuple[float, str]] = []
     for operation in history.operations:
-        if operation.life != life or operation.kind == "status":
+        if operation.life != life or operation.link:  # a probe
             continue
         about = f"{operation.client:<12} {operation.kind} {_about(operation)}"
         lines.append((operation.invoked_s, f"-> {about}"))
@@ -213,6 +226,7 @@ def excerpt(history: History, life: int, at_s: float, num_lines: int = 40) -> st
     for stream in history.streams:
         if stream.life == life:
             lines += _stream_lines(stream)
+    lines += [(at_s, f"xx {link} is killed") for dead, link, at_s, _ in history.frontend_kills if dead == life]
     lines += [(killed_s, "xx the daemon shall die") for dead, killed_s in history.kills if dead == life]
     lines.append((at_s, "** the violation **"))
     lines.sort(key=lambda line: line[0])

@@ -18,6 +18,12 @@ before them, the event loop runs the tasks that write messages in the order in w
 connection delivers in order. So whatever arrives after such a probe was sampled after the probe's invocation. This is
 the only allowance for tokens on their way.
 
+That does not hold for a front end: the answer to a pause does not go through it, and may overtake tokens that wait in
+its sockets. Its event loop reads these within a few rounds, and they wait for their turn for a tenth of a second at
+most. So twenty probes (Tokenize) must have gone round one after the other on the connection of the stream, over half a
+second at least: what arrives then was sampled after the invocation of the first one, whether the stream was silent or
+not. A stream whose client has chosen the front end itself has only the first bound.
+
 **What is checked**, life by life:
 
 - *unknown label*, *refused push seen*, *seen too early*: a version that nobody pushed, that was never accepted, or that
@@ -34,7 +40,8 @@ the only allowance for tokens on their way.
   that was answered, can have been over;
 - *token while tainted*: the same after ENGINE_TAINTED and before the invocation of the next attempt to apply;
 - *stream failed*, *internal error*: a stream ended with an error, or a call with one that nobody foresaw, while the
-  daemon lived on;
+  daemon and the front end lived on;
+- *aborted by nobody*: a stream ended as ABORTED, which no client asks for here: a pause ends streams as PAUSED;
 - *other bytes*: what was pulled is not what was pushed under its version;
 - *broken spans*: the spans of a message do not cover its tokens, or those of the finish do not repeat them;
 - *label on other weights*: a token that is not the likeliest one, given all before it, under the weights that its label
@@ -45,7 +52,16 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from tests.faults.history import AppliedAnswer, History, Operation, Outcome, PushIntent, excerpt
+from tests.faults.history import (
+    ANY_LINK,
+    AppliedAnswer,
+    History,
+    Operation,
+    Outcome,
+    PushIntent,
+    Stream,
+    excerpt,
+)
 from tests.faults.linearizability import Read, Write, contradiction
 
 
@@ -104,6 +120,8 @@ class _Life:
         self._streams = [s for s in history.streams if s.life == life]
         self._contents = history.contents(life)
         self._windows = list(history.windows(life))
+        self._frontend_kills = [kill[1:] for kill in history.frontend_kills if kill[0] == life]
+        self._probes = [o for o in self._operations if o.link and o.outcome is Outcome.OK]
         self._attempts: dict[PushIntent, list[Operation]] = {}
         for operation in self._operations:
             if operation.push is not None and operation.kind in ("push", "commit"):
@@ -143,14 +161,29 @@ class _Life:
 
     def _failures(self) -> Iterator[Violation]:
         for operation in self._operations:
-            if operation.reason in ("INTERNAL", "BROKEN") and operation.responded_s < self._died_s:
+            lives = operation.responded_s < self._died_s and not self._is_killed(operation, operation.responded_s)
+            if operation.reason in ("INTERNAL", "BROKEN") and lives:
                 text = f"{operation.kind} of {operation.client}: {operation.reason}"
                 yield self._violation("internal error", text, operation.responded_s)
         for stream in self._streams:
-            broke = stream.error in ("UNAVAILABLE", "ENGINE_DEAD", "BROKEN") and self._died_s < stream.error_s
+            died = self._died_s < stream.error_s or self._is_killed(stream, stream.error_s)
+            broke = stream.error in ("UNAVAILABLE", "ENGINE_DEAD", "BROKEN") and died
             refused = stream.error == "ENGINE_TAINTED" and not stream.deltas
             if stream.error and not broke and not refused:
                 yield self._violation("stream failed", f"{stream.client}: {stream.error}", stream.error_s)
+            if stream.finish == "aborted":
+                at_s = stream.deltas[-1].at_s if stream.deltas else stream.invoked_s
+                yield self._violation("aborted by nobody", stream.client, at_s)
+
+    def _is_killed(self, call: Operation | Stream, ended_s: float) -> bool:
+        """Whether a call may have ended because a front end was killed, and had not answered a probe again when the
+        call was made."""
+        return any(
+            before_s < ended_s and not any(after_s < p.invoked_s and p.responded_s < call.invoked_s for p in probes)
+            for link, before_s, after_s in self._frontend_kills
+            if call.link in (link, ANY_LINK)
+            for probes in [[p for p in self._probes if p.link == link]]
+        )
 
     def _applied_twice(self) -> Iterator[Violation]:
         for intent, attempts in self._attempts.items():

@@ -11,9 +11,11 @@ import pytest
 from genserve.errors import UnavailableError
 from tests.support.faulty_worker import Fault
 from tests.support.footprint import Remains, tree
+from tests.support.frontends import on_port
 from tests.support.oracle import Likeness
 from tests.support.subject import Subject, daemon_process, started
 
+NUM_FRONTENDS = 2
 STEPS = [
     ("b", Fault("load", "hang", after=5)),
     ("a", Fault("commit", "hang", after=4)),
@@ -24,8 +26,12 @@ and with all of them exchanged and nobody told."""
 
 
 async def killed(subject: Subject) -> None:
-    """SIGKILLs the daemon alone, and waits until everything it had started is gone, with its shared memory."""
+    """SIGKILLs the daemon alone, and waits until everything it had started is gone, with its shared memory: its front
+    ends too, one of which stands still."""
+    ports = (await subject.client.server_info()).frontend_ports
+    assert len(ports) == NUM_FRONTENDS
     remains = Remains(subject.pid)
+    on_port(subject.process, ports[0]).suspend()
     os.kill(subject.pid, signal.SIGKILL)
     subject.release()  # what hangs by order would hang for ever
     await asyncio.to_thread(subject.process.process.wait, 10)
@@ -52,7 +58,8 @@ async def test_a_daemon_killed_at_any_step_of_a_push_leaves_nothing_of_it(
 
         async def start(number: int, name: str) -> Subject:
             swapped = {"a": checkpoints[name], "b": checkpoints["a" if name == "b" else "b"]}
-            daemon = await stack.enter_async_context(started(swapped, tmp_path / str(number), begins=False))
+            flags = ("--frontends", str(NUM_FRONTENDS))
+            daemon = await stack.enter_async_context(started(swapped, tmp_path / str(number), *flags, begins=False))
             await check(daemon, name)
             return daemon
 

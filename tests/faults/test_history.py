@@ -1,7 +1,7 @@
 """A history of random operations against a real daemon that is killed now and then, checked against a small model.
 
 GENSERVE_HISTORY_S is how long the clients are at work, GENSERVE_HISTORY_SEED what their choices come from,
-GENSERVE_HISTORY_FRONTENDS how many processes serve the requests.
+GENSERVE_HISTORY_FRONTENDS how many processes serve the requests: without it, one and then three.
 """
 
 import asyncio
@@ -28,9 +28,9 @@ from tests.support import faulty_worker
 from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess
 from tests.support.faulty_worker import FAULTS_VARIABLE, FAULTY_EXTENSION
 
-DURATION_S = float(os.environ.get("GENSERVE_HISTORY_S", "25"))
+DURATION_S = float(os.environ.get("GENSERVE_HISTORY_S", "15"))
 SEED = os.environ.get("GENSERVE_HISTORY_SEED", "1")
-NUM_FRONTENDS = int(os.environ.get("GENSERVE_HISTORY_FRONTENDS", "1"))
+NUMS_FRONTENDS = [int(number) for number in os.environ.get("GENSERVE_HISTORY_FRONTENDS", "1,3").split(",")]
 TOLERANCE = 1.0
 """Between bfloat16's noise (0.54 at most in 180,000 tokens) and most tokens of other weights (several)."""
 _LIFE_S = 45.0
@@ -42,9 +42,9 @@ _NUM_SHOWN = 3
 class Daemons:
     """One daemon after the other on one checkpoint, with workers that fail as ordered."""
 
-    def __init__(self, checkpoint: Path, directory: Path) -> None:
+    def __init__(self, checkpoint: Path, directory: Path, num_frontends: int) -> None:
         self._flags = ["--model", str(checkpoint), *SMALL_ENGINE, "--worker-extension-cls", FAULTY_EXTENSION]
-        self._flags += ["--frontends", str(NUM_FRONTENDS)]
+        self._flags += ["--frontends", str(num_frontends)]
         self._directory = directory
         self.faults = directory / "faults"
         self.faults.mkdir()
@@ -113,25 +113,29 @@ def report(history: History, found: list[Violation]) -> str:
 
 
 @pytest.mark.timeout(300 + 4 * DURATION_S)
-async def test_a_history_of_random_operations_is_that_of_one_register_of_weights(tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_frontends", NUMS_FRONTENDS)
+async def test_a_history_of_random_operations_is_that_of_one_register_of_weights(
+    tmp_path: Path, num_frontends: int
+) -> None:
     """Pushes, pauses, faults and kills at random: the checks are in `history_model`."""
-    print(f"GENSERVE_HISTORY_SEED={SEED} GENSERVE_HISTORY_S={DURATION_S:g} GENSERVE_HISTORY_FRONTENDS={NUM_FRONTENDS}")
+    print(f"GENSERVE_HISTORY_SEED={SEED} GENSERVE_HISTORY_S={DURATION_S:g} GENSERVE_HISTORY_FRONTENDS={num_frontends}")
     history, rng = History(), random.Random(SEED)
     contents = Contents(tmp_path)
-    daemons = Daemons(contents.directories[START_CONTENT], tmp_path)
+    daemons = Daemons(contents.directories[START_CONTENT], tmp_path, num_frontends)
     num_lives, num_faults = max(2, round(DURATION_S / _LIFE_S)), 0
     shares = [rng.uniform(0.5, 1.5) for _ in range(num_lives)]
     for life, share in enumerate(shares):
         is_last = life == num_lives - 1
         with daemons.start(life) as daemon:
             recorder = Recorder(history, life, contents)
-            traffic = Traffic(recorder, daemon.address, f"{SEED}/{life}", daemons.faults, NUM_FRONTENDS)
+            traffic = Traffic(recorder, daemon, f"{SEED}/{life}", daemons.faults, num_frontends)
             await live(daemon, recorder, traffic, rng, DURATION_S * share / sum(shares), dies=not is_last)
             num_faults += traffic.num_faults
             if is_last:
                 async with AsyncClient(daemon.address) as client:
                     await settle(client, contents)
-    print(history.summary(), f"{num_faults} faults", sep="\n")
+    kills = f"{len(history.frontend_kills)} kills of front ends"
+    print(history.summary(), f"{num_faults} faults, {kills}", sep="\n")
 
     behind = scored(history, contents)
     own, told_apart = separation(history, behind, TOLERANCE)

@@ -56,9 +56,15 @@ def probes(*times_s: float) -> list[Operation]:
     return [call("status", at_s, at_s + 0.01, link="tokens") for at_s in times_s]
 
 
-def stream(from_s: float, *tokens: tuple[float, int], **fields: Any) -> Stream:
+def rounds(from_s: float, to_s: float, count: int = 20, link: str = "front end 0") -> list[Operation]:
+    """Probes one after the other on the connection to a front end."""
+    step_s = (to_s - from_s) / count
+    return [call("tokenize", from_s + n * step_s, from_s + (n + 0.9) * step_s, link=link) for n in range(count)]
+
+
+def stream(from_s: float, *tokens: tuple[float, int], link: str = "tokens", **fields: Any) -> Stream:
     """One token a message: when it arrived, and its label."""
-    made = Stream("generator", 0, from_s, "tokens", [1, 2], **fields)
+    made = Stream("generator", 0, from_s, link, [1, 2], **fields)
     for i, (at_s, version) in enumerate(tokens):
         made.tokens.append(i)
         made.deltas.append(Delta(at_s, 1, (Span(version, i, i + 1),)))
@@ -122,6 +128,55 @@ def test_a_token_of_a_version_that_was_replaced_before_a_silent_probe_is_found()
     assert kinds([*PUSHES, *probes(3.9)], stream(2.1, before, late)) == []
     assert kinds([*PUSHES, *probes(4.2)], stream(2.1, before, (4.205, 5), late)) == []
     assert kinds([*PUSHES, *probes(4.2)], stream(2.1, before, late, immediate=False)) == []
+
+
+@pytest.mark.parametrize(
+    ("around", "link", "found"),
+    [
+        (rounds(4.1, 4.9), "front end 0", ["not linearizable"]),
+        (rounds(3.9, 4.9), "front end 0", []),  # the first one may have gone round before the push was answered
+        (rounds(4.1, 4.9, 19), "front end 0", []),
+        (rounds(4.6, 4.9), "front end 0", []),  # too short a time
+        (rounds(4.1, 4.9), "front end 1", []),
+        (rounds(4.1, 4.9), "any", []),
+    ],
+)
+def test_a_token_of_a_front_end_that_comes_after_many_rounds_is_late(
+    around: list[Operation], link: str, found: list[str]
+) -> None:
+    """Of its connection, whether the stream was silent or not."""
+    tokens = [(2.5, 5), (4.8, 5), (5.0, 5)]
+    assert kinds([*PUSHES, *around], stream(2.1, *tokens, link=link)) == found
+    assert kinds([*PUSHES, *around], stream(2.1, *tokens, link=link, immediate=False)) == []
+
+
+def test_a_stream_that_ended_as_aborted_is_found() -> None:
+    spans = (Span(0, 0, 1),)
+    assert kinds([], stream(0.1, (0.5, 0), finish="aborted", final_spans=spans)) == ["aborted by nobody"]
+    assert kinds([], stream(0.1, (0.5, 0), finish="paused", final_spans=spans)) == []
+
+
+@pytest.mark.parametrize(
+    ("from_s", "link", "found"),
+    [
+        (0.5, "front end 0", []),
+        (1.2, "front end 0", []),  # nothing answers there yet
+        (1.2, "any", []),
+        (0.5, "front end 1", ["stream failed"]),
+        (2.1, "front end 0", ["stream failed"]),  # it had answered
+        (2.1, "any", ["stream failed"]),
+        (0.5, "tokens", ["stream failed"]),
+    ],
+)
+def test_a_stream_may_end_with_its_front_end(from_s: float, link: str, found: list[str]) -> None:
+    """Killed at 1, and back at 2."""
+    broken = stream(from_s, link=link, error="UNAVAILABLE", error_s=2.5)
+    back = call("tokenize", 1.9, 2.0, link="front end 0")
+    history = History([back], [broken], [], [(0, "front end 0", 1.0, 1.1)])
+    assert [violation.kind for violation in violations(history)] == found
+    assert "xx front end 0 is killed" in excerpt(history, 0, 1.0)
+    broken.error_s = 0.9
+    assert [violation.kind for violation in violations(history)] == ["stream failed"]
 
 
 def test_reads_that_contradict_the_pushes_are_found() -> None:

@@ -3,8 +3,8 @@
 import asyncio
 import signal
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -12,29 +12,37 @@ import pytest
 from genserve.client import AsyncClient, Generation
 from genserve.errors import DrainingError, EngineTaintedError, GenserveError, UnavailableError
 from tests.support.faulty_worker import Fault
+from tests.support.footprint import Remains
+from tests.support.frontends import everywhere_of, on_port
 from tests.support.subject import Subject, started
 
 DRAIN_TIMEOUT_S = 4.0
 STOP_S = 30.0
 """What the exit may take beyond the drain timeout on a loaded machine."""
 
-Starts = Callable[[], AbstractAsyncContextManager[Subject]]
+NUM_FRONTENDS = 3
+
+Starts = Callable[..., AbstractAsyncContextManager[Subject]]
 
 
 @pytest.fixture
 def daemon(checkpoints: dict[str, Path], tmp_path: Path) -> Starts:
-    """Starts one for this test alone."""
+    """Starts one for this test alone, with further flags."""
     flags = ["--no-resident-weights", "--drain-timeout-s", str(DRAIN_TIMEOUT_S)]
-    return lambda: started(checkpoints, tmp_path, *flags, begins=False)
+    return lambda *more: started(checkpoints, tmp_path, *flags, *more, begins=False)
+
+
+Streaming = tuple[Generation, "asyncio.Task[None]"]
 
 
 @asynccontextmanager
-async def streaming(daemon: Subject) -> AsyncIterator[tuple[Generation, "asyncio.Task[None]"]]:
+async def streaming(daemon: Subject, client: AsyncClient | None = None) -> AsyncIterator[Streaming]:
     """A request that is generating, and the task that reads it."""
+    stream = (client or daemon.client).stream
     generation, begun = Generation(), asyncio.Event()
 
     async def read() -> None:
-        async for delta in daemon.client.stream([9, 8, 7], temperature=0.0, max_tokens=1900, ignore_eos=True):
+        async for delta in stream([9, 8, 7], temperature=0.0, max_tokens=1900, ignore_eos=True):
             generation.add(delta)
             begun.set()
 
@@ -42,6 +50,25 @@ async def streaming(daemon: Subject) -> AsyncIterator[tuple[Generation, "asyncio
     await begun.wait()
     yield generation, reading
     reading.cancel()
+
+
+@asynccontextmanager
+async def streaming_everywhere(daemon: Subject) -> AsyncIterator[list[Streaming]]:
+    """One request at the daemon's port and one at each front end."""
+    async with AsyncExitStack() as stack:
+        clients = await stack.enter_async_context(everywhere_of(daemon.process.address, NUM_FRONTENDS))
+        yield [await stack.enter_async_context(streaming(daemon, each)) for each in clients]
+
+
+async def end_where_they_stood(streams: Sequence[Streaming], daemon: Subject) -> None:
+    """At SIGTERM they end as ABORTED, without a further token; the exit is clean."""
+    nums_tokens = [len(generation.token_ids) for generation, _ in streams]
+    status, _ = await terminated(daemon)
+    for (generation, reading), num_tokens in zip(streams, nums_tokens, strict=True):
+        await reading
+        assert len(generation.token_ids) == num_tokens < 1900
+        assert generation.sequences[0].finish_reason == "aborted"
+    assert status == 0
 
 
 async def terminated(daemon: Subject) -> tuple[int, float]:
@@ -53,30 +80,20 @@ async def terminated(daemon: Subject) -> tuple[int, float]:
 
 
 async def test_a_tainted_daemon_ends_without_a_further_token(daemon: Starts) -> None:
-    """The frozen stream ends as ABORTED where it stood."""
-    async with daemon() as tainted, streaming(tainted) as (generation, reading):
+    """The frozen streams of all ports end as ABORTED where they stood."""
+    async with daemon("--frontends", str(NUM_FRONTENDS)) as tainted, streaming_everywhere(tainted) as streams:
         tainted.order(Fault("commit", after=5), Fault("rollback", after=2))
         with pytest.raises(EngineTaintedError):
             await tainted.client.push_weights(tainted.checkpoints["b"], version=1)
-        num_tokens = len(generation.token_ids)
-        status, _ = await terminated(tainted)
-        await reading
-        assert len(generation.token_ids) == num_tokens < 1900
-        assert generation.sequences[0].finish_reason == "aborted"
-        assert status == 0
-        assert "aborted requests of an engine that is TAINTED: 1" in tainted.process.stderr
+        await end_where_they_stood(streams, tainted)
+        assert f"aborted requests of an engine that is TAINTED: {len(streams)}" in tainted.process.stderr
 
 
 async def test_a_sleeping_daemon_ends_without_a_further_token(daemon: Starts) -> None:
     """Its memory is not there."""
     async with daemon() as asleep, streaming(asleep) as (generation, reading):
         assert (await asleep.client.sleep()).phase == "sleeping"
-        num_tokens = len(generation.token_ids)
-        status, _ = await terminated(asleep)
-        await reading
-        assert len(generation.token_ids) == num_tokens < 1900
-        assert generation.sequences[0].finish_reason == "aborted"
-        assert status == 0
+        await end_where_they_stood([(generation, reading)], asleep)
 
 
 async def test_a_pause_that_waits_for_requests_does_not_hold_a_shutdown_up(daemon: Starts) -> None:
@@ -112,6 +129,30 @@ async def test_a_push_that_hangs_does_not_hold_a_shutdown_up(daemon: Starts) -> 
         assert status == 0
         assert took_s < DRAIN_TIMEOUT_S + STOP_S
         assert "gave up a push" in hanging.process.stderr
+
+
+async def test_a_front_end_that_stands_still_does_not_hold_a_shutdown_up(daemon: Starts) -> None:
+    """It is killed; what the others have ends as ABORTED at the deadline, and the exit is clean."""
+    async with daemon("--frontends", str(NUM_FRONTENDS)) as draining, streaming_everywhere(draining) as streams:
+        draining.order(Fault("run", "slow", seconds=0.2, times=-1))
+        remains = Remains(draining.pid)
+        port = (await draining.client.server_info()).frontend_ports[0]
+        on_port(draining.process, port).suspend()
+        status, _ = await terminated(draining)
+        assert status == 0
+        assert f"the front end on port {port} does not answer, and is killed" in draining.process.stderr
+        reasons = [generation.sequences[0].finish_reason for generation, reading in streams if await settled(reading)]
+        assert reasons == ["aborted"] * NUM_FRONTENDS
+        assert await remains.left() == []
+
+
+async def settled(reading: "asyncio.Task[None]") -> bool:
+    """Whether a stream has ended as one ends, and was not cut off."""
+    try:
+        await reading
+    except UnavailableError:
+        return False
+    return True
 
 
 async def test_a_second_signal_exits_at_once(daemon: Starts) -> None:

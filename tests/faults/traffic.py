@@ -5,48 +5,67 @@ Trainers are in `trainers`. Nothing here judges: `recorder` writes down what hap
 
 import asyncio
 import random
+import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import psutil
+
 from genserve.client import AsyncClient, KvPolicy, PauseMode
+from tests.faults.history import ANY_LINK, FRONTEND_LINK
 from tests.faults.recorder import Recorder
 from tests.faults.trainers import Trainer, VersionBook
 from tests.support import faulty_worker
+from tests.support.daemon_process import DaemonProcess
 from tests.support.faulty_worker import Fault
+from tests.support.frontends import everywhere_of, on_port, port_of
 
 _NUM_GENERATORS = 6
 _NUM_TRAINERS = 2
 _LINK = "tokens"
+_MAX_FRONTEND_KILLS = 3
+"""In one life of the daemon: at the fourth one a front end stays down."""
 _PAUSE_MODES: tuple[PauseMode, ...] = ("keep", "keep", "keep", "abort", "wait")
 _KV_POLICIES: tuple[KvPolicy, ...] = ("reuse", "recompute")
 
 
 class Traffic:
-    """Clients of one life. `faults` is the directory in which faults are ordered."""
+    """Clients of one life of `daemon`. `faults` is the directory in which faults are ordered."""
 
-    def __init__(self, recorder: Recorder, address: str, seed: str, faults: Path, num_frontends: int) -> None:
+    def __init__(self, recorder: Recorder, daemon: DaemonProcess, seed: str, faults: Path, num_frontends: int) -> None:
         self._recorder = recorder
-        self._address = address
+        self._daemon = daemon
+        self._address = daemon.address
         self._seed = seed
         self._faults = faults
-        # Tokens of a front end come over another connection than the probes, which then bound nothing.
-        self._tokens_link = _LINK if num_frontends == 1 else "front ends"
+        self._num_frontends = num_frontends if num_frontends > 1 else 0
+        self._frontends: dict[str, AsyncClient] = {}
         self.num_faults = 0
         """Faults that have happened."""
 
     async def __aenter__(self) -> Self:
         """Sets all clients to work."""
         async with AsyncExitStack() as stack:
-            self._tokens_of = await stack.enter_async_context(AsyncClient(self._address))
+            own, *others = await stack.enter_async_context(everywhere_of(self._address, self._num_frontends))
+            self._frontends = {f"{FRONTEND_LINK} {number}": client for number, client in enumerate(others)}
+            self._tokens_of = {_LINK: own, **self._frontends}
             self._control = await stack.enter_async_context(AsyncClient(self._address))
-            await self._tokens_of.wait_ready()
+            if self._frontends:
+                await self._control.wait_ready()  # it spreads its requests then
+                self._tokens_of[ANY_LINK] = self._control
             self._ordering = asyncio.create_task(self._order_faults(self._rng("faults")), name="faults")
             self._tasks = [
                 self._ordering,
-                asyncio.create_task(self._probe(), name="prober"),
+                asyncio.create_task(self._probe(own), name="prober"),
+                *(
+                    asyncio.create_task(self._probe_frontend(link), name=f"prober of {link}")
+                    for link in self._frontends
+                ),
+                asyncio.create_task(self._hurt_frontends(self._rng("front ends")), name="front ends"),
                 asyncio.create_task(self._pause(self._rng("pauser")), name="pauser"),
                 asyncio.create_task(self._pull(self._rng("puller")), name="puller"),
                 *(asyncio.create_task(self._generate(i), name=f"generator {i}") for i in range(_NUM_GENERATORS)),
@@ -84,11 +103,38 @@ class Traffic:
             for name in (f"trainer{i}" for i in range(_NUM_TRAINERS))
         ]
 
-    async def _probe(self) -> None:
+    async def _probe(self, own: AsyncClient) -> None:
         """Asks for the status on the streams' own connection all the time: that bounds when tokens were sampled."""
         while True:
-            await self._recorder.call(self._tokens_of.status(), "status", "prober", link=_LINK)
+            await self._recorder.call(own.status(), "status", "prober", link=_LINK)
             await asyncio.sleep(0.005)
+
+    async def _probe_frontend(self, link: str) -> None:
+        """The same on the connection to a front end, which has no status."""
+        while True:
+            await self._recorder.call(self._frontends[link].tokenize("a"), "tokenize", "prober", link=link)
+            await asyncio.sleep(0.02)
+
+    async def _hurt_frontends(self, rng: random.Random) -> None:
+        """Stops one for a moment, or kills it."""
+        num_kills: Counter[str] = Counter()
+        while self._frontends:
+            await asyncio.sleep(rng.uniform(1.0, 5.0))
+            link, dies, stop_s = rng.choice(list(self._frontends)), rng.random() < 0.4, rng.uniform(0.0, 1.0)
+            with suppress(psutil.NoSuchProcess, AssertionError):  # it is being started again
+                process = await asyncio.to_thread(on_port, self._daemon, port_of(self._frontends[link]))
+                if dies and num_kills[link] < _MAX_FRONTEND_KILLS:
+                    num_kills[link] += 1
+                    before_s = time.monotonic()
+                    process.kill()
+                    kill = (self._recorder.life, link, before_s, time.monotonic())
+                    self._recorder.history.frontend_kills.append(kill)
+                    continue
+                process.suspend()
+                try:
+                    await asyncio.sleep(stop_s)
+                finally:
+                    process.resume()
 
     async def _pull(self, rng: random.Random) -> None:
         """Reads the served bytes out again."""
@@ -106,11 +152,12 @@ class Traffic:
             prompt = [rng.randrange(3, 500) for _ in range(rng.choice((2, 5, 20, 60)))]
             num_tokens = rng.choice((1, 3, 30, 100, 200, 400, 700))
             interval = rng.choice((1, 1, 1, 1, 4, 0))
+            link = rng.choice(list(self._tokens_of))
             reading = self._recorder.generate(
-                self._tokens_of,
+                self._tokens_of[link],
                 name,
                 prompt,
-                link=self._tokens_link,
+                link=link,
                 interval=interval,
                 pace=dawdle if rng.random() < 0.1 else None,
                 max_tokens=num_tokens,

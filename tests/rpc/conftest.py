@@ -67,6 +67,7 @@ class ScriptedStream:
     closed: asyncio.Event = field(default_factory=asyncio.Event)
 
     is_finished: bool = False
+    is_aborted: bool = False
     _ready: Callable[[], None] | None = None
 
     def put(self, following: GenerationUpdate | BaseException) -> None:
@@ -90,6 +91,9 @@ class ScriptedStream:
             raise following
         self.is_finished = following.usage is not None
         return following
+
+    def abort(self) -> None:
+        self.is_aborted = True
 
     async def close(self) -> None:
         await asyncio.sleep(0)  # ending a request takes a turn of the loop

@@ -101,6 +101,7 @@ class VllmEngine:
         self._workers = workers
         self._scheduling = Scheduling(llm, self._liveness)
         self._weights = LiveWeights(llm, self._liveness, workers, address)
+        self._tasks: tuple[str, ...] = ()  # what the engine says that it can do
         self.warnings: tuple[str, ...] = ()  # one line for each setting that has a cost when weights are pushed
         self.transfer = LiveTransfer(self._weights)
         self.loras = LiveLoras(workers, self._info.max_loras)
@@ -134,6 +135,9 @@ class VllmEngine:
             assert llm.output_handler is not None  # internal: the task that ends when EngineCore dies
             manager = llm.engine_core.resources.engine_manager
             llm.output_handler.add_done_callback(lambda _: engine._liveness.declare_dead(end_of(manager)))
+            engine._tasks = await engine._liveness.call(
+                llm.get_supported_tasks(), what="question for its tasks", timeout_s=_ATTACH_TIMEOUT_S
+            )
             how = await engine._weights.attach(_ATTACH_TIMEOUT_S, takes_adapters=engine._info.max_loras > 0)
             engine._info = replace(
                 engine._info,
@@ -190,7 +194,7 @@ class VllmEngine:
         """The places of front ends. Call once."""
         llm, liveness, rows = self._llm, self._liveness, self._rows
         return [
-            Seat(place, llm, liveness, rows, self.loras, self._info, self._limits)
+            Seat(place, llm, liveness, rows, self.loras, self._tasks, self._info, self._limits)
             for place in self._places
             if place.index in self._clients.frontends
         ]

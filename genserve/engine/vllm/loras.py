@@ -10,6 +10,7 @@ import itertools
 import logging
 import time
 import uuid
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from genserve.engine.protocol import LoraDirectory
@@ -29,7 +30,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class HeldLora:
-    """An adapter that workers hold. `is_current`: later requests can use it. `users`: ids of the requests that use
+    """An adapter that workers hold. `is_current`: later requests can use it. `users`: the requests that use
     it."""
 
     lora_id: int
@@ -37,7 +38,7 @@ class HeldLora:
     files: LoraDirectory
     loaded_at_s: float = 0.0
     is_current: bool = False
-    users: set[str] = field(default_factory=set)
+    users: set[Hashable] = field(default_factory=set)
 
     @property
     def unique_name(self) -> str:
@@ -62,7 +63,7 @@ class LiveLoras:
         self._ids = itertools.count(1)
         self._current: dict[str, HeldLora] = {}
         self._held: set[HeldLora] = set()
-        self._by_request: dict[str, HeldLora] = {}
+        self._by_request: dict[Hashable, HeldLora] = {}
         self._removals: set[asyncio.Task[None]] = set()
 
     async def load(self, name: str, files: LoraDirectory, timeout_s: float) -> LoadedLora:
@@ -106,17 +107,18 @@ class LiveLoras:
         """The adapters that later requests can use."""
         return [lora.as_loaded() for _, lora in sorted(self._current.items())]
 
-    async def use(self, name: str, request_id: str) -> UsedAdapter:
-        """The adapter of a request, until `release`. Raises LoraNotFoundError."""
-        lora = self._by_request[request_id] = self._require(name)
-        lora.users.add(request_id)
+    async def use(self, name: str, request: Hashable) -> UsedAdapter:
+        """The adapter of a request, until `release`: by its id, or by that and its front end. Raises
+        LoraNotFoundError."""
+        lora = self._by_request[request] = self._require(name)
+        lora.users.add(request)
         return UsedAdapter(lora.unique_name, lora.lora_id, lora.files.directory)
 
-    def release(self, request_id: str) -> None:
+    def release(self, request: Hashable) -> None:
         """Records that the request has ended."""
-        lora = self._by_request.pop(request_id, None)
+        lora = self._by_request.pop(request, None)
         if lora is not None:
-            lora.users.discard(request_id)
+            lora.users.discard(request)
             self._remove_if_unused(lora)
 
     def close(self) -> None:

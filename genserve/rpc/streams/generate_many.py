@@ -113,8 +113,8 @@ class GenerateMany:
                 await self._refuse(action.request_id, action.error)
             elif action.request is not None:
                 await self._begin(action.request, in_columns=action.in_columns)
-            elif action.request_id in self._running:
-                await self._engine.abort([action.request_id])
+            elif (running := self._running.get(action.request_id)) is not None:
+                running.stream.abort()  # and not by its id, which may be in use at another front end as well
 
     def _action(self, message: generation_pb2.GenerateManyRequest) -> _Action:
         kind = message.WhichOneof("action")

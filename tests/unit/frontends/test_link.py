@@ -7,7 +7,14 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from genserve.errors import DeadlineError, GenserveError, LoraNotFoundError, MessageTooLargeError, UnavailableError
+from genserve.errors import (
+    DeadlineError,
+    GenserveError,
+    LoraNotFoundError,
+    MessageTooLargeError,
+    QueueFullError,
+    UnavailableError,
+)
 from genserve.frontends import link as links
 from genserve.frontends.link import Handler, Link, Message
 
@@ -127,6 +134,68 @@ async def test_an_end_that_asks_without_end_is_cut_off(monkeypatch: pytest.Monke
 
     async with linked({"never": never}) as (asking, _):
         waiting = [asyncio.create_task(asking.ask("never", timeout_s=60)) for _ in range(4)]
+        for each in await asyncio.gather(*waiting, return_exceptions=True):
+            assert isinstance(each, UnavailableError)
+
+
+@pytest.mark.parametrize("are_given_up", [False, True])
+async def test_what_is_asked_for_clients_waits_and_is_not_cut_off(
+    monkeypatch: pytest.MonkeyPatch, are_given_up: bool
+) -> None:
+    """Some thousand aborts at once. Those that nobody waits for any more count until they are answered. The
+    daemon's own questions do not wait for them."""
+    monkeypatch.setattr(links, "_MAX_HANDLED", 4)
+    monkeypatch.setattr(links, "_MAX_FOR_CLIENTS", 2)
+    num_begun, release = 0, asyncio.Event()
+
+    async def slow(message: Message) -> Message:
+        nonlocal num_begun
+        num_begun += 1
+        await release.wait()
+        return message
+
+    async def own(message: Message) -> Message:
+        return Message({"own": 1})
+
+    async with linked({"slow": slow, "own": own}) as (asking, _):
+
+        def tasks() -> list["asyncio.Task[Message]"]:
+            asked = (asking.ask_for_client("slow", Message({"n": n}), timeout_s=60) for n in range(10))
+            return [asyncio.create_task(each) for each in asked]
+
+        waiting = tasks()
+        async with asyncio.timeout(60):
+            while num_begun < 2:
+                await asyncio.sleep(0)
+        if are_given_up:
+            for each in waiting:
+                each.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+            with pytest.raises(QueueFullError):
+                await asking.ask_for_client("slow", Message(), timeout_s=0.05)
+            waiting = tasks()
+        assert (await asking.ask("own", timeout_s=60)).values == {"own": 1}
+        assert num_begun == 2
+        release.set()
+        assert [answer.values for answer in await asyncio.gather(*waiting)] == [{"n": n} for n in range(10)]
+
+
+async def test_what_waits_to_be_asked_learns_that_the_other_end_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And so does what is too large to be asked: it takes no place."""
+    monkeypatch.setattr(links, "_MAX_FOR_CLIENTS", 2)
+    monkeypatch.setattr(links, "_MAX_JSON_BYTES", 1000)
+
+    async def never(message: Message) -> Message:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with linked({"never": never}) as (asking, answering):
+        for _ in range(3):
+            with pytest.raises(MessageTooLargeError):
+                await asking.ask_for_client("never", Message({"text": "x" * 1000}), timeout_s=60)
+        waiting = [asyncio.create_task(asking.ask_for_client("never", Message(), timeout_s=60)) for _ in range(10)]
+        await asyncio.sleep(0)
+        answering.close()
         for each in await asyncio.gather(*waiting, return_exceptions=True):
             assert isinstance(each, UnavailableError)
 

@@ -3,12 +3,13 @@
 import asyncio
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +17,9 @@ import psutil
 import pytest
 
 from genserve.control.state import StateBoard
+from genserve.errors import MessageTooLargeError
 from genserve.frontends import supervisor
+from genserve.frontends.frontend import FrontEnd
 from genserve.frontends.settings import FrontendSettings
 from genserve.frontends.state import NUM_WORDS
 from genserve.frontends.supervisor import FrontEnds
@@ -164,6 +167,58 @@ async def test_one_that_does_not_answer_is_killed_and_started_again(template: Te
                 await asyncio.sleep(0.01)
 
 
+async def test_a_question_that_is_too_large_is_the_fault_of_who_asks(
+    template: Template, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client may abort any number of ids: no front end is killed for that."""
+    monkeypatch.setattr("genserve.frontends.link._MAX_JSON_BYTES", 1000)
+    async with started(template, Seat(), Seat()) as (all_of_them, _, said):
+        with pytest.raises(MessageTooLargeError):
+            await all_of_them.abort(["x" * 1000])
+        assert await all_of_them.pausing() == 4
+        assert said == []
+
+
+@asynccontextmanager
+async def alone(template: Template, seat: Seat) -> AsyncIterator[FrontEnd]:
+    """One that nobody has started, and nobody keeps alive."""
+    words = SharedWords.create(NUM_WORDS, "state")
+
+    async def abort(request_ids: Sequence[str] | None) -> bytes:
+        raise AssertionError
+
+    settings = FrontendSettings(os.getpid(), 0, words.fd, (), "127.0.0.1", 0, 1 << 20)
+    frontend = FrontEnd(template, seat, settings, abort, lambda line: None)
+    try:
+        yield frontend
+    finally:
+        frontend.kill()
+        await frontend.stop()
+        words.close()
+
+
+async def test_one_is_asked_about_its_requests_before_it_admits_any(template: Template) -> None:
+    """A pause that came between the two would miss them."""
+    async with alone(template, Seat(hangs_in="serve")) as frontend:
+        starting = asyncio.create_task(frontend.start())
+        await until(lambda: frontend.port != 0)
+        assert await frontend.ask("pausing") == {"port": frontend.port, "num_requests": 2, "idle": True}
+        assert not starting.done()
+        frontend.kill()
+        with pytest.raises(RuntimeError, match="did not start"):
+            await starting
+
+
+async def test_the_end_of_a_process_is_noted_once(template: Template) -> None:
+    """However long nobody waits for it: the event loop would do nothing else."""
+    async with alone(template, Seat()) as frontend:
+        await frontend.start()
+        assert frontend._process is not None
+        frontend.kill()
+        await asyncio.wait_for(frontend._ended.wait(), 60)
+        assert not asyncio.get_running_loop().remove_reader(frontend._process.pidfd)
+
+
 async def test_one_that_dies_again_and_again_stays_down(template: Template) -> None:
     """The others go on, and its port is not told any more."""
     dying, other = Seat(), Seat()
@@ -177,6 +232,36 @@ async def test_one_that_dies_again_and_again_stays_down(template: Template) -> N
         board.notify()
         assert await all_of_them.pausing() == 2
         await all_of_them.wait_idle()
+
+
+@pytest.mark.parametrize("is_cancelled", [True, False])
+async def test_a_start_that_was_given_up_is_not_taken_for_a_later_one(
+    template: Template, monkeypatch: pytest.MonkeyPatch, is_cancelled: bool
+) -> None:
+    """The template stands still, and answers when nobody waits any more. What it has started then ends."""
+    os.kill(template.pid, signal.SIGSTOP)
+    for _ in range(2):
+        settings, theirs = given_up_settings()
+        with theirs, monkeypatch.context() as patch:
+            if not is_cancelled:
+                patch.setattr("genserve.frontends.template._START_TIMEOUT_S", 0.01)
+            starting = asyncio.create_task(template.start(settings))
+            await asyncio.wait({starting}, timeout=0.1)
+            starting.cancel()
+            with pytest.raises((asyncio.CancelledError, OSError)):
+                await starting
+    os.kill(template.pid, signal.SIGCONT)
+    async with started(template, Seat()) as (all_of_them, _, _):
+        await until(lambda: [each.pid for each in processes(template)] == [all_of_them._all[0].pid])
+        assert await all_of_them.pausing() == 2
+    assert processes(template) == []
+
+
+def given_up_settings() -> tuple[FrontendSettings, socket.socket]:
+    """Of a front end to whose link nobody has the other end."""
+    ours, theirs = socket.socketpair()
+    ours.close()
+    return FrontendSettings(os.getpid(), theirs.fileno(), theirs.fileno(), (), "127.0.0.1", 0, 1 << 20), theirs
 
 
 async def test_a_start_that_fails_leaves_no_process(template: Template) -> None:
@@ -207,7 +292,7 @@ async def test_front_ends_ignore_signals_to_the_group_and_the_template_stays() -
 
 
 def test_a_template_is_forked_from_a_process_and_ends_with_it() -> None:
-    """However it ends. What it has loaded, front ends have too."""
+    """However it ends. What it has loaded, front ends have too; one that stands still ends as well."""
     program = (
         "import asyncio, os, signal, socket\n"
         "from genserve.frontends.settings import FrontendSettings\n"
@@ -215,19 +300,23 @@ def test_a_template_is_forked_from_a_process_and_ends_with_it() -> None:
         "loaded = 'loaded'\n"
         "def run(settings):\n"
         "    os.write(settings.link_fd, f'{loaded} {settings.host}'.encode())\n"
-        "    return 0\n"
+        "    os.kill(os.getpid(), signal.SIGSTOP)\n"
         "template = fork_template(run)\n"
         "async def main():\n"
         "    ours, theirs = socket.socketpair()\n"
         "    settings = FrontendSettings(os.getpid(), theirs.fileno(), theirs.fileno(), (), 'host', 0, 0)\n"
         "    started = await template.start(settings)\n"
-        "    print(ours.recv(100).decode(), template.pid, flush=True)\n"
+        "    print(ours.recv(100).decode(), template.pid, started.pid, flush=True)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
         "asyncio.run(main())\n"
     )
     ended = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, timeout=60, check=False)
     assert ended.returncode == -signal.SIGKILL
-    loaded, host, pid = ended.stdout.split()
+    loaded, host, *pids = ended.stdout.split()
     assert (loaded, host) == ("loaded", "host")
-    if psutil.pid_exists(int(pid)):
-        psutil.Process(int(pid)).wait(30)
+    # Not psutil's wait: who ends stays in the list of processes until init has read its status, whenever that is.
+    for pid in map(int, pids):
+        with suppress(ProcessLookupError):
+            process = os.pidfd_open(pid)
+            assert select.select([process], [], [], 30)[0], "it runs on"
+            os.close(process)

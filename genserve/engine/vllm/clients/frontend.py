@@ -55,7 +55,7 @@ class FrontendEngine:
         rows = ClientRows(SharedWords(rows_fd), invitation.count, num_engines)
         ids = IdTable(ids_fd)
         place = place_of(invitation, requests_fd, outputs_fd)
-        llm = await join(invitation.config, place, rows.row(place.index), rows.counters, ids.add)
+        llm = await join(invitation.config, invitation.tasks, place, rows.row(place.index), rows.counters, ids.add)
         enable_envs_cache()  # vLLM asks the environment about something for every token
         tally = rows.tally(place.index)
 

@@ -23,15 +23,21 @@ from genserve.engine.vllm.start.clients import ClientPlace
 from genserve.errors import UnavailableError
 
 _CONNECT_TIMEOUT_S = 60.0
-_ANSWER_TIMEOUT_S = 110.0  # the engine answers between two steps, which may take long on a CPU
 _READY = b""
 """vLLM takes it for an engine that has changed no setting. The daemon's configuration has the changes already."""
 
 
 async def join(
-    config: VllmConfig, place: ClientPlace, stat_logger: Any, counters: Any, note: Callable[[str, Any], None]
+    config: VllmConfig,
+    tasks: tuple[str, ...],
+    place: ClientPlace,
+    stat_logger: Any,
+    counters: Any,
+    note: Callable[[str, Any], None],
 ) -> AsyncLLM:
-    """The client at a place, once every engine listens to it. `config` is that of the daemon's client after the start.
+    """The client at a place, once every engine listens to it. `config` is that of the daemon's client after the start,
+    and `tasks` are what this client was told of the engine. The engine is asked nothing: it may be amid a long step or
+    a commit; and vLLM's client takes an answer that its predecessor waited for as the death of the engine.
 
     `counters` is memory of all clients in which vLLM counts their unfinished requests.
     `note` is called with the id of each sequence before EngineCore gets it, and with vLLM's unfinished ones. Raises
@@ -40,15 +46,10 @@ async def join(
     llm = _client(config, place, stat_logger, counters)
     try:
         await _listen(llm, place.requests)
-        # One round trip. vLLM keeps the answer, which every request needs.
-        async with asyncio.timeout(_ANSWER_TIMEOUT_S):
-            await llm.get_supported_tasks()
-    except TimeoutError:
-        llm.shutdown(0.0)
-        raise UnavailableError("the engine does not answer its new client") from None
     except BaseException:
         llm.shutdown(0.0)
         raise
+    llm._supported_tasks = tasks  # internal: AsyncLLM.get_supported_tasks asks the engine if this is not there
     # internal: AsyncLLM gives a request its ids in the same call that sends it.
     send = llm.engine_core.add_request_async
     unfinished = llm.output_processor.request_states

@@ -28,9 +28,11 @@ _ON_ITS_WAY_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Invitation:
-    """What a process needs to join, beside the descriptors of the seat. `config` is the engine's after its start."""
+    """What a process needs to join, beside the descriptors of the seat. `config` is the engine's after its start, and
+    `tasks` are what it says that it can do."""
 
     config: VllmConfig
+    tasks: tuple[str, ...]
     info: EngineInfo
     limits: IntakeLimits
     index: int
@@ -63,6 +65,7 @@ class Seat:
         liveness: Liveness,
         rows: ClientRows,
         loras: LiveLoras,
+        tasks: tuple[str, ...],
         info: EngineInfo,
         limits: IntakeLimits,
     ) -> None:
@@ -73,10 +76,11 @@ class Seat:
         self._rows = rows
         self._row = rows.row(place.index)
         self._loras = loras
+        self._tasks = tasks
         self._info = info
         self._limits = limits
         self._ids = IdTable.create()
-        self._used: set[str] = set()
+        self._used: set[tuple[int, str]] = set()
 
     @property
     def fds(self) -> Sequence[int]:
@@ -88,6 +92,7 @@ class Seat:
         """What the process needs to join."""
         return Invitation(
             self._llm.vllm_config,
+            self._tasks,
             self._info,
             self._limits,
             self._place.index,
@@ -104,14 +109,14 @@ class Seat:
 
     async def use_adapter(self, name: str, request_id: str) -> UsedAdapter:
         """The adapter of one of its requests, until `release_adapter`. Raises LoraNotFoundError."""
-        key = f"{self.index}/{request_id}"
+        key = (self.index, request_id)  # no id of a request of the daemon's own
         used = await self._loras.use(name, key)
         self._used.add(key)
         return used
 
     def release_adapter(self, request_id: str) -> None:
         """Records that the request has ended."""
-        key = f"{self.index}/{request_id}"
+        key = (self.index, request_id)
         self._used.discard(key)
         self._loras.release(key)
 

@@ -16,8 +16,8 @@ class UsedAdapter:
 class Adapters(Protocol):
     """Keeps an adapter loaded for as long as a request uses it."""
 
-    async def use(self, name: str, request_id: str) -> UsedAdapter:
+    async def use(self, name: str, request_id: str, /) -> UsedAdapter:
         """The adapter of a request, until `release`. Raises LoraNotFoundError."""
 
-    def release(self, request_id: str) -> None:
+    def release(self, request_id: str, /) -> None:
         """Records that the request has ended, or was not admitted. Does nothing for one without an adapter."""

@@ -115,7 +115,7 @@ class RunningRequests:
         wanted = list(self._streams) if request_ids is None else list(request_ids)
         running = {i: stream for i in wanted if (stream := self._streams.get(i)) is not None}
         for stream in running.values():
-            stream.end_soon(FinishReason.ABORTED)
+            stream.abort()
         return list(running), [i for i in wanted if i not in running]
 
     async def _admit(self, request: GenerationRequest) -> VllmStream:

@@ -73,6 +73,10 @@ class VllmStream:
             self._abort_reason = reason
             self._aborting = asyncio.create_task(self._abort(self))
 
+    def abort(self) -> None:
+        """Ends the request with reason ABORTED."""
+        self.end_soon(FinishReason.ABORTED)
+
     @property
     def is_finished(self) -> bool:
         """Whether nothing more will come."""

@@ -141,6 +141,9 @@ class Given:
     def call_when_ready(self, callback: Callable[[], None]) -> None:
         callback()
 
+    def abort(self) -> None:
+        """Does nothing."""
+
     async def close(self) -> None:
         """Does nothing."""
 

@@ -57,6 +57,9 @@ class Stream:
     def call_when_ready(self, callback: Callable[[], None]) -> None:
         self.gains = callback
 
+    def abort(self) -> None:
+        """Does nothing."""
+
     async def close(self) -> None:
         """Does nothing."""
 

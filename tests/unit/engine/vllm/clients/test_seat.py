@@ -76,14 +76,17 @@ def seat(core: Core, loras: LiveLoras, rows: ClientRows, tmp_path: Path) -> Seat
     llm: Any = SimpleNamespace(engine_core=core, vllm_config=SimpleNamespace(name="configuration"))
     info: Any = SimpleNamespace(model="m")
     place = ClientPlace(2, 3, listeners[0], listeners[1], "ipc://stats")
-    return Seat(place, llm, Liveness(), rows, loras, info, IntakeLimits(8, 2))
+    return Seat(place, llm, Liveness(), rows, loras, ("generate",), info, IntakeLimits(8, 2))
 
 
-async def test_an_adapter_is_in_use_until_the_request_or_its_front_end_has_ended(seat: Seat, loras: LiveLoras) -> None:
-    """The daemon's own request of the same id has nothing to do with it."""
+@pytest.mark.parametrize("own_id", ["r", "2/r"])
+async def test_an_adapter_is_in_use_until_the_request_or_its_front_end_has_ended(
+    seat: Seat, loras: LiveLoras, own_id: str
+) -> None:
+    """The daemon's own request of the same id has nothing to do with it; nor of an id that looks like a place's."""
     files: Any = Files()
     await loras.load("x", files, 10.0)
-    own = await loras.use("x", "r")
+    own = await loras.use("x", own_id)
     assert await seat.use_adapter("x", "r") == own
     await seat.use_adapter("x", "s")
     assert loras.loaded()[0].num_requests == 3
@@ -92,7 +95,7 @@ async def test_an_adapter_is_in_use_until_the_request_or_its_front_end_has_ended
     assert loras.loaded()[0].num_requests == 2
     seat.vacate()
     assert loras.loaded()[0].num_requests == 1
-    loras.release("r")
+    loras.release(own_id)
     assert loras.loaded()[0].num_requests == 0
     with pytest.raises(LoraNotFoundError):
         await seat.use_adapter("y", "r")
@@ -123,6 +126,7 @@ def test_an_invitation_names_all_that_a_process_needs(seat: Seat) -> None:
     """The sockets are those that the daemon listens on. Anything else is refused."""
     invitation = Invitation.from_bytes(seat.invitation)
     assert (invitation.index, invitation.count, invitation.limits) == (2, 3, IntakeLimits(8, 2))
+    assert invitation.tasks == ("generate",)
     place = place_of(invitation, *seat.fds[:2])
     try:
         assert place.requests.socket.family == socket.AF_UNIX

@@ -1,0 +1,124 @@
+"""Two front ends of two data-parallel engines with LoRA adapters: every front end reaches both engines, and an adapter
+stays for as long as a request of any process uses it."""
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from genserve.client import AsyncClient
+from genserve.errors import LoraNotFoundError, UnavailableError
+from tests.engine.outputs import greedy_outputs, next_version, wait_idle
+from tests.support.adapters import CONFIG, PROMPT, adapter
+from tests.support.daemon_process import BOTH_CORES, SMALL_ENGINE, DaemonProcess
+from tests.support.frontends import everywhere_of, on_port, port_of, reasons, running
+
+NUM_FRONTENDS, NUM_ENGINES = 2, 2
+
+
+@pytest.fixture(scope="module")
+def replicas(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
+    """A daemon with two engines, each of which holds two adapters."""
+    flags = ["--model", str(checkpoints["a"]), *SMALL_ENGINE, "--data-parallel-size", str(NUM_ENGINES)]
+    flags += ["--enable-lora", "--max-loras", "2", "--max-cpu-loras", "2", "--max-lora-rank", "8"]
+    process = DaemonProcess(
+        [*flags, "--frontends", str(NUM_FRONTENDS)], tmp_path_factory.mktemp("replicas") / "stderr", env=BOTH_CORES
+    )
+    try:
+        yield process.wait_serving()
+    finally:
+        process.end()
+
+
+@pytest.fixture(scope="module")
+async def everywhere(replicas: DaemonProcess) -> AsyncIterator[Sequence[AsyncClient]]:
+    """A client of the daemon's own port, and one of each front end."""
+    async with everywhere_of(replicas.address, NUM_FRONTENDS) as clients:
+        yield clients
+
+
+def directories(daemon: DaemonProcess) -> list[Path]:
+    """The adapters' files that the daemon has on disk."""
+    return list(Path(tempfile.gettempdir()).glob(f"genserve-lora-{daemon.process.pid}-*"))
+
+
+async def until_removed(daemon: DaemonProcess) -> None:
+    """Waits until no adapter is left."""
+    async with asyncio.timeout(60):
+        while directories(daemon):
+            await asyncio.sleep(0.05)
+
+
+async def test_every_front_end_reaches_every_engine(
+    everywhere: Sequence[AsyncClient], checkpoints: dict[str, Path]
+) -> None:
+    """By its rank; before and after a push, and each token is labelled."""
+    for name in ("b", "a"):
+        version = await next_version(everywhere[0])
+        await everywhere[0].push_weights(checkpoints[name], version=version)
+        outputs = [await greedy_outputs(each) for each in everywhere]
+        assert all(each == outputs[0] for each in outputs)
+        for each in everywhere:
+            for rank in range(NUM_ENGINES):
+                generation = await each.generate(
+                    PROMPT, max_tokens=4, ignore_eos=True, temperature=0.0, data_parallel_rank=rank
+                )
+                assert [span.version for span in generation.sequences[0].weight_spans] == [version]
+
+
+async def test_a_pause_and_an_abort_reach_both_engines(everywhere: Sequence[AsyncClient]) -> None:
+    """Of requests of all processes on both engines."""
+    for rank in range(NUM_ENGINES):
+        async with running(everywhere, data_parallel_rank=rank) as tasks:
+            pause = await everywhere[0].pause("abort", holder="test", timeout_s=60)
+            assert pause.requests_aborted == len(everywhere)
+            assert await reasons(tasks) == ["paused"] * len(everywhere)
+            await everywhere[0].resume(pause.lease.lease_id)
+        async with running(everywhere, data_parallel_rank=rank) as tasks:
+            assert len((await everywhere[1].abort(all=True)).aborted_ids) == len(everywhere)
+            assert await reasons(tasks) == ["aborted"] * len(everywhere)
+
+
+async def test_an_adapter_stays_while_a_front_end_uses_it(
+    replicas: DaemonProcess, everywhere: Sequence[AsyncClient], checkpoints: dict[str, Path]
+) -> None:
+    """The same tokens at every port. Unloaded, it stays until the last request ends; nobody can begin another one."""
+    daemon = everywhere[0]
+    await daemon.push_lora("policy", adapter(checkpoints["a"], seed=1), CONFIG)
+    options: Any = {"max_tokens": 24, "temperature": 0.0, "ignore_eos": True}
+    plain = (await daemon.generate(PROMPT, **options)).token_ids
+    said = [(await each.generate(PROMPT, **options, lora_name="policy")).token_ids for each in everywhere]
+    assert all(each == said[0] != plain for each in said)
+    async with running(everywhere, lora_name="policy") as tasks:
+        assert (await daemon.unload_lora("policy")).running_requests == len(everywhere)
+        for each in everywhere:
+            with pytest.raises(LoraNotFoundError, match="policy"):
+                await each.generate(PROMPT, **options, lora_name="policy")
+        await daemon.abort(["r0", "r1"])
+        assert await reasons(tasks[:2]) == ["aborted"] * 2
+        assert directories(replicas), "removed while the last request uses it"
+        assert not tasks[2].done()
+    await until_removed(replicas)
+
+
+async def test_a_killed_front_end_leaves_no_request_in_an_engine_and_no_adapter(
+    replicas: DaemonProcess, everywhere: Sequence[AsyncClient], checkpoints: dict[str, Path]
+) -> None:
+    """Nobody but it knew which engine had which request. The next one reaches both engines."""
+    daemon, victim = everywhere[0], everywhere[2]
+    await daemon.push_lora("policy", adapter(checkpoints["a"], seed=2), CONFIG)
+    process = on_port(replicas, port_of(victim))
+    async with running([victim] * 4, lora_name="policy") as lost:
+        await daemon.unload_lora("policy")
+        process.kill()
+        for each in await asyncio.gather(*lost, return_exceptions=True):
+            assert isinstance(each, UnavailableError)
+    await wait_idle(daemon, timeout_s=60)
+    await until_removed(replicas)
+    await victim.wait_ready(timeout_s=120)
+    for rank in range(NUM_ENGINES):
+        generation = await victim.generate(PROMPT, max_tokens=4, ignore_eos=True, data_parallel_rank=rank)
+        assert len(generation.token_ids) == 4
