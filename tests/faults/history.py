@@ -133,6 +133,24 @@ class Stream:
         return [s.version for delta in self.deltas for s in delta.spans for _ in range(s.start, s.end)]
 
 
+@dataclass(slots=True)
+class UnlabelledStream:
+    """One generation over HTTP, which names no version. `at_s` is when each token arrived.
+
+    `finish` is why it ended; "" when it was cancelled or broke, with `error` then. `ended_s` is when either happened.
+    """
+
+    client: str
+    life: int
+    invoked_s: float
+    prompt: list[int]
+    tokens: list[int] = field(default_factory=list)
+    at_s: list[float] = field(default_factory=list)
+    finish: str = ""
+    error: str = ""
+    ended_s: float = math.inf
+
+
 @dataclass(frozen=True, slots=True)
 class TokenWindow:
     """When the tokens of one span of one delta were sampled: between these two."""
@@ -154,6 +172,7 @@ class History:
     """(life, time) of each daemon's end, or of the moment from which it was to die of a fault."""
     frontend_kills: list[tuple[int, str, float, float]] = field(default_factory=list)
     """(life, link, before, after) each SIGKILL of a front end."""
+    unlabelled: list[UnlabelledStream] = field(default_factory=list)
 
     def lives(self) -> list[int]:
         """The lives that something was recorded of."""
@@ -193,6 +212,7 @@ class History:
         """How much was done, in one line each."""
         kinds = Counter(f"{o.kind} {o.reason or o.outcome.value}" for o in self.operations)
         ends = Counter(stream.finish or stream.error or "cancelled" for stream in self.streams)
+        http_ends = Counter(stream.finish or stream.error or "cancelled" for stream in self.unlabelled)
         num_tokens = sum(len(stream.tokens) for stream in self.streams)
         windows = [window for life in self.lives() for window in self.windows(life)]
         num_bounded = sum(window.not_before_s > window.stream.invoked_s for window in windows)
@@ -206,6 +226,8 @@ class History:
                 f"{num_bounded} of {len(windows)} runs of tokens have a lower bound from a probe",
                 "operations: " + ", ".join(f"{kind} {n}" for kind, n in sorted(kinds.items())),
                 "streams: " + ", ".join(f"{end} {n}" for end, n in sorted(ends.items())),
+                f"{len(self.unlabelled)} over HTTP, {sum(len(stream.tokens) for stream in self.unlabelled)} tokens: "
+                + ", ".join(f"{end} {n}" for end, n in sorted(http_ends.items())),
             ]
         )
 

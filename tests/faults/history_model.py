@@ -112,6 +112,11 @@ def label_violations(
     return found
 
 
+def writes(history: History, life: int) -> list[Write]:
+    """The pushes that may have been applied in a life."""
+    return list(_Life(history, life)._writes())
+
+
 class _Life:
     def __init__(self, history: History, life: int) -> None:
         self._life = life

@@ -1,7 +1,8 @@
 """A history of random operations against a real daemon that is killed now and then, checked against a small model.
 
 GENSERVE_HISTORY_S is how long the clients are at work, GENSERVE_HISTORY_SEED what their choices come from,
-GENSERVE_HISTORY_FRONTENDS how many processes serve the requests: without it, one and then three.
+GENSERVE_HISTORY_FRONTENDS how many processes serve the requests: without it, one and then three. With more than one
+there is an OpenAI server too.
 """
 
 import asyncio
@@ -21,9 +22,11 @@ from genserve.errors import ApplyInProgressError, VersionNotNewerError
 from tests.faults.contents import Contents
 from tests.faults.history import START_CONTENT, History, Outcome, excerpt
 from tests.faults.history_model import Violation, label_violations, violations
+from tests.faults.http_generator import MODEL
 from tests.faults.recorder import Recorder
-from tests.faults.scores import scored, separation
+from tests.faults.scores import scored, scored_unlabelled, separation
 from tests.faults.traffic import Traffic
+from tests.faults.unlabelled_model import unlabelled_violations
 from tests.support import faulty_worker
 from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess
 from tests.support.faulty_worker import FAULTS_VARIABLE, FAULTY_EXTENSION
@@ -44,7 +47,9 @@ class Daemons:
 
     def __init__(self, checkpoint: Path, directory: Path, num_frontends: int) -> None:
         self._flags = ["--model", str(checkpoint), *SMALL_ENGINE, "--worker-extension-cls", FAULTY_EXTENSION]
-        self._flags += ["--frontends", str(num_frontends)]
+        self._flags += ["--frontends", str(num_frontends), "--served-model-name", MODEL]
+        if num_frontends > 1:
+            self._flags += ["--openai-port", "0"]
         self._directory = directory
         self.faults = directory / "faults"
         self.faults.mkdir()
@@ -141,6 +146,7 @@ async def test_a_history_of_random_operations_is_that_of_one_register_of_weights
     own, told_apart = separation(history, behind, TOLERANCE)
     print(f"{len(own)} tokens scored, at most {own[-1]:.3f} behind; {told_apart:.0%} of others are told apart")
     found = violations(history) + label_violations(history, behind, TOLERANCE)
+    found += unlabelled_violations(history, scored_unlabelled(history, contents), TOLERANCE)
     assert not found, report(history, found)
     assert told_apart > 0.5, "the scores cannot tell the weights apart"
     assert num_faults > 0 and any(operation.applied is not None for operation in history.operations)

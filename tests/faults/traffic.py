@@ -17,6 +17,7 @@ import psutil
 
 from genserve.client import AsyncClient, KvPolicy, PauseMode
 from tests.faults.history import ANY_LINK, FRONTEND_LINK
+from tests.faults.http_generator import HttpGenerator
 from tests.faults.recorder import Recorder
 from tests.faults.trainers import Trainer, VersionBook
 from tests.support import faulty_worker
@@ -26,6 +27,7 @@ from tests.support.frontends import everywhere_of, on_port, port_of
 
 _NUM_GENERATORS = 6
 _NUM_TRAINERS = 2
+_NUM_HTTP_GENERATORS = 2
 _LINK = "tokens"
 _MAX_FRONTEND_KILLS = 3
 """In one life of the daemon: at the fourth one a front end stays down."""
@@ -57,6 +59,7 @@ class Traffic:
             if self._frontends:
                 await self._control.wait_ready()  # it spreads its requests then
                 self._tokens_of[ANY_LINK] = self._control
+            openai_port = (await self._control.server_info()).openai_port
             self._ordering = asyncio.create_task(self._order_faults(self._rng("faults")), name="faults")
             self._tasks = [
                 self._ordering,
@@ -70,6 +73,7 @@ class Traffic:
                 asyncio.create_task(self._pull(self._rng("puller")), name="puller"),
                 *(asyncio.create_task(self._generate(i), name=f"generator {i}") for i in range(_NUM_GENERATORS)),
                 *(asyncio.create_task(trainer.run(), name="trainer") for trainer in self._trainers()),
+                *(asyncio.create_task(each.run(), name="HTTP") for each in self._http_generators(openai_port)),
             ]
             self._stack = stack.pop_all()
         return self
@@ -102,6 +106,10 @@ class Traffic:
             Trainer(name, self._recorder, self._address, self._rng(name), book)
             for name in (f"trainer{i}" for i in range(_NUM_TRAINERS))
         ]
+
+    def _http_generators(self, port: int) -> list[HttpGenerator]:
+        names = [f"http{i}" for i in range(_NUM_HTTP_GENERATORS if port else 0)]
+        return [HttpGenerator(name, self._recorder, port, self._rng(name)) for name in names]
 
     async def _probe(self, own: AsyncClient) -> None:
         """Asks for the status on the streams' own connection all the time: that bounds when tokens were sampled."""
