@@ -28,6 +28,7 @@ from genserve.engine.types import (
     WeightDigest,
 )
 from genserve.engine.vllm.activity import observer
+from genserve.engine.vllm.clients.interruption import EngineInterruption
 from genserve.engine.vllm.clients.others import NoOthers, OtherClients
 from genserve.engine.vllm.clients.rows import ClientRows
 from genserve.engine.vllm.clients.seat import Seat
@@ -250,6 +251,12 @@ class VllmEngine:
             running.paused()
             await self.others.paused()
         return PauseCounts(kept=0, aborted=aborted)
+
+    def interrupted(self) -> EngineInterruption:
+        """What the present pause interrupts."""
+        # internal: vLLM's states of unfinished sequences.
+        own = self._meter.interruptions.begin(self._llm.output_processor.request_states)
+        return EngineInterruption(own, self.others, self._liveness)
 
     async def resume(self, timeout_s: float) -> None:
         """Schedules again."""

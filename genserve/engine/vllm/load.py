@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from genserve.engine.types import Load
+from genserve.engine.vllm.clients.interruption import Interruptions
 from genserve.engine.vllm.clients.rows import RATE_WINDOW_S, ClientRow
 
 
@@ -22,6 +23,8 @@ class LoadMeter:
         self._tokens: deque[tuple[float, int]] = deque()
         self._queries = 0
         self._hits = 0
+        self.interruptions = Interruptions()
+        """Of the daemon's sequences."""
         self.others: Sequence[ClientRow] = ()
         """What vLLM told other clients of the engine: each step's statistics go to one client."""
 
@@ -78,7 +81,10 @@ class LoadMeter:
             self._kv_usage[engine_idx] = scheduler_stats.kv_cache_usage
             self._queries += scheduler_stats.prefix_cache_stats.queries
             self._hits += scheduler_stats.prefix_cache_stats.hits
-        if iteration_stats is not None and iteration_stats.num_generation_tokens:
+        if iteration_stats is None:
+            return
+        self.interruptions.step(iteration_stats)
+        if iteration_stats.num_generation_tokens:
             now = self._clock()
             self._tokens.append((now, iteration_stats.num_generation_tokens))
             self._forget_before(now - RATE_WINDOW_S)

@@ -20,6 +20,13 @@ class OtherClients(Protocol):
     async def paused(self) -> None:
         """The engine has aborted them."""
 
+    async def interrupted(self) -> int:
+        """Nothing is scheduled: each watches its sequences from now on. Tokens that these have computed."""
+
+    async def longest_wait_s(self) -> float | None:
+        """When each of the watched sequences has another output or has ended, at the latest after WAIT_PATIENCE_S: the
+        longest time that one was without output, None if none was."""
+
     async def wait_idle(self) -> None:
         """Returns when no request is left."""
 
@@ -39,6 +46,14 @@ class NoOthers:
 
     async def paused(self) -> None:
         """There were none."""
+
+    async def interrupted(self) -> int:
+        """None was running."""
+        return 0
+
+    async def longest_wait_s(self) -> float | None:
+        """None waits."""
+        return None
 
     async def wait_idle(self) -> None:
         """None is left."""

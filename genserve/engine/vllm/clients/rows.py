@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from genserve.engine.vllm.clients.interruption import Interruptions
 from genserve.memory.words import SharedWords
 
 RATE_WINDOW_S = 5.0
@@ -46,6 +47,8 @@ class ClientRow:
         self._start = start
         self._num_engines = num_engines
         self._clock = clock
+        self.interruptions = Interruptions()
+        """Of the client's sequences, if this is its own process."""
 
     @property
     def num_sequences(self) -> int:
@@ -97,7 +100,10 @@ class ClientRow:
             ints[at + _AT] = time.monotonic_ns()
             ints[self._start + _QUERIES] += scheduler_stats.prefix_cache_stats.queries
             ints[self._start + _HITS] += scheduler_stats.prefix_cache_stats.hits
-        if iteration_stats is not None and iteration_stats.num_generation_tokens:
+        if iteration_stats is None:
+            return
+        self.interruptions.step(iteration_stats)
+        if iteration_stats.num_generation_tokens:
             self._count_tokens(iteration_stats.num_generation_tokens)
 
     def log(self) -> None:
