@@ -27,7 +27,7 @@ from genserve.memory.words import SharedWords
 class Seat:
     """A place at no engine. `script` is what the next process there does; `calls` what the seat was asked."""
 
-    def __init__(self, **script: str) -> None:
+    def __init__(self, **script: Any) -> None:
         self.script = script
         self.calls: list[Any] = []
         self.fds: Sequence[int] = ()
@@ -162,6 +162,24 @@ async def test_one_that_does_not_answer_is_killed_and_started_again(template: Te
         async with asyncio.timeout(60):
             while await all_of_them.pausing() != 2:
                 await asyncio.sleep(0.01)
+
+
+async def test_what_a_push_costs_is_that_of_all(template: Template) -> None:
+    """Tokens add up; the longest wait counts, and one whose requests did not run has none."""
+    seats = [Seat(longest_wait_s=wait_s) for wait_s in (0.5, 2.5, None)]
+    async with started(template, *seats) as (all_of_them, _, _):
+        assert await all_of_them.interrupted() == 15
+        assert await all_of_them.longest_wait_s() == 2.5
+    async with started(template, Seat()) as (all_of_them, _, _):
+        assert await all_of_them.longest_wait_s() is None
+
+
+async def test_one_that_dies_meanwhile_has_nobody_who_waits(template: Template) -> None:
+    """Its streams have ended; the others tell theirs."""
+    dying, other = Seat(dies_in="longest wait"), Seat(longest_wait_s=1.5)
+    async with started(template, dying, other) as (all_of_them, _, _):
+        dying.script = {}
+        assert await all_of_them.longest_wait_s() == 1.5
 
 
 async def test_one_that_dies_again_and_again_stays_down(template: Template) -> None:
