@@ -251,7 +251,6 @@ class PauseController:
             self.fail(error)
             raise
         self._paused = paused
-        self._dropped = paused and self._dropped
 
     @property
     def is_leased(self) -> bool:

@@ -84,8 +84,11 @@ class FrontEnds:
         """The engine has aborted them."""
         await self._ask_all(questions.PAUSED)
 
-    async def interrupted(self) -> int:
+    def interrupted(self) -> "asyncio.Future[int]":
         """Nothing is scheduled: each watches its sequences from now on. Tokens that these have computed."""
+        return asyncio.create_task(self._interrupted(), name="tokens that an update interrupted")
+
+    async def _interrupted(self) -> int:
         return sum(answer["num_computed_tokens"] for answer in await self._ask_all(questions.INTERRUPTED))
 
     async def longest_wait_s(self) -> float | None:

@@ -39,16 +39,20 @@ async def test_a_pause_that_failed_has_dropped_nothing(rig: Rig) -> None:
 
 
 async def test_a_sleep_has_dropped_them_until_the_engine_runs(rig: Rig) -> None:
-    """Also when it is awake again, but paused."""
-    grant = await rig.pauses.pause(PauseMode.KEEP, REUSE, holder="t", ttl_s=None, timeout_s=5.0)
+    """A push into an engine that sleeps drops nothing, and the engine runs when it is awake."""
     await rig.sleeps.sleep(PauseMode.KEEP, KV_CACHE, 5.0)
     assert not (await held(rig, RECOMPUTE)).drops
+    await rig.sleeps.wake_up()
+    assert (await held(rig, RECOMPUTE)).drops
+
+
+async def test_an_engine_that_woke_up_and_is_still_paused_has_none(rig: Rig) -> None:
+    """Until its lease ends."""
+    grant = await rig.pauses.pause(PauseMode.KEEP, REUSE, holder="t", ttl_s=None, timeout_s=5.0)
+    await rig.sleeps.sleep(PauseMode.KEEP, KV_CACHE, 5.0)
     await rig.sleeps.wake_up()
     assert not (await held(rig, RECOMPUTE)).drops
     await rig.pauses.resume(grant.lease.lease_id)
-    assert (await held(rig, RECOMPUTE)).drops
-    await rig.sleeps.sleep(PauseMode.KEEP, KV_CACHE, 5.0)
-    await rig.sleeps.wake_up()
     assert (await held(rig, RECOMPUTE)).drops
 
 

@@ -102,7 +102,7 @@ class EngineInterruption:
         self._own = own
         self._others = others
         self._liveness = liveness
-        self._telling = asyncio.create_task(others.interrupted(), name="tokens that an update interrupted")
+        self._telling = others.interrupted()
 
     @property
     def num_computed_tokens(self) -> int | None:

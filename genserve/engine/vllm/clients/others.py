@@ -1,5 +1,6 @@
 """The requests of other processes, for the daemon's engine."""
 
+import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -20,7 +21,7 @@ class OtherClients(Protocol):
     async def paused(self) -> None:
         """The engine has aborted them."""
 
-    async def interrupted(self) -> int:
+    def interrupted(self) -> "asyncio.Future[int]":
         """Nothing is scheduled: each watches its sequences from now on. Tokens that these have computed."""
 
     async def longest_wait_s(self) -> float | None:
@@ -47,9 +48,11 @@ class NoOthers:
     async def paused(self) -> None:
         """There were none."""
 
-    async def interrupted(self) -> int:
-        """None was running."""
-        return 0
+    def interrupted(self) -> "asyncio.Future[int]":
+        """None was running, which is known at once."""
+        known: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        known.set_result(0)
+        return known
 
     async def longest_wait_s(self) -> float | None:
         """None waits."""

@@ -31,6 +31,21 @@ def test_a_client_knows_what_the_others_have_admitted() -> None:
     assert [tally.num_elsewhere for tally in tallies] == [100, 101, 1]
 
 
+async def test_each_client_is_told_of_the_steps_of_its_own_sequences() -> None:
+    """Those that wait for their first output after a push: vLLM says after how long it came."""
+    gained = SimpleNamespace(num_generation_tokens=1, inter_token_latencies_iter=[2.5])
+    for logger in (LoadMeter(), ClientRows(SharedWords.create(1000, "test"), 1, 1).row(0)):
+        detokenizer = SimpleNamespace(num_output_tokens=lambda: 1)
+        state = SimpleNamespace(prompt_len=1, is_prefilling=False, detokenizer=detokenizer)
+        state.stats = SimpleNamespace(last_token_ts=1.0)
+        watch = logger.interruptions.begin({"a": state})
+        logger.record(None, None)
+        assert not watch.is_over
+        state.stats.last_token_ts = 3.5
+        logger.record(None, gained)
+        assert await watch.longest_wait_s(patience_s=0.0) == 2.5
+
+
 def test_the_load_is_that_of_the_last_step_whichever_client_was_told() -> None:
     """vLLM tells one client of each step; tokens and cache hits add up, and so do steps."""
     now = 100.0
