@@ -7,7 +7,7 @@ and when they end; `sleep` takes turns with pauses; the state board has the phas
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from genserve.control.arguments import check_text
@@ -25,6 +25,7 @@ from genserve.errors import (
 )
 
 _UNDO_TIMEOUT_S = 30.0
+_TELL_TIMEOUT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +182,8 @@ class PauseController:
             try:
                 yield hold
                 hold.interruption = self._engine.interrupted()
+                if self._leases.active:  # no request waits for this, because nothing runs afterwards
+                    await _told_soon(hold.interruption)
             finally:
                 resume_s = time.perf_counter()
                 await self._run_if_free()
@@ -282,3 +285,9 @@ class PauseController:
     def _tell_change(self) -> None:
         self._changed.set()
         self._board.notify()
+
+
+async def _told_soon(interruption: Interruption) -> None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_TELL_TIMEOUT_S):
+            await interruption.told()

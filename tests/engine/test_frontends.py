@@ -259,6 +259,13 @@ async def test_a_push_tells_what_it_costs_the_streams_of_all(
     assert applied.requests_kept == len(everywhere)
     assert applied.recomputed_tokens == computed
     assert applied.longest_wait_s is not None and applied.longest_wait_s > applied.step_s["commit"]
+    async with running(everywhere) as tasks:
+        async with client.paused(kv_policy="reuse") as lease:
+            version = await next_version(client)
+            push = await client.push_weights(checkpoints["a"], version=version, pause_lease_id=lease.lease_id)
+        await client.abort(all=True)
+        await asyncio.gather(*tasks)
+    assert push.applied is not None and push.applied.recomputed_tokens, "it has not waited for the front ends"
 
 
 async def test_a_killed_front_end_ends_its_own_streams_and_nothing_else(

@@ -1,7 +1,10 @@
 """Which pause drops the keys and values of running requests: once they are gone, no later one does before they run."""
 
+import asyncio
+
 import pytest
 
+from genserve.control import pause
 from genserve.control.asleep import SleepDepth
 from genserve.control.pause import Hold
 from genserve.engine.types import KvPolicy, PauseMode
@@ -62,6 +65,25 @@ async def test_a_block_that_fails_interrupts_nothing_worth_telling(rig: Rig) -> 
         async with rig.pauses.hold(PauseMode.KEEP, RECOMPUTE, timeout_s=5.0) as hold:
             raise RuntimeError
     assert hold.interruption is None and hold.recomputed_tokens is None
+
+
+async def test_a_push_that_leaves_the_engine_paused_waits_a_while_for_the_front_ends(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody generates meanwhile. One that does not tell in time does not hold the trainer up for longer."""
+    rig.engine.interruption.telling.clear()
+    grant = await rig.pauses.pause(PauseMode.KEEP, REUSE, holder="t", ttl_s=None, timeout_s=5.0)
+    holding = asyncio.create_task(held(rig, RECOMPUTE))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not holding.done()
+    rig.engine.interruption.telling.set()
+    assert (await holding).recomputed_tokens == 7
+    await rig.pauses.resume(grant.lease.lease_id)
+    rig.engine.interruption.telling.clear()
+    monkeypatch.setattr(pause, "_TELL_TIMEOUT_S", 0.01)
+    await rig.pauses.pause(PauseMode.KEEP, REUSE, holder="t", ttl_s=None, timeout_s=5.0)
+    assert (await held(rig, RECOMPUTE)).recomputed_tokens is None
 
 
 async def test_the_tokens_are_unknown_until_every_client_has_told_them(rig: Rig) -> None:

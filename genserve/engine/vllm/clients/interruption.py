@@ -111,7 +111,7 @@ class EngineInterruption:
 
     async def told(self) -> None:
         """Returns when they have."""
-        await self._telling
+        await asyncio.shield(self._telling)  # who gives up waiting does not end it for others
 
     async def longest_wait_s(self) -> float | None:
         """The longest wait of a sequence of any client."""

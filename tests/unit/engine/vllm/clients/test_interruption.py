@@ -138,6 +138,9 @@ async def test_the_clients_add_up_and_the_longest_of_their_waits_counts() -> Non
     interruption = EngineInterruption(own, others, Liveness())
     await asyncio.sleep(0)
     assert interruption.num_computed_tokens is None
+    with pytest.raises(TimeoutError):  # who gives up waiting does not end it for others
+        async with asyncio.timeout(0.0):
+            await interruption.told()
     others.told.set()
     await interruption.told()
     assert interruption.num_computed_tokens == 60
