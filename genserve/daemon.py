@@ -325,7 +325,7 @@ async def _frontends(
     frontends = FrontEnds(template, seats, settings, board, abort_as_bytes, _say)
     stack.push_async_callback(frontends.stop)
     await frontends.start()
-    engine.others = frontends
+    engine.add_clients(frontends)
     return frontends
 
 

@@ -86,6 +86,8 @@ class _FrontEnd:
                 questions.ABORT: self._abort,
                 questions.PAUSING: self._pausing,
                 questions.PAUSED: self._paused,
+                questions.INTERRUPTED: self._interrupted,
+                questions.LONGEST_WAIT: self._longest_wait,
                 questions.IDLE: self._idle,
                 questions.STOP: self._stop,
             },
@@ -134,6 +136,12 @@ class _FrontEnd:
     async def _paused(self, message: Message) -> Message:
         self._joined_engine.paused()
         return Message()
+
+    async def _interrupted(self, message: Message) -> Message:
+        return Message({"num_computed_tokens": self._joined_engine.interrupted()})
+
+    async def _longest_wait(self, message: Message) -> Message:
+        return Message({"longest_wait_s": await self._joined_engine.longest_wait_s()})
 
     async def _idle(self, message: Message) -> Message:
         with suppress(TimeoutError):

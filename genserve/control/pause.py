@@ -7,7 +7,7 @@ and when they end; `sleep` takes turns with pauses; the state board has the phas
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from genserve.control.arguments import check_text
@@ -16,7 +16,7 @@ from genserve.control.leases import LeaseTable, PauseLease, check_ttl
 from genserve.control.phase_admission import check_control
 from genserve.control.state import StateBoard
 from genserve.control.turn import EngineTurn, remaining_s, uninterrupted
-from genserve.engine.protocol import Engine
+from genserve.engine.protocol import Engine, Interruption
 from genserve.engine.types import KvPolicy, PauseCounts, PauseMode
 from genserve.errors import (
     EngineDeadError,
@@ -25,6 +25,7 @@ from genserve.errors import (
 )
 
 _UNDO_TIMEOUT_S = 30.0
+_TELL_TIMEOUT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +40,23 @@ class PauseGrant:
 @dataclass(slots=True)
 class Hold:
     """A pause for a push. `pause_s` and `resume_s` are the seconds that pausing and resuming took. After the hold,
-    `paused_s` is the time that generation was stopped, or None if it is still stopped."""
+    `paused_s` is the time that generation was stopped, or None if it is still stopped; `interruption` is None if the
+    block failed. `drops`: this pause dropped the keys and values of running requests."""
 
     kept: int
     aborted: int
     pause_s: float
     resume_s: float = 0.0
     paused_s: float | None = None
+    drops: bool = False
+    interruption: Interruption | None = None
+
+    @property
+    def recomputed_tokens(self) -> int | None:
+        """Tokens to be computed again because of it; None while not all clients have told."""
+        if not self.drops:
+            return 0
+        return None if self.interruption is None else self.interruption.num_computed_tokens
 
 
 class PauseController:
@@ -58,6 +69,7 @@ class PauseController:
         self.turn = EngineTurn(engine, board)
         """Whose turn it is to drive the engine, also for calls other than pauses."""
         self._paused = False
+        self._dropped = False  # the keys and values of the requests that a pause froze
         self._counts: dict[str, PauseCounts] = {}  # by lease id, for repeated requests
         self._pausing: asyncio.Task[PauseCounts] | None = None
         self._changed = asyncio.Event()
@@ -162,11 +174,16 @@ class PauseController:
             if lease_id:
                 self._leases.require(lease_id)
             began_s = time.perf_counter()
+            # What sleeps was dropped before.
+            drops = kv_policy is KvPolicy.RECOMPUTE and not self._dropped and not self._board.asleep.tags
             counts = await self.stand_still(mode, kv_policy, deadline_s)
             paused_at_s = time.perf_counter()
-            hold = Hold(counts.kept, counts.aborted, pause_s=paused_at_s - began_s)
+            hold = Hold(counts.kept, counts.aborted, pause_s=paused_at_s - began_s, drops=drops)
             try:
                 yield hold
+                hold.interruption = self._engine.interrupted()
+                if self._leases.active:  # no request waits for this, because nothing runs afterwards
+                    await _told_soon(hold.interruption)
             finally:
                 resume_s = time.perf_counter()
                 await self._run_if_free()
@@ -199,9 +216,11 @@ class PauseController:
             if not joins or mode is PauseMode.ABORT:
                 counts = await self._pause_engine(mode, kv_policy, remaining_s(deadline_s, "pause"))
                 self._paused = True
+                self._dropped |= kv_policy is KvPolicy.RECOMPUTE
                 return counts
             if kv_policy is KvPolicy.RECOMPUTE:
                 await self._engine.reset_caches(remaining_s(deadline_s, "pause"))
+                self._dropped = True
         except EngineDeadError:
             raise
         except BaseException:
@@ -243,7 +262,7 @@ class PauseController:
 
     def woke_up(self, *, paused: bool) -> None:
         """Records that the engine is awake, and whether it is paused. For the caller that has the turn."""
-        self._paused = paused
+        self._paused = self._dropped = paused  # a sleep drops keys and values
 
     async def _run_if_free(self) -> None:
         if self._paused and not self._leases.active and may_run(self._board.engine_condition):
@@ -255,7 +274,7 @@ class PauseController:
         except Exception as error:
             self.fail(error)
             raise
-        self._paused = False
+        self._paused = self._dropped = False
         self._board.notify()
 
     def fail(self, error: Exception) -> None:
@@ -266,3 +285,9 @@ class PauseController:
     def _tell_change(self) -> None:
         self._changed.set()
         self._board.notify()
+
+
+async def _told_soon(interruption: Interruption) -> None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_TELL_TIMEOUT_S):
+            await interruption.told()

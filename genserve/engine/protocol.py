@@ -123,6 +123,22 @@ class GeneratingEngine(Protocol):
         """Text of token ids."""
 
 
+class Interruption(Protocol):
+    """What a pause costs the sequences that it interrupts: those of all clients that have had output."""
+
+    @property
+    def num_computed_tokens(self) -> int | None:
+        """Tokens that they had keys and values of; None until every client has told."""
+
+    async def told(self) -> None:
+        """Returns when every client has."""
+
+    async def longest_wait_s(self) -> float | None:
+        """Returns when each of them has had another output or has ended, at the latest after a few minutes or at the
+        next interruption. The longest time, in seconds, that one was without output; None if none was. Raises
+        EngineDeadError."""
+
+
 class Engine(GeneratingEngine, Protocol):
     """A generation engine whose weights can be exchanged.
 
@@ -152,6 +168,10 @@ class Engine(GeneratingEngine, Protocol):
 
     async def pause(self, mode: PauseMode, kv_policy: KvPolicy, timeout_s: float) -> PauseCounts:
         """Stops scheduling. After an error the engine may be stopped or running, and the caller restores it."""
+
+    def interrupted(self) -> Interruption:
+        """What the present pause interrupts. Call it while paused, when the outputs from before have been read: a while
+        after `pause`."""
 
     async def resume(self, timeout_s: float) -> None:
         """Schedules again, within `timeout_s` from when the engine is settled: an engine that runs in lockstep with

@@ -107,6 +107,10 @@ class PauseCounts:
     aborted: int
 
 
+WAIT_PATIENCE_S = 300.0
+"""How long sequences that a pause interrupted are watched for their next output."""
+
+
 @dataclass(frozen=True, slots=True)
 class ArenaRef:
     """Where workers find the bytes of a version: a file that they can map, and its size in bytes. Workers on other

@@ -16,7 +16,7 @@ from genserve.frontends.settings import FrontendSettings
 from genserve.frontends.template import Started, Template
 
 _START_TIMEOUT_S = 180.0
-_ANSWER_TIMEOUT_S = 10.0
+ANSWER_TIMEOUT_S = 10.0
 _STOP_TIMEOUT_S = 5.0
 
 
@@ -151,7 +151,7 @@ class FrontEnd:
                 signal.pidfd_send_signal(self._process.pidfd, signal.SIGKILL)
 
     async def ask(
-        self, question: str, timeout_s: float = _ANSWER_TIMEOUT_S, *, for_client: Mapping[str, Any] | None = None
+        self, question: str, timeout_s: float = ANSWER_TIMEOUT_S, *, for_client: Mapping[str, Any] | None = None
     ) -> Mapping[str, Any] | None:
         """The answer; None if no process is there, or it has ended. One that does not answer in time is killed. What a
         client asks for may be too large or too much, which is nobody else's fault: MessageTooLargeError and

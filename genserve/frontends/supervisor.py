@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from genserve.control.state import StateBoard
+from genserve.engine.types import WAIT_PATIENCE_S
 from genserve.frontends import settings as questions
-from genserve.frontends.frontend import Abort, FrontEnd, Seat
+from genserve.frontends.frontend import ANSWER_TIMEOUT_S, Abort, FrontEnd, Seat
 from genserve.frontends.settings import FrontendSettings, ids_to_values
 from genserve.frontends.template import Template
 
@@ -16,6 +17,7 @@ _DEATHS_WITHIN_S = 120.0
 _FIRST_DELAY_S = 0.25
 _CHECK_INTERVAL_S = 5.0
 _ALIVE_TIMEOUT_S = 30.0
+_WAIT_TIMEOUT_S = WAIT_PATIENCE_S + 10.0
 _IDLE_TIMEOUT_S = questions.IDLE_PATIENCE_S + 10.0
 
 
@@ -82,12 +84,28 @@ class FrontEnds:
         """The engine has aborted them."""
         await self._ask_all(questions.PAUSED)
 
+    def interrupted(self) -> "asyncio.Future[int]":
+        """Nothing is scheduled: each watches its sequences from now on. Tokens that these have computed."""
+        return asyncio.create_task(self._interrupted(), name="tokens that an update interrupted")
+
+    async def _interrupted(self) -> int:
+        return sum(answer["num_computed_tokens"] for answer in await self._ask_all(questions.INTERRUPTED))
+
+    async def longest_wait_s(self) -> float | None:
+        """The longest time that a watched sequence was without output, when all have output again or have ended; None
+        if none was."""
+        answers = await self._ask_all(questions.LONGEST_WAIT, timeout_s=_WAIT_TIMEOUT_S)
+        waits = [answer["longest_wait_s"] for answer in answers]
+        return max((each for each in waits if each is not None), default=None)
+
     async def wait_idle(self) -> None:
         """Returns when no request is left."""
         await asyncio.gather(*map(_wait_idle, self._all))
 
-    async def _ask_all(self, question: str, for_client: Any = None) -> list[Any]:
-        answers = await asyncio.gather(*(each.ask(question, for_client=for_client) for each in self._all))
+    async def _ask_all(
+        self, question: str, timeout_s: float = ANSWER_TIMEOUT_S, *, for_client: Any = None
+    ) -> list[Any]:
+        answers = await asyncio.gather(*(each.ask(question, timeout_s, for_client=for_client) for each in self._all))
         return [answer for answer in answers if answer is not None]
 
     async def _tell_changes(self, frontend: FrontEnd) -> None:

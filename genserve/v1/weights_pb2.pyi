@@ -647,6 +647,9 @@ class Applied(_message.Message):
     PAUSED_FIELD_NUMBER: _builtins.int
     REQUESTS_KEPT_FIELD_NUMBER: _builtins.int
     REQUESTS_ABORTED_FIELD_NUMBER: _builtins.int
+    RECOMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
+    LONGEST_WAIT_FIELD_NUMBER: _builtins.int
+    DISCARD_FIELD_NUMBER: _builtins.int
     previous_version: _builtins.int
     """Version served before."""
     active_version: _builtins.int
@@ -655,6 +658,13 @@ class Applied(_message.Message):
     """Requests that continued after the pause."""
     requests_aborted: _builtins.int
     """Requests that the pause ended."""
+    recomputed_tokens: _builtins.int
+    """Tokens whose keys and values this update threw away (RECOMPUTE) and that are computed again: of each running
+    sequence of any client, its prompt and its output but the last token. 0 for REUSE, an adapter, and if an earlier
+    pause has thrown them away. Counted for each sequence, also where sequences share a prefix that is computed once. A
+    prompt without output yet counts as 0, though a part may have been computed; a sequence that vLLM preempted for
+    want of memory counts in full. Unset in the answer if a front end has not told its part by then: GetPush does.
+    """
     @_builtins.property
     def timings(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepTiming]:
         """The steps, in order."""
@@ -662,6 +672,22 @@ class Applied(_message.Message):
     @_builtins.property
     def paused(self) -> _duration_pb2.Duration:
         """How long generation was paused; unset if it was paused before and stays so."""
+
+    @_builtins.property
+    def longest_wait(self) -> _duration_pb2.Duration:
+        """The longest time that a running sequence of any client was without output because of this update: from its last
+        output before the pause to its next one, which with RECOMPUTE comes when its tokens are computed again. It is known
+        only after the answer, and unset there: GetPush tells it when every sequence that ran has another output, or after
+        five minutes or at the next update; one that still waits then counts with its wait until then. Also unset if no
+        sequence ran, if generation stays paused, for an adapter, and for an update through vLLM's engine.
+        """
+
+    @_builtins.property
+    def discard(self) -> _duration_pb2.Duration:
+        """How long it took to free the previous version, which the next push waits for. It is known only after the answer,
+        and unset there: GetPush tells it. Also unset for an adapter, and for an update through vLLM's engine, which writes
+        over the previous version.
+        """
 
     def __init__(
         self,
@@ -672,12 +698,17 @@ class Applied(_message.Message):
         paused: _duration_pb2.Duration | None = ...,
         requests_kept: _builtins.int = ...,
         requests_aborted: _builtins.int = ...,
+        recomputed_tokens: _builtins.int | None = ...,
+        longest_wait: _duration_pb2.Duration | None = ...,
+        discard: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["paused", b"paused"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_recomputed_tokens", b"_recomputed_tokens", "discard", b"discard", "longest_wait", b"longest_wait", "paused", b"paused", "recomputed_tokens", b"recomputed_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_version", b"active_version", "paused", b"paused", "previous_version", b"previous_version", "requests_aborted", b"requests_aborted", "requests_kept", b"requests_kept", "timings", b"timings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_recomputed_tokens", b"_recomputed_tokens", "active_version", b"active_version", "discard", b"discard", "longest_wait", b"longest_wait", "paused", b"paused", "previous_version", b"previous_version", "recomputed_tokens", b"recomputed_tokens", "requests_aborted", b"requests_aborted", "requests_kept", b"requests_kept", "timings", b"timings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__recomputed_tokens: _TypeAlias = _typing.Literal["recomputed_tokens"]  # noqa: Y015
+    _WhichOneofArgType__recomputed_tokens: _TypeAlias = _typing.Literal["_recomputed_tokens", b"_recomputed_tokens"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__recomputed_tokens) -> _WhichOneofReturnType__recomputed_tokens | None: ...
 
 Global___Applied: _TypeAlias = Applied  # noqa: Y015
 
@@ -754,7 +785,7 @@ class GetPushResponse(_message.Message):
 
     @_builtins.property
     def applied(self) -> Global___Applied:
-        """What applying did, once it is applied."""
+        """What applying did, once it is applied: more than the answer of the push, when more is known."""
 
     @_builtins.property
     def state(self) -> _types_pb2.EngineState:
@@ -1317,7 +1348,9 @@ class FinishWeightUpdateResponse(_message.Message):
     STATE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def applied(self) -> Global___Applied:
-        """Versions, times of the steps (pause, receive, commit, resume), and what the pause did."""
+        """Versions, times of the steps (pause, receive, commit, resume), and what the pause did. Without `longest_wait` and
+        `discard`.
+        """
 
     @_builtins.property
     def state(self) -> _types_pb2.EngineState:

@@ -22,6 +22,7 @@ from genserve.engine.types import ArenaRef
 from genserve.errors import DeadlineError, EngineDeadError, EngineTaintedError, GenserveError, PushRolledBackError
 from genserve.memory.arena import Arena
 from genserve.tensors.manifest import Manifest
+from genserve.weights.aftermath import Aftermath
 from genserve.weights.early import EarlyPreparation
 from genserve.weights.push.lifecycle import State
 from genserve.weights.push.live_push import LivePush
@@ -48,6 +49,7 @@ class PushApplier:
         self._freeing: asyncio.Task[None] | None = None
         self._early: EarlyPreparation | None = None
         self._beginnings: set[asyncio.Task[None]] = set()
+        self._aftermath = Aftermath()
 
     @asynccontextmanager
     async def between_pushes(self, timeout_s: float) -> AsyncIterator[None]:
@@ -150,10 +152,12 @@ class PushApplier:
         self._applied_id = ""
         self._lock.release()
 
-    async def _free(self, nonce: str) -> None:
+    async def _free(self, nonce: str, applied: Applied) -> None:
         """Frees what a push has replaced, and only then lets others have their turn."""
+        began_s = time.perf_counter()
         try:
-            await self._discard(nonce)
+            if await self._discard(nonce):
+                applied.discard_s = time.perf_counter() - began_s
         finally:
             self._freeing = None
             self._release()
@@ -194,9 +198,6 @@ class PushApplier:
             if push.is_served:
                 version = push.header.weight_version
                 self._resident.replace(ResidentVersion(version, push.weights, ArenaBytes(push.arena)))
-        # Neither requests nor the trainer wait while memory is freed. The workers free it after their next step, which
-        # may compute every running request again.
-        self._freeing = asyncio.create_task(self._free(nonce), name="freeing replaced weights")
         steps = {
             "receive": push.staging.receive_s,
             "verify": push.staging.verify_s,
@@ -205,7 +206,12 @@ class PushApplier:
             "commit": commit_s,
             "resume": hold.resume_s,
         }
-        return Applied.in_hold(previous_version, push.header.weight_version, steps, hold)
+        applied = Applied.in_hold(previous_version, push.header.weight_version, steps, hold)
+        self._aftermath.follow(applied, hold)
+        # Neither requests nor the trainer wait while memory is freed. The workers free it after their next step, which
+        # may compute every running request again.
+        self._freeing = asyncio.create_task(self._free(nonce, applied), name="freeing replaced weights")
+        return applied
 
     async def _finish(self, push: LivePush, early: EarlyPreparation | None, nonce: str, deadline_s: float) -> float:
         """Prepares a push whose bytes are all there, or waits for its early preparation; seconds it took."""
@@ -274,10 +280,13 @@ class PushApplier:
         finally:
             await self._discard(nonce)
 
-    async def _discard(self, nonce: str, timeout_s: float = _DISCARD_TIMEOUT_S) -> None:
+    async def _discard(self, nonce: str, timeout_s: float = _DISCARD_TIMEOUT_S) -> bool:
+        """Whether it was freed."""
         try:
             await uninterrupted(self._engine.discard_weights(nonce, timeout_s))
+            return True
         except EngineDeadError:
             pass  # its memory is freed with the engine
         except Exception:
             log.exception("weights that are not needed any more could not be freed")
+        return False

@@ -197,7 +197,7 @@ class PushRegistry:
             applied.check(offset, data, crc32c)
             self._outcomes.compare(applied, attempt, offset, data)
 
-        return AnsweredStream(applied.outcome, compare)
+        return AnsweredStream(applied.answer, compare)
 
     def _join(self, push: LivePush, header: PushHeader) -> PushStream:
         self.check_free()
@@ -281,7 +281,7 @@ class PushRegistry:
         if push_id in self._pushes:
             await self._pushes[push_id].checked.wait()
         if (applied := self._outcomes.applied(push_id)) is not None:
-            return applied.outcome
+            return applied.answer
         if push_id not in self._pushes and (refused := self._outcomes.refused(push_id)) is not None:
             raise refused.error.again()
         push = self._pushes.find(push_id)

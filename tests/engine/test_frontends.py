@@ -16,6 +16,7 @@ from genserve.errors import GenserveError, UnavailableError, WeightVersionMismat
 from tests.engine.outputs import greedy_outputs, next_version, wait_idle
 from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess
 from tests.support.frontends import FOREVER, everywhere_of, frontends_of, on_port, port_of, reasons, running
+from tests.support.interrupted import computed_before, settled
 from tests.support.labelled_streams import TOLERANCE, Progress, behind, labels_of, record
 
 NUM_FRONTENDS = 3
@@ -179,6 +180,28 @@ async def test_pushes_into_streams_of_all_front_ends_label_every_token(
                 (own if names[label] == name else foreign).append(distance)
         assert max(own) < TOLERANCE, "a token is not the likeliest one of the version it is labelled with"
         assert sum(distance > TOLERANCE for distance in foreign) > 0.5 * len(foreign), "the control tells nothing"
+
+
+async def test_a_push_tells_what_it_costs_the_streams_of_all(
+    client: AsyncClient, everywhere: Sequence[AsyncClient], checkpoints: dict[str, Path]
+) -> None:
+    """Tokens add up; and it is known when the streams of all have output again."""
+    async with running(everywhere) as tasks:
+        push = await client.push_weights(checkpoints["a"], version=await next_version(client))
+        applied = await settled(client, push.push.push_id)
+        await client.abort(all=True)
+        answers = await asyncio.gather(*tasks)
+    computed = sum(computed_before(applied.active_version, [0], answer) for answer in answers)
+    assert applied.requests_kept == len(everywhere)
+    assert applied.recomputed_tokens == computed
+    assert applied.longest_wait_s is not None and applied.longest_wait_s > applied.step_s["commit"]
+    async with running(everywhere) as tasks:
+        async with client.paused(kv_policy="reuse") as lease:
+            version = await next_version(client)
+            push = await client.push_weights(checkpoints["a"], version=version, pause_lease_id=lease.lease_id)
+        await client.abort(all=True)
+        await asyncio.gather(*tasks)
+    assert push.applied is not None and push.applied.recomputed_tokens, "it has not waited for the front ends"
 
 
 async def test_a_killed_front_end_ends_its_own_streams_and_nothing_else(

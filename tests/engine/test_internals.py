@@ -28,6 +28,7 @@ from vllm.v1.engine.output_processor import OutputProcessor, RequestState
 from vllm.v1.engine.parallel_sampling import ParentRequest
 from vllm.v1.engine.utils import CoreEngineProcManager, bind_engine_zmq_listeners, launch_core_engines
 from vllm.v1.executor.abstract import SLEEP_TAGS, Executor
+from vllm.v1.metrics.stats import IterationStats
 from vllm.v1.outputs import LogprobsLists
 from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.gpu_worker import Worker
@@ -179,6 +180,15 @@ def test_live_starts_of_weight_spans_are_still_in_the_request_state() -> None:
     assert "self.weight_version_starts: list[tuple[str, int]]" in inspect.getsource(RequestState.__init__)
     tracking = inspect.getsource(RequestState.track_weight_version)
     assert "starts.append((weight_version, self.detokenizer.num_output_tokens()))" in tracking
+
+
+def test_what_an_interruption_reads_is_still_in_the_request_state() -> None:
+    """engine.vllm.clients.interruption counts with these, and vLLM's times of outputs are those of the engine."""
+    made = inspect.getsource(RequestState.__init__)
+    assert "self.prompt_len = " in made and "self.is_prefilling = True" in made
+    source = inspect.getsource(IterationStats.update_from_output)
+    assert "itl = engine_core_timestamp - req_stats.last_token_ts\n" in source
+    assert "self.inter_token_latencies_iter.append(itl)" in source
 
 
 def test_states_can_still_be_adopted_when_they_are_made() -> None:

@@ -24,7 +24,26 @@ async def test_a_push_is_applied_and_its_outcome_can_be_asked_for(daemon: Daemon
     assert response.state.weight_version == 1
     assert daemon.engine.live == {"a": DATA[:16], "b": DATA[16:]}
     asked = await daemon.weights.GetPush(weights_pb2.GetPushRequest(push_id="p1"))
+    asked.applied.ClearField("longest_wait")  # known later, as the next test has it
+    asked.applied.ClearField("discard")
     assert (asked.push, asked.applied) == (response.push, response.applied)
+
+
+async def test_what_a_push_costs_is_told_when_it_is_known(daemon: Daemon) -> None:
+    """The answer has the tokens, GetPush the rest a moment later, and a repeat the first answer."""
+    daemon.engine.interruption.over.clear()
+    frames = [await header(daemon), chunk(0, 32), END]
+    response = await push(daemon, frames)
+    assert response.applied.recomputed_tokens == 7
+    assert not response.applied.HasField("longest_wait") and not response.applied.HasField("discard")
+    daemon.engine.interruption.over.set()
+    async with asyncio.timeout(5):
+        while True:
+            asked = (await daemon.weights.GetPush(weights_pb2.GetPushRequest(push_id="p1"))).applied
+            if asked.HasField("longest_wait") and asked.HasField("discard"):
+                break
+    assert (asked.recomputed_tokens, asked.longest_wait.ToMilliseconds()) == (7, 2500)
+    assert (await push(daemon, frames)).applied == response.applied
 
 
 async def test_a_stream_without_an_end_frame_is_truncated(daemon: Daemon) -> None:

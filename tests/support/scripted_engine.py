@@ -105,6 +105,32 @@ class ScriptedLoras:
         return LoadedLora(name, files.rank, files.size_bytes, files.source, 1.5, num_requests=2)
 
 
+class ScriptedInterruption:
+    """Every client has told unless `telling` is cleared; every sequence has output again unless `over` is."""
+
+    def __init__(self) -> None:
+        self.telling = asyncio.Event()
+        self.telling.set()
+        self.over = asyncio.Event()
+        self.over.set()
+        self.num_tokens = 7
+        self.wait_s: float | None = 2.5
+        self.error: Exception | None = None
+
+    @property
+    def num_computed_tokens(self) -> int | None:
+        return self.num_tokens if self.telling.is_set() else None
+
+    async def told(self) -> None:
+        await self.telling.wait()
+
+    async def longest_wait_s(self) -> float | None:
+        await self.over.wait()
+        if self.error is not None:
+            raise self.error
+        return self.wait_s
+
+
 class ScriptedEngine:
     """`fails[step]` raises there once, `hangs` has steps that last until their timeout, `gates[step]` holds one up.
     Steps are named as the methods: pause, resume, reset_caches, prepare_weights, commit_weights, ...
@@ -134,6 +160,7 @@ class ScriptedEngine:
         self.hangs: set[str] = set()
         self.gates: dict[str, Gate] = {}
         self.timeouts_s: dict[str, float] = {}
+        self.interruption = ScriptedInterruption()
         self._committing = False
 
     @property
@@ -157,6 +184,11 @@ class ScriptedEngine:
         await self.step("pause", f"pause {mode.value} {kv_policy.value}", timeout_s)
         self.running = False
         return PauseCounts(kept=0, aborted=5) if mode is PauseMode.ABORT else PauseCounts(kept=5, aborted=0)
+
+    def interrupted(self) -> ScriptedInterruption:
+        if self.running:
+            self.misuses.append("looked for what a pause interrupts while it ran")
+        return self.interruption
 
     async def resume(self, timeout_s: float) -> None:
         await self.step("resume", "resume", timeout_s)

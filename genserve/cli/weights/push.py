@@ -136,4 +136,6 @@ def print_outcome(result: "PushResult") -> None:
     if applied.paused_s > 0:
         kept, ended = applied.requests_kept, applied.requests_aborted
         print(f"paused for {applied.paused_s * 1000:.1f} ms; requests kept: {kept}, ended: {ended}")
+    # How long requests wait and the discard takes is known only later.
+    print(f"tokens to recompute: {'unknown' if applied.recomputed_tokens is None else applied.recomputed_tokens}")
     print(f"weights {applied.previous_version} -> {applied.active_version}")

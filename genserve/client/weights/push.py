@@ -58,7 +58,13 @@ class Push:
 @dataclass(frozen=True, slots=True)
 class Applied:
     """The result of applying. `step_s` are seconds by step: receive, verify, prepare, pause, commit, resume. `paused_s`
-    is how long generation was paused for it: 0.0 if the engine was paused or asleep before and stays so."""
+    is how long generation was paused for it: 0.0 if the engine was paused or asleep before and stays so.
+
+    `recomputed_tokens`: tokens of running sequences whose keys and values have to be computed again because of it.
+    `longest_wait_s`: seconds that a sequence was without output because of it. `discard_s`: seconds that it took to
+    free the previous version. The last two are known only after the answer: None there, and told by `get_push` a moment
+    later.
+    """
 
     previous_version: int
     active_version: int
@@ -66,6 +72,9 @@ class Applied:
     paused_s: float
     requests_kept: int
     requests_aborted: int
+    recomputed_tokens: int | None
+    longest_wait_s: float | None
+    discard_s: float | None
 
     @classmethod
     def of(cls, message: weights_pb2.Applied) -> "Applied":
@@ -77,6 +86,9 @@ class Applied:
             paused_s=seconds_of(message.paused),  # unset, which reads as 0: it was paused before
             requests_kept=message.requests_kept,
             requests_aborted=message.requests_aborted,
+            recomputed_tokens=message.recomputed_tokens if message.HasField("recomputed_tokens") else None,
+            longest_wait_s=seconds_of(message.longest_wait) if message.HasField("longest_wait") else None,
+            discard_s=seconds_of(message.discard) if message.HasField("discard") else None,
         )
 
 

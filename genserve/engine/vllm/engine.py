@@ -29,7 +29,8 @@ from genserve.engine.types import (
     WeightDigest,
 )
 from genserve.engine.vllm.activity import observer
-from genserve.engine.vllm.clients.others import NoOthers, OtherClients
+from genserve.engine.vllm.clients.interruption import EngineInterruption, Watch, of_vllm
+from genserve.engine.vllm.clients.others import OtherClients
 from genserve.engine.vllm.clients.rows import ClientRows
 from genserve.engine.vllm.clients.seat import Seat
 from genserve.engine.vllm.heartbeat import Heartbeat, HeartbeatLimits
@@ -105,12 +106,12 @@ class VllmEngine:
         self.warnings: tuple[str, ...] = ()  # one line for each setting that has a cost when weights are pushed
         self.transfer = LiveTransfer(self._weights)
         self.loras = LiveLoras(workers, self._info.max_loras)
+        self._row = rows.row(options.clients.daemon_index)
         self._tally = rows.tally(options.clients.daemon_index)
         self._intake = Intake(
             llm, self._liveness, self._info, options.limits, self.loras, self._tally, lambda: self._weights.version
         )
-        self.others: OtherClients = NoOthers()
-        """The processes at the other places, once they are there."""
+        self._elsewhere: list[OtherClients] = [] if self.openai is None else [self.openai]
 
     @classmethod
     async def start(cls, args: AsyncEngineArgs, options: EngineOptions) -> "VllmEngine":
@@ -226,13 +227,13 @@ class VllmEngine:
         """What it has to do now."""
         return self._meter.load(self._llm.get_num_unfinished_requests() + self._tally.num_elsewhere)
 
+    def add_clients(self, clients: OtherClients) -> None:
+        """The processes at some of the other places are there."""
+        self._elsewhere.append(clients)
+
     async def submit(self, request: GenerationRequest) -> VllmStream:
         """Admits a request."""
         return await self._intake.submit(request)
-
-    @property
-    def _elsewhere(self) -> list[OtherClients]:
-        return [self.others] if self.openai is None else [self.openai, self.others]
 
     async def wait_idle(self) -> None:
         """Returns when no request is left, here and in the others."""
@@ -271,6 +272,12 @@ class VllmEngine:
             for each in self._elsewhere:
                 await each.paused()
         return PauseCounts(kept=0, aborted=aborted)
+
+    def interrupted(self) -> EngineInterruption:
+        """What the present pause interrupts."""
+        # internal: vLLM's states of unfinished sequences.
+        own = self._row.interruptions.begin(Watch(self._llm.output_processor.request_states, of_vllm))
+        return EngineInterruption(own, self._elsewhere, self._liveness)
 
     async def resume(self, timeout_s: float) -> None:
         """Schedules again."""

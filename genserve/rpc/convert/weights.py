@@ -109,4 +109,7 @@ def to_applied(applied: Applied | None) -> weights_pb2.Applied | None:
         paused=None if applied.paused_s is None else duration_of(applied.paused_s),
         requests_kept=applied.requests_kept,
         requests_aborted=applied.requests_aborted,
+        recomputed_tokens=applied.recomputed_tokens,
+        longest_wait=None if applied.longest_wait_s is None else duration_of(applied.longest_wait_s),
+        discard=None if applied.discard_s is None else duration_of(applied.discard_s),
     )

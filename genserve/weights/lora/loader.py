@@ -55,7 +55,15 @@ class LoraLoader:
             "prepare": prepare_s,
             "commit": commit_s,
         }
-        return Applied(version, version, timings_of(steps), paused_s=0.0, requests_kept=0, requests_aborted=0)
+        return Applied(
+            version,
+            version,
+            timings_of(steps),
+            paused_s=0.0,
+            requests_kept=0,
+            requests_aborted=0,
+            recomputed_tokens=0,  # requests keep the adapter that they began with
+        )
 
     async def load_directory(self, name: str, path: str, timeout_s: float) -> LoadedLora:
         """Loads an adapter that PEFT saved on this host."""

@@ -20,10 +20,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class AppliedPush:
-    """A push that was applied. `version` returns its bytes while they are served; an adapter has none."""
+    """A push that was applied. A repeat gets the first `answer` again; `outcome` gains what is known later. `version`
+    returns its bytes while they are served; an adapter has none."""
 
     identity: PushIdentity
     attempt: str
+    answer: PushOutcome
     outcome: PushOutcome
     version: Callable[[], ResidentVersion | None]
 
@@ -127,7 +129,8 @@ class Outcomes:
         self._refused.pop(push.push_id, None)
         # A weak reference: the manifest of a large model is not kept for each outcome.
         known = weakref.ref(version) if version is not None else _nothing
-        record = AppliedPush(push.identity, push.attempt.name, outcome, known)
+        answer = replace(outcome, applied=None if outcome.applied is None else replace(outcome.applied))
+        record = AppliedPush(push.identity, push.attempt.name, answer, outcome, known)
         _remember(self._applied, push.push_id, record)
         return record
 

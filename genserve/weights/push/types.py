@@ -130,10 +130,13 @@ def timings_of(steps: Mapping[str, float]) -> tuple[StepTiming, ...]:
     return tuple(StepTiming(step, duration_s) for step, duration_s in steps.items())
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Applied:
     """The result of applying. `paused_s`: seconds that generation was stopped; None if it was paused before and stays
-    so."""
+    so. `recomputed_tokens`: whose keys and values are to be computed again.
+
+    None of the last three may be known when a push is answered: they are written when they are, and None until then.
+    """
 
     previous_version: int
     active_version: int
@@ -141,12 +144,22 @@ class Applied:
     paused_s: float | None
     requests_kept: int
     requests_aborted: int
+    recomputed_tokens: int | None = None
+    longest_wait_s: float | None = None
+    discard_s: float | None = None
 
     @classmethod
     def in_hold(cls, previous_version: int, active_version: int, steps: Mapping[str, float], hold: Hold) -> "Applied":
         """While the engine was held still; `steps` in seconds."""
-        timings = timings_of(steps)
-        return cls(previous_version, active_version, timings, hold.paused_s, hold.kept, hold.aborted)
+        return cls(
+            previous_version,
+            active_version,
+            timings_of(steps),
+            hold.paused_s,
+            hold.kept,
+            hold.aborted,
+            hold.recomputed_tokens,
+        )
 
 
 @dataclass(frozen=True, slots=True)

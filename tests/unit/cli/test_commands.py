@@ -126,6 +126,7 @@ async def test_push_takes_the_next_version_and_prints_the_steps(
     assert daemon.header.apply.pause_mode == 2
     assert "receive         1.5 ms" in output
     assert "paused for 1.0 ms" in output
+    assert "\ntokens to recompute: 512\n" in output
     assert "-> 7" in output
     assert "100%" in errors
 

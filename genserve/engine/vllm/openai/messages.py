@@ -25,6 +25,7 @@ class Request(msgspec.Struct, array_like=True, gc=False):
     """The beginning of an EngineCoreRequest."""
 
     request_id: str
+    prompt_token_ids: list[int] | None = None
 
 
 class Call(msgspec.Struct, array_like=True, gc=False):
@@ -56,9 +57,11 @@ class Outputs(msgspec.Struct, array_like=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class StepTokens:
-    """What the daemon's stat logger reads of vLLM's IterationStats."""
+    """What a client's row reads of vLLM's IterationStats: tokens that came, and for how many seconds each of their
+    sequences was without output before."""
 
     num_generation_tokens: int
+    inter_token_latencies_iter: list[float]
 
 
 request_of = msgspec.msgpack.Decoder(Request).decode

@@ -7,8 +7,10 @@ takes its place.
 """
 
 import asyncio
+import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -18,6 +20,7 @@ from vllm.utils.network_utils import ZmqListener, make_zmq_socket
 from vllm.v1.engine import FinishReason
 from vllm.v1.engine.core import EngineCoreProc
 
+from genserve.engine.vllm.clients.interruption import Heard, Watch
 from genserve.engine.vllm.clients.rows import ClientRow
 from genserve.engine.vllm.openai import messages
 from genserve.engine.vllm.openai.link import ServerLink, ServerPlace
@@ -30,6 +33,22 @@ _HARMLESS: Final = frozenset({"get_supported_tasks", "is_sleeping", "is_schedule
 """Calls that change nothing."""
 _NOT_NEEDED: Final = frozenset({"reset_mm_cache"})
 """Calls that a server makes when it starts, and that would disturb an engine that runs."""
+
+
+@dataclass(slots=True)
+class _Sequence:
+    """One unfinished sequence. `last_output_s` is on the monotonic clock, 0.0 before the first output."""
+
+    engine: bytes
+    num_tokens: int
+    last_output_s: float = 0.0
+
+    def hear(self, num_tokens: int, now_s: float) -> float | None:
+        """Output came. Seconds since the one before; None if it is the first one."""
+        gap_s = now_s - self.last_output_s if self.last_output_s else None
+        self.num_tokens += num_tokens
+        self.last_output_s = now_s
+        return gap_s
 
 
 class Relay:
@@ -46,7 +65,7 @@ class Relay:
         self._tally = tally
         self._max_active = max_active
         self._row = row
-        self._running: dict[str, bytes] = {}  # the engine of each unfinished sequence
+        self._running: dict[str, _Sequence] = {}
         self._idle = asyncio.Event()
         self._idle.set()
         self._link: ServerLink | None = None
@@ -126,6 +145,19 @@ class Relay:
     async def paused(self) -> None:
         """The engine has aborted them, and told the server."""
 
+    def interrupted(self) -> "asyncio.Future[int]":
+        """Nothing is scheduled: watches the sequences from now on. Tokens that these have computed."""
+        watch = Watch(self._running, lambda each: Heard(each.last_output_s, each.num_tokens))
+        self._row.interruptions.begin(watch)
+        known: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        known.set_result(watch.num_computed_tokens)
+        return known
+
+    async def longest_wait_s(self) -> float | None:
+        """The longest time that one of them was without output, when all have output again or have ended; None if none
+        was."""
+        return await self._row.interruptions.longest_wait_s()
+
     async def wait_idle(self) -> None:
         """Returns when no sequence of the server is left."""
         await self._idle.wait()
@@ -134,21 +166,33 @@ class Relay:
         """One message of an engine."""
         if frames[0].buffer != EngineCoreProc.ENGINE_CORE_DEAD:
             step = messages.outputs_of(frames[0].buffer)
+            gaps_s = list(self._gaps_s(step.outputs))
             self._forget(each.request_id for each in step.outputs if each.finish_reason is not None)
             if step.outputs or step.scheduler_stats is not None:
-                tokens = messages.StepTokens(sum(len(each.new_token_ids) for each in step.outputs))
+                tokens = messages.StepTokens(sum(len(each.new_token_ids) for each in step.outputs), gaps_s)
                 self._row.record(step.scheduler_stats, tokens, engine_idx=step.engine_index)
         self._tell(frames)
+
+    def _gaps_s(self, outputs: Iterable[messages.Output]) -> Iterator[float]:
+        """How long each sequence with new tokens was without any."""
+        now_s = time.monotonic()
+        for output in outputs:
+            sequence = self._running.get(output.request_id)
+            if sequence is not None and output.new_token_ids:
+                gap_s = sequence.hear(len(output.new_token_ids), now_s)
+                if gap_s is not None:
+                    yield gap_s
 
     def _pass_on(self, engine: bytes, frames: Sequence[Any]) -> None:
         """One message of the server to an engine. Raises msgspec.DecodeError for what is none."""
         kind, payload = bytes(frames[0].buffer), frames[1].buffer
         if kind == messages.ADD:
-            request_id = messages.request_of(payload).request_id
+            request = messages.request_of(payload)
+            request_id = request.request_id
             if len(self._running) + self._tally.num_elsewhere >= self._max_active:
                 self._tell(messages.ended(_index(engine), [request_id], FinishReason.ERROR))
                 return
-            self._running[request_id] = engine
+            self._running[request_id] = _Sequence(engine, len(request.prompt_token_ids or ()))
             self._idle.clear()
             self._publish()
         elif kind == messages.ABORT:
@@ -175,7 +219,7 @@ class Relay:
         """Ends running sequences; their ids by engine. EngineCore says nothing more of them."""
         by_engine: dict[bytes, list[str]] = defaultdict(list)
         for each in request_ids:
-            by_engine[self._running[each]].append(each)
+            by_engine[self._running[each].engine].append(each)
         for engine, ids in by_engine.items():
             self._to_engines.send_multipart([engine, *messages.abort(ids)])
         self._forget(request_ids)

@@ -87,7 +87,7 @@ def test_a_bad_field_is_named_by_its_path_in_the_frame(fields: dict[str, Any], p
 def test_an_outcome_arrives_in_a_response() -> None:
     """With the state of the engine."""
     report = PushReport("p", PushState.APPLIED, 4, 16, 32, ((16, 20), (24, 32)), (PushIssue("w", "is odd"),), "digest")
-    applied = Applied(3, 4, (StepTiming("receive", 0.25), StepTiming("commit", 0.5)), 0.125, 5, 6)
+    applied = Applied(3, 4, (StepTiming("receive", 0.25), StepTiming("commit", 0.5)), 0.125, 5, 6, 7, 1.5, 2.5)
     answer = Answers(lambda: STATE)
     response = answer(weights_pb2.PushWeightsResponse, push=to_push(report), applied=to_applied(applied))
     assert json_format.MessageToDict(response) == {
@@ -99,6 +99,7 @@ def test_an_outcome_arrives_in_a_response() -> None:
         "applied": {
             "previousVersion": 3, "activeVersion": 4, "paused": "0.125s", "requestsKept": 5, "requestsAborted": 6,
             "timings": [{"step": "receive", "duration": "0.250s"}, {"step": "commit", "duration": "0.500s"}],
+            "recomputedTokens": 7, "longestWait": "1.500s", "discard": "2.500s",
         },
         "state": {
             "instanceId": "i", "weightVersion": 3, "phase": "PHASE_RUNNING", "runningRequests": 1, "waitingRequests": 2
@@ -107,10 +108,13 @@ def test_an_outcome_arrives_in_a_response() -> None:
 
 
 def test_nothing_applied_is_not_applied_with_zeros() -> None:
-    """`applied` is unset; and `paused` is unset when the engine stays paused."""
+    """`applied` is unset; and `paused` is unset when the engine stays paused, as is what is not known yet."""
     assert not weights_pb2.PushWeightsResponse(applied=to_applied(None)).HasField("applied")
     staying = to_applied(Applied(0, 1, (), None, 0, 0))
     assert staying is not None and not staying.HasField("paused")
+    assert not any(map(staying.HasField, ("recomputed_tokens", "longest_wait", "discard")))
+    known = to_applied(Applied(0, 1, (), None, 0, 0, 0, 0.0, 0.0))
+    assert known is not None and all(map(known.HasField, ("recomputed_tokens", "longest_wait", "discard")))
 
 
 def test_every_push_state_has_its_value() -> None:

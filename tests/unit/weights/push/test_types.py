@@ -14,6 +14,7 @@ from genserve.weights.push.types import (
     StepTiming,
     timings_of,
 )
+from tests.support.scripted_engine import ScriptedInterruption
 from tests.unit.weights.conftest import MANIFEST, header
 
 
@@ -41,7 +42,9 @@ def test_a_dry_run_reports_what_would_arrive() -> None:
 
 def test_what_was_applied_tells_of_the_hold_what_it_did() -> None:
     """Each number by its own name."""
-    hold = Hold(kept=1, aborted=2, pause_s=3.0, resume_s=4.0, paused_s=5.0)
+    hold = Hold(
+        kept=1, aborted=2, pause_s=3.0, resume_s=4.0, paused_s=5.0, drops=True, interruption=ScriptedInterruption()
+    )
     applied = Applied.in_hold(6, 7, {"pause": 3.0, "commit": 8.0}, hold)
     assert applied == Applied(
         previous_version=6,
@@ -50,5 +53,6 @@ def test_what_was_applied_tells_of_the_hold_what_it_did() -> None:
         paused_s=5.0,
         requests_kept=1,
         requests_aborted=2,
+        recomputed_tokens=7,
     )
     assert timings_of({}) == ()

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 from vllm.v1.engine.admission_control import SharedAdmissionStats
 
+from genserve.engine.vllm.clients.interruption import Heard, Watch
 from genserve.engine.vllm.clients.rows import ClientRows
 from genserve.engine.vllm.load import LoadMeter
 from genserve.memory.words import SharedWords
@@ -29,6 +30,19 @@ def test_a_client_knows_what_the_others_have_admitted() -> None:
     assert [rows.row(index).num_requests for index in range(3)] == [0, 1, 2]
     rows.vacate(1)
     assert [tally.num_elsewhere for tally in tallies] == [100, 101, 1]
+
+
+async def test_each_client_is_told_of_the_steps_of_its_own_sequences() -> None:
+    """Those that wait for their first output after a push: vLLM says after how long it came."""
+    gained = SimpleNamespace(num_generation_tokens=1, inter_token_latencies_iter=[2.5])
+    row = ClientRows.create(1, 1).row(0)
+    states = {"a": 1.0}
+    watch = row.interruptions.begin(Watch(states, lambda last_output_s: Heard(last_output_s, 2)))
+    row.record(None, None)
+    assert not watch.is_over
+    states["a"] = 3.5
+    row.record(None, gained)
+    assert await watch.longest_wait_s(patience_s=0.0) == 2.5
 
 
 def test_the_load_is_that_of_the_last_step_whichever_client_was_told() -> None:

@@ -1,0 +1,144 @@
+"""What a pause costs the sequences that it interrupts: tokens that they have computed, and the time without output.
+
+Each client of the engine watches its own sequences. The daemon puts together what all of them tell.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from genserve.engine.types import WAIT_PATIENCE_S
+from genserve.engine.vllm.clients.others import OtherClients
+from genserve.engine.vllm.liveness import Liveness
+
+_ANSWER_PATIENCE_S = 30.0
+
+
+class Heard(NamedTuple):
+    """What is known of one unfinished sequence: when its last output came, on the monotonic clock, 0.0 before the first
+    one, and its tokens, those of the prompt too."""
+
+    last_output_s: float
+    num_tokens: int
+
+
+def of_vllm(state: Any) -> Heard:
+    """internal: of vLLM's state of it."""
+    last_output_s = 0.0 if state.is_prefilling else state.stats.last_token_ts
+    return Heard(last_output_s, state.prompt_len + state.detokenizer.num_output_tokens())
+
+
+class Watch:
+    """Sequences that have had output when nothing is scheduled, until each has another one or has ended.
+
+    `states`: of unfinished sequences, by their ids; `heard` tells what is known of each.
+    """
+
+    def __init__(
+        self, states: Mapping[str, Any], heard: Callable[[Any], Heard], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._states = states
+        self._heard = heard
+        self._clock = clock
+        self._began_s = clock()
+        self._longest_s: float | None = None
+        self._over = asyncio.Event()
+        # Ids, so that nothing keeps a stream alive.
+        each = {i: heard(state) for i, state in states.items()}
+        self._waiting = {i: known.last_output_s for i, known in each.items() if known.last_output_s}
+        # The last token is the next one to be computed.
+        self.num_computed_tokens: int = sum(each[i].num_tokens - 1 for i in self._waiting)
+        """Tokens that they have keys and values of."""
+        self._look()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether none of them waits any more."""
+        return self._over.is_set()
+
+    def step(self, gaps_s: Iterable[float]) -> None:
+        """Outputs came; `gaps_s` are the seconds that their sequences were without one."""
+        longest_s = max(gaps_s, default=0.0)  # those of first outputs have no gap
+        if longest_s > (self._longest_s or 0.0):
+            self._longest_s = longest_s
+        self._look()
+
+    def end(self) -> None:
+        """Those that still wait count with their wait until now."""
+        self._look()
+        if self._waiting:
+            self._longest_s = max(self._longest_s or 0.0, self._clock() - self._began_s)
+            self._waiting.clear()
+            self._over.set()
+
+    async def longest_wait_s(self, patience_s: float = WAIT_PATIENCE_S) -> float | None:
+        """The longest time that one was without output, when all have output or have ended; None if none was seen."""
+        try:
+            async with asyncio.timeout(patience_s):
+                await self._over.wait()
+        except TimeoutError:
+            self.end()
+        return self._longest_s
+
+    def _look(self) -> None:
+        unfinished = ((i, at, self._states.get(i)) for i, at in self._waiting.items())
+        self._waiting = {i: at for i, at, state in unfinished if state is not None and self._heard(state)[0] == at}
+        if not self._waiting:
+            self._over.set()
+
+
+class Interruptions:
+    """The latest one of a client. vLLM's stat loggers tell it of each step."""
+
+    def __init__(self) -> None:
+        self._latest: Watch | None = None
+
+    def begin(self, watch: Watch) -> Watch:
+        """Ends the one before."""
+        if self._latest is not None:
+            self._latest.end()
+        self._latest = watch
+        return watch
+
+    def step(self, iteration_stats: Any) -> None:
+        """vLLM's statistics of outputs that came."""
+        if self._latest is not None and not self._latest.is_over:
+            self._latest.step(iteration_stats.inter_token_latencies_iter)
+
+    async def longest_wait_s(self) -> float | None:
+        """Of the latest one, when it is over."""
+        return None if self._latest is None else await self._latest.longest_wait_s()
+
+
+class EngineInterruption:
+    """`own`: of the daemon's sequences. Asks the other clients, now and for their waits."""
+
+    def __init__(self, own: Watch, others: Sequence[OtherClients], liveness: Liveness) -> None:
+        self._own = own
+        self._others = others
+        self._liveness = liveness
+        self._telling = [each.interrupted() for each in others]
+
+    @property
+    def num_computed_tokens(self) -> int | None:
+        """Tokens that the sequences of all clients have keys and values of; None until all have told."""
+        if not all(each.done() for each in self._telling):
+            return None
+        return self._own.num_computed_tokens + sum(each.result() for each in self._telling)
+
+    async def told(self) -> None:
+        """Returns when they have."""
+        await asyncio.gather(*map(asyncio.shield, self._telling))  # who gives up waiting does not end it for others
+
+    async def longest_wait_s(self) -> float | None:
+        """The longest wait of a sequence of any client."""
+
+        async def longest() -> float | None:
+            elsewhere = (each.longest_wait_s() for each in self._others)
+            waits = await asyncio.gather(self._own.longest_wait_s(), *elsewhere)
+            return max((each for each in waits if each is not None), default=None)
+
+        return await self._liveness.wait(
+            longest(), what="wait of interrupted requests", timeout_s=WAIT_PATIENCE_S + _ANSWER_PATIENCE_S
+        )
