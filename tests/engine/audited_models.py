@@ -177,17 +177,25 @@ def pushes(live: Any, config: Any, tensors: list[tuple[str, Any]]) -> dict[str, 
     from genserve.worker.update.beside import BesideUpdate
     from genserve.worker.update.device import Device
     from genserve.worker.update.inplace import InPlaceUpdate
+    from tests.support.loader_calls import loader_calls
 
     host = torch.device("cpu")
     device = Device.of(host)
     updates: list[Any] = [BesideUpdate(live, config, device, host), InPlaceUpdate(live, config, device)]
     answers: dict[str, Any] = {}
+
+    def push(update: Any, factor: float) -> dict[str, str]:
+        update.prepare([(name, tensor * factor) for name, tensor in tensors], Event())
+        update.commit()
+        update.discard()
+        return weight_digests(live)
+
     for version, factor in (("a", 1.0), ("b", 1.25)):
-        for update in updates:
-            update.prepare([(name, tensor * factor) for name, tensor in tensors], Event())
-            update.commit()
-            update.discard()
-            answers[f"{type(update).__name__} {version}"] = weight_digests(live)
+        with loader_calls([live]) as calls:
+            for update in updates:
+                answers[f"{type(update).__name__} {version}"] = push(update, factor)
+        answers[f"loader calls {version}"] = len(calls)
+    answers["loaded b"] = push(BesideUpdate(live, config, device, host), 1.25)
     return answers
 
 

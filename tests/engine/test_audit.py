@@ -42,6 +42,16 @@ def test_both_ways_of_taking_a_version_leave_the_same_weights(audits: dict[str, 
     assert a[0] != b[0]
 
 
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_a_second_version_is_loaded_without_vllms_loader_and_is_what_that_would_load(
+    audits: dict[str, Any], kind: str
+) -> None:
+    """Every kind's loader is recorded at the first version."""
+    assert audits[kind]["loader calls a"] > 0
+    assert audits[kind]["loader calls b"] == 0
+    assert audits[kind]["BesideUpdate b"] == audits[kind]["loaded b"]
+
+
 def test_a_weight_that_a_layer_hides_is_refused_in_every_way(audits: dict[str, Any]) -> None:
     """By its path; also at a push, as steps may leave something on a layer after the start."""
     assert len(audits["hidden"]) == 4

@@ -23,6 +23,7 @@ from genserve.worker.model.audit import Constants, audit
 from genserve.worker.model.tree import Holding, holdings, owners
 from genserve.worker.update.device import Device
 from genserve.worker.update.exchange import ContentExchange, PointerExchange, exchange
+from genserve.worker.update.plan.recorder import memory_of
 from genserve.worker.update.protocol import Reserving
 from genserve.worker.update.shadow import Shadow, cancellable
 from genserve.worker.update.structure import Structure
@@ -142,9 +143,15 @@ class LayerShadow(Shadow):
     """Builds one layer of a version: a shadow of a model that has no other layer."""
 
     def __init__(
-        self, whole: Structure, modules: Sequence[tuple[str, nn.Module]], members: Sequence[Any], device: Device
+        self,
+        whole: Structure,
+        modules: Sequence[tuple[str, nn.Module]],
+        members: Sequence[Any],
+        device: Device,
+        around: Sequence[Any] = (),
     ) -> None:
-        """`modules` of the layer, by their names; `members`: those modules, and the objects that hang on them."""
+        """`modules` of the layer, by their names; `members`: those modules, and the objects that hang on them;
+        `around`: those that are in no layer."""
         model = _LayerModel(whole.model, modules)
         structure = whole.layer(model, members, device.device)
         if whole.model_config.quantization is None:
@@ -152,7 +159,7 @@ class LayerShadow(Shadow):
             model.must_fill = [(names[id(slot.parameter)], slot.parameter) for slot in structure.slots]
         # Not "is one of its own": post-processing makes parts that were not there before.
         self._of_others = {id(owner) for owner in owners(whole.model).values()} - {id(member) for member in members}
-        super().__init__(structure, device.device, device.loading)
+        super().__init__(structure, device.device, device.loading, around)
 
     @property
     def modules(self) -> frozenset[str]:
@@ -171,8 +178,9 @@ def layer_shadows(whole: Structure, device: Device) -> dict[Layer, LayerShadow]:
     if hasattr(whole.model, "process_weights_after_loading"):
         raise ValueError(f"{type(whole.model).__name__} is post-processed as a whole, not layer by layer")
     members = _by_layer(owners(whole.model).items())
+    around = [owner for _, owner in members[None]]
     return {
-        layer: LayerShadow(whole, modules, [owner for _, owner in members[layer]], device)
+        layer: LayerShadow(whole, modules, [owner for _, owner in members[layer]], device, around)
         for layer, modules in _by_layer(whole.model.named_modules()).items()
     }
 
@@ -221,12 +229,12 @@ class _Writes(TorchDispatchMode):
         if func in self._WRITING:
             target = args[0]
             region = (target.storage_offset(), target.shape, target.stride())
-            self._regions[target.untyped_storage()._cdata].add(region)
+            self._regions[memory_of(target)].add(region)
         return func(*args, **(kwargs or {}))
 
     def fill(self, parameter: torch.Tensor) -> bool:
         """Whether the parameter was written completely."""
-        regions = self._regions[parameter.untyped_storage()._cdata]
+        regions = self._regions[memory_of(parameter)]
         return bool(sum(shape.numel() for _, shape, _ in regions) >= parameter.numel())
 
 

@@ -25,6 +25,7 @@ from vllm.model_executor.model_loader.utils import process_weights_after_loading
 
 from genserve.worker.model.audit import Constants
 from genserve.worker.model.tree import MODULE_TABLES, Holding, holdings, owners
+from genserve.worker.update.plan.loading import PlannedLoading
 from genserve.worker.update.protocol import PrepareCancelledError
 from genserve.worker.update.structure import Attributes, Structure
 
@@ -39,13 +40,16 @@ class Shadow:
         structure: Structure,
         place: torch.device,
         copying: Callable[[], AbstractContextManager[object]],
+        around: Iterable[Any] = (),
     ) -> None:
         """`place`: where versions are built: the live model's device, or the CPU; `copying`: a context in which this
-        thread copies a checkpoint's tensors there (`Device.loading`)."""
+        thread copies a checkpoint's tensors there (`Device.loading`); `around`: objects that are not of the structure,
+        and that the loader may change."""
         self._structure = structure
         self._model = structure.model
         self._place = place
         self._copying = copying
+        self._loading = PlannedLoading(structure, place, around)
         self._bare: dict[int, Attributes] = {}  # attributes as `strip` left them, by id of the module or part
         self._counters: dict[int, int] = {}  # torch's write counters of the parts' tensors then, by id of the tensor
         self.constants: Constants | None = None
@@ -90,7 +94,7 @@ class Shadow:
                 initialize_online_processing(module)  # vLLM does this when it builds a layer, for one load
             expected = self._expected()
             with self._copying():
-                loaded = self._model.load_weights(tensors)
+                loaded = self._model.load_weights(tensors) if online else self._loading.load(tensors)
             missing = self._missing(expected, set(expected if loaded is None else loaded))
             if missing:
                 raise ValueError(f"no tensor gave a value to {', '.join(missing[:_MAX_NAMED])} ({len(missing)} in all)")
