@@ -73,21 +73,32 @@ class Recipe:
     def follow(self, tensor: torch.Tensor, parameters: Sequence[torch.Tensor], places: Sequence[int]) -> None:
         """Does it with this tensor. `places`: for each of its places the number of a parameter and an offset."""
         made: list[torch.Tensor] = []
-
-        def filled(arg: Any) -> Any:
-            if type(arg) is tuple:
-                return tuple(filled(each) for each in arg)
-            if type(arg) is not Operand:
-                return arg
-            base, offset = tensor, arg.offset
-            if arg.origin == "made":
-                base = made[arg.number]
-            elif arg.origin == "parameter":
-                base, offset = parameters[places[2 * arg.number]], places[2 * arg.number + 1]
-            return base if arg.layout is None else arg.layout.within(base, offset)
-
         for step in self.steps:
-            made += tensors_in(step.function(*[filled(arg) for arg in step.args], **dict(step.options)))
+            args = [_filled(arg, tensor, made, parameters, places) for arg in step.args]
+            made += tensors_in(step.function(*args, **dict(step.options)))
+
+
+def _filled(
+    arg: Any,
+    tensor: torch.Tensor,
+    made: Sequence[torch.Tensor],
+    parameters: Sequence[torch.Tensor],
+    places: Sequence[int],
+) -> Any:
+    """The argument with tensors for its operands.
+
+    Not a function within `follow`: one that calls itself is part of a cycle, with the tensor, and that keeps the memory
+    of a push until Python looks for cycles."""
+    if type(arg) is tuple:
+        return tuple(_filled(each, tensor, made, parameters, places) for each in arg)
+    if type(arg) is not Operand:
+        return arg
+    base, offset = tensor, arg.offset
+    if arg.origin == "made":
+        base = made[arg.number]
+    elif arg.origin == "parameter":
+        base, offset = parameters[places[2 * arg.number]], places[2 * arg.number + 1]
+    return base if arg.layout is None else arg.layout.within(base, offset)
 
 
 def tensors_in(result: Any) -> list[torch.Tensor]:
