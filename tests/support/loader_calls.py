@@ -1,4 +1,4 @@
-"""Calls of vLLM's loaders: a push like the one before needs none."""
+"""Calls of vLLM's loaders: a push like the two before needs none."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager

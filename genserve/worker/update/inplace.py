@@ -25,7 +25,7 @@ from genserve.worker.update.device import Device
 from genserve.worker.update.exchange import ContentExchange, PointerExchange, exchange
 from genserve.worker.update.plan.recorder import memory_of
 from genserve.worker.update.protocol import Reserving
-from genserve.worker.update.shadow import Shadow, cancellable
+from genserve.worker.update.shadow import Cancellable, Shadow
 from genserve.worker.update.structure import Structure
 
 Tensors = Iterable[tuple[str, torch.Tensor]]
@@ -79,10 +79,10 @@ class InPlaceUpdate:
         after `cancelled` is set.
         """
         self.discard()
-        tensors = list(cancellable(tensors, cancelled))  # may take minutes, in which steps leave values on the layers
+        tensors = list(Cancellable(tensors, cancelled))  # may take minutes, in which steps leave values on the layers
         self.audit()
         for shadow, part, live in self._steps(tensors):
-            self._exchange(shadow, cancellable(part, cancelled), live)
+            self._exchange(shadow, Cancellable(part, cancelled), live)
         self._tensors = tensors
 
     def commit(self) -> None:
@@ -93,7 +93,8 @@ class InPlaceUpdate:
         self._began = True
         with self._device.work():
             for shadow, part, live in steps:
-                self._exchange(shadow, part, live).overwrite()  # its memory is free before the next layer needs it
+                # Its memory is free before the next layer needs it.
+                self._exchange(shadow, part, live, in_pause=True).overwrite()
 
     def rollback(self) -> None:
         """Raises RuntimeError if a commit has begun: the replaced weights are gone, and a version must be prepared and
@@ -130,10 +131,10 @@ class InPlaceUpdate:
         return [(self._layers.get(layer, self._elsewhere), parts[layer], dict(live[layer])) for layer in layers]
 
     def _exchange(
-        self, shadow: Shadow, tensors: Tensors, live: dict[str, Holding]
+        self, shadow: Shadow, tensors: Tensors, live: dict[str, Holding], *, in_pause: bool = False
     ) -> PointerExchange | ContentExchange:
         try:
-            prepared = shadow.load(tensors)
+            prepared = shadow.load(tensors, in_pause=in_pause)
             return exchange(live, prepared, self._device, untouched=shadow.untouched)
         finally:
             shadow.strip()

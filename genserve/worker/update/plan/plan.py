@@ -23,24 +23,20 @@ class Plan:
     followed: "array[int]"
     places: "array[int]"
 
-    def replay(self, tensors: Tensors, parameters: Sequence[torch.Tensor]) -> list[tuple[str, torch.Tensor]] | None:
+    def replay(self, tensors: Tensors, parameters: Sequence[torch.Tensor]) -> bool:
         """Loads the tensors into the parameters, each before it takes the next one.
 
-        None if they are those of the plan. Else the tensors that were taken until this was seen: what the parameters
-        hold then is not a version."""
-        taken: list[tuple[str, torch.Tensor]] = []
-        begin = 0
+        Returns whether they are those of the plan. If not, what the parameters hold then is not a version."""
+        i = begin = 0
         for name, tensor in tensors:
-            i = len(taken)
-            taken.append((name, tensor))
             if i == len(self.names) or name != self.names[i]:
-                return taken
+                return False
             recipe = self.recipes[self.followed[i]]
             end = begin + 2 * recipe.num_places
             # The operations are as torch's dispatcher saw them: modes above it have had their say.
             with torch._C.DisableTorchFunction():
                 if not recipe.takes(tensor):
-                    return taken
+                    return False
                 recipe.follow(tensor, parameters, self.places[begin:end])
-            begin = end
-        return None if len(taken) == len(self.names) else taken
+            i, begin = i + 1, end
+        return i == len(self.names)

@@ -97,9 +97,14 @@ class Recorder(TorchDispatchMode):
         self.refusal = self.refusal or why
         self._tensor, self._made, self._steps, self._origins = None, [], [], {}
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False: no operation is compiled while a mode is on, and torch's guard for it takes as long as a view."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         options = kwargs or {}
-        if self.refusal or func.is_view:
+        if func.is_view or self.refusal:
             return func(*args, **options)
         with torch._C.DisableTorchFunction():
             try:

@@ -18,11 +18,13 @@ _ABSENT = object()
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """An attribute that a loader has set to a plain value: numbers, strings, and containers of them."""
+    """An attribute that a loader has set to a plain value: numbers, strings, and containers of them. `note` is equal
+    for two traces that leave the same."""
 
     owner: Any
     key: str
     value: Any
+    note: tuple[Any, ...]
 
     def leave(self) -> None:
         """Sets it again."""
@@ -47,7 +49,7 @@ class Attributes:
                     continue
                 if key not in now or not _is_plain(vars(owner)[key]):
                     raise ValueError(f"it changes {key} of a {type(owner).__name__}")
-                found.append(Trace(owner, key, copy.deepcopy(vars(owner)[key])))
+                found.append(Trace(owner, key, copy.deepcopy(vars(owner)[key]), (id(owner), key, now[key])))
         return found
 
     def _noted_of(self, owner: Any) -> dict[str, Any]:

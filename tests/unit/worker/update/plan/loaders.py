@@ -81,12 +81,12 @@ class Pushed:
         self.structure = Structure(self.model, config, config, slots, modules, [], frozenset())
         self.loading = PlannedLoading(self.structure, CPU)
 
-    def push(self, tensors: Tensors) -> dict[str, Any]:
+    def push(self, tensors: Tensors, *, in_pause: bool = False) -> dict[str, Any]:
         """Loads a version, as `Shadow` does. Returns what it leaves on the model, and what the loader said."""
         vars(self.model)["zero"] = 0.0
         self.structure.allocate(CPU)
         with torch.no_grad():
-            loaded = self.loading.load(tensors)
+            loaded = self.loading.load(tensors, in_pause=in_pause)
         left = {name: each.view(-1).view(torch.uint8).tolist() for name, each in self.model.state_dict().items()}
         left |= {"notes": dict(self.model.notes), "step": getattr(self.model, "step", None), "loaded": loaded}
         left["zero"] = str(self.model.zero)
