@@ -114,12 +114,13 @@ class Recorder(TorchDispatchMode):
                 step = None
         result = func(*args, **options)
         if step is not None and not self.refusal:
-            self._add(step, result)
+            with torch._C.DisableTorchFunction():
+                self._add(step, result)
         return result
 
     def is_tracked(self, tensor: torch.Tensor) -> bool:
         """Whether it shares memory with the tensor of the checkpoint, with a parameter, or with what was made."""
-        memory = memory_of(tensor)
+        memory = _memory_of(tensor)
         return memory in self._origins or memory in self._of_parameters
 
     def _begin(self, name: str, tensor: torch.Tensor) -> None:
@@ -129,7 +130,7 @@ class Recorder(TorchDispatchMode):
         if not self.refusal:
             self._tensor = tensor
             self._names.append(name)
-            self._origins = {memory_of(tensor): ("checkpoint", 0)}
+            self._origins = {_memory_of(tensor): ("checkpoint", 0)}
 
     def _end(self) -> None:
         """Of what is done with the tensor that was taken last."""
@@ -137,7 +138,10 @@ class Recorder(TorchDispatchMode):
             return
         steps, num_places = tuple(self._steps), len(self._here) // 2
         recipe = Recipe(Layout.of(self._tensor), self._tensor.device, steps, num_places)
-        self._followed.append(self._recipes.setdefault(recipe, len(self._recipes)))
+        try:
+            self._followed.append(self._recipes.setdefault(recipe, len(self._recipes)))
+        except TypeError as error:
+            self.refuse(f"an operation takes what cannot be kept: {error}")
         self._places += self._here
         self._tensor, self._made, self._steps, self._here, self._origins = None, [], [], array("q"), {}
 
@@ -167,18 +171,13 @@ class Recorder(TorchDispatchMode):
         if _tensors_among(options.values()):
             raise _CannotError("takes a tensor by name")
         named = tuple((key, self._filled(value)) for key, value in sorted(options.items()))
-        step = Step(func, self._filled(args), named, _numbers_among([*args, *options.values()]))
-        try:
-            hash(step)
-        except TypeError as error:
-            raise _CannotError(f"takes what cannot be kept: {error}") from error
-        return step
+        return Step(func, self._filled(args), named, _numbers_among([*args, *options.values()]))
 
     def _add(self, step: Step, result: Any) -> None:
         self._steps.append(step)
         for tensor in tensors_in(result):
             if not self.is_tracked(tensor):
-                self._origins[memory_of(tensor)] = ("made", len(self._made))
+                self._origins[_memory_of(tensor)] = ("made", len(self._made))
             self._made.append(tensor)
 
     def _filled(self, arg: Any) -> Any:
@@ -190,8 +189,8 @@ class Recorder(TorchDispatchMode):
         origin, number = self._origin(tensor)
         base = self._base(origin, number)
         layout = Layout.of(tensor)
-        offset = _offset(tensor, base)
-        if not _is_inside(tensor, offset, base) or not _same_view(layout, base, offset, tensor):
+        offset = 0 if tensor is base else _offset(tensor, base)
+        if tensor is not base and not (_is_inside(tensor, offset, base) and _same_view(layout, base, offset, tensor)):
             raise _CannotError("takes a view that cannot be made again")
         if origin == "parameter":
             self._here.extend((number, offset))
@@ -200,7 +199,7 @@ class Recorder(TorchDispatchMode):
         return Operand(origin, number, None if is_whole else layout, 0 if is_whole else offset)
 
     def _origin(self, tensor: torch.Tensor) -> tuple[Origin, int]:
-        memory = memory_of(tensor)
+        memory = _memory_of(tensor)
         found = self._origins.get(memory)
         if found is not None:
             return found
@@ -276,7 +275,11 @@ def _numbers_among(arg: Any) -> tuple[str, ...]:
 def memory_of(tensor: torch.Tensor) -> int:
     """Identifies the memory of a tensor as long as it is there; 0 for one without. No recorder sees the question."""
     with torch._C.DisableTorchFunction():
-        return int(tensor.untyped_storage()._cdata) if tensor.layout is torch.strided else 0
+        return _memory_of(tensor)
+
+
+def _memory_of(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata) if tensor.layout is torch.strided else 0
 
 
 def _offset(tensor: torch.Tensor, base: torch.Tensor) -> int:
@@ -297,6 +300,8 @@ def _same_view(layout: Layout, base: torch.Tensor, offset: int, tensor: torch.Te
     """Whether the view that will be made is that tensor."""
     if tensor.is_conj() or tensor.is_neg():
         return False
+    if tensor.dtype is base.dtype:
+        return True
     try:
         again = layout.within(base, offset)
     except RuntimeError:
