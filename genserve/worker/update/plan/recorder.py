@@ -44,6 +44,7 @@ _UNSEEN: Final = frozenset(
         torch.Tensor.storage,
         torch.Tensor.untyped_storage,
         torch.Tensor.__dlpack__,
+        torch.Tensor.__repr__,
     }
 )
 """Ways to the elements of a tensor that are no operations of torch."""

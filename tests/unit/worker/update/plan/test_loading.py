@@ -156,6 +156,7 @@ NOT_RECORDED: dict[str, tuple[Loader, str]] = {
     "calls another library": (also(lambda model, tensor: tensor.numpy().sum()), "Tensor.numpy is called"),
     "makes a list": (also(lambda model, tensor: tensor.tolist()), "Tensor.tolist is called"),
     "takes an address": (also(lambda model, tensor: model.weight.data_ptr()), "Tensor.data_ptr is called"),
+    "prints": (also(lambda model, tensor: str(tensor)), "Tensor.__repr__ is called"),
     "sums": (also(lambda model, tensor: model.bias.data.copy_(tensor.sum(1))), "aten.sum.dim_IntList is not known"),
     "adds chance": (
         also(lambda model, tensor: model.bias.data.copy_(torch.rand_like(tensor)[:, 0])),
