@@ -48,6 +48,20 @@ _UNSEEN: Final = frozenset(
     }
 )
 """Ways to the elements of a tensor that are no operations of torch."""
+_VIEWING: Final = frozenset(
+    {
+        torch.Tensor.data.__get__,  # type: ignore[attr-defined]
+        torch.Tensor.__getitem__,
+        torch.Tensor.narrow,
+        torch.Tensor.select,
+        torch.Tensor.t,
+        torch.Tensor.transpose,
+        torch.Tensor.unbind,
+        torch.Tensor.unsqueeze,
+        torch.Tensor.view,
+    }
+)
+"""Functions that return views and do nothing else, if their other arguments are integers."""
 
 
 class Recorder(TorchDispatchMode):
@@ -81,10 +95,15 @@ class Recorder(TorchDispatchMode):
 
     def tensors(self, tensors: Tensors) -> Tensors:
         """The same, for the loader to take."""
-        for name, tensor in tensors:
+        arriving = iter(tensors)
+        while True:
+            with torch._C._DisableTorchDispatch():
+                arrived = next(arriving, None)
+            if arrived is None:
+                return
             with torch._C.DisableTorchFunction():
-                self._begin(name, tensor)
-            yield name, tensor
+                self._begin(*arrived)
+            yield arrived
 
     def plan(self) -> Plan:
         """What was recorded, when the loader has returned. Raises ValueError with the refusal."""
@@ -222,13 +241,17 @@ class _CannotError(Exception):
 
 
 class _Looks(TorchFunctionMode):
-    """Sees when the elements of a tensor are reached in a way that is not an operation."""
+    """Sees when the elements of a tensor are reached in a way that is not an operation. Leaves most views to torch: they
+    are most of the operations of a loader, and to look at one takes five times as long as to make it."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
         self._recorder = recorder
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _VIEWING and not kwargs and all(type(arg) is int for arg in args[1:]):
+            with torch._C._DisableTorchDispatch():
+                return func(*args)
         if func in _UNSEEN and not self._recorder.refusal:
             with torch._C.DisableTorchFunction():
                 if self._recorder.is_tracked(args[0]):
