@@ -50,7 +50,7 @@ _UNSEEN: Final = frozenset(
 """Ways to the elements of a tensor that are no operations of torch."""
 _VIEWING: Final = frozenset(
     {
-        torch.Tensor.data.__get__,  # type: ignore[attr-defined]
+        torch.Tensor.data.__get__,
         torch.Tensor.__getitem__,
         torch.Tensor.narrow,
         torch.Tensor.select,
@@ -241,15 +241,15 @@ class _CannotError(Exception):
 
 
 class _Looks(TorchFunctionMode):
-    """Sees when the elements of a tensor are reached in a way that is not an operation. Leaves most views to torch: they
-    are most of the operations of a loader, and to look at one takes five times as long as to make it."""
+    """Sees when the elements of a tensor are reached in a way that is not an operation. Leaves most views to torch:
+    they are most of the operations of a loader, and to look at one takes five times as long as to make it."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
         self._recorder = recorder
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _VIEWING and not kwargs and all(type(arg) is int for arg in args[1:]):
+        if func in _VIEWING and _is_plain(args) and not kwargs:
             with torch._C._DisableTorchDispatch():
                 return func(*args)
         if func in _UNSEEN and not self._recorder.refusal:
@@ -257,6 +257,12 @@ class _Looks(TorchFunctionMode):
                 if self._recorder.is_tracked(args[0]):
                     self._recorder.refuse(f"Tensor.{func.__name__} is called")
         return func(*args, **kwargs) if kwargs else func(*args)
+
+
+def _is_plain(args: Any) -> bool:
+    """Whether they are a tensor that torch itself has the operations for, and integers."""
+    is_torchs = type(args[0]).__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl
+    return is_torchs and all(type(arg) is int for arg in args[1:])
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,6 +152,14 @@ def new_memory(model: Model, tensor: torch.Tensor) -> None:
 
 NOT_RECORDED: dict[str, tuple[Loader, str]] = {
     "looks at a value": (also(looked), "aten._local_scalar_dense.default is not known"),
+    "views a part that a value says": (
+        also(lambda model, tensor: tensor.narrow(0, (tensor[0, 0] > 0).to(torch.int64), 1)),
+        "aten._local_scalar_dense.default is not known",
+    ),
+    "takes the elements that values say": (
+        also(lambda model, tensor: tensor[tensor > 0]),
+        "aten.index.Tensor is not known",
+    ),
     "compares": (also(lambda model, tensor: torch.equal(tensor, tensor)), "aten.equal.default is not known"),
     "calls another library": (also(lambda model, tensor: tensor.numpy().sum()), "Tensor.numpy is called"),
     "makes a list": (also(lambda model, tensor: tensor.tolist()), "Tensor.tolist is called"),
