@@ -67,7 +67,7 @@ class PlannedLoading:
             if known.plan.replay(tensors, self._contents()):
                 return self._replayed(known) if known.is_proven else self._compared(known, tensors)
             self._misfit()
-            self._structure.allocate(self._place)
+            self._empty()
         return self._loaded(tensors) if self.refusal or in_pause else self._recorded(tensors)
 
     def _replayed(self, known: _Known) -> frozenset[str] | None:
@@ -79,7 +79,7 @@ class PlannedLoading:
     def _compared(self, known: _Known, tensors: Tensors) -> frozenset[str] | None:
         """Proves a plan that was just replayed: the loader loads the same tensors."""
         replayed = [fingerprint(each) for each in self._contents()]
-        self._structure.allocate(self._place)
+        self._empty()
         contents, attributes = self._contents(), self._attributes()
         loaded = self._loaded(tensors)
         try:
@@ -112,6 +112,12 @@ class PlannedLoading:
         """By the loader. Loaders that do not say what they loaded return None."""
         loaded = self._structure.model.load_weights(tensors)
         return None if loaded is None else frozenset(loaded)
+
+    def _empty(self) -> None:
+        """Back to what the parameters hold before a load. Frees first: a GPU may have no room for one of them twice."""
+        for slot in self._structure.slots:
+            slot.free(self._place)
+        self._structure.allocate(self._place)
 
     def _contents(self) -> list[torch.Tensor]:
         return [slot.parameter.data for slot in self._structure.slots]

@@ -4,9 +4,11 @@ import gc
 import mmap
 import weakref
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.unit.worker.update.plan.loaders import Loader, Model, Pushed, Tensors, copies, version
 
@@ -68,6 +70,33 @@ def test_the_memory_of_a_push_is_free_after_each_load() -> None:
     assert pushed.num_loads == 3  # one of them failed
     assert is_free_after(pushed, version(0)[::-1])
     assert pushed.loading.plan is None
+
+
+class Allocations(TorchDispatchMode):
+    """Counts what a model holds whenever memory for a parameter is allocated."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self._model = model
+        self.held_bytes: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.zeros.default:
+            self.held_bytes.append(sum(each.nbytes for each in self._model.parameters()))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("change", [slice(None), slice(None, None, -1)], ids=["proves a plan", "is another one"])
+def test_what_is_loaded_twice_needs_no_more_memory(change: slice) -> None:
+    """Each parameter is freed before it is allocated again."""
+    pushed = Pushed(copies)
+    for _ in range(1 if change.step is None else 2):
+        pushed.push(version(0))
+    with Allocations(pushed.model) as seen:
+        pushed.push(version(0)[change])
+    sizes = [each.nbytes for each in pushed.model.parameters()]
+    assert len(seen.held_bytes) == 2 * len(sizes)
+    assert seen.held_bytes[len(sizes) :] == [sum(sizes[:i]) for i in range(len(sizes))]
 
 
 def looks(model: Model, tensors: Tensors) -> set[str]:
