@@ -71,7 +71,6 @@ class PlannedLoading:
         return self._loaded(tensors) if self.refusal or in_pause else self._recorded(tensors)
 
     def _replayed(self, known: _Known) -> frozenset[str] | None:
-        self._num_misfits = 0
         for trace in known.traces:
             trace.leave()
         return known.loaded

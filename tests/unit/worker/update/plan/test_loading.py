@@ -209,7 +209,7 @@ def test_what_cannot_be_done_again_is_always_done_by_the_loader(loader: Loader, 
         torch.manual_seed(seed)
         expected = loaded_anew(loader, version(seed))
         assert {**found, "notes": None} == {**expected, "notes": None}
-    assert why in pushed.loading.refusal
+        assert why in pushed.loading.refusal
     assert pushed.loading.plan is None
     assert pushed.num_loads == 3
 

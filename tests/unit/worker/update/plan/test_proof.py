@@ -85,6 +85,24 @@ def test_a_loader_that_does_not_always_do_what_is_seen_loads_every_version(make:
     assert pushed.num_loads == 4
 
 
+def test_a_parameter_that_gets_other_memory_later_is_seen() -> None:
+    """A plan writes to the memory that parameters have before a load."""
+    calls: list[None] = []
+
+    def load(model: Model, tensors: Tensors) -> set[str]:
+        loaded = copies(model, tensors)
+        if calls:
+            model.bias.data = model.bias.data.clone()
+        calls.append(None)
+        return loaded
+
+    pushed = Pushed(load)
+    for seed in (0, 1, 2):
+        assert pushed.push(version(seed)) == loaded_anew(copies, version(seed))
+    assert pushed.loading.refusal == "a parameter gets other memory"
+    assert pushed.num_loads == 3
+
+
 def test_a_push_in_a_pause_is_neither_recorded_nor_compared() -> None:
     """Requests wait for it. One that is known is done without the loader."""
     pushed = Pushed(copies)
