@@ -2,7 +2,7 @@
 
     python -m tests.engine.audited_models DIRECTORY
 
-No engine: the models are built in this process, with random weights, and never take a step. Two versions are pushed
+No engine: the models are built in this process, with random weights, and never take a step. Three versions are pushed
 into each, beside it and in place: which way a version came must make no difference.
 """
 
@@ -170,24 +170,32 @@ def written_by_transformers(checkpoint: Path) -> list[tuple[str, Any]]:
 
 
 def pushes(live: Any, config: Any, tensors: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Digests of all that the live model holds, after pushes of two versions in two ways each."""
+    """Digests of all that the live model holds, after pushes of three versions in two ways each."""
     import torch
 
     from genserve.worker.model.digests import weight_digests
     from genserve.worker.update.beside import BesideUpdate
     from genserve.worker.update.device import Device
     from genserve.worker.update.inplace import InPlaceUpdate
+    from tests.support.loader_calls import loader_calls
 
     host = torch.device("cpu")
     device = Device.of(host)
     updates: list[Any] = [BesideUpdate(live, config, device, host), InPlaceUpdate(live, config, device)]
     answers: dict[str, Any] = {}
-    for version, factor in (("a", 1.0), ("b", 1.25)):
-        for update in updates:
-            update.prepare([(name, tensor * factor) for name, tensor in tensors], Event())
-            update.commit()
-            update.discard()
-            answers[f"{type(update).__name__} {version}"] = weight_digests(live)
+
+    def push(update: Any, factor: float) -> dict[str, str]:
+        update.prepare([(name, tensor * factor) for name, tensor in tensors], Event())
+        update.commit()
+        update.discard()
+        return weight_digests(live)
+
+    for version, factor in (("a", 1.0), ("b", 1.25), ("c", 1.5)):
+        with loader_calls([live]) as calls:
+            for update in updates:
+                answers[f"{type(update).__name__} {version}"] = push(update, factor)
+        answers[f"loader calls {version}"] = len(calls)
+    answers["loaded c"] = push(BesideUpdate(live, config, device, host), 1.5)
     return answers
 
 

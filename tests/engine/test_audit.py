@@ -35,11 +35,21 @@ def test_no_model_that_is_served_today_is_refused(audits: dict[str, Any], kind: 
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_both_ways_of_taking_a_version_leave_the_same_weights(audits: dict[str, Any], kind: str) -> None:
     """Everything of the other version is gone, also what post-processing makes on objects that it makes itself."""
-    a, b = ([audits[kind][f"{way} {version}"] for way in ("BesideUpdate", "InPlaceUpdate")] for version in "ab")
-    assert a[0] == a[1]
-    assert b[0] == b[1]
-    assert a[0].keys() == b[0].keys()
-    assert a[0] != b[0]
+    a, b, c = ([audits[kind][f"{way} {version}"] for way in ("BesideUpdate", "InPlaceUpdate")] for version in "abc")
+    assert (a[0], b[0], c[0]) == (a[1], b[1], c[1])
+    assert a[0].keys() == b[0].keys() == c[0].keys()
+    assert a[0] != b[0] != c[0]
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_a_third_version_is_loaded_without_vllms_loader_and_is_what_that_would_load(
+    audits: dict[str, Any], kind: str
+) -> None:
+    """Every kind's loader is recorded at the first version, and the recording is proven at the second one."""
+    assert audits[kind]["loader calls a"] > 0
+    assert audits[kind]["loader calls b"] > 0
+    assert audits[kind]["loader calls c"] == 0
+    assert audits[kind]["BesideUpdate c"] == audits[kind]["loaded c"]
 
 
 def test_a_weight_that_a_layer_hides_is_refused_in_every_way(audits: dict[str, Any]) -> None:

@@ -92,16 +92,17 @@ def _ordered(faults: Faults) -> Iterator[list[int]]:
     held_bytes: list[int] = []
     num_loaded = num_put = 0
 
-    def faulty_load(self: Any, tensors: Any) -> Any:
-        def counted() -> Tensors:
-            nonlocal num_loaded
-            for item in tensors:
-                if num_loaded == faults.get("loading"):
-                    raise RuntimeError("ordered to fail in loading")
-                num_loaded += 1
-                yield item
+    def faulty_load(self: Any, tensors: Any, **options: Any) -> Any:
+        class Counted:
+            def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+                nonlocal num_loaded
+                for item in tensors:
+                    if num_loaded == faults.get("loading"):
+                        raise RuntimeError("ordered to fail in loading")
+                    num_loaded += 1
+                    yield item
 
-        return load(self, counted())
+        return load(self, Counted(), **options)
 
     def faulty_process(model: Any, *args: Any) -> None:
         if len(held_bytes) == faults.get("processing"):

@@ -223,14 +223,20 @@ if FAULTS_VARIABLE in os.environ:  # tests import this module too, where no work
         _put(self, entry, value)
         _step.done += 1
 
-    def _faulty_load(self: Shadow, tensors: Any) -> Any:
-        def counted() -> Any:
-            for done, item in enumerate(tensors):
+    class _Counted:
+        """Tensors, as often as they are iterated."""
+
+        def __init__(self, tensors: Any) -> None:
+            self._tensors = tensors
+
+        def __iter__(self) -> Any:
+            for done, item in enumerate(self._tensors):
                 strike("load", _step.rank, done)
                 yield item
             strike("load", _step.rank, -1)
 
-        return _load(self, counted())
+    def _faulty_load(self: Shadow, tensors: Any, **options: Any) -> Any:
+        return _load(self, _Counted(tensors), **options)
 
     _copy = CudaDevice.copy
 

@@ -2,9 +2,10 @@
 
     python -m tests.support.on_cpu DIRECTORY
 
-Both checkpoints of a kind are loaded by vLLM, in this process and without an engine. Then a push of b beside the live
-model, and one of a in place, have to leave what vLLM has loaded from b and a. A kind that the CPU backend cannot load
-is built on torch's meta device, and its tensors are loaded there: the names and the shapes are vLLM's.
+Both checkpoints of a kind are loaded by vLLM, in this process and without an engine. Then pushes of both beside the
+live model, and in place, have to leave what vLLM has loaded from them, and the third to need no loader. A kind
+that the CPU backend cannot load is built on torch's meta device, and its tensors are loaded there: the names and the
+shapes are vLLM's.
 """
 
 import gc
@@ -18,6 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from tests.support import models
+from tests.support.loader_calls import loader_calls
 from tests.support.matrix import KINDS, Kind
 
 _ELSEWHERE = frozenset({"dense", "dense-with-biases", "fp8-online", "gpt-oss-triton"})
@@ -75,17 +77,23 @@ def _exchanged(kind: Kind, directory: Path) -> Iterator[str]:
     cold = {checkpoint: _digests(worker) for checkpoint, worker in workers.items()}
     if cold[a] == cold[b]:
         yield "both checkpoints are the same"
-    for checkpoint, way in ((b, "beside"), (a, "inplace")):
+    runner = workers[a].model_runner
+    served = [model for model in (runner.get_model(), runner.get_draft_model()) if model is not None]
+    for checkpoints, way in (((b, a, b), "beside"), ((a, b, a), "inplace")):
         config.additional_config = {WEIGHT_UPDATE_KEY: way}
         update, _ = make_update(workers[a])
         update.audit()
-        update.prepare(list(models.load_tensors(checkpoint).items()), Event())
-        update.commit()
-        update.discard()
-        found, expected = _digests(workers[a]), cold[checkpoint]
-        wrong = sorted(name for name in expected | found if found.get(name) != expected.get(name))
-        if wrong:
-            yield f"{way}, {checkpoint.name} leaves {wrong[:4]} ({len(wrong)} in all)"
+        for number, checkpoint in enumerate(checkpoints):
+            with loader_calls(served) as calls:
+                update.prepare(list(models.load_tensors(checkpoint).items()), Event())
+                update.commit()
+            update.discard()
+            found, expected = _digests(workers[a]), cold[checkpoint]
+            wrong = sorted(name for name in expected | found if found.get(name) != expected.get(name))
+            if wrong:
+                yield f"{way}, {checkpoint.name} leaves {wrong[:4]} ({len(wrong)} in all)"
+            if bool(calls) != (number < 2):
+                yield f"{way}, push {number} calls vLLM's loader {len(calls)} times"
     if drafts:
         yield from _without_what_drafts(workers[a], cold[a], cold[b], models.load_tensors(b))
 

@@ -13,7 +13,7 @@ from genserve.worker.model.tree import Holding, holdings, sizes_of
 from genserve.worker.update.device import Device
 from genserve.worker.update.exchange import Buffer, ContentExchange, PointerExchange, exchange
 from genserve.worker.update.protocol import Reserving
-from genserve.worker.update.shadow import Shadow, cancellable
+from genserve.worker.update.shadow import Cancellable, Shadow
 from genserve.worker.update.structure import Structure
 
 
@@ -54,7 +54,7 @@ class BesideUpdate:
         self.audit()  # again, because steps may have left values on the layers since
         self._buffer.take()
         try:
-            prepared = self._shadow.load(cancellable(tensors, cancelled))
+            prepared = self._shadow.load(Cancellable(tensors, cancelled))
             untouched = self._shadow.untouched
             self._exchange = exchange(holdings(self._live), prepared, self._device, self._buffer, untouched=untouched)
         finally:

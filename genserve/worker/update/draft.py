@@ -41,11 +41,11 @@ class DraftShadow(Shadow):
         structure = Structure.build(draft.model, draft.config, place, draft.model_config)
         super().__init__(structure, place, device.loading)
 
-    def load(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, Holding]:
+    def load(self, tensors: Iterable[tuple[str, torch.Tensor]], *, in_pause: bool = False) -> dict[str, Holding]:
         """As of any shadow; what is shared with the served model is returned as it is live. Raises
         NoDraftWeightsError."""
         with disable_mtp_completeness_check():  # `Shadow` says what is missing
-            prepared = super().load(tensors)
+            prepared = super().load(tensors, in_pause=in_pause)
         own = {name: place for name, place in prepared.items() if not is_within(name, self._shared_names)}
         live = holdings(self._live)
         return own | {name: place for name, place in live.items() if is_within(name, self._shared_names)}

@@ -23,8 +23,9 @@ from genserve.worker.model.audit import Constants, audit
 from genserve.worker.model.tree import Holding, holdings, owners
 from genserve.worker.update.device import Device
 from genserve.worker.update.exchange import ContentExchange, PointerExchange, exchange
+from genserve.worker.update.plan.recorder import memory_of
 from genserve.worker.update.protocol import Reserving
-from genserve.worker.update.shadow import Shadow, cancellable
+from genserve.worker.update.shadow import Cancellable, Shadow
 from genserve.worker.update.structure import Structure
 
 Tensors = Iterable[tuple[str, torch.Tensor]]
@@ -78,10 +79,10 @@ class InPlaceUpdate:
         after `cancelled` is set.
         """
         self.discard()
-        tensors = list(cancellable(tensors, cancelled))  # may take minutes, in which steps leave values on the layers
+        tensors = list(Cancellable(tensors, cancelled))  # may take minutes, in which steps leave values on the layers
         self.audit()
         for shadow, part, live in self._steps(tensors):
-            self._exchange(shadow, cancellable(part, cancelled), live)
+            self._exchange(shadow, Cancellable(part, cancelled), live)
         self._tensors = tensors
 
     def commit(self) -> None:
@@ -92,7 +93,8 @@ class InPlaceUpdate:
         self._began = True
         with self._device.work():
             for shadow, part, live in steps:
-                self._exchange(shadow, part, live).overwrite()  # its memory is free before the next layer needs it
+                # Its memory is free before the next layer needs it.
+                self._exchange(shadow, part, live, in_pause=True).overwrite()
 
     def rollback(self) -> None:
         """Raises RuntimeError if a commit has begun: the replaced weights are gone, and a version must be prepared and
@@ -129,10 +131,10 @@ class InPlaceUpdate:
         return [(self._layers.get(layer, self._elsewhere), parts[layer], dict(live[layer])) for layer in layers]
 
     def _exchange(
-        self, shadow: Shadow, tensors: Tensors, live: dict[str, Holding]
+        self, shadow: Shadow, tensors: Tensors, live: dict[str, Holding], *, in_pause: bool = False
     ) -> PointerExchange | ContentExchange:
         try:
-            prepared = shadow.load(tensors)
+            prepared = shadow.load(tensors, in_pause=in_pause)
             return exchange(live, prepared, self._device, untouched=shadow.untouched)
         finally:
             shadow.strip()
@@ -142,9 +144,15 @@ class LayerShadow(Shadow):
     """Builds one layer of a version: a shadow of a model that has no other layer."""
 
     def __init__(
-        self, whole: Structure, modules: Sequence[tuple[str, nn.Module]], members: Sequence[Any], device: Device
+        self,
+        whole: Structure,
+        modules: Sequence[tuple[str, nn.Module]],
+        members: Sequence[Any],
+        device: Device,
+        around: Sequence[Any] = (),
     ) -> None:
-        """`modules` of the layer, by their names; `members`: those modules, and the objects that hang on them."""
+        """`modules` of the layer, by their names; `members`: those modules, and the objects that hang on them;
+        `around`: those that are in no layer."""
         model = _LayerModel(whole.model, modules)
         structure = whole.layer(model, members, device.device)
         if whole.model_config.quantization is None:
@@ -152,7 +160,7 @@ class LayerShadow(Shadow):
             model.must_fill = [(names[id(slot.parameter)], slot.parameter) for slot in structure.slots]
         # Not "is one of its own": post-processing makes parts that were not there before.
         self._of_others = {id(owner) for owner in owners(whole.model).values()} - {id(member) for member in members}
-        super().__init__(structure, device.device, device.loading)
+        super().__init__(structure, device.device, device.loading, around)
 
     @property
     def modules(self) -> frozenset[str]:
@@ -171,8 +179,9 @@ def layer_shadows(whole: Structure, device: Device) -> dict[Layer, LayerShadow]:
     if hasattr(whole.model, "process_weights_after_loading"):
         raise ValueError(f"{type(whole.model).__name__} is post-processed as a whole, not layer by layer")
     members = _by_layer(owners(whole.model).items())
+    around = [owner for _, owner in members[None]]
     return {
-        layer: LayerShadow(whole, modules, [owner for _, owner in members[layer]], device)
+        layer: LayerShadow(whole, modules, [owner for _, owner in members[layer]], device, around)
         for layer, modules in _by_layer(whole.model.named_modules()).items()
     }
 
@@ -221,12 +230,12 @@ class _Writes(TorchDispatchMode):
         if func in self._WRITING:
             target = args[0]
             region = (target.storage_offset(), target.shape, target.stride())
-            self._regions[target.untyped_storage()._cdata].add(region)
+            self._regions[memory_of(target)].add(region)
         return func(*args, **(kwargs or {}))
 
     def fill(self, parameter: torch.Tensor) -> bool:
         """Whether the parameter was written completely."""
-        regions = self._regions[parameter.untyped_storage()._cdata]
+        regions = self._regions[memory_of(parameter)]
         return bool(sum(shape.numel() for _, shape, _ in regions) >= parameter.numel())
 
 

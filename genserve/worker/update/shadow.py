@@ -9,6 +9,8 @@ import inspect
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
 from threading import Event
 from types import FunctionType
 from typing import Any
@@ -25,6 +27,7 @@ from vllm.model_executor.model_loader.utils import process_weights_after_loading
 
 from genserve.worker.model.audit import Constants
 from genserve.worker.model.tree import MODULE_TABLES, Holding, holdings, owners
+from genserve.worker.update.plan.loading import PlannedLoading
 from genserve.worker.update.protocol import PrepareCancelledError
 from genserve.worker.update.structure import Attributes, Structure
 
@@ -39,13 +42,16 @@ class Shadow:
         structure: Structure,
         place: torch.device,
         copying: Callable[[], AbstractContextManager[object]],
+        around: Iterable[Any] = (),
     ) -> None:
         """`place`: where versions are built: the live model's device, or the CPU; `copying`: a context in which this
-        thread copies a checkpoint's tensors there (`Device.loading`)."""
+        thread copies a checkpoint's tensors there (`Device.loading`); `around`: objects that are not of the structure,
+        and that the loader may change."""
         self._structure = structure
         self._model = structure.model
         self._place = place
         self._copying = copying
+        self._loading = PlannedLoading(structure, place, around)
         self._bare: dict[int, Attributes] = {}  # attributes as `strip` left them, by id of the module or part
         self._counters: dict[int, int] = {}  # torch's write counters of the parts' tensors then, by id of the tensor
         self.constants: Constants | None = None
@@ -76,8 +82,9 @@ class Shadow:
         """Size of the weights, in bytes, before post-processing."""
         return self._structure.num_bytes
 
-    def load(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, Holding]:
-        """Loads and post-processes a complete version, and returns the holdings of a live model with it.
+    def load(self, tensors: Iterable[tuple[str, torch.Tensor]], *, in_pause: bool = False) -> dict[str, Holding]:
+        """Loads and post-processes a complete version, and returns the holdings of a live model with it. `in_pause`:
+        requests wait for it. It may iterate over the tensors twice.
 
         Raises ValueError naming parameters without a value, or what post-processing wrote where it cannot be exchanged,
         and the loader's errors.
@@ -90,7 +97,8 @@ class Shadow:
                 initialize_online_processing(module)  # vLLM does this when it builds a layer, for one load
             expected = self._expected()
             with self._copying():
-                loaded = self._model.load_weights(tensors)
+                load = self._model.load_weights if online else partial(self._loading.load, in_pause=in_pause)
+                loaded = load(tensors)
             missing = self._missing(expected, set(expected if loaded is None else loaded))
             if missing:
                 raise ValueError(f"no tensor gave a value to {', '.join(missing[:_MAX_NAMED])} ({len(missing)} in all)")
@@ -179,12 +187,19 @@ class Shadow:
                     raise ValueError(f"{path}.{key} is a {type(value).__name__} of tensors, and cannot be exchanged")
 
 
-def cancellable(tensors: Iterable[tuple[str, torch.Tensor]], cancelled: Event) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields the tensors until the event `cancelled` is set, and then raises PrepareCancelledError."""
-    for item in tensors:
-        if cancelled.is_set():
-            raise PrepareCancelledError
-        yield item
+@dataclass(frozen=True, slots=True)
+class Cancellable:
+    """Tensors, as often as they are iterated, until the event `cancelled` is set: then it raises
+    PrepareCancelledError."""
+
+    tensors: Iterable[tuple[str, torch.Tensor]]
+    cancelled: Event
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for item in self.tensors:
+            if self.cancelled.is_set():
+                raise PrepareCancelledError
+            yield item
 
 
 def _captured(function: FunctionType) -> list[Any]:

@@ -1,0 +1,1 @@
+"""What a loader does with the tensors of a checkpoint: recorded at one push, done again without it at the next."""
