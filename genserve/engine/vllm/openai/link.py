@@ -54,6 +54,13 @@ class ServerLink:
         self._fail = fail
         self._sockets: list[Any] = []
         self._reading: list[asyncio.Task[None]] = []
+        try:
+            self._connect(context, ready)
+        except BaseException:
+            self.close()
+            raise
+
+    def _connect(self, context: zmq.Context[Any], ready: Mapping[bytes, bytes]) -> None:
         self._to_server = context.socket(zmq.PUSH)
         self._sockets.append(self._to_server)
         self._to_server.setsockopt(zmq.SNDHWM, _MAX_UNREAD)

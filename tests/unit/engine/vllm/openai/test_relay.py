@@ -1,15 +1,21 @@
 """What passes between an OpenAI server and EngineCore, over real sockets."""
 
 import asyncio
+import os
+import tempfile
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import dataclass
 
+import psutil
 import pytest
+import zmq
 from vllm.v1.engine import EngineCoreRequestType, FinishReason
 
 from genserve.engine.vllm.openai import link
 from genserve.engine.vllm.openai.relay import Relay
 from tests.unit.engine.vllm.openai.ends import READY, Engines, Meter, Server, Tally, identity
+from tests.unit.engine.vllm.openai.failing import no_more_files
 
 ADD, ABORT, UTILITY = (EngineCoreRequestType[name].value for name in ("ADD", "ABORT", "UTILITY"))
 MAX_ACTIVE = 3
@@ -198,3 +204,21 @@ async def test_a_message_that_is_none_of_vllms_is_reported(one: Relayed, frames:
     await one.server.ready()
     await one.server.add("a")
     assert await one.engines.taken() == (ADD, "a")
+
+
+@pytest.mark.parametrize("num_files", range(1, 9))
+async def test_a_place_that_cannot_be_made_leaves_nothing(
+    two: Relayed, num_files: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However far it came: neither files nor sockets, for which the end of the daemon would wait."""
+    two.server.close()
+    two.relay.shut()
+    with tempfile.TemporaryDirectory() as directory:
+        monkeypatch.setenv("VLLM_RPC_BASE_PATH", directory)
+        num_before = psutil.Process().num_fds()
+        with no_more_files(but=num_files), suppress(OSError, zmq.ZMQError):
+            two.relay.open()
+        two.relay.shut()
+        await asyncio.sleep(0.01)
+        assert os.listdir(directory) == []
+        assert psutil.Process().num_fds() <= num_before
