@@ -94,6 +94,6 @@ class ServerLink:
             frames = await from_server.recv_multipart(copy=False)
             try:
                 self._take(engine, frames)
-            except (msgspec.DecodeError, IndexError) as error:
+            except (msgspec.DecodeError, UnicodeDecodeError, IndexError) as error:
                 self._fail(f"it has sent what no client of vLLM's sends: {error}")
                 return

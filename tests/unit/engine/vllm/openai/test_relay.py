@@ -194,7 +194,7 @@ async def test_a_server_that_does_not_read_is_reported(one: Relayed, monkeypatch
     assert not one.relay.broken.is_set()
 
 
-@pytest.mark.parametrize("frames", [(ADD, b"\xc1"), (ADD,), (b"\x09", b"\x90")])
+@pytest.mark.parametrize("frames", [(ADD, b"\xc1"), (ADD, b"\x91\xa2\xff\xfe"), (ADD,), (b"\x09", b"\x90")])
 async def test_a_message_that_is_none_of_vllms_is_reported(one: Relayed, frames: tuple[bytes, ...]) -> None:
     """The daemon serves on, and the engine does not get it."""
     await one.server.send(*frames)
