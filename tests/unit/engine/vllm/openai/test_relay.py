@@ -3,6 +3,7 @@
 import asyncio
 import os
 import tempfile
+import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -204,6 +205,20 @@ async def test_a_message_that_is_none_of_vllms_is_reported(one: Relayed, frames:
     await one.server.ready()
     await one.server.add("a")
     assert await one.engines.taken() == (ADD, "a")
+
+
+async def test_many_requests_at_once_leave_everybody_their_turn(one: Relayed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flood over HTTP does not stop the streams of gRPC, whose turns are between two requests."""
+    monkeypatch.setattr(one.relay, "_max_active", 200)
+    for number in range(200):
+        await one.server.add(str(number))
+    time.sleep(0.2)  # all of them wait in the daemon's socket now
+    num_taken = most_at_once = 0
+    while num_taken < 200:
+        await asyncio.sleep(0)
+        before, num_taken = num_taken, one.relay.num_requests
+        most_at_once = max(most_at_once, num_taken - before)
+    assert most_at_once == 1
 
 
 @pytest.mark.parametrize("num_files", range(1, 9))
