@@ -8,6 +8,7 @@ from genserve.client import Generation
 from genserve.errors import DeadlineError, PushRolledBackError
 from tests.support import models
 from tests.support.faulty_worker import Fault, num_entries
+from tests.support.raw_push import RawPush
 from tests.support.subject import Subject
 
 LAST = 10_000
@@ -85,6 +86,20 @@ async def test_a_preparation_that_hangs_ends_in_time_while_generation_goes_on(su
     subject.release()
     await subject.client.discard_push("hangs")
     await subject.oracle.holds((version, "a"))
+
+
+async def test_a_push_that_arrives_while_workers_are_busy_is_applied(subject: Subject) -> None:
+    """Its early preparation waits for its turn as long as the bytes take: they are what it would wait for next."""
+    version = await subject.oracle.served_version() + 1
+    subject.order(Fault("load", "hang", after=4))
+    with pytest.raises(DeadlineError):
+        await subject.push("b", apply_timeout_s=1.0, push_id="hangs")
+    raw = RawPush(subject.process.address, subject.checkpoints["b"], version, "arrives")
+    sending = asyncio.create_task(raw.send(raw.frames((0, 9), (9, len(raw.data))), pace_s=4.0))
+    await asyncio.sleep(6.0)  # a preparation whose bytes are there is refused after five seconds
+    subject.release()
+    assert (await sending).HasField("applied")
+    await subject.oracle.holds((version, "b"))
 
 
 @pytest.mark.parametrize(("step", "after"), [("load", 0), ("load", -1), ("commit", 0), ("commit", 7), ("commit", -1)])
