@@ -212,13 +212,30 @@ async def test_many_requests_at_once_leave_everybody_their_turn(one: Relayed, mo
     monkeypatch.setattr(one.relay, "_max_active", 200)
     for number in range(200):
         await one.server.add(str(number))
-    time.sleep(0.2)  # all of them wait in the daemon's socket now
+    be_late()  # all of them wait in the daemon's socket now
     num_taken = most_at_once = 0
     while num_taken < 200:
         await asyncio.sleep(0)
         before, num_taken = num_taken, one.relay.num_requests
         most_at_once = max(most_at_once, num_taken - before)
     assert most_at_once == 1
+
+
+async def test_many_steps_at_once_leave_everybody_their_turn(one: Relayed) -> None:
+    """The same for what has come while the daemon was late."""
+    for _ in range(100):
+        await one.engines.step({"a": [5]})
+    be_late()
+    most_at_once = 0
+    while (before := one.meter.num_tokens) < 100:
+        await asyncio.sleep(0)
+        most_at_once = max(most_at_once, one.meter.num_tokens - before)
+    assert most_at_once == 1
+
+
+def be_late() -> None:
+    """Keeps the event loop busy."""
+    time.sleep(0.2)
 
 
 @pytest.mark.parametrize("num_files", range(1, 9))
