@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from genserve.engine.vllm.openai.environment import of_server
+from genserve.engine.vllm.openai.environment import allow_connections, of_server
 
 _PR_SET_PDEATHSIG: Final = 1
 _EXIT_FAILED: Final = 1
@@ -33,6 +33,7 @@ def run(server: RustServer) -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if os.getppid() != server.daemon_pid:
         os._exit(_EXIT_FAILED)  # it has ended before
+    allow_connections()
     # internal: as vllm.v1.utils.RustFrontendProcessManager.
     descriptors = {
         "--listen-fd": server.listener,
