@@ -4,8 +4,8 @@ import ctypes
 import os
 import signal
 import socket
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from genserve.engine.vllm.openai.environment import allow_connections, of_server
@@ -16,13 +16,15 @@ _EXIT_FAILED: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class RustServer:
-    """`command`: without its sockets: `listener` of HTTP, `requests` and `outputs` where it joins the engine."""
+    """`command`: without its sockets: `listener` of HTTP, `requests` and `outputs` where it joins the engine.
+    `variables`: of its environment, besides the daemon's."""
 
     daemon_pid: int
     command: Sequence[str]
     listener: socket.socket
     requests: socket.socket
     outputs: socket.socket
+    variables: Mapping[str, str] = field(default_factory=dict)
 
 
 def run(server: RustServer) -> None:
@@ -44,4 +46,4 @@ def run(server: RustServer) -> None:
     for flag, inherited in descriptors.items():
         inherited.set_inheritable(True)
         command += [flag, str(inherited.fileno())]
-    os.execve(command[0], command, of_server(os.environ))
+    os.execve(command[0], command, of_server(os.environ) | dict(server.variables))

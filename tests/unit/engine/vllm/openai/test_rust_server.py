@@ -24,14 +24,14 @@ def few_files() -> Iterator[int]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_it_may_have_thousands_of_connections(few_files: int, tmp_path: Path) -> None:
-    """As with `vllm serve`, whatever limit the daemon has."""
+def test_it_gets_its_key_and_may_have_thousands_of_connections(few_files: int, tmp_path: Path) -> None:
+    """As with `vllm serve`, whatever limit the daemon has; and its key as a variable."""
     told, binary = tmp_path / "told", tmp_path / "vllm-rs"
-    binary.write_text(f"#!/bin/sh\nulimit -Sn > {told}\n")
+    binary.write_text(f"#!/bin/sh\nulimit -Sn > {told}\necho $VLLM_API_KEY >> {told}\n")
     binary.chmod(0o755)
     sockets = [socket.socket(socket.AF_UNIX) for _ in range(3)]
     try:
-        server = RustServer(os.getpid(), [str(binary)], *sockets)
+        server = RustServer(os.getpid(), [str(binary)], *sockets, {"VLLM_API_KEY": "secret"})
         process = multiprocessing.get_context("spawn").Process(target=rust_server.run, args=(server,), daemon=True)
         process.start()
         process.join(30)
@@ -39,4 +39,4 @@ def test_it_may_have_thousands_of_connections(few_files: int, tmp_path: Path) ->
         for each in sockets:
             each.close()
     assert process.exitcode == 0
-    assert int(told.read_text()) == few_files
+    assert told.read_text().split() == [str(few_files), "secret"]
