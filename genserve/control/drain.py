@@ -38,6 +38,7 @@ class Step(enum.Enum):
     PAUSE = "a pause"  # before pushes: requests run while those end
     PUSH = "a push"
     REQUESTS = "requests"
+    ANSWERS = "answers over HTTP"  # the engine has nothing more to do, but their clients have not read all of it
 
 
 @dataclass(slots=True)
@@ -92,6 +93,7 @@ class Drain:
             await self._abort(drained, f"of an engine that is {self.board.engine_condition.value}")
         await self.engine.wait_idle()
         if self.http is not None:
+            self._step = Step.ANSWERS
             await self.http.wait_ended()
 
     async def _abort(self, drained: Drained, which: str) -> None:

@@ -30,23 +30,37 @@ class Background:
         """Does this after what was asked for before. What it raises is only logged."""
         self._work.put(work)
 
-    def do_within(self, timeout_s: float, work: Callable[[], None], late: Callable[[], None]) -> None:
-        """As `do`. If its turn has not come after `timeout_s` seconds, `late` is called instead, by another thread."""
+    def do_within(
+        self,
+        timeout_s: float,
+        work: Callable[[], None],
+        late: Callable[[], None],
+        *,
+        may_wait: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """As `do`. If its turn has not come after `timeout_s` seconds, `late` is called instead, by another thread; or
+        after as many seconds again, as long as it `may_wait`."""
         taken = threading.Lock()
 
         def give_up() -> None:
-            if taken.acquire(blocking=False):
+            if may_wait() and not taken.locked():
+                start_timer()
+            elif taken.acquire(blocking=False):
                 late()
 
-        timer = threading.Timer(timeout_s, give_up)
-        timer.daemon = True
+        def start_timer() -> None:
+            timer = threading.Timer(timeout_s, give_up)
+            timer.daemon = True
+            timers[:] = [timer]
+            timer.start()
 
         def begin() -> None:
             if taken.acquire(blocking=False):
-                timer.cancel()
+                timers[0].cancel()
                 work()
 
-        timer.start()
+        timers: list[threading.Timer] = []
+        start_timer()
         self.do(begin)
 
     def wait(self, timeout_s: float) -> bool:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from genserve.memory.arrival import ArrivedBytes
 from genserve.memory.host import ProcessIdentity, host_id
 from genserve.worker.arena_tensors import ArenaTensors
 from genserve.worker.background import Background
@@ -110,6 +111,7 @@ class Versions:
             _PREDECESSOR_TIMEOUT_S,
             lambda: self._report(request.nonce, lambda: self._prepare(request, cancelled)),
             lambda: self._report(request.nonce, _refuse_turn),
+            may_wait=lambda: _arrives(request),
         )
 
     def commit(self, nonce: str) -> None:
@@ -210,6 +212,17 @@ def acknowledged(rank: str, nonce: str, action: Callable[[], None]) -> Ack:
         text = f"{type(error).__name__}: {error} ({os.path.basename(place.filename)}:{place.lineno})"
         return Ack(rank, nonce, text)
     return Ack(rank, nonce, "")
+
+
+def _arrives(request: Prepare) -> bool:
+    """Whether bytes of this version are still to come, for which it would have to wait in its turn."""
+    if not request.arrival_path:
+        return False
+    try:
+        with ArrivedBytes(request.arrival_path) as arrived:
+            return arrived.num_bytes < request.arena_size_bytes
+    except OSError:
+        return False  # it was given up
 
 
 def _refuse_turn() -> None:

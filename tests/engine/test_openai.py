@@ -5,6 +5,7 @@ It is the server in Python, which vLLM's package for the CPU has. With VLLM_RUST
 
 import asyncio
 import os
+import resource
 import signal
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
@@ -155,6 +156,12 @@ async def test_a_push_reaches_an_answer_that_is_being_streamed(served: Served, c
     assert tokens[same : same + 8] == await greedy(served.grpc, PROMPT + tokens[:same], 8)
     await served.grpc.push_weights(checkpoints["a"], version=await next_version(served.grpc))
     assert (await served.collect(8, Answer())).token_ids == old[:8]
+
+
+async def test_the_server_may_have_thousands_of_connections(served: Served) -> None:
+    """As with `vllm serve`."""
+    soft, hard = served.server.rlimit(psutil.RLIMIT_NOFILE)
+    assert soft == (65_535 if hard == resource.RLIM_INFINITY else min(65_535, hard))
 
 
 async def test_the_port_is_told(served: Served) -> None:

@@ -8,6 +8,7 @@ from genserve.client import Generation
 from genserve.errors import DeadlineError, PushRolledBackError
 from tests.support import models
 from tests.support.faulty_worker import Fault, num_entries
+from tests.support.raw_push import RawPush
 from tests.support.subject import Subject
 
 LAST = 10_000
@@ -87,9 +88,24 @@ async def test_a_preparation_that_hangs_ends_in_time_while_generation_goes_on(su
     await subject.oracle.holds((version, "a"))
 
 
+async def test_a_push_that_arrives_while_workers_are_busy_is_applied(subject: Subject) -> None:
+    """Its early preparation waits for its turn as long as the bytes take: they are what it would wait for next."""
+    version = await subject.oracle.served_version() + 1
+    subject.order(Fault("load", "hang", after=4))
+    with pytest.raises(DeadlineError):
+        await subject.push("b", apply_timeout_s=1.0, push_id="hangs")
+    raw = RawPush(subject.process.address, subject.checkpoints["b"], version, "arrives")
+    sending = asyncio.create_task(raw.send(raw.frames((0, 9), (9, len(raw.data))), pace_s=4.0))
+    await asyncio.sleep(6.0)  # a preparation whose bytes are there is refused after five seconds
+    subject.release()
+    assert (await sending).HasField("applied")
+    await subject.oracle.holds((version, "b"))
+
+
 @pytest.mark.parametrize(("step", "after"), [("load", 0), ("load", -1), ("commit", 0), ("commit", 7), ("commit", -1)])
 async def test_a_push_that_is_cancelled_while_it_is_applied_is_whole(subject: Subject, step: str, after: int) -> None:
-    """All new or all old, and which of the two GetPush tells."""
+    """All new or all old, and which of the two GetPush tells. One that is cancelled while bytes arrive waits for the
+    rest."""
     version = await subject.oracle.served_version()
     push_id = f"cancelled {step} {after}"
     subject.order(Fault(step, "slow", after=after, seconds=0.5))
@@ -99,12 +115,16 @@ async def test_a_push_that_is_cancelled_while_it_is_applied_is_whole(subject: Su
     with pytest.raises(asyncio.CancelledError):
         await push
     async with asyncio.timeout(30):
-        while (state := (await subject.client.get_push(push_id)).push.state) not in ("applied", "failed"):
+        while True:
+            push_now = (await subject.client.get_push(push_id)).push
+            is_cut_off = push_now.state == "receiving" and push_now.received_bytes < push_now.total_bytes
+            if is_cut_off or push_now.state in ("applied", "failed"):
+                break
             await asyncio.sleep(0.02)
     subject.release()
-    if state == "failed":
+    if push_now.state != "applied":
         await subject.client.discard_push(push_id)
-    await subject.oracle.holds((version + 1, "b") if state == "applied" else (version, "a"))
+    await subject.oracle.holds((version + 1, "b") if push_now.state == "applied" else (version, "a"))
 
 
 @pytest.mark.parametrize("times", [1, 3])

@@ -186,6 +186,7 @@ async def test_answers_over_http_end_before_the_drain_does(rig: Rig, updates: We
 
 
 async def test_answers_over_http_are_cut_off_at_the_deadline(rig: Rig, updates: Weights, pushes: Weights) -> None:
-    """As those over gRPC."""
+    """As those over gRPC, and it is told."""
     drained = await Drain(rig.engine, rig.board, rig.pauses, updates, pushes, Http()).run(0.05)
     assert drained.in_order
+    assert drained.cut == ["gave up answers over HTTP that did not end in time"]

@@ -71,3 +71,28 @@ def test_work_that_has_begun_is_not_given_up() -> None:
     background.do_within(0.01, lambda: time.sleep(0.1) or done.append("done"), lambda: done.append("given up"))
     assert background.wait(5)
     assert done == ["done"]
+
+
+def test_work_that_may_wait_is_not_given_up() -> None:
+    """Until it may not any more."""
+    background, hangs, said, impatient = Background(CPUS), threading.Event(), list[str](), threading.Event()
+    asked, late = threading.Semaphore(0), threading.Event()
+
+    def may_wait() -> bool:
+        asked.release()
+        return not impatient.is_set()
+
+    def give_up() -> None:
+        said.append("late")
+        late.set()
+
+    background.do(lambda: hangs.wait(5) and None)
+    background.do_within(0.01, lambda: said.append("done"), give_up, may_wait=may_wait)
+    for _ in range(3):
+        assert asked.acquire(timeout=5)
+    assert said == []
+    impatient.set()
+    assert late.wait(5)
+    hangs.set()
+    assert background.wait(5)
+    assert said == ["late"]

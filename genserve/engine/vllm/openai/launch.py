@@ -19,6 +19,7 @@ from genserve.engine.vllm.openai.python_server import PythonServer
 from genserve.engine.vllm.openai.rust_server import RustServer
 from genserve.engine.vllm.start.clients import ClientPlace
 
+_KEY_VARIABLE = "VLLM_API_KEY"  # of vLLM's servers, for one key
 _NOT_FOR_RUST = frozenset(
     {"api_server_count", "data_parallel_rank", "data_parallel_external_lb", "data_parallel_hybrid_lb"}
 )
@@ -58,7 +59,12 @@ class Launch:
 
     def _rust(self, at: ServerPlace) -> RustServer:
         # internal: as vllm.v1.utils.RustFrontendProcessManager.
-        shared = jsonify_non_default_args(self.flags, exclude=set(_NOT_FOR_RUST))
+        keys, variables, excluded = self.flags.api_key or [], {}, set(_NOT_FOR_RUST)
+        if len(keys) == 1 and keys[0]:
+            # Everybody on the machine can read a command line. Several keys have been on the daemon's already.
+            variables[_KEY_VARIABLE] = keys[0]
+            excluded.add("api_key")
+        shared = jsonify_non_default_args(self.flags, exclude=excluded)
         shared |= {
             "model_tag": self.flags.model,
             "engine_ready_timeout_secs": envs.VLLM_ENGINE_READY_TIMEOUT_S,
@@ -69,4 +75,4 @@ class Launch:
         if self.place.stats_address is not None:
             engines += ["--coordinator-address", self.place.stats_address]
         command = [self.choice.binary, "frontend", *engines, "--args-json", json.dumps(shared, sort_keys=True)]
-        return RustServer(os.getpid(), command, self.listener, at.requests.socket, at.outputs.socket)
+        return RustServer(os.getpid(), command, self.listener, at.requests.socket, at.outputs.socket, variables)

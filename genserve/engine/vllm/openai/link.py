@@ -54,6 +54,13 @@ class ServerLink:
         self._fail = fail
         self._sockets: list[Any] = []
         self._reading: list[asyncio.Task[None]] = []
+        try:
+            self._connect(context, ready)
+        except BaseException:
+            self.close()
+            raise
+
+    def _connect(self, context: zmq.Context[Any], ready: Mapping[bytes, bytes]) -> None:
         self._to_server = context.socket(zmq.PUSH)
         self._sockets.append(self._to_server)
         self._to_server.setsockopt(zmq.SNDHWM, _MAX_UNREAD)
@@ -87,6 +94,7 @@ class ServerLink:
             frames = await from_server.recv_multipart(copy=False)
             try:
                 self._take(engine, frames)
-            except (msgspec.DecodeError, IndexError) as error:
+            except (msgspec.DecodeError, UnicodeDecodeError, IndexError) as error:
                 self._fail(f"it has sent what no client of vLLM's sends: {error}")
                 return
+            await asyncio.sleep(0)  # to receive what is there already lets nobody else have a turn

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from genserve.engine.vllm.openai.environment import of_server
+from genserve.engine.vllm.openai.environment import allow_connections, of_server
 from genserve.worker.contract.lifetime import end_with_process
 
 _ROUTES: Final = ("/v1/", "/v2/")
@@ -38,6 +38,7 @@ def run(server: PythonServer) -> None:
     """Serves until SIGTERM; then until the requests that run have been answered."""
     end_with_process(server.daemon_pid)
     os.setpgid(0, 0)  # Ctrl-C in a terminal is for the daemon, which ends this process
+    allow_connections()
     environment = of_server(os.environ)
     os.environ.clear()
     os.environ.update(environment)

@@ -112,6 +112,7 @@ class Relay:
         """Passes outputs on. Never returns."""
         while True:
             self._take(await self._from_engines.recv_multipart(copy=False))
+            await asyncio.sleep(0)  # to receive what is there already lets nobody else have a turn
 
     def open(self) -> ServerPlace:
         """A place for a new server process. Call `shut` when this process has ended."""

@@ -4,11 +4,11 @@ import ctypes
 import os
 import signal
 import socket
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
-from genserve.engine.vllm.openai.environment import of_server
+from genserve.engine.vllm.openai.environment import allow_connections, of_server
 
 _PR_SET_PDEATHSIG: Final = 1
 _EXIT_FAILED: Final = 1
@@ -16,13 +16,15 @@ _EXIT_FAILED: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class RustServer:
-    """`command`: without its sockets: `listener` of HTTP, `requests` and `outputs` where it joins the engine."""
+    """`command`: without its sockets: `listener` of HTTP, `requests` and `outputs` where it joins the engine.
+    `variables`: of its environment, besides the daemon's."""
 
     daemon_pid: int
     command: Sequence[str]
     listener: socket.socket
     requests: socket.socket
     outputs: socket.socket
+    variables: Mapping[str, str] = field(default_factory=dict)
 
 
 def run(server: RustServer) -> None:
@@ -33,6 +35,7 @@ def run(server: RustServer) -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if os.getppid() != server.daemon_pid:
         os._exit(_EXIT_FAILED)  # it has ended before
+    allow_connections()
     # internal: as vllm.v1.utils.RustFrontendProcessManager.
     descriptors = {
         "--listen-fd": server.listener,
@@ -43,4 +46,4 @@ def run(server: RustServer) -> None:
     for flag, inherited in descriptors.items():
         inherited.set_inheritable(True)
         command += [flag, str(inherited.fileno())]
-    os.execve(command[0], command, of_server(os.environ))
+    os.execve(command[0], command, of_server(os.environ) | dict(server.variables))

@@ -11,6 +11,8 @@ import ssl
 from collections.abc import Callable
 from typing import Any, Final
 
+import zmq
+
 from genserve.addresses import joined
 from genserve.engine.vllm.openai.launch import Launch
 from genserve.engine.vllm.openai.relay import Relay
@@ -36,6 +38,7 @@ class OpenAIServer:
         self._process: Any = None  # of multiprocessing
         self._ended = asyncio.Event()
         self._ended.set()
+        self._how_ended = ""  # for people
         self._relaying: asyncio.Task[None] | None = None
         self._refuses = False
         self._host, self.port = launch.listener.getsockname()[:2]
@@ -55,7 +58,7 @@ class OpenAIServer:
             if not done:
                 raise RuntimeError(f"the OpenAI server does not answer after {_START_TIMEOUT_S:g} s")
             if self._ended.is_set():
-                raise RuntimeError(f"the OpenAI server {ending(self._process.exitcode)} while it started")
+                raise RuntimeError(f"the OpenAI server {self._how_ended} while it started")
             for each in done:
                 each.result()
         finally:
@@ -114,18 +117,24 @@ class OpenAIServer:
             num_failures += 1
             if self._refuses or num_failures == _MAX_FAILURES:
                 break
-            how = ending(self._process.exitcode)
-            self._say(f"openai: the server {how}; it is started again in {delay_s:g} s")
+            self._say(f"openai: the server {self._how_ended}; it is started again in {delay_s:g} s")
             await asyncio.sleep(delay_s)
             delay_s = min(2 * delay_s, _MAX_DELAY_S)
             began_s = clock()
             if not self._refuses:
-                self._open()
+                self._open_again()
         if not self._refuses:
             self._launch.listener.close()
-            how = ending(self._process.exitcode)
-            self._say(f"openai: the server {how}, after {num_failures} starts: it is not started again")
+            self._say(f"openai: the server {self._how_ended}, after {num_failures} starts: it is not started again")
         await asyncio.Event().wait()  # the daemon serves on without it
+
+    def _open_again(self) -> None:
+        """Starts another process. What the machine has not got now, files or processes, it may have later: this is as
+        if that process had ended."""
+        try:
+            self._open()
+        except (OSError, zmq.ZMQError) as error:
+            self._how_ended = f"could not be started: {error}"
 
     def _open(self) -> None:
         """Starts a process."""
@@ -143,6 +152,7 @@ class OpenAIServer:
     def _has_ended(self, process: Any) -> None:
         asyncio.get_running_loop().remove_reader(process.sentinel)
         process.join()  # its end of the sentinel is closed when it is a zombie
+        self._how_ended = ending(process.exitcode)
         self._ended.set()
 
     async def _end_of_process(self) -> None:

@@ -1,10 +1,14 @@
-"""A process in the place of an OpenAI server: it fails at once, or stays."""
+"""A process in the place of an OpenAI server, which fails at once or stays; and a machine that cannot start one."""
 
 import multiprocessing
+import os
+import resource
 import socket
 import sys
 import time
 from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -37,3 +41,16 @@ class Processes:
         process.start()
         self.started.append(process)
         return process
+
+
+@contextmanager
+def no_more_files(but: int = 0) -> Iterator[None]:
+    """This process cannot open another one, `but` so many."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest_free = os.open(os.devnull, os.O_RDONLY)
+    os.close(lowest_free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free + but, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

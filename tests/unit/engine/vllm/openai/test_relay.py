@@ -1,15 +1,22 @@
 """What passes between an OpenAI server and EngineCore, over real sockets."""
 
 import asyncio
+import os
+import tempfile
+import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import dataclass
 
+import psutil
 import pytest
+import zmq
 from vllm.v1.engine import EngineCoreRequestType, FinishReason
 
 from genserve.engine.vllm.openai import link
 from genserve.engine.vllm.openai.relay import Relay
 from tests.unit.engine.vllm.openai.ends import READY, Engines, Meter, Server, Tally, identity
+from tests.unit.engine.vllm.openai.failing import no_more_files
 
 ADD, ABORT, UTILITY = (EngineCoreRequestType[name].value for name in ("ADD", "ABORT", "UTILITY"))
 MAX_ACTIVE = 3
@@ -188,7 +195,7 @@ async def test_a_server_that_does_not_read_is_reported(one: Relayed, monkeypatch
     assert not one.relay.broken.is_set()
 
 
-@pytest.mark.parametrize("frames", [(ADD, b"\xc1"), (ADD,), (b"\x09", b"\x90")])
+@pytest.mark.parametrize("frames", [(ADD, b"\xc1"), (ADD, b"\x91\xa2\xff\xfe"), (ADD,), (b"\x09", b"\x90")])
 async def test_a_message_that_is_none_of_vllms_is_reported(one: Relayed, frames: tuple[bytes, ...]) -> None:
     """The daemon serves on, and the engine does not get it."""
     await one.server.send(*frames)
@@ -198,3 +205,52 @@ async def test_a_message_that_is_none_of_vllms_is_reported(one: Relayed, frames:
     await one.server.ready()
     await one.server.add("a")
     assert await one.engines.taken() == (ADD, "a")
+
+
+async def test_many_requests_at_once_leave_everybody_their_turn(one: Relayed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flood over HTTP does not stop the streams of gRPC, whose turns are between two requests."""
+    monkeypatch.setattr(one.relay, "_max_active", 200)
+    for number in range(200):
+        await one.server.add(str(number))
+    be_late()  # all of them wait in the daemon's socket now
+    num_taken = most_at_once = 0
+    while num_taken < 200:
+        await asyncio.sleep(0)
+        before, num_taken = num_taken, one.relay.num_requests
+        most_at_once = max(most_at_once, num_taken - before)
+    assert most_at_once == 1
+
+
+async def test_many_steps_at_once_leave_everybody_their_turn(one: Relayed) -> None:
+    """The same for what has come while the daemon was late."""
+    for _ in range(100):
+        await one.engines.step({"a": [5]})
+    be_late()
+    most_at_once = 0
+    while (before := one.meter.num_tokens) < 100:
+        await asyncio.sleep(0)
+        most_at_once = max(most_at_once, one.meter.num_tokens - before)
+    assert most_at_once == 1
+
+
+def be_late() -> None:
+    """Keeps the event loop busy."""
+    time.sleep(0.2)
+
+
+@pytest.mark.parametrize("num_files", range(1, 9))
+async def test_a_place_that_cannot_be_made_leaves_nothing(
+    two: Relayed, num_files: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However far it came: neither files nor sockets, for which the end of the daemon would wait."""
+    two.server.close()
+    two.relay.shut()
+    with tempfile.TemporaryDirectory() as directory:
+        monkeypatch.setenv("VLLM_RPC_BASE_PATH", directory)
+        num_before = psutil.Process().num_fds()
+        with no_more_files(but=num_files), suppress(OSError, zmq.ZMQError):
+            two.relay.open()
+        two.relay.shut()
+        await asyncio.sleep(0.01)
+        assert os.listdir(directory) == []
+        assert psutil.Process().num_fds() <= num_before

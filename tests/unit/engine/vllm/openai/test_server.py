@@ -9,7 +9,7 @@ from genserve.engine.vllm.openai import server as module
 from genserve.engine.vllm.openai.relay import Relay
 from genserve.engine.vllm.openai.server import OpenAIServer
 from tests.unit.engine.vllm.openai.ends import Engines, Meter, Tally, identity
-from tests.unit.engine.vllm.openai.failing import Processes, fail, stay
+from tests.unit.engine.vllm.openai.failing import Processes, fail, no_more_files, stay
 
 
 @pytest.fixture
@@ -122,4 +122,32 @@ async def test_the_relay_ends_the_daemon_if_it_fails(relay: Relay) -> None:
     with pytest.raises(asyncio.CancelledError):
         await running
     server.kill()
+    await server.stop()
+
+
+async def test_a_process_that_cannot_be_started_again_is_tried_again(relay: Relay, soon: None) -> None:
+    """Whether the daemon or the machine has no more files or processes: gRPC serves on, and so does HTTP a bit later.
+    Neither a descriptor nor a file is left of the place that was made for it."""
+    said: list[str] = []
+    processes = Processes(stay)
+    server = OpenAIServer(processes, relay, said.append)  # type: ignore[arg-type]
+    starting = asyncio.create_task(server.start(asyncio.Event()))
+    await asyncio.sleep(0)
+    starting.cancel()
+    running = asyncio.create_task(server.run())
+    with no_more_files():
+        processes.started[0].kill()
+        async with asyncio.timeout(30):
+            while len(said) < 2:
+                await asyncio.sleep(0.01)
+    async with asyncio.timeout(30):
+        while len(processes.started) < 2:
+            await asyncio.sleep(0.01)
+    assert said[0] == "openai: the server was ended by SIGKILL; it is started again in 0.01 s"
+    assert said[1].startswith("openai: the server could not be started: ")
+    assert "Too many open files" in said[1]
+    assert not running.done()
+    server.kill()
+    await server.wait_ended()
+    running.cancel()
     await server.stop()
