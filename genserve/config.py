@@ -90,9 +90,9 @@ class ServeConfig:
     )
     frontends: int = _setting(
         -1,
-        "number of processes that serve requests for tokens: 1 = the daemon alone; N = N further ones, each on a free "
-        "port, and the daemon's own port serves requests too; -1 = 1 on machines with up to 8 cores, otherwise an "
-        "eighth of the cores, at most 4",
+        "number of processes that serve requests for tokens beside the daemon, each on a free port; 0 = none, the "
+        "daemon's own port serves everything; -1 = none on machines with up to 8 cores, otherwise an eighth of the "
+        "cores, at most 4",
     )
     no_shared_memory: bool = _setting(
         False, "receive pushed weights only as bytes: do not read shared memory of trainers on this host"
@@ -144,8 +144,8 @@ class ServeConfig:
             raise ValueError(f"--max-staging-bytes must be at least 0, is {self.max_staging_bytes}")
         if not -1 <= self.ingest_processes <= MAX_INGEST_PROCESSES:
             raise ValueError(f"--ingest-processes must be in [-1, {MAX_INGEST_PROCESSES}], is {self.ingest_processes}")
-        if self.frontends != -1 and not 1 <= self.frontends <= MAX_FRONTENDS:
-            raise ValueError(f"--frontends must be -1 or in [1, {MAX_FRONTENDS}], is {self.frontends}")
+        if not -1 <= self.frontends <= MAX_FRONTENDS:
+            raise ValueError(f"--frontends must be in [-1, {MAX_FRONTENDS}], is {self.frontends}")
         if self.weight_update not in WEIGHT_UPDATES:
             raise ValueError(f"--weight-update must be one of {', '.join(WEIGHT_UPDATES)}, is {self.weight_update!r}")
         for name in ("drain_timeout_s", "heartbeat_timeout_s"):
@@ -168,9 +168,9 @@ class ServeConfig:
 
     def num_frontends(self, num_cores: int) -> int:
         """The number of processes that serve requests beside the daemon. Without a TCP port it is 0."""
-        if self.port == -1 or self.frontends == 1:
+        if self.port == -1:
             return 0
-        if self.frontends > 1:
+        if self.frontends >= 0:
             return self.frontends
         return 0 if num_cores <= 8 else min(4, num_cores // 8)
 

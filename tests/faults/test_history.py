@@ -1,8 +1,8 @@
 """A history of random operations against a real daemon that is killed now and then, checked against a small model.
 
 GENSERVE_HISTORY_S is how long the clients are at work, GENSERVE_HISTORY_SEED what their choices come from,
-GENSERVE_HISTORY_FRONTENDS how many processes serve the requests: without it, one and then three. With more than one
-there is an OpenAI server too.
+GENSERVE_HISTORY_FRONTENDS how many front ends there are: without it none, and then three. With some there is an
+OpenAI server too.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from tests.support.faulty_worker import FAULTS_VARIABLE, FAULTY_EXTENSION
 
 DURATION_S = float(os.environ.get("GENSERVE_HISTORY_S", "15"))
 SEED = os.environ.get("GENSERVE_HISTORY_SEED", "1")
-NUMS_FRONTENDS = [int(number) for number in os.environ.get("GENSERVE_HISTORY_FRONTENDS", "1,3").split(",")]
+NUMS_FRONTENDS = [int(number) for number in os.environ.get("GENSERVE_HISTORY_FRONTENDS", "0,3").split(",")]
 TOLERANCE = 1.0
 """Between bfloat16's noise (0.54 at most in 180,000 tokens) and most tokens of other weights (several)."""
 _LIFE_S = 45.0
@@ -48,7 +48,7 @@ class Daemons:
     def __init__(self, checkpoint: Path, directory: Path, num_frontends: int) -> None:
         self._flags = ["--model", str(checkpoint), *SMALL_ENGINE, "--worker-extension-cls", FAULTY_EXTENSION]
         self._flags += ["--frontends", str(num_frontends), "--served-model-name", MODEL]
-        if num_frontends > 1:
+        if num_frontends:
             self._flags += ["--openai-port", "0"]
         self._directory = directory
         self.faults = directory / "faults"

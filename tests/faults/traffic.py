@@ -44,7 +44,7 @@ class Traffic:
         self._address = daemon.address
         self._seed = seed
         self._faults = faults
-        self._num_frontends = num_frontends if num_frontends > 1 else 0
+        self._num_frontends = num_frontends
         self._frontends: dict[str, AsyncClient] = {}
         self.num_faults = 0
         """Faults that have happened."""

@@ -42,15 +42,15 @@ def test_absurd_numbers_of_processes_are_refused(count: int) -> None:
 
 @pytest.mark.parametrize(
     ("asked", "num_cores", "expected"),
-    [(-1, 2, 0), (-1, 8, 0), (-1, 16, 2), (-1, 32, 4), (-1, 200, 4), (1, 64, 0), (3, 2, 3)],
+    [(-1, 2, 0), (-1, 8, 0), (-1, 16, 2), (-1, 32, 4), (-1, 200, 4), (0, 64, 0), (1, 2, 1), (3, 2, 3)],
 )
 def test_front_ends_are_for_machines_that_have_cores(asked: int, num_cores: int, expected: int) -> None:
-    """Unless a number is asked for. One is the daemon itself."""
+    """Unless a number is asked for. They need a port."""
     assert ServeConfig(frontends=asked).num_frontends(num_cores) == expected
     assert ServeConfig(port=-1, uds="/run/x", frontends=asked).num_frontends(num_cores) == 0
 
 
-@pytest.mark.parametrize("count", [-2, 0, 65])
+@pytest.mark.parametrize("count", [-2, 65])
 def test_absurd_numbers_of_front_ends_are_refused(count: int) -> None:
     """By the name of the flag."""
     with pytest.raises(ValueError, match="--frontends"):
