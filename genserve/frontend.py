@@ -13,8 +13,8 @@ import grpc.aio
 import uvloop
 
 from genserve.control.conditions import Phase
+from genserve.engine.types import UsedAdapter
 from genserve.engine.vllm.clients.frontend import FrontendEngine, begin
-from genserve.engine.vllm.requests.adapters import UsedAdapter
 from genserve.errors import EngineDeadError, GenserveError
 from genserve.frontends import settings as questions
 from genserve.frontends.link import Link, Message
@@ -59,8 +59,7 @@ class LinkedAdapters:
         self._used.add(request_id)
         values = {"name": name, "request_id": request_id}
         answer = await self._link.ask_for_client(questions.USE_ADAPTER, Message(values), timeout_s=_ANSWER_TIMEOUT_S)
-        used = answer.values
-        return UsedAdapter(used["unique_name"], used["lora_id"], used["directory"])
+        return UsedAdapter(**answer.values)
 
     def release(self, request_id: str) -> None:
         """Records that the request has ended."""

@@ -112,6 +112,15 @@ WAIT_PATIENCE_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
+class UsedAdapter:
+    """A LoRA adapter as vLLM needs it for a request: its name and id there, and the directory of its files."""
+
+    unique_name: str
+    lora_id: int
+    directory: str
+
+
+@dataclass(frozen=True, slots=True)
 class ArenaRef:
     """Where workers find the bytes of a version: a file that they can map, and its size in bytes. Workers on other
     hosts pull the bytes of the push `push_id`, or the served bytes if it is empty. `arrival_path`: the

@@ -6,9 +6,10 @@ import signal
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, Protocol
 
+from genserve.engine.types import UsedAdapter
 from genserve.errors import DeadlineError, GenserveError, MessageTooLargeError, QueueFullError, UnavailableError
 from genserve.frontends import settings as questions
 from genserve.frontends.link import Link, Message
@@ -18,22 +19,6 @@ from genserve.frontends.template import Started, Template
 _START_TIMEOUT_S = 180.0
 ANSWER_TIMEOUT_S = 10.0
 _STOP_TIMEOUT_S = 5.0
-
-
-class UsedAdapter(Protocol):
-    """An adapter that a request uses."""
-
-    @property
-    def unique_name(self) -> str:
-        """Its name in the engine."""
-
-    @property
-    def lora_id(self) -> int:
-        """Its number there."""
-
-    @property
-    def directory(self) -> str:
-        """Its files."""
 
 
 class Seat(Protocol):
@@ -226,7 +211,7 @@ class FrontEnd:
 
     async def _use_adapter(self, message: Message) -> Message:
         used = await self._seat.use_adapter(message.values["name"], message.values["request_id"])
-        return Message({"unique_name": used.unique_name, "lora_id": used.lora_id, "directory": used.directory})
+        return Message(asdict(used))
 
     async def _release_adapter(self, message: Message) -> Message:
         self._seat.release_adapter(message.values["request_id"])

@@ -78,7 +78,7 @@ async def test_every_port_gives_the_same_tokens_and_says_what_it_serves(everywhe
 async def test_the_client_spreads_its_calls(
     many: DaemonProcess, client: AsyncClient, everywhere: Sequence[AsyncClient]
 ) -> None:
-    """Each front end has a third of the streams, and the daemon has none."""
+    """Every front end has some of the streams."""
     processes = frontends_of(many, everywhere[1:])
     before = {each.pid: sum(each.cpu_times()[:2]) for each in processes}
     served = [await client.generate([1, 2], max_tokens=64, ignore_eos=True, stream_interval=1) for _ in range(9)]

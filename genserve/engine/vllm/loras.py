@@ -14,8 +14,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from genserve.engine.protocol import LoraDirectory
-from genserve.engine.types import LoadedLora
-from genserve.engine.vllm.requests.adapters import UsedAdapter
+from genserve.engine.types import LoadedLora, UsedAdapter
 from genserve.engine.vllm.workers import WorkerError, Workers
 from genserve.errors import EngineDeadError, LoraNotFoundError, PushRolledBackError, StagingFullError
 from genserve.worker.contract.calls import AddLora, RemoveLora

@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from genserve.control.state import StateBoard
+from genserve.engine.types import UsedAdapter
 from genserve.errors import MessageTooLargeError
 from genserve.frontends import supervisor
 from genserve.frontends.frontend import FrontEnd
@@ -41,10 +42,10 @@ class Seat:
         """For `scripted_frontend`."""
         return json.dumps(self.script).encode()
 
-    async def use_adapter(self, name: str, request_id: str) -> Any:
+    async def use_adapter(self, name: str, request_id: str) -> UsedAdapter:
         """Any name is loaded."""
         self.calls.append(("use", name, request_id))
-        return SimpleNamespace(unique_name=f"{name}#1", lora_id=1, directory="/")
+        return UsedAdapter(f"{name}#1", 1, "/")
 
     def release_adapter(self, request_id: str) -> None:
         """It is not used any more."""
@@ -307,7 +308,7 @@ async def test_front_ends_ignore_signals_to_the_group_and_the_template_stays() -
         assert await all_of_them.pausing() == 2
         all_of_them._all[0].kill()
         await until(lambda: all_of_them.num_down() == 1)
-        assert any("does not answer" in line or "has ended" in line for line in said)
+        await until(lambda: any("the process that starts front ends does not answer" in line for line in said))
 
 
 def test_a_template_is_forked_from_a_process_and_ends_with_it() -> None:

@@ -12,11 +12,10 @@ from vllm.config import VllmConfig
 from vllm.utils.network_utils import ZmqListener
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from genserve.engine.types import EngineInfo
+from genserve.engine.types import EngineInfo, UsedAdapter
 from genserve.engine.vllm.clients.rows import ClientRows
 from genserve.engine.vllm.liveness import Liveness
 from genserve.engine.vllm.loras import LiveLoras
-from genserve.engine.vllm.requests.adapters import UsedAdapter
 from genserve.engine.vllm.requests.intake import IntakeLimits
 from genserve.engine.vllm.start.clients import ClientPlace
 from genserve.memory.id_table import IdTable, ids_in

@@ -1,16 +1,8 @@
 """The LoRA adapters that requests use: those of the daemon, or of a daemon that a front end asks."""
 
-from dataclasses import dataclass
 from typing import Protocol
 
-
-@dataclass(frozen=True, slots=True)
-class UsedAdapter:
-    """An adapter as vLLM needs it for a request: its name and id there, and the directory of its files."""
-
-    unique_name: str
-    lora_id: int
-    directory: str
+from genserve.engine.types import UsedAdapter
 
 
 class Adapters(Protocol):
