@@ -194,10 +194,6 @@ class PushApplier:
             if isinstance(error, GenserveError):
                 raise
             raise PushRolledBackError(f"the weights could not be applied; nothing changed: {error!r}") from error
-        finally:
-            if push.is_served:
-                version = push.header.weight_version
-                self._resident.replace(ResidentVersion(version, push.weights, ArenaBytes(push.arena)))
         steps = {
             "receive": push.staging.receive_s,
             "verify": push.staging.verify_s,
@@ -229,27 +225,24 @@ class PushApplier:
 
     async def _commit(self, push: LivePush, nonce: str, deadline_s: float) -> float:
         """Exchanges the weights; seconds it took."""
-        version = push.header.weight_version
         timeout_s = remaining_s(deadline_s, "commit")
         # If a push into a tainted engine fails, the engine stays tainted.
         if_failed = EngineCondition.TAINTED if self._board.engine_condition is EngineCondition.TAINTED else None
         push.lifecycle.applying()
         began_s = time.perf_counter()
         with self._board.applying(if_failed):
-            healed = await uninterrupted(self._commit_or_heal(nonce, version, timeout_s))
+            healed = await uninterrupted(self._commit_or_heal(push, nonce, timeout_s))
         if healed is not None:
             raise PushRolledBackError(
                 f"the commit failed, version {self._engine.weight_version} was applied again: {healed}"
             )
-        push.serve()
         return time.perf_counter() - began_s
 
-    async def _commit_or_heal(self, nonce: str, version: int, timeout_s: float) -> EngineTaintedError | None:
-        """Commits. Returns the reason if the previous version had to be applied again, None if `version` is served."""
+    async def _commit_or_heal(self, push: LivePush, nonce: str, timeout_s: float) -> EngineTaintedError | None:
+        """Commits. Returns the reason if the previous version had to be applied again, None if the push is served."""
+        version = push.header.weight_version
         try:
             await self._engine.commit_weights(nonce, version, timeout_s)
-            self._board.tell_applied()
-            return None
         except (PushRolledBackError, DeadlineError, EngineDeadError):
             raise
         except EngineTaintedError as error:
@@ -257,6 +250,12 @@ class PushApplier:
         except Exception as error:
             # The engine promises to report the state that it left. An unknown error says nothing about it.
             cause = EngineTaintedError(f"the commit failed in an unknown way: {error!r}")
+        else:
+            # In one turn of the event loop: whoever hears of the version finds its bytes.
+            push.serve()
+            self._resident.replace(ResidentVersion(version, push.weights, ArenaBytes(push.arena)))
+            self._board.tell_applied()
+            return None
         log.error("%s; applying version %d again", cause, self._engine.weight_version)
         await self.restore(cause)
         return cause

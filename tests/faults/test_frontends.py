@@ -128,7 +128,7 @@ async def test_a_front_end_that_is_killed_amid_a_push_takes_nothing_along(
     first is left in the engine."""
     victim, others = everywhere[2], [*everywhere[:2], everywhere[3]]
     process = on_port(daemon.process, port_of(victim))
-    async with running(others, max_tokens=400) as tasks, running([victim] * 3) as lost:
+    async with running(others, max_tokens=1500) as tasks, running([victim] * 3) as lost:
         daemon.order(Fault(step, "hang", after=2))
         pushing = asyncio.create_task(daemon.push("b" if step == "load" else "a"))
         await daemon.until_fired()

@@ -1,6 +1,6 @@
 """What streams have to satisfy whose answers name no version, as those of the OpenAI server. Pure.
 
-- *stream failed*: a stream ended with an error, or without a reason, while the daemon lived on;
+- *stream failed*: a stream ended with an error, or after some tokens without a reason, while the daemon lived on;
 - *token of no served weights*: no weights that may have been served during the stream would have chosen this token,
   given all before it. So no token is sampled from weights that are half exchanged, or of a push that failed.
 """
@@ -38,7 +38,8 @@ def _failures(history: History) -> Iterator[Violation]:
     died_s = dict(history.kills)
     for stream in history.unlabelled:
         lives = stream.ended_s < died_s.get(stream.life, math.inf)
-        if lives and not stream.finish:
+        # vLLM's server in Python gives no reason to a request that is aborted before its first token.
+        if lives and not stream.finish and (stream.error or stream.tokens):
             text = f"{stream.client}: {stream.error or 'ended without a reason'}"
             yield Violation("stream failed", text, stream.life, stream.ended_s)
 
