@@ -83,3 +83,14 @@ async def test_an_update_is_refused_while_the_call_of_another_one_is_carried_out
     assert met.value.metadata == {"update_id": "u1"}
     assert is_told_at_once
     await rig.transfers.finish("u1", None, 30.0)
+
+
+async def test_whoever_hears_of_a_version_finds_its_bytes(rig: Rig) -> None:
+    """From the commit on, also before the engine runs again."""
+    gate = rig.engine.gates["resume"] = Gate()
+    pushing = asyncio.create_task(rig.push(header()))
+    await gate.reached.wait()
+    assert rig.engine.weight_version == rig.resident.require().weight_version == 1
+    gate.open.set()
+    await pushing
+    assert rig.resident.require().weight_version == 1
