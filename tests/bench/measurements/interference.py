@@ -9,16 +9,15 @@ push take turns in every round.
 import asyncio
 import subprocess
 import sys
-import tempfile
 from contextlib import AsyncExitStack
 from pathlib import Path
 from time import monotonic
 
-from tests.bench import engines, machine
 from tests.bench.genserve_daemon import start_daemon
+from tests.bench.measurements.sizes import Sizes
 from tests.bench.options import Defaults, Options
 from tests.bench.processes import Program, say
-from tests.bench.results.result import Result, medians
+from tests.bench.results.result import Result
 from tests.bench.updates import trainer
 from tests.bench.updates.live_streams import LiveStreams, live_streams
 
@@ -38,39 +37,18 @@ WATCH_S = 4.0
 
 async def run(options: Options) -> Result:
     """Every size, one after the other."""
-    facts = machine.facts()
-    rounds: dict[str, dict[str, list[dict[str, float]]]] = {}
-    sizes_bytes: dict[str, int] = {}
-    for size in options.sizes:
-        with tempfile.TemporaryDirectory() as directory:
-            checkpoint = engines.model(size, Path(directory))
-            sizes_bytes[size] = engines.model_bytes(checkpoint)
-            machine.require_memory(6 * sizes_bytes[size] + (3 << 30), f"interference of {size}")
-            rounds[size] = await _measure(size, checkpoint, Path(directory), options)
-    by_size = {size: {phase: medians(each) for phase, each in phases.items()} for size, phases in rounds.items()}
-    return Result(
-        "interference",
-        machine=facts,
-        settings={
-            "engine": engines.flags(),
-            "environment": engines.ENVIRONMENT,
-            "rounds": options.rounds,
-            "streams": options.streams,
-            "seconds_watched": WATCH_S,
-            "peers": options.peers,
-        },
-        rounds=rounds,
-        medians=by_size,
-        ratios={
-            size: {
-                phase: {name: each[name] / phases[BASELINE][name] for name in phases[BASELINE] if name in each}
-                for phase, each in phases.items()
-            }
-            for size, phases in by_size.items()
-            if BASELINE in phases
-        },
-        notes={"bytes": sizes_bytes, "ratio_to": BASELINE},
-    )
+    sizes = Sizes("interference", options)
+    await sizes.measure(_measure, models=6, further_bytes=3 << 30)
+    by_size = sizes.medians()
+    ratios = {
+        size: {
+            phase: {name: each[name] / phases[BASELINE][name] for name in phases[BASELINE] if name in each}
+            for phase, each in phases.items()
+        }
+        for size, phases in by_size.items()
+        if BASELINE in phases
+    }
+    return sizes.result(by_size, ratios, {"ratio_to": BASELINE}, streams=options.streams, seconds_watched=WATCH_S)
 
 
 async def _measure(size: str, checkpoint: Path, directory: Path, options: Options) -> dict[str, list[dict[str, float]]]:

@@ -9,7 +9,6 @@ checkpoint, libraries) are the page cache's and are not counted, nor is what vLL
 import asyncio
 import contextlib
 import os
-import tempfile
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,8 +16,8 @@ from typing import Any
 
 import psutil
 
-from tests.bench import engines, machine
 from tests.bench.genserve_daemon import start_daemon
+from tests.bench.measurements.sizes import Sizes
 from tests.bench.options import Defaults, Options
 from tests.bench.processes import say
 from tests.bench.results.result import Result
@@ -41,38 +40,19 @@ class Sample:
 
 async def run(options: Options) -> Result:
     """Every size, one after the other."""
-    facts = machine.facts()
-    rounds: dict[str, Any] = {}
-    figures: dict[str, dict[str, float]] = {}
-    sizes_bytes: dict[str, int] = {}
-    for size in options.sizes:
-        with tempfile.TemporaryDirectory() as directory:
-            checkpoint = engines.model(size, Path(directory))
-            sizes_bytes[size] = engines.model_bytes(checkpoint)
-            machine.require_memory(6 * sizes_bytes[size] + (3 << 30), f"memory of {size}")
-            rounds[size] = await _measure(size, checkpoint, Path(directory), options)
-            figures[size] = _figures(rounds[size])
-    return Result(
-        "memory",
-        machine=facts,
-        settings={
-            "engine": engines.flags(),
-            "environment": engines.ENVIRONMENT,
-            "rounds": options.pushes,
-            "peers": options.peers,
-        },
-        rounds=rounds,
-        medians=figures,
-        ratios={
-            size: {
-                "staging_of_limit": each["peak_staging"] / (2 * sizes_bytes[size] + MARGIN_BYTES),
-                "prepared_of_model": each["peak_prepared"] / sizes_bytes[size],
-                "growth_after_first_of_model": (each["after_last"] - each["after_first"]) / sizes_bytes[size],
-            }
-            for size, each in figures.items()
-        },
-        notes={"bytes": sizes_bytes, "staging_limit": "2x model bytes + 256 MiB"},
-    )
+    sizes = Sizes("memory", options)
+    await sizes.measure(_measure, models=6, further_bytes=3 << 30)
+    figures = {size: _figures(each) for size, each in sizes.rounds.items()}
+    ratios = {
+        size: {
+            "staging_of_limit": each["peak_staging"] / (2 * sizes.num_bytes[size] + MARGIN_BYTES),
+            "prepared_of_model": each["peak_prepared"] / sizes.num_bytes[size],
+            "growth_after_first_of_model": (each["after_last"] - each["after_first"]) / sizes.num_bytes[size],
+        }
+        for size, each in figures.items()
+    }
+    notes = {"staging_limit": "2x model bytes + 256 MiB"}
+    return sizes.result(figures, ratios, notes, rounds=options.pushes)
 
 
 async def _measure(size: str, checkpoint: Path, directory: Path, options: Options) -> dict[str, Any]:

@@ -4,7 +4,6 @@ Each update happens while streams generate in the engine that is updated, and th
 `memcpy` is what moving the bytes alone would take.
 """
 
-import tempfile
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from functools import partial
@@ -15,10 +14,11 @@ import numpy as np
 
 from tests.bench import engines, machine
 from tests.bench.genserve_daemon import start_daemon
+from tests.bench.measurements.sizes import Sizes
 from tests.bench.movers.memcpy import Memcpy
 from tests.bench.options import Defaults, Options
 from tests.bench.processes import Program, say
-from tests.bench.results.result import Result, medians
+from tests.bench.results.result import Result
 from tests.bench.updates import naive_update, trainer
 from tests.bench.updates.live_streams import live_streams
 from tests.support import models
@@ -35,35 +35,15 @@ Update = Callable[[Path], Awaitable[dict[str, float]]]
 
 async def run(options: Options) -> Result:
     """Every size, one after the other."""
-    facts = machine.facts()
-    rounds: dict[str, dict[str, list[dict[str, float]]]] = {}
-    sizes_bytes: dict[str, int] = {}
-    for size in options.sizes:
-        with tempfile.TemporaryDirectory() as directory:
-            checkpoint = engines.model(size, Path(directory))
-            sizes_bytes[size] = engines.model_bytes(checkpoint)
-            machine.require_memory(MODELS_IN_MEMORY * sizes_bytes[size] + (6 << 30), f"pause of {size}")
-            rounds[size] = await _measure(size, checkpoint, Path(directory), options)
-    by_size = {size: {peer: medians(each) for peer, each in by_peer.items()} for size, by_peer in rounds.items()}
-    return Result(
-        "pause",
-        machine=facts,
-        settings={
-            "engine": engines.flags(),
-            "environment": engines.ENVIRONMENT,
-            "rounds": options.rounds,
-            "streams": options.streams,
-            "peers": options.peers,
-        },
-        rounds=rounds,
-        medians=by_size,
-        ratios={
-            size: {peer: each["paused_s"] / by_peer[BASELINE]["paused_s"] for peer, each in by_peer.items()}
-            for size, by_peer in by_size.items()
-            if BASELINE in by_peer
-        },
-        notes={"bytes": sizes_bytes, "ratio_to": BASELINE},
-    )
+    sizes = Sizes("pause", options)
+    await sizes.measure(_measure, models=MODELS_IN_MEMORY, further_bytes=6 << 30)
+    by_size = sizes.medians()
+    ratios = {
+        size: {peer: each["paused_s"] / by_peer[BASELINE]["paused_s"] for peer, each in by_peer.items()}
+        for size, by_peer in by_size.items()
+        if BASELINE in by_peer
+    }
+    return sizes.result(by_size, ratios, {"ratio_to": BASELINE}, streams=options.streams)
 
 
 async def _measure(size: str, checkpoint: Path, directory: Path, options: Options) -> dict[str, list[dict[str, float]]]:

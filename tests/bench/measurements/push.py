@@ -4,7 +4,6 @@ The first peers move bytes into another process (memcpy: within one; grpc_bytes:
 new version is served, with no stream running; `pause` tells what streams feel of it.
 """
 
-import tempfile
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import numpy as np
 from genserve.client import AsyncClient
 from tests.bench import engines, machine
 from tests.bench.genserve_daemon import start_daemon
+from tests.bench.measurements.sizes import Sizes
 from tests.bench.movers import Mover
 from tests.bench.movers.genserve_push import GenservePush, GenserveUpdate
 from tests.bench.movers.grpc_bytes import GrpcBytes
@@ -22,7 +22,7 @@ from tests.bench.movers.naive_stub import NaiveStub
 from tests.bench.movers.raw_tcp import RawTcp
 from tests.bench.options import Defaults, Options
 from tests.bench.processes import PeerError, say
-from tests.bench.results.result import Result, medians
+from tests.bench.results.result import Result
 from tests.bench.updates import naive_update
 from tests.support import models
 
@@ -49,35 +49,16 @@ arrives."""
 
 async def run(options: Options) -> Result:
     """Every size, one after the other."""
-    facts = machine.facts()
-    rounds: dict[str, dict[str, list[dict[str, float]]]] = {}
-    sizes_bytes: dict[str, int] = {}
-    for size in options.sizes:
-        with tempfile.TemporaryDirectory() as directory:
-            checkpoint = engines.model(size, Path(directory))
-            sizes_bytes[size] = engines.model_bytes(checkpoint)
-            machine.require_memory(MODELS_IN_MEMORY * sizes_bytes[size] + (4 << 30), f"push of {size}")
-            rounds[size] = await _measure(size, checkpoint, Path(directory), options)
-    by_size = {size: {peer: medians(each) for peer, each in by_peer.items()} for size, by_peer in rounds.items()}
-    return Result(
-        "push",
-        machine=facts,
-        settings={
-            "engine": engines.flags(),
-            "environment": engines.ENVIRONMENT,
-            "rounds": options.rounds,
-            "client": "uvloop; in one process for every peer",
-            "peers": options.peers,
-        },
-        rounds=rounds,
-        medians=by_size,
-        ratios={
-            size: {peer: each["gb_per_s"] / by_peer[BASELINE]["gb_per_s"] for peer, each in by_peer.items()}
-            for size, by_peer in by_size.items()
-            if BASELINE in by_peer
-        },
-        notes={"bytes": sizes_bytes, "ratio_to": BASELINE},
-    )
+    sizes = Sizes("push", options)
+    await sizes.measure(_measure, models=MODELS_IN_MEMORY, further_bytes=4 << 30)
+    by_size = sizes.medians()
+    ratios = {
+        size: {peer: each["gb_per_s"] / by_peer[BASELINE]["gb_per_s"] for peer, each in by_peer.items()}
+        for size, by_peer in by_size.items()
+        if BASELINE in by_peer
+    }
+    client = "uvloop; in one process for every peer"
+    return sizes.result(by_size, ratios, {"ratio_to": BASELINE}, client=client)
 
 
 async def _measure(size: str, checkpoint: Path, directory: Path, options: Options) -> dict[str, list[dict[str, float]]]:
