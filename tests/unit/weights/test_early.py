@@ -10,6 +10,7 @@ from genserve.control.conditions import Phase
 from genserve.engine.types import PauseMode
 from genserve.errors import DeadlineError, GenserveError, PushConflictError, PushRolledBackError, PushTruncatedError
 from genserve.tensors.manifest import Manifest
+from genserve.weights.push.stream import PushStream
 from genserve.weights.push.types import ApplyOptions, PrepareMode, PushAction, PushState
 from genserve.weights.vllm_transfer import UpdateOptions
 from tests.support.scripted_engine import Gate
@@ -43,6 +44,15 @@ async def assert_nothing_is_left(rig: Rig) -> None:
     assert rig.board.phase is Phase.RUNNING
 
 
+async def assert_applied(rig: Rig, seed: int, *streams: PushStream) -> None:
+    """The streams of a push have sent everything: its weights are live, and nothing else is left of it."""
+    await asyncio.gather(*(stream.finish() for stream in streams))
+    for stream in streams:
+        stream.detach()
+    assert rig.engine.live == tensors(seed)
+    await assert_nothing_is_left(rig)
+
+
 async def test_it_begins_before_the_bytes_and_ends_after_them(rig: Rig) -> None:
     """One preparation, and the version is what was sent last."""
     stream = await rig.registry.open(header())
@@ -68,10 +78,7 @@ async def test_bytes_that_come_in_another_order_are_waited_for(rig: Rig) -> None
         await asyncio.sleep(0.002)
         assert rig.engine.prepared == {}
         send(stream, weights(1), start, min(start + 7, BYTES))
-    await stream.finish()
-    stream.detach()
-    assert rig.engine.live == tensors(1)
-    await assert_nothing_is_left(rig)
+    await assert_applied(rig, 1, stream)
 
 
 @pytest.mark.parametrize("action", [PushAction.STAGE, PushAction.VALIDATE])
@@ -133,10 +140,7 @@ async def test_a_sleep_does_not_wait_for_it(rig: Rig) -> None:
     assert rig.engine.prepared == {}
     await rig.sleeps.wake_up()
     send(stream, weights(1), 14)
-    await stream.finish()
-    stream.detach()
-    assert rig.engine.live == tensors(1)
-    await assert_nothing_is_left(rig)
+    await assert_applied(rig, 1, stream)
 
 
 @pytest.mark.parametrize("end", ["cut off", "conflict", "discarded"])
@@ -155,10 +159,7 @@ async def test_a_push_that_ends_early_takes_it_along(rig: Rig, end: str) -> None
             rig.registry.discard("p1", force=True)
     await until_called(rig, "discard_weights running")
     with pytest.raises(GenserveError):
-        await stream.finish()
-    stream.detach()
-    assert rig.engine.live == tensors(0)
-    await assert_nothing_is_left(rig)
+        await assert_applied(rig, 0, stream)
 
 
 async def test_a_push_that_was_cut_off_goes_on(rig: Rig) -> None:
@@ -171,10 +172,7 @@ async def test_a_push_that_was_cut_off_goes_on(rig: Rig) -> None:
     stream = await rig.registry.open(opened)
     await until_called(rig, "prepare_weights", 2)
     send(stream, weights(1), 14)
-    await stream.finish()
-    stream.detach()
-    assert rig.engine.live == tensors(1)
-    await assert_nothing_is_left(rig)
+    await assert_applied(rig, 1, stream)
 
 
 async def test_an_end_with_bytes_missing_is_told(rig: Rig) -> None:
@@ -228,11 +226,8 @@ async def test_the_next_push_is_prepared_early_while_memory_is_freed(rig: Rig) -
     freeing.open.set()
     await until_called(rig, "prepare_weights", 2)
     send(stream, weights(2))
-    await stream.finish()
-    stream.detach()
-    assert rig.engine.live == tensors(2)
+    await assert_applied(rig, 2, stream)
     assert rig.engine.calls.count("prepare_weights") == 2
-    await assert_nothing_is_left(rig)
 
 
 async def test_in_a_hurry_only_what_is_left_of_it_is_done_in_the_pause(rig: Rig) -> None:
@@ -240,11 +235,8 @@ async def test_in_a_hurry_only_what_is_left_of_it_is_done_in_the_pause(rig: Rig)
     stream = await rig.registry.open(header(apply=ApplyOptions(prepare_mode=PrepareMode.PAUSED)))
     await until_called(rig, "prepare_weights")
     send(stream, weights(1))
-    await stream.finish()
-    stream.detach()
+    await assert_applied(rig, 1, stream)
     assert rig.engine.calls[:4] == ["prepare_weights", "pause keep recompute", "commit_weights 1", "resume"]
-    assert rig.engine.live == tensors(1)
-    await assert_nothing_is_left(rig)
 
 
 async def test_further_streams_prepare_nothing_more(rig: Rig) -> None:
@@ -256,12 +248,8 @@ async def test_further_streams_prepare_nothing_more(rig: Rig) -> None:
     ]
     for stream, start in zip(streams, (0, 14, 28), strict=True):
         send(stream, weights(1), start, min(start + 14, BYTES))
-    await asyncio.gather(*(stream.finish() for stream in streams))
-    for stream in streams:
-        stream.detach()
+    await assert_applied(rig, 1, *streams)
     assert rig.engine.calls.count("prepare_weights") == 1
-    assert rig.engine.live == tensors(1)
-    await assert_nothing_is_left(rig)
 
 
 async def test_an_attempt_that_follows_one_that_never_ended_takes_it_over(rig: Rig) -> None:
@@ -273,12 +261,8 @@ async def test_an_attempt_that_follows_one_that_never_ended_takes_it_over(rig: R
     stream.detach()
     streams = [await rig.registry.open(opened), await rig.registry.open(further(opened))]
     send(streams[0], weights(1), 14)
-    await asyncio.gather(*(stream.finish() for stream in streams))
-    for stream in streams:
-        stream.detach()
+    await assert_applied(rig, 1, *streams)
     assert rig.engine.calls.count("prepare_weights") == 1
-    assert rig.engine.live == tensors(1)
-    await assert_nothing_is_left(rig)
 
 
 async def test_an_attempt_that_took_it_over_takes_it_along(rig: Rig) -> None:
@@ -309,9 +293,5 @@ async def test_an_update_through_vllms_transfer_ends_it(rig: Rig) -> None:
     assert await finish(rig) == 1
     streams = [await rig.registry.open(opened), await rig.registry.open(further(opened))]
     send(streams[0], weights(5), 14)
-    await asyncio.gather(*(stream.finish() for stream in streams))
-    for stream in streams:
-        stream.detach()
+    await assert_applied(rig, 5, *streams)
     assert rig.engine.calls.count("prepare_weights") == 2
-    assert rig.engine.live == tensors(5)
-    await assert_nothing_is_left(rig)

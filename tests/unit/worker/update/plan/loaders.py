@@ -1,5 +1,6 @@
 """A small model, whose loader is any function, and what pushes into it leave."""
 
+import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -50,6 +51,22 @@ def copies(model: Model, tensors: Tensors) -> set[str]:
             parameter.data[len(tensor) :].fill_(0)
         loaded.add(key)
     return loaded
+
+
+def elsewhere(part: str) -> Loader:
+    """As `copies`, but one tensor is copied in another thread."""
+
+    def load(model: Model, tensors: Tensors) -> set[str]:
+        for each in tensors:
+            if each[0] == part:
+                thread = threading.Thread(target=copies, args=(model, [each]))
+                thread.start()
+                thread.join()
+            else:
+                copies(model, [each])
+        return {"weight", "bias", "padded"}
+
+    return load
 
 
 def version(seed: int) -> list[tuple[str, torch.Tensor]]:

@@ -1,6 +1,5 @@
 """Which loads are done again without the loader, and that they leave the same. With vLLM's loaders: test_kinds.py."""
 
-import threading
 from collections.abc import Iterator
 from copy import deepcopy
 from typing import Any
@@ -10,7 +9,16 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.unit.worker.update.plan.loaders import Loader, Model, Pushed, Tensors, copies, loaded_anew, version
+from tests.unit.worker.update.plan.loaders import (
+    Loader,
+    Model,
+    Pushed,
+    Tensors,
+    copies,
+    elsewhere,
+    loaded_anew,
+    version,
+)
 
 WEIGHT = "weight.first"
 
@@ -121,18 +129,6 @@ def neighbour(model: Model, tensors: Tensors) -> set[str]:
     return {"weight", "bias", "padded"}
 
 
-def elsewhere(model: Model, tensors: Tensors) -> set[str]:
-    """Copies one parameter in another thread."""
-    for each in tensors:
-        if each[0] == "padded":
-            thread = threading.Thread(target=copies, args=(model, [each]))
-            thread.start()
-            thread.join()
-        else:
-            copies(model, [each])
-    return {"weight", "bias", "padded"}
-
-
 def looked(model: Model, tensor: torch.Tensor) -> None:
     """At a value."""
     if float(tensor[0, 0]) > 100:
@@ -193,7 +189,7 @@ NOT_RECORDED: dict[str, tuple[Loader, str]] = {
     "collects tensors": (collected, "takes a tensor that is neither"),
     "copies later": (kept, "takes a tensor that is neither"),
     "copies a neighbour later": (neighbour, "takes a view that cannot be made again"),
-    "copies in a thread": (elsewhere, "it is not seen how padded is loaded"),
+    "copies in a thread": (elsewhere("padded"), "it is not seen how padded is loaded"),
     "makes a copy as Python does": (also(lambda model, tensor: deepcopy(tensor)), "takes a tensor that is neither"),
 }
 

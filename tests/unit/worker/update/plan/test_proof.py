@@ -1,14 +1,22 @@
 """A plan that would not do what the loader does is found before it loads a version."""
 
 import itertools
-import threading
 from collections.abc import Callable
 
 import pytest
 import torch
 
 from genserve.worker.update.plan.fingerprint import fingerprint
-from tests.unit.worker.update.plan.loaders import Loader, Model, Pushed, Tensors, copies, loaded_anew, version
+from tests.unit.worker.update.plan.loaders import (
+    Loader,
+    Model,
+    Pushed,
+    Tensors,
+    copies,
+    elsewhere,
+    loaded_anew,
+    version,
+)
 
 
 def counting() -> Loader:
@@ -39,18 +47,7 @@ def settling() -> Loader:
 
 def half_elsewhere() -> Loader:
     """Copies half of a parameter in another thread."""
-
-    def load(model: Model, tensors: Tensors) -> set[str]:
-        for each in tensors:
-            if each[0] == "bias.second":
-                thread = threading.Thread(target=copies, args=(model, [each]))
-                thread.start()
-                thread.join()
-            else:
-                copies(model, [each])
-        return {"weight", "bias", "padded"}
-
-    return load
+    return elsewhere("bias.second")
 
 
 def saying() -> Loader:
