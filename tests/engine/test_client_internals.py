@@ -10,10 +10,7 @@ from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.engine.parallel_sampling import ParentRequest
 from vllm.v1.engine.utils import bind_engine_zmq_listeners, launch_core_engines
 
-
-def parameters(function: object) -> set[str]:
-    """Names of a function's parameters."""
-    return set(inspect.signature(function).parameters)  # type: ignore[arg-type]
+from tests.support.signatures import parameters
 
 
 def test_an_engine_is_still_started_for_several_clients_by_these_names() -> None:

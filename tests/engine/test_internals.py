@@ -42,11 +42,7 @@ from genserve.integrations.vllm_sync import GenserveWeightSyncClient
 from genserve.worker.contract.calls import WeightWorker
 from genserve.worker.extension import WeightExchangeExtension
 from genserve.worker.update.reserving import ReservingWorker
-
-
-def parameters(function: object) -> set[str]:
-    """Names of a function's parameters."""
-    return set(inspect.signature(function).parameters)  # type: ignore[arg-type]
+from tests.support.signatures import parameters
 
 
 def test_pause_generation_still_does_what_the_adapter_does_without_it() -> None:

@@ -1,7 +1,7 @@
 """How the process of an OpenAI server is started again, given up and ended."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 
@@ -27,6 +27,17 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Does not wait between two processes, and gives up early."""
     monkeypatch.setattr(module, "_FIRST_DELAY_S", 0.01)
     monkeypatch.setattr(module, "_MAX_FAILURES", 3)
+
+
+async def begun(
+    processes: Processes, relay: Relay, say: Callable[[str], None]
+) -> tuple[OpenAIServer, "asyncio.Task[None]"]:
+    """A server that is kept going, and the task that does it. Its first process is there, and does not answer."""
+    server = OpenAIServer(processes, relay, say)  # type: ignore[arg-type]
+    starting = asyncio.create_task(server.start(asyncio.Event()))
+    await asyncio.sleep(0)
+    starting.cancel()
+    return server, asyncio.create_task(server.run())
 
 
 async def test_a_process_that_ends_while_it_starts_is_an_error(relay: Relay) -> None:
@@ -64,11 +75,7 @@ async def test_a_server_that_fails_again_and_again_is_given_up(relay: Relay, soo
     """The daemon serves on, and nobody can connect any more."""
     said: list[str] = []
     processes = Processes(stay, fail)
-    server = OpenAIServer(processes, relay, said.append)  # type: ignore[arg-type]
-    starting = asyncio.create_task(server.start(asyncio.Event()))
-    await asyncio.sleep(0)  # its first process is there, and does not answer
-    starting.cancel()
-    running = asyncio.create_task(server.run())
+    server, running = await begun(processes, relay, said.append)
     processes.started[0].kill()
     async with asyncio.timeout(30):
         while len(said) < 3:
@@ -90,11 +97,7 @@ async def test_a_server_that_misbehaves_is_replaced(relay: Relay, soon: None) ->
     """What is wrong is said."""
     said: list[str] = []
     processes = Processes(stay)
-    server = OpenAIServer(processes, relay, said.append)  # type: ignore[arg-type]
-    starting = asyncio.create_task(server.start(asyncio.Event()))
-    await asyncio.sleep(0)
-    starting.cancel()
-    running = asyncio.create_task(server.run())
+    server, running = await begun(processes, relay, said.append)
     await asyncio.sleep(0)
     relay._break("it sings")
     async with asyncio.timeout(30):
@@ -111,11 +114,7 @@ async def test_a_server_that_misbehaves_is_replaced(relay: Relay, soon: None) ->
 
 async def test_the_relay_ends_the_daemon_if_it_fails(relay: Relay) -> None:
     """Not silently: requests would not be answered any more."""
-    server = OpenAIServer(Processes(stay), relay, print)  # type: ignore[arg-type]
-    starting = asyncio.create_task(server.start(asyncio.Event()))
-    await asyncio.sleep(0)
-    starting.cancel()
-    running = asyncio.create_task(server.run())
+    server, running = await begun(Processes(stay), relay, print)
     await asyncio.sleep(0)
     assert server._relaying is not None
     server._relaying.cancel()
@@ -130,11 +129,7 @@ async def test_a_process_that_cannot_be_started_again_is_tried_again(relay: Rela
     Neither a descriptor nor a file is left of the place that was made for it."""
     said: list[str] = []
     processes = Processes(stay)
-    server = OpenAIServer(processes, relay, said.append)  # type: ignore[arg-type]
-    starting = asyncio.create_task(server.start(asyncio.Event()))
-    await asyncio.sleep(0)
-    starting.cancel()
-    running = asyncio.create_task(server.run())
+    server, running = await begun(processes, relay, said.append)
     with no_more_files():
         processes.started[0].kill()
         async with asyncio.timeout(30):
