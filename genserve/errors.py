@@ -211,6 +211,12 @@ class UnavailableError(GenserveError):
     reason = "UNAVAILABLE"
 
 
+class PeersFailedError(GenserveError):
+    """No peer sends the version that is to be fetched. The metadata says why, by the address of each."""
+
+    reason = "PEERS_FAILED"
+
+
 class DeadlineError(GenserveError):
     """The call did not finish within its timeout. After a push, `GetPush` tells its outcome."""
 

@@ -253,7 +253,8 @@ class PushApplier:
         else:
             # In one turn of the event loop: whoever hears of the version finds its bytes.
             push.serve()
-            self._resident.replace(ResidentVersion(version, push.weights, ArenaBytes(push.arena)))
+            source, digest = ArenaBytes(push.arena), push.header.content_digest
+            self._resident.replace(ResidentVersion(version, push.weights, source, push.push_id, digest))
             self._board.tell_applied()
             return None
         log.error("%s; applying version %d again", cause, self._engine.weight_version)

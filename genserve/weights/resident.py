@@ -8,7 +8,6 @@ to clear the pages of another one.
 
 import asyncio
 import logging
-from bisect import bisect_right
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Protocol
@@ -21,8 +20,7 @@ from genserve.memory.arena import Arena, allocate_arena
 from genserve.memory.available import available_memory_bytes
 from genserve.tensors.manifest import Manifest, TensorSpec
 from genserve.tensors.safetensors import CheckpointFileError
-from genserve.weights.checkpoint import CheckpointIndex
-from genserve.weights.checkpoint_files import CheckpointFiles
+from genserve.weights.checkpoint_space import CheckpointSpace
 
 log = logging.getLogger(__name__)
 
@@ -75,21 +73,16 @@ class ArenaBytes:
 
 
 class CheckpointBytes:
-    """The files of a checkpoint, in the byte space of `CheckpointIndex.as_manifest`."""
+    """The files of the checkpoint that the engine has loaded."""
 
-    def __init__(self, checkpoint: CheckpointIndex, files: CheckpointFiles) -> None:
+    def __init__(self, space: CheckpointSpace) -> None:
         self.held_bytes = 0  # the kernel caches pages of files, and drops them as it needs
-        specs = checkpoint.as_manifest().tensors
-        self._tensors = [checkpoint.tensors[spec.name] for spec in specs]
-        self._offsets = [spec.offset for spec in specs]
-        self._files: CheckpointFiles | None = files
+        self._space: CheckpointSpace | None = space
 
     def check(self) -> None:
         """Checks every file."""
-        try:
-            self._open_files().check()
-        except CheckpointFileError as error:
-            raise _changed(error) from error
+        with self._unchanged() as space:
+            space.files.check()
 
     def view(self, start: int, end: int) -> memoryview:
         """The bytes [start, end), read."""
@@ -98,43 +91,55 @@ class CheckpointBytes:
         return data
 
     def read_into(self, start: int, target: memoryview) -> None:
-        """Tensor by tensor."""
-        files, end = self._open_files().by_path, start + len(target)
-        index = max(0, bisect_right(self._offsets, start) - 1)
-        while target:
-            tensor, offset = self._tensors[index], self._offsets[index]
-            num_bytes = max(0, min(end, offset + tensor.length) - start)
-            if num_bytes:
-                try:
-                    files[tensor.path].read_into(tensor.position + start - offset, target[:num_bytes])
-                except CheckpointFileError as error:
-                    raise _changed(error) from error
-                start, target = start + num_bytes, target[num_bytes:]
-            index += 1
+        """From the files."""
+        with self._unchanged() as space:
+            space.read_into(start, target)
 
-    def _open_files(self) -> CheckpointFiles:
-        if self._files is None:
+    @contextmanager
+    def _unchanged(self) -> Iterator[CheckpointSpace]:
+        if self._space is None:
             raise ValueError("closed")
-        return self._files
+        try:
+            yield self._space
+        except CheckpointFileError as error:
+            raise NotResidentError(
+                f"the bytes of the served version {_CHANGED} ({error}): push a complete version"
+            ) from error
 
     def close(self) -> None:
         """Closes the files, each when nobody reads it any more."""
-        self._files = None
-
-
-def _changed(error: CheckpointFileError) -> NotResidentError:
-    return NotResidentError(f"the bytes of the served version {_CHANGED} ({error}): push a complete version")
+        self._space = None
 
 
 class ResidentVersion:
-    """A version with bytes in the daemon. `manifest` places all of its tensors."""
+    """A version with bytes in the daemon. `manifest` places all of its tensors. `push_id` names the push that brought
+    it, and `content_digest` is that push's; "" = none."""
 
-    def __init__(self, weight_version: int, manifest: Manifest, source: ByteSource) -> None:
+    def __init__(
+        self, weight_version: int, manifest: Manifest, source: ByteSource, push_id: str = "", content_digest: str = ""
+    ) -> None:
         self.weight_version = weight_version
+        self.push_id = push_id
+        self.content_digest = content_digest
         self.manifest = manifest
         self.source = source
         self.num_readers = 0
         self._gone = False
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of its byte space."""
+        return self.manifest.total_bytes
+
+    def there(self, start: int, end: int) -> tuple[int, int] | None:
+        """All of the bytes are there."""
+        return start, end
+
+    async def wait(self) -> None:
+        """Nothing is waited for: it is complete."""
+
+    async def wait_complete(self) -> None:
+        """Returns at once."""
 
     def view(self, start: int, end: int) -> memoryview:
         """The bytes [start, end), without a copy if they are in memory. Raises WeightVersionMismatchError if their
@@ -243,6 +248,11 @@ class ResidentStore:
             except NotResidentError:
                 self.forget(_CHANGED)
         return self._served
+
+    def serves(self, arena: Arena) -> bool:
+        """Whether the bytes of the served version are in this arena. Any thread may ask."""
+        served = self._served
+        return served is not None and isinstance(served.source, ArenaBytes) and served.source.arena is arena
 
     @property
     def held_bytes(self) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 from genserve.tensors.safetensors import CheckpointFileError
 from genserve.weights.checkpoint import CheckpointIndex
 from genserve.weights.checkpoint_files import CheckpointFiles
+from genserve.weights.checkpoint_space import CheckpointSpace
 from genserve.weights.resident import CheckpointBytes, ResidentStore, ResidentVersion
 
 # vLLM's load formats under which the weights are those of the safetensors files. With "dummy" they are random.
@@ -69,5 +70,6 @@ def resident_store(
         say(f"{error}: it is unknown what the engine loaded, so version 0 is not resident")
         absence = "are unknown, because the checkpoint's files changed while the daemon started"
         return ResidentStore(None, enabled=enabled, absence=absence)
-    first = ResidentVersion(0, opened.index.as_manifest(), CheckpointBytes(opened.index, opened.files))
+    space = CheckpointSpace(opened.index, opened.files)
+    first = ResidentVersion(0, space.manifest, CheckpointBytes(space))
     return ResidentStore(first, enabled=enabled)

@@ -1,6 +1,6 @@
 """Keyword arguments of a push: into the header of the push, and into how it is sent. Every option is declared once."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Self, TypedDict
 
@@ -8,6 +8,7 @@ from genserve.client.transport.enums import wire_value
 from genserve.client.transport.fields import build, check_count, optional_duration
 from genserve.client.weights.push import PushProgress
 from genserve.client.weights.served import ServedWeights
+from genserve.errors import InvalidFieldError
 from genserve.v1 import types_pb2, weights_pb2
 from genserve.words import KvPolicy, PauseMode, PrepareMode, PushAction
 
@@ -72,6 +73,23 @@ class PushOptions(ApplyOptions, SendOptions, total=False):
     """Whether each chunk has its CRC32C; default True. Needs google-crc32c."""
 
 
+class LoadOptions(ApplyOptions, total=False):
+    """Every option of `load_weights`, with the meaning that it has for a push."""
+
+    push_id: str
+    """Names the push: a repeat continues what the first one has begun, or answers the same. Default: a new UUID."""
+    action: PushAction
+    """apply (the default), stage, prepare or validate."""
+    force: bool
+    """Whether the version may be one that is not above the served one. Default False."""
+    staging_ttl_s: float | None
+    """The call ends, and the bytes are freed, if nothing new arrives for as many seconds; default 300."""
+    prepared_ttl_s: float | None
+    """Seconds for which a prepared push waits for its commit; default 60."""
+    content_digest: str
+    """Refuse other contents: the digest that `Push.content_digest` and `get_weights` tell. Default: not compared."""
+
+
 @dataclass(frozen=True, slots=True)
 class Delivery:
     """How one caller sends its part of a push."""
@@ -112,6 +130,28 @@ def push_header(version: int, options: PushOptions) -> weights_pb2.PushHeader:
         "attempt": options.get("attempt"),
     }
     return build(weights_pb2.PushHeader, fields, path="header", options={"weight_version": "version"})
+
+
+def load_request(
+    checkpoint_path: str, peers: Sequence[str], peer_push_id: str, version: int | None, options: LoadOptions
+) -> weights_pb2.LoadWeightsRequest:
+    """The request for a load. Raises InvalidFieldError."""
+    if bool(checkpoint_path) == bool(peers):
+        raise InvalidFieldError.of("checkpoint_path", "give a checkpoint_path or peers, one of them")
+    fields = {
+        "push_id": options.get("push_id"),
+        "weight_version": version,
+        "expected_version": options.get("expected_version"),
+        "force": options.get("force"),
+        "action": wire_value(weights_pb2.PushAction, options.get("action", "apply"), "action"),
+        "apply": apply_message(options, field="apply"),
+        "checkpoint_path": checkpoint_path or None,
+        "peers": build(weights_pb2.WeightPeers, {"addresses": list(peers), "push_id": peer_push_id}) if peers else None,
+        "staging_ttl": optional_duration(options.get("staging_ttl_s"), "staging_ttl_s"),
+        "prepared_ttl": optional_duration(options.get("prepared_ttl_s"), "prepared_ttl_s"),
+        "content_digest": options.get("content_digest"),
+    }
+    return build(weights_pb2.LoadWeightsRequest, fields, options={"weight_version": "version"})
 
 
 def apply_message(options: ApplyOptions, *, field: str) -> weights_pb2.ApplyOptions:

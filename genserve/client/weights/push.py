@@ -104,7 +104,11 @@ class PushResult:
 
     @classmethod
     def of(
-        cls, message: weights_pb2.PushWeightsResponse | weights_pb2.GetPushResponse | weights_pb2.CommitPushResponse
+        cls,
+        message: weights_pb2.PushWeightsResponse
+        | weights_pb2.LoadWeightsResponse
+        | weights_pb2.GetPushResponse
+        | weights_pb2.CommitPushResponse,
     ) -> "PushResult":
         """From the wire."""
         return cls(

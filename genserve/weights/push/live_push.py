@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from genserve.control.change import Change
 from genserve.errors import (
     ApplyInProgressError,
     GenserveError,
@@ -64,6 +65,8 @@ class LivePush:
         self.num_attached = 0
         self.issues: tuple[PushIssue, ...] = ()
         self.gone = asyncio.Event()
+        self.changed = Change()
+        """Bytes have arrived, or it has another state."""
         self.task: asyncio.Task[None] | None = None
         """The task that carries it out."""
         self.is_served = False
@@ -151,6 +154,7 @@ class LivePush:
         if self._receives(attempt):
             if self.staging.write(offset, data, crc32c):
                 self.touch()
+                self.changed.tell()
         elif self.lifecycle.state is State.APPLIED:
             self.staging.check(offset, data, crc32c)
             self.compare_served(attempt.name, offset, data)  # the arena may belong to another version by now
@@ -166,6 +170,7 @@ class LivePush:
         is_present = attempt is self.attempt and self.lifecycle.state is State.RECEIVING
         if self.staging.settle(claim, written=written, counts=is_present):
             self.touch()
+        self.changed.tell()
         self._check_here()
 
     def _receives(self, attempt: Attempt) -> bool:
@@ -190,6 +195,7 @@ class LivePush:
     def serve(self) -> None:
         """Records that its version is live: from now on the arena belongs to the resident store."""
         self.is_served = True
+        self.changed.tell()
 
     def begin_check(self) -> None:
         """Records that every stream of the attempt has ended and every byte has arrived."""
@@ -201,6 +207,7 @@ class LivePush:
         self.lifecycle.staged()
         self._staged_as = self.header
         self.checked.set()
+        self.changed.tell()
 
     def truncate(self) -> None:
         """Records that the attempt ended with bytes or end frames missing. Bytes that an earlier one staged do not
@@ -217,18 +224,21 @@ class LivePush:
         self.lifecycle.failed()
         self.checked.set()
         self.issues = (PushIssue("", str(error)),)
+        self.changed.tell()
 
     def break_off(self) -> None:
         """Whoever carries it out was cancelled; so are the streams."""
         self.lifecycle.failed()
         self.checked.set()
         self.attempt.result.cancel()
+        self.changed.tell()
 
     def drop(self, error: GenserveError) -> None:
         """Before its bytes are freed: streams and later callers get `error`."""
         self.lifecycle.dropped()
         self._error = error.again()
         self.gone.set()
+        self.changed.tell()
         self.attempt.answer(self._error)
 
     def close(self) -> None:

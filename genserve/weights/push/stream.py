@@ -1,7 +1,8 @@
 """The streams of a push for the servicers: one that brings bytes, and one whose answer is known."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Protocol
 
 from genserve.errors import InvalidFieldError, PushConflictError
@@ -190,3 +191,24 @@ class AnsweredStream:
     async def wait_expired(self) -> None:
         """Never returns."""
         await asyncio.Event().wait()
+
+
+@asynccontextmanager
+async def until_expired(stream: PushStream) -> AsyncIterator[None]:
+    """Ends its body when the push has expired, without an error: `finish` raises it then."""
+    limit = asyncio.timeout(None)
+
+    async def expire() -> None:
+        await stream.wait_expired()
+        limit.reschedule(asyncio.get_running_loop().time())
+
+    try:
+        async with limit:
+            watcher = asyncio.create_task(expire())
+            try:
+                yield
+            finally:
+                watcher.cancel()
+    except TimeoutError:
+        if not limit.expired():
+            raise

@@ -10,6 +10,7 @@ from genserve.tensors.manifest import Manifest, PushIssue
 
 DEFAULT_APPLY_TIMEOUT_S = 300.0
 DEFAULT_STAGING_TTL_S = 300.0
+DEFAULT_PREPARED_TTL_S = 60.0
 
 
 class PushAction(enum.Enum):
@@ -88,6 +89,8 @@ class PushHeader:
     force: bool = False
     lora: LoraAdapter | None = None
     attempt: str = ""
+    prepared_ttl_s: float = DEFAULT_PREPARED_TTL_S
+    content_digest: str = ""
 
     @property
     def lora_name(self) -> str:
