@@ -212,7 +212,7 @@ class UnavailableError(GenserveError):
 
 
 class PeersFailedError(GenserveError):
-    """No peer sends the version that is to be fetched. The metadata says why, by the address of each."""
+    """No peer sends the version that is to be loaded. The message says why, by the address of each."""
 
     reason = "PEERS_FAILED"
 

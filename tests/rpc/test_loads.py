@@ -1,9 +1,8 @@
 """Daemons that fetch weights themselves: from files, and from each other over real sockets."""
 
 import asyncio
-import hashlib
 import os
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ import pytest
 from genserve.client import AsyncClient
 from genserve.config import ServeConfig
 from genserve.errors import (
-    ChecksumMismatchError,
     InvalidFieldError,
     ManifestMismatchError,
     PeersFailedError,
@@ -25,7 +23,6 @@ from genserve.errors import (
     WeightVersionMismatchError,
 )
 from genserve.rpc.frames import peer as peer_module
-from genserve.rpc.frames.push import frame_parser
 from genserve.tensors.checksum import crc32c_of
 from genserve.tensors.chunk_frame import chunk_frame
 from genserve.tensors.safetensors import StoredTensor, write_safetensors
@@ -33,7 +30,7 @@ from genserve.v1 import weights_pb2
 from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor
 from genserve.wire import manifest_message
 from tests.rpc.conftest import Daemon, serving
-from tests.support.scripted_engine import Gate
+from tests.support.paced_push import PacedPush
 
 MIB = 1 << 20
 CHECKPOINT = CheckpointIndex(
@@ -64,8 +61,9 @@ async def daemons() -> AsyncIterator[Start]:
 
         async def start() -> tuple[Daemon, AsyncClient]:
             config = ServeConfig(port=0, no_shared_memory=True)
-            daemon = await stack.enter_async_context(serving(config, checkpoint=CHECKPOINT, max_staging_bytes=100 * MIB))
-            return daemon, await stack.enter_async_context(AsyncClient(daemon.address, timeouts=None))
+            running = serving(config, checkpoint=CHECKPOINT, max_staging_bytes=100 * MIB)
+            daemon = await stack.enter_async_context(running)
+            return daemon, await stack.enter_async_context(AsyncClient(daemon.address))
 
         yield start
 
@@ -77,32 +75,12 @@ def checkpoint(tmp_path: Path) -> Path:
     return tmp_path
 
 
-class Sending:
-    """A push of which a part is sent; `end` sends the rest."""
-
-    def __init__(self, daemon: Daemon, version: int, push_id: str) -> None:
-        self._data = b"".join(content(version)[name] for name in "ab")
-        self._sent: "asyncio.Queue[weights_pb2.PushWeightsRequest | None]" = asyncio.Queue()
-        header = weights_pb2.PushHeader(
-            push_id=push_id, weight_version=version, manifest=manifest_message(CHECKPOINT.as_manifest()), attempt="1"
-        )
-        self._sent.put_nowait(weights_pb2.PushWeightsRequest(header=header))
-        self.answer = asyncio.ensure_future(daemon.weights.PushWeights(self._frames()))
-
-    def send(self, start: int, end: int) -> None:
-        """Sends these bytes."""
-        chunk = weights_pb2.PushChunk(offset=start, data=self._data[start:end])
-        self._sent.put_nowait(weights_pb2.PushWeightsRequest(chunk=chunk))
-
-    async def end(self) -> None:
-        """Sends the end frame, and waits for the answer."""
-        self._sent.put_nowait(weights_pb2.PushWeightsRequest(end=weights_pb2.PushEnd()))
-        self._sent.put_nowait(None)
-        await self.answer
-
-    async def _frames(self) -> AsyncIterator[weights_pb2.PushWeightsRequest]:
-        while (frame := await self._sent.get()) is not None:
-            yield frame
+def sending(daemon: Daemon, version: int, push_id: str) -> PacedPush:
+    """A push of a version whose bytes the test sends."""
+    header = weights_pb2.PushHeader(
+        push_id=push_id, weight_version=version, manifest=manifest_message(CHECKPOINT.as_manifest()), attempt="1"
+    )
+    return PacedPush(daemon.address, header, data_of(version))
 
 
 async def until(client: AsyncClient, push_id: str, received_bytes: int) -> None:
@@ -127,7 +105,7 @@ async def test_a_daemon_loads_a_checkpoint_of_its_host(daemons: Start, checkpoin
     assert again.applied is not None and again.applied.active_version == 3
     file = await client.load_weights(checkpoint / "model.safetensors", version=4)
     assert file.state.weight_version == 4
-    assert (await client.get_weights()).message.push_id == file.push.push_id
+    assert (await client.get_weights()).push_id == file.push.push_id
 
 
 @pytest.mark.parametrize(
@@ -161,8 +139,8 @@ async def test_fields_are_named_as_in_the_request(daemons: Start, checkpoint: Pa
     with pytest.raises(InvalidFieldError) as caught:
         await client.load_weights(checkpoint)
     assert [violation.field for violation in caught.value.violations] == ["weight_version"]
+    await client.load_weights(checkpoint, version=3)
     with pytest.raises(VersionNotNewerError):
-        await client.load_weights(checkpoint, version=3)
         await client.load_weights(checkpoint, version=3)
 
 
@@ -207,17 +185,17 @@ async def test_files_that_change_while_they_are_read_are_noticed(
 
 async def test_a_late_replica_gets_what_its_peer_serves(daemons: Start) -> None:
     """With the version that it has there, and the push that brought it."""
-    _, first = await daemons()
+    first_daemon, first = await daemons()
     late_daemon, late = await daemons()
     pushed = await first.push_weights(weights(7), version=7)
     with pytest.raises(WeightVersionMismatchError):
         await first.pull_weights(version=6)
-    result = await late.load_weights(peers=[first.target])
+    result = await late.load_weights(peers=[first_daemon.address])
     assert (result.state.weight_version, late_daemon.engine.live) == (7, content(7))
     with pytest.raises(PeersFailedError, match="version 7 is served, not 8"):
-        await late.load_weights(peers=[first.target], version=8)
-    assert (await late.load_weights(peers=[first.target], force=True, action="stage")).push.state == "staged"
-    assert (await first.get_weights()).message.push_id == pushed.push.push_id
+        await late.load_weights(peers=[first_daemon.address], version=8)
+    assert (await late.load_weights(peers=[first_daemon.address], force=True, action="stage")).push.state == "staged"
+    assert (await first.get_weights()).push_id == pushed.push.push_id
 
 
 async def test_a_push_passes_through_daemons_while_it_arrives(daemons: Start) -> None:
@@ -225,22 +203,21 @@ async def test_a_push_passes_through_daemons_while_it_arrives(daemons: Start) ->
     before the trainer has sent its end frame."""
     first, client = await daemons()
     chain = [await daemons() for _ in range(2)]
-    push = Sending(first, 1, "p")
-    push.send(MIB, 3 * MIB)
-    targets = [client.target, chain[0][1].target]
-    loads = [
-        asyncio.create_task(each.load_weights(peers=[target], peer_push_id="p", push_id="p"))
-        for target, (_, each) in zip(targets, chain, strict=True)
-        if not await until(client if target == client.target else chain[0][1], "p", 2 * MIB)
-        or True
-    ]
-    await until(chain[1][1], "p", 2 * MIB)
-    push.send(0, MIB)
-    push.send(3 * MIB, TOTAL_BYTES)
-    await until(chain[1][1], "p", TOTAL_BYTES)
-    await asyncio.sleep(0.05)
-    assert [daemon.engine.live for daemon, _ in chain] == [{}, {}]
-    await push.end()
+    targets = [first.address, chain[0][0].address]
+    loads = []
+    async with sending(first, 1, "p") as push:
+        push.send(MIB, 3 * MIB)
+        await until(client, "p", 2 * MIB)
+        for target, (_, each) in zip(targets, chain, strict=True):
+            load = each.load_weights(peers=[target], peer_push_id="p", push_id="p")
+            loads.append(asyncio.create_task(load))
+            await until(each, "p", 2 * MIB)
+        push.send(0, MIB)
+        push.send(3 * MIB, TOTAL_BYTES)
+        await until(chain[1][1], "p", TOTAL_BYTES)
+        await asyncio.sleep(0.05)
+        assert [daemon.engine.live for daemon, _ in chain] == [{}, {}]
+        await push.end()
     assert [result.state.weight_version for result in await asyncio.gather(*loads)] == [1, 1]
     assert [daemon.engine.live for daemon, _ in chain] == [content(1)] * 2
 
@@ -249,27 +226,34 @@ async def test_a_push_that_never_ends_is_not_applied_by_those_who_pulled_it(daem
     """Its trainer is gone after the last byte: no peer says that it is complete."""
     first, client = await daemons()
     late_daemon, late = await daemons()
-    push = Sending(first, 1, "p")
-    push.send(0, TOTAL_BYTES)
-    await until(client, "p", TOTAL_BYTES)
-    load = asyncio.create_task(late.load_weights(peers=[client.target], peer_push_id="p", push_id="p"))
-    await until(late, "p", TOTAL_BYTES)
-    push.answer.cancel()
+    async with sending(first, 1, "p") as push:
+        push.send(0, TOTAL_BYTES)
+        load = asyncio.create_task(late.load_weights(peers=[first.address], peer_push_id="p", push_id="p"))
+        await until(late, "p", TOTAL_BYTES)
     await asyncio.sleep(0.05)
     await client.discard_push("p", force=True)
-    with pytest.raises(PeersFailedError, match="PUSH|NOT_FOUND|there is no push"):
+    with pytest.raises(PeersFailedError, match="it answered NOT_FOUND"):
         await load
     assert late_daemon.engine.live == {}
     assert (await late.get_push("p")).push.state == "receiving"
 
 
 class LyingPeer:
-    """Answers PullWeights with these bytes, as `push_id`; breaks after `breaks_after` bytes."""
+    """Answers PullWeights with these bytes, as `push_id`; breaks after `breaks_after` bytes, and in later calls after
+    `breaks_again_after`."""
 
-    def __init__(self, data: bytes, push_id: str, breaks_after: int | None = None, stalls: bool = False) -> None:
+    def __init__(
+        self,
+        data: bytes,
+        push_id: str,
+        breaks_after: int | None = None,
+        stalls: bool = False,
+        breaks_again_after: int | None = None,
+    ) -> None:
         self._data = data
         self._push_id = push_id
         self._breaks_after = breaks_after
+        self._breaks_again_after = breaks_again_after
         self._stalls = stalls
         self.asked: list[list[tuple[int, int]]] = []
 
@@ -282,7 +266,8 @@ class LyingPeer:
         num_sent = 0
         for start, end in self.asked[-1] or [(0, len(self._data))]:
             for position in range(start, end, MIB):
-                if self._breaks_after is not None and num_sent >= self._breaks_after:
+                limit = self._breaks_after if len(self.asked) == 1 else self._breaks_again_after
+                if limit is not None and num_sent >= limit:
                     if self._stalls:
                         await asyncio.Event().wait()
                     await context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
@@ -296,7 +281,7 @@ class LyingPeer:
 async def listening(peer: LyingPeer) -> AsyncIterator[str]:
     """The address of a server that is this peer."""
     server = grpc.aio.server()
-    handler = grpc.unary_stream_rpc_method_handler(
+    handler: grpc.RpcMethodHandler[Any, Any] = grpc.unary_stream_rpc_method_handler(
         peer.pull, request_deserializer=weights_pb2.PullWeightsRequest.FromString
     )
     server.add_generic_rpc_handlers(
@@ -328,12 +313,14 @@ async def test_another_peer_goes_on_where_one_has_stopped(daemons: Start) -> Non
 async def test_another_peer_sends_all_if_nothing_says_that_it_has_the_same(daemons: Start) -> None:
     """Bytes of two versions must not be mixed."""
     daemon, client = await daemons()
-    gone, there = LyingPeer(data_of(1), "p", breaks_after=2 * MIB), LyingPeer(data_of(1), "q")
+    gone = LyingPeer(data_of(1), "p", breaks_after=2 * MIB, breaks_again_after=0)
+    there = LyingPeer(data_of(1), "q")
     async with listening(gone) as one, listening(there) as two:
         await client.load_weights(peers=[one, two])
-        assert daemon.engine.live == content(1)
-    other = LyingPeer(data_of(2), "q")
-    async with listening(LyingPeer(data_of(1), "p", breaks_after=2 * MIB)) as one, listening(other) as two:
+    assert daemon.engine.live == content(1)
+    assert there.asked[-1] == []
+    gone = LyingPeer(data_of(1), "p", breaks_after=2 * MIB, breaks_again_after=0)
+    async with listening(gone) as one, listening(LyingPeer(data_of(2), "q")) as two:
         with pytest.raises(PushConflictError, match="different weights"):
             await client.load_weights(peers=[one, two], force=True)
     assert daemon.engine.live == content(1)
@@ -341,7 +328,7 @@ async def test_another_peer_sends_all_if_nothing_says_that_it_has_the_same(daemo
 
 async def test_a_peer_that_stalls_is_left(daemons: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """After the time that it has for each frame."""
-    monkeypatch.setattr(peer_module, "STALL_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(peer_module, "STALL_TIMEOUT_S", 2.0)
     daemon, client = await daemons()
     stalled, there = LyingPeer(data_of(1), "p", breaks_after=MIB, stalls=True), LyingPeer(data_of(1), "p")
     async with listening(stalled) as one, listening(there) as two:
@@ -353,11 +340,11 @@ async def test_a_peer_that_stalls_is_left(daemons: Start, monkeypatch: pytest.Mo
 async def test_when_no_peer_has_it_each_is_named(daemons: Start) -> None:
     """Within seconds, and nothing is staged."""
     daemon, client = await daemons()
-    _, other = await daemons()
+    empty, _ = await daemons()
     with pytest.raises(PeersFailedError) as caught:
-        await client.load_weights(peers=["127.0.0.1:1", other.target], version=1, timeout_s=60)
+        await client.load_weights(peers=["127.0.0.1:1", empty.address], version=1, timeout_s=60)
     assert "127.0.0.1:1: it answered UNAVAILABLE" in caught.value.message
-    assert f"{other.target}: it answered FAILED_PRECONDITION" in caught.value.message
+    assert f"{empty.address}: it answered FAILED_PRECONDITION" in caught.value.message
     assert not daemon.registry._pushes
 
 

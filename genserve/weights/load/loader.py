@@ -82,24 +82,30 @@ class WeightLoader:
 
 
 class _Loading:
-    """One load. Its sources are asked in turns until one has sent the last byte."""
+    """One load. Its sources are asked in turns until one has sent the last byte.
+
+    A source goes on where another one has stopped if it names the same bytes. Others have their turn when none of those
+    brings anything any more, and bring everything.
+    """
 
     def __init__(self, pushes: PushRegistry, load: Load, sources: Sequence[WeightSource]) -> None:
         self._pushes = pushes
         self._load = load
         self._sources = sources
-        self._unknown = f"load {uuid.uuid4().hex}"
+        report = self._report()
+        self._attempt = "" if report is None else report.attempt
+        """Whose bytes count; "" = those of any source."""
         self._failures: dict[str, str] = {}
         self._bringers: set[str] = set()
+        self._liars: set[str] = set()
         self._mixes = True
         """Whether one source may go on where another one has stopped; not after that has made wrong contents."""
-        self._liars: set[str] = set()
 
     async def run(self) -> PushOutcome:
         """Raises as `WeightLoader.load`."""
         num_idle, delay_s = 0, _FIRST_DELAY_S
-        while True:
-            progress = False
+        while num_idle < _MAX_IDLE_ROUNDS and len(self._liars) < len(self._sources):
+            num_idle += 1
             for source in self._sources:
                 if source.name not in self._liars:
                     before = self._num_received()
@@ -107,21 +113,27 @@ class _Loading:
                         return await self._fetch(source)
                     except (SourceError, ChecksumMismatchError) as error:
                         self._note(source, error)
-                    progress |= self._num_received() > before
-            num_idle, delay_s = (0, _FIRST_DELAY_S) if progress else (num_idle + 1, min(2 * delay_s, _MAX_DELAY_S))
-            if num_idle == _MAX_IDLE_ROUNDS or len(self._liars) == len(self._sources):
-                raise self._error()
+                    if self._num_received() > before:
+                        num_idle, delay_s = 0, _FIRST_DELAY_S
+                    elif num_idle > 1:
+                        self._attempt = ""  # nobody goes on with it: the next source may begin anew
             await asyncio.sleep(delay_s)
+            delay_s = min(2 * delay_s, _MAX_DELAY_S)
+        raise self._error()
 
     async def _fetch(self, source: WeightSource) -> PushOutcome:
         load = self._load
         async with source.open(self._missing(), load.weight_version) as offer:
-            if load.content_digest and offer.content_digest and load.content_digest != offer.content_digest:
+            if load.content_digest and offer.content_digest not in ("", load.content_digest):
                 raise SourceError(f"it has other contents: their digest is {offer.content_digest}")
+            attempt = offer.identity or f"load {uuid.uuid4().hex}"
+            if self._attempt not in ("", attempt):
+                raise SourceError("nothing says that it has the bytes of which some are here")
             with _naming_fields():
-                stream = await self._pushes.open(self._header(offer))
+                stream = await self._pushes.open(self._header(offer, attempt))
             # The next source must have the same version.
             load = self._load = replace(load, weight_version=load.weight_version or offer.weight_version)
+            self._attempt = attempt if offer.identity else ""
             try:
                 if load.action is not PushAction.VALIDATE:
                     self._bringers.add(source.name)
@@ -129,12 +141,11 @@ class _Loading:
                         await offer.send(stream)
                 return await stream.finish()
             except PushTruncatedError as error:
-                raise SourceError(error.message) from None  # a new attempt had begun, which it was not asked for
+                raise SourceError(error.message) from None
             finally:
                 stream.detach()
 
-    def _header(self, offer: Offer) -> PushHeader:
-        """The header of the push that the bytes of an offer make. Sources of the same identity bring one attempt."""
+    def _header(self, offer: Offer, attempt: str) -> PushHeader:
         load = self._load
         return PushHeader(
             push_id=load.push_id,
@@ -146,7 +157,7 @@ class _Loading:
             staging_ttl_s=load.staging_ttl_s,
             prepared_ttl_s=load.prepared_ttl_s,
             force=load.force,
-            attempt=offer.identity or self._unknown,
+            attempt=attempt,
             content_digest=load.content_digest or offer.content_digest,
         )
 
@@ -157,8 +168,9 @@ class _Loading:
             return None
 
     def _missing(self) -> tuple[Range, ...] | None:
+        """What the attempt lacks; None = everything."""
         report = self._report()
-        return None if report is None else report.missing
+        return report.missing if report is not None and report.attempt == self._attempt != "" else None
 
     def _num_received(self) -> int:
         report = self._report()
@@ -173,6 +185,7 @@ class _Loading:
                 self._liars.add(source.name)
             self._mixes = False
         if not self._mixes:
+            self._attempt = ""
             self._bringers.clear()
             with suppress(PushNotFoundError):
                 self._pushes.discard(self._load.push_id)

@@ -17,6 +17,7 @@ from genserve.memory.arena import Arena
 from genserve.tensors.manifest import Manifest, TensorSpec, completed
 from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor
 from genserve.weights.checkpoint_files import CheckpointFiles
+from genserve.weights.checkpoint_space import CheckpointSpace
 from genserve.weights.push.types import PushAction, PushState
 from genserve.weights.resident import ArenaBytes, CheckpointBytes, ResidentStore, ResidentVersion
 from tests.support.scripted_engine import Gate
@@ -44,7 +45,7 @@ def test_checkpoint_bytes_are_those_of_its_files_in_order_of_the_names(tmp_path:
             "b0": CheckpointTensor("U8", (0,), 0, tmp_path / "two", 2),
         }
     )
-    source = CheckpointBytes(index, CheckpointFiles([tmp_path / "one", tmp_path / "two"]))
+    source = CheckpointBytes(CheckpointSpace(index, CheckpointFiles([tmp_path / "one", tmp_path / "two"])))
     whole = b"aaaabbcccc"
     for start in range(len(whole) + 1):
         for end in range(start, len(whole) + 1):
