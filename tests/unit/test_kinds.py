@@ -9,8 +9,8 @@ import pytest
 
 from genserve.worker.contract.placement import WAYS as EVERY_WAY
 from genserve.worker.contract.placement import WorkerFacts, place
-from tests.support.gpu_issue import what_to_send
 from tests.support.cpu_features import HAS_AMX
+from tests.support.gpu_issue import what_to_send
 from tests.support.matrix import KINDS, WAYS, Kind, refused, served
 from tests.support.on_cpu import CHECKED
 from tests.support.warm import process
