@@ -8,6 +8,7 @@ import pytest
 from genserve.client import AsyncClient
 from tests.engine.outputs import next_version, outputs_of, state_of
 from tests.support import models
+from tests.support.cpu_features import needs_avx512
 from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess
 from tests.support.plain_vllm import Reference, plain_vllm
 
@@ -26,7 +27,7 @@ def quantised(directory: Path) -> tuple[Path, Path]:
     return models.quantised(a, directory / "a", 0.02), models.quantised(b, directory / "b", 0.005)
 
 
-@pytest.mark.parametrize("kind", [experts, quantised])
+@pytest.mark.parametrize("kind", [experts, pytest.param(quantised, marks=needs_avx512)])
 async def test_a_push_equals_a_cold_start(kind: Callable[[Path], tuple[Path, Path]], tmp_path: Path) -> None:
     """There, back and there again: nothing of one push is left over in the next, and each version is exact."""
     a, b = kind(tmp_path)

@@ -14,6 +14,7 @@ from genserve.errors import PushRolledBackError
 from tests.engine.outputs import greedy_outputs, next_version, outputs_of
 from tests.engine.trap import run_steps
 from tests.support import models
+from tests.support.cpu_features import needs_avx512
 from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess
 from tests.support.faulty_worker import FAULTS_VARIABLE, FAULTY_EXTENSION, Fault, fired, order
 from tests.support.plain_vllm import PROMPTS, Reference
@@ -47,6 +48,7 @@ def b_by_name(reference: Callable[..., Reference]) -> dict[str, str]:
     return {name.split(" ", 1)[1]: digest for name, digest in reference("b")["digests"].items()}
 
 
+@needs_avx512
 def test_vllm_keeps_the_packed_head_of_tied_weights(
     answers: dict[str, list[Any]], reference: Callable[..., Reference]
 ) -> None:
@@ -71,6 +73,7 @@ def test_vllm_serves_uninitialised_memory_for_what_a_push_lacks(
     assert answers["back again"] == [None, a]
 
 
+@needs_avx512
 def test_vllm_fails_the_complete_push_after_one_that_failed_in_a_layer(answers: dict[str, list[Any]]) -> None:
     """The layer's half-loaded parts are kept: the next push completes them with the wrong ones."""
     failed, unreadable = answers["failing"]

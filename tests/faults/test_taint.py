@@ -34,6 +34,16 @@ async def forgetful(kept_forgetful: Kept) -> AsyncIterator[Subject]:
         yield daemon
 
 
+async def num_received(generation: Generation) -> int:
+    """How many tokens have come, when those that were on their way are here."""
+    async with asyncio.timeout(30):
+        num_tokens = -1
+        while num_tokens < len(generation.token_ids):
+            num_tokens = len(generation.token_ids)
+            await asyncio.sleep(0.5)
+    return num_tokens
+
+
 async def taints(daemon: Subject, *faults: Fault) -> None:
     """A push that cannot be undone: the engine stands still until a full push heals it."""
     version = await daemon.oracle.served_version()
@@ -56,7 +66,7 @@ async def taints(daemon: Subject, *faults: Fault) -> None:
         await daemon.client.generate([1, 2], max_tokens=1)
     # A pause and its end, and even a forced one, do not let it run.
     await daemon.client.resume(force=True)
-    num_tokens = len(generation.token_ids)
+    num_tokens = await num_received(generation)
     assert (await daemon.client.status()).state.phase == "tainted"
     daemon.release()
     assert len(generation.token_ids) == num_tokens and not streaming.done()

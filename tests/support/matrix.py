@@ -23,7 +23,7 @@ class Kind:
     """A kind of model. `make` writes two checkpoints, a and b, into a directory; `flags` are the daemon's; `refused`
     says, by way, what the daemon's last line has when it does not start; what is not there is served. `capability` is
     the least compute capability of a GPU that vLLM has kernels for. `unloaded` is why vLLM's CPU backend does not load
-    it, "" if it does."""
+    it, "" if it does; with `needs_amx` it knows kernels for it on a CPU with AMX only."""
 
     name: str
     make: Callable[[Path], Pair]
@@ -31,6 +31,7 @@ class Kind:
     refused: Mapping[str, str] = field(default_factory=dict)
     capability: tuple[int, int] = (8, 0)
     unloaded: str = ""
+    needs_amx: bool = False
 
 
 def _perturbed(make: Callable[..., Path], **options: object) -> Callable[[Path], Pair]:
@@ -67,7 +68,7 @@ KINDS: tuple[Kind, ...] = (
     Kind("linear-attention", _perturbed(kinds.tiny_gdn)),
     Kind("images", _perturbed(vision.tiny_vlm)),
     Kind("gpt-oss-bf16", _perturbed(kinds.tiny_gpt_oss, mxfp4=False)),
-    Kind("gpt-oss-marlin", _reseeded(kinds.tiny_gpt_oss), ("--moe-backend", "marlin"), _PACKED),
+    Kind("gpt-oss-marlin", _reseeded(kinds.tiny_gpt_oss), ("--moe-backend", "marlin"), _PACKED, needs_amx=True),
     Kind(
         "gpt-oss-triton",  # the only one that keeps weights where no exchange reaches: on a dataclass of its layers
         _reseeded(kinds.tiny_gpt_oss),
@@ -88,7 +89,7 @@ KINDS: tuple[Kind, ...] = (
         refused=_PACKED,
         unloaded="requantises with an operator that the CPU build lacks",
     ),
-    Kind("fp8-blocks", _packed(quantised.fp8_blocks), refused=_PACKED),
+    Kind("fp8-blocks", _packed(quantised.fp8_blocks), refused=_PACKED, needs_amx=True),
     Kind("awq", _packed(quantised.awq), refused=_PACKED),
     Kind(
         "drafts",

@@ -162,7 +162,7 @@ def num_arenas() -> int:
 def wait_for_threads() -> None:
     """Returns when no thread of the running loop frees an arena any more, or has been held up for long by a test."""
     executor = asyncio.get_running_loop()._default_executor  # type: ignore[attr-defined]
-    for _ in range(1000):
+    for _ in range(3000):
         if executor is None or executor._idle_semaphore._value >= len(executor._threads):
             return
         time.sleep(0.001)
