@@ -137,7 +137,7 @@ class WeightServicer(WeightServiceServicer):
     async def CommitPush(
         self, request: weights_pb2.CommitPushRequest, context: "ServicerContext[Any, Any]"
     ) -> weights_pb2.CommitPushResponse:
-        """Applies a staged push."""
+        """Applies a push that is staged or prepared."""
         outcome = await self._pushes.commit(
             request.push_id,
             apply_options(request.apply, "apply"),
@@ -171,6 +171,8 @@ class WeightServicer(WeightServiceServicer):
             manifest=None if self._manifest is None else manifest_message(self._manifest),
             digests=to_digests(digests),
             resident=self._resident.served is not None,
+            push_id=self._resident.push_id,
+            content_digest=self._resident.content_digest,
         )
 
     async def PullWeights(  # type: ignore[override]  # the stubs know generators only

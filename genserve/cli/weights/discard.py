@@ -10,7 +10,7 @@ def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
     parser = subparsers.add_parser(
         "discard", help="free a staged push", description="Frees the bytes of a staged push."
     )
-    parser.add_argument("push_id", metavar="PUSH", help="the push that `genserve push --stage` printed")
+    parser.add_argument("push_id", metavar="PUSH", help="the push that `genserve push` printed")
     parser.add_argument(
         "--force",
         action="store_true",

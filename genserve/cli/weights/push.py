@@ -9,6 +9,7 @@ from genserve.cli.options import Subparsers, add_apply_options, add_connection_o
 
 if TYPE_CHECKING:
     from genserve.client import PushProgress, PushResult
+    from genserve.words import PushAction
 
 
 def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
@@ -26,6 +27,16 @@ def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
     only = parser.add_mutually_exclusive_group()
     only.add_argument("--validate", action="store_true", help="check only names, types and shapes; send no bytes")
     only.add_argument("--stage", action="store_true", help="send the bytes; `genserve commit` applies them later")
+    only.add_argument(
+        "--prepare", action="store_true", help="build the version beside the live one; `genserve commit` exchanges them"
+    )
+    parser.add_argument(
+        "--prepared-ttl",
+        type=seconds,
+        default=60.0,
+        metavar="TIME",
+        help="how long --prepare waits for `genserve commit` (default: 60s)",
+    )
     parser.add_argument("--streams", type=count, default=1, metavar="N", help="number of parallel streams (default: 1)")
     parser.add_argument(
         "--shared-memory",
@@ -52,7 +63,8 @@ def run(args: argparse.Namespace) -> int:
                 args.path,
                 version=version,
                 expected_version=args.expected_version,
-                action="validate" if args.validate else "stage" if args.stage else "apply",
+                action=_action(args),
+                prepared_ttl_s=args.prepared_ttl,
                 streams=args.streams,
                 shared_memory=args.shared_memory,
                 partial=args.partial,
@@ -74,7 +86,16 @@ def run(args: argparse.Namespace) -> int:
         print(MessageToJson(result.message, indent=None))
     else:
         print_outcome(result)
+        if result.push.state == "prepared":
+            until = time.strftime("%H:%M:%S", time.localtime(time.time() + args.prepared_ttl))
+            print(f"genserve commit {result.push.push_id}  # before {until}, when it is discarded")
     return 1 if result.push.issues else 0
+
+
+def _action(args: argparse.Namespace) -> "PushAction":
+    if args.validate:
+        return "validate"
+    return "stage" if args.stage else "prepare" if args.prepare else "apply"
 
 
 class ProgressDisplay:

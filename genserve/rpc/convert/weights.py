@@ -8,6 +8,7 @@ from genserve.rpc.convert.values import kv_policy, pause_mode, seconds_or
 from genserve.v1 import weights_pb2
 from genserve.weights.push.types import (
     DEFAULT_APPLY_TIMEOUT_S,
+    DEFAULT_PREPARED_TTL_S,
     DEFAULT_STAGING_TTL_S,
     Applied,
     ApplyOptions,
@@ -25,6 +26,7 @@ _ACTIONS = {
     weights_pb2.PUSH_ACTION_APPLY: PushAction.APPLY,
     weights_pb2.PUSH_ACTION_STAGE: PushAction.STAGE,
     weights_pb2.PUSH_ACTION_VALIDATE: PushAction.VALIDATE,
+    weights_pb2.PUSH_ACTION_PREPARE: PushAction.PREPARE,
 }
 _PREPARE_MODES = {
     weights_pb2.PREPARE_MODE_UNSPECIFIED: PrepareMode.RUNNING,
@@ -53,6 +55,8 @@ def push_header(message: weights_pb2.PushHeader) -> PushHeader:
         force=message.force,
         lora=LoraAdapter(message.lora.lora_name, message.lora.config) if message.HasField("lora") else None,
         attempt=message.attempt,
+        prepared_ttl_s=seconds_or(message, "prepared_ttl", DEFAULT_PREPARED_TTL_S, within="header"),
+        content_digest=message.content_digest,
     )
 
 
@@ -88,6 +92,7 @@ def to_push(push: PushReport) -> weights_pb2.Push:
         manifest_digest=push.manifest_digest,
         lora_name=push.lora_name,
         attempt=push.attempt,
+        content_digest=push.content_digest,
     )
 
 

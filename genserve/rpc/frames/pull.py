@@ -40,6 +40,8 @@ def _header(version: ResidentVersion) -> bytes:
         weight_version=version.weight_version,
         manifest=manifest_message(version.manifest),
         manifest_digest=version.manifest.digest,
+        push_id=version.push_id,
+        content_digest=version.content_digest,
     )
     return weights_pb2.PullWeightsResponse(header=header).SerializeToString()
 

@@ -9,7 +9,13 @@ def readable(push: LivePush) -> ResidentVersion:
     PushTruncatedError unless all bytes have arrived and were checked."""
     if not push.is_readable:
         raise push.truncation()
-    return ResidentVersion(push.header.weight_version, push.weights, PushBytes(push))
+    return ResidentVersion(
+        push.header.weight_version,
+        push.weights,
+        PushBytes(push),
+        push_id=push.push_id,
+        content_digest=push.weights_digest,
+    )
 
 
 class PushBytes(ArenaBytes):
@@ -19,10 +25,11 @@ class PushBytes(ArenaBytes):
     def __init__(self, push: LivePush) -> None:
         super().__init__(push.arena)
         self._push = push
+        self._weights = push.weights
 
     def check(self) -> None:
-        """Raises ValueError if the push has moved on."""
-        if not self._push.is_readable:
+        """Raises ValueError if the push has moved on, or was completed from another version."""
+        if not self._push.is_readable or self._push.weights is not self._weights:
             raise ValueError(f"push {self._push.push_id!r} is {self._push.lifecycle.push_state.value}")
 
     def view(self, start: int, end: int) -> memoryview:
