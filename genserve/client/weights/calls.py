@@ -166,7 +166,8 @@ class WeightCalls(ServiceCalls):
         return PushResult.of(response)
 
     async def discard_push(self, push_id: str, *, force: bool = False, timeout_s: Timeout = UNSET) -> Push:
-        """Frees a staged or prepared push; with `force` even while somebody sends it, whose push ends with PushNotFoundError.
+        """Frees a staged or prepared push; with `force` even while somebody sends it, whose push ends with
+        PushNotFoundError.
 
         Raises PushNotFoundError, and ApplyInProgressError while the push is being applied or sent.
         """

@@ -29,7 +29,7 @@ class Push:
     failed, valid.
 
     `missing` are the byte ranges [start, end) that `attempt` lacks. `issues` are pairs of a tensor's name (or "") and a
-    description. `content_digest`: SHA-256 of its contents, in hex, of a push that was given one or is prepared, else "".
+    description. `content_digest`: SHA-256 of its contents, in hex, of a push that was sent with one or is prepared.
     """
 
     push_id: str
