@@ -170,7 +170,7 @@ class ChecksumMismatchError(GenserveError):
 
 
 class StagingFullError(GenserveError):
-    """There is not enough memory to stage the push."""
+    """There is not enough memory to stage the push, or workers hold another one that is prepared."""
 
     reason = "STAGING_FULL"
 

@@ -121,7 +121,7 @@ class WeightServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CommitPush(self, request, context):
-        """Applies a push whose bytes are all staged. A repeat for an applied push gets the first answer again.
+        """Applies a push whose bytes are all staged, or exchanges one that is prepared. A repeat for an applied push gets the first answer again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

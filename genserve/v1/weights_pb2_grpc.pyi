@@ -45,7 +45,7 @@ class WeightServiceStub:
     GetPush: _grpc.UnaryUnaryMultiCallable[_weights_pb2.GetPushRequest, _weights_pb2.GetPushResponse]
     """Progress of a push and the byte ranges that are missing: where to resume."""
     CommitPush: _grpc.UnaryUnaryMultiCallable[_weights_pb2.CommitPushRequest, _weights_pb2.CommitPushResponse]
-    """Applies a push whose bytes are all staged. A repeat for an applied push gets the first answer again."""
+    """Applies a push whose bytes are all staged, or exchanges one that is prepared. A repeat for an applied push gets the first answer again."""
     DiscardPush: _grpc.UnaryUnaryMultiCallable[_weights_pb2.DiscardPushRequest, _weights_pb2.DiscardPushResponse]
     """Frees the bytes of a push. A push that is being applied is not discarded, one that is being sent only by `force`."""
     GetWeights: _grpc.UnaryUnaryMultiCallable[_weights_pb2.GetWeightsRequest, _weights_pb2.GetWeightsResponse]
@@ -86,7 +86,7 @@ class WeightServiceAsyncStub(WeightServiceStub):
     GetPush: _aio.UnaryUnaryMultiCallable[_weights_pb2.GetPushRequest, _weights_pb2.GetPushResponse]  # type: ignore[assignment]
     """Progress of a push and the byte ranges that are missing: where to resume."""
     CommitPush: _aio.UnaryUnaryMultiCallable[_weights_pb2.CommitPushRequest, _weights_pb2.CommitPushResponse]  # type: ignore[assignment]
-    """Applies a push whose bytes are all staged. A repeat for an applied push gets the first answer again."""
+    """Applies a push whose bytes are all staged, or exchanges one that is prepared. A repeat for an applied push gets the first answer again."""
     DiscardPush: _aio.UnaryUnaryMultiCallable[_weights_pb2.DiscardPushRequest, _weights_pb2.DiscardPushResponse]  # type: ignore[assignment]
     """Frees the bytes of a push. A push that is being applied is not discarded, one that is being sent only by `force`."""
     GetWeights: _aio.UnaryUnaryMultiCallable[_weights_pb2.GetWeightsRequest, _weights_pb2.GetWeightsResponse]  # type: ignore[assignment]
@@ -148,7 +148,7 @@ class WeightServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _weights_pb2.CommitPushRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_weights_pb2.CommitPushResponse, _abc.Awaitable[_weights_pb2.CommitPushResponse]]:
-        """Applies a push whose bytes are all staged. A repeat for an applied push gets the first answer again."""
+        """Applies a push whose bytes are all staged, or exchanges one that is prepared. A repeat for an applied push gets the first answer again."""
 
     @_abc_1.abstractmethod
     def DiscardPush(

@@ -1,82 +1,38 @@
-"""A push that is prepared and waits for its commit: what ends that, and what does not."""
+"""A push that is prepared and waits for its commit: what it costs, who asks again, and what fails."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from genserve.control.asleep import SleepDepth
-from genserve.engine.types import PauseMode
 from genserve.errors import (
     DeadlineError,
     GenserveError,
-    PushConflictError,
-    PushNotFoundError,
     PushRolledBackError,
     PushTruncatedError,
     StagingFullError,
     VersionNotNewerError,
     WeightVersionMismatchError,
 )
-from genserve.tensors.manifest import Manifest
 from genserve.weights.push.staging import Staging
-from genserve.weights.push.types import ApplyOptions, PushAction, PushHeader, PushOutcome, PushState
-from genserve.weights.vllm_transfer import UpdateOptions
+from genserve.weights.push.types import ApplyOptions, PushAction, PushState
 from tests.support.scripted_engine import Gate
 from tests.unit.weights.conftest import (
-    MANIFEST,
     Rig,
     assert_unchanged,
-    build_rig,
     further,
     header,
-    num_arenas,
     send,
     tensors,
     weights,
 )
-from tests.unit.weights.transfers import HALF, finish
-
-PART = Manifest(MANIFEST.tensors[:1], 16, partial=True)
+from tests.unit.weights.prepared import PART, commit, preparing, state, until_freed
 
 
-@pytest.fixture
-async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
-    """One with room for several pushes, whose workers see bytes arrive."""
-    rig = build_rig(tmp_path, 200)
+@pytest.fixture(autouse=True)
+def takes_arriving_weights(rig: Rig) -> None:
+    """Its workers are on this host."""
     rig.engine.takes_arriving_weights = True
-    yield rig
-    for task in rig.background:
-        assert not task.done()
-        task.cancel()
-    await asyncio.wait(rig.background)
-    await rig.registry.close()
-    assert rig.engine.prepared == {}, "workers hold what nobody will use"
-    rig.resident.release_memory()
-    assert rig.engine.misuses == []
-
-
-def preparing(push_id: str = "p1", version: int = 1, **fields: object) -> PushHeader:
-    return header(push_id, version, action=PushAction.PREPARE, attempt="one", **fields)
-
-
-def state(rig: Rig, push_id: str = "p1") -> PushState:
-    return rig.registry.report(push_id).push.state
-
-
-async def commit(rig: Rig, push_id: str = "p1") -> PushOutcome:
-    return await rig.registry.commit(push_id, ApplyOptions())
-
-
-async def until_freed(rig: Rig, num_discards: int = 1) -> None:
-    """Returns when workers hold nothing but the live version."""
-    async with asyncio.timeout(5):
-        while sum("discard" in call for call in rig.engine.calls) < num_discards:
-            await asyncio.sleep(0.001)
-    async with rig.applier.between_pushes(5):
-        assert rig.engine.prepared == {}
 
 
 async def test_it_waits_beside_the_live_version_and_its_commit_only_exchanges(rig: Rig) -> None:
@@ -126,56 +82,6 @@ async def test_the_bytes_are_not_checked_again(rig: Rig, monkeypatch: pytest.Mon
     assert rig.engine.live == tensors(2)
 
 
-async def test_another_push_that_is_applied_ends_it(rig: Rig) -> None:
-    """It is staged again, and its commit prepares it anew."""
-    await rig.push(preparing("waits", 5))
-    await rig.push(header("other", 2))
-    assert state(rig, "waits") is PushState.STAGED
-    await until_freed(rig, 2)
-    calls = len(rig.engine.calls)
-    assert (await commit(rig, "waits")).push.state is PushState.APPLIED
-    assert rig.engine.calls[calls] == "prepare_weights"
-    assert rig.engine.live == tensors(5)
-
-
-async def test_another_push_that_is_received_or_staged_does_not(rig: Rig) -> None:
-    """Only what is applied does."""
-    await rig.push(preparing("waits", 5))
-    await rig.push(header("staged", 6, action=PushAction.STAGE))
-    stream = await rig.registry.open(header("breaks off", 2))
-    send(stream, weights(2), 0, 14)
-    stream.detach()
-    assert state(rig, "waits") is PushState.PREPARED
-    assert rig.engine.calls == ["prepare_weights"]
-    await commit(rig, "waits")
-    assert rig.engine.calls.count("prepare_weights") == 1
-
-
-async def test_a_sleep_of_the_weights_ends_it(rig: Rig) -> None:
-    """Their memory is what the sleep is for."""
-    await rig.push(preparing())
-    await rig.sleeps.sleep(PauseMode.KEEP, SleepDepth.of(1, ()), 5.0)
-    assert rig.engine.prepared == {}
-    assert state(rig) is PushState.STAGED
-    await rig.sleeps.wake_up()
-    await commit(rig)
-    assert rig.engine.live == tensors(1)
-    assert rig.engine.calls.count("prepare_weights") == 2
-
-
-async def test_an_update_through_vllms_transfer_ends_it(rig: Rig) -> None:
-    """It would exchange what the live model had before."""
-    rig.engine.backend = "scripted"
-    await rig.push(preparing("p1", 5))
-    await rig.transfers.start(UpdateOptions())
-    assert state(rig) is PushState.STAGED
-    await rig.transfers.update("", HALF, 5.0)
-    assert await finish(rig) == 1
-    await commit(rig)
-    assert rig.engine.live == tensors(5)
-    assert rig.engine.calls.count("prepare_weights") == 2
-
-
 async def test_a_second_one_is_refused_and_told_which_has_the_place(rig: Rig) -> None:
     """At its header, before it sends a byte."""
     await rig.push(preparing("first", 1))
@@ -203,57 +109,6 @@ async def test_a_second_one_that_was_staged_stays_so(rig: Rig) -> None:
     await commit(rig)
     await commit(rig, "p2")
     assert rig.engine.live == tensors(2)
-
-
-@pytest.mark.parametrize("end", ["discarded", "expired", "in conflict", "shut down"])
-async def test_whatever_ends_the_push_frees_the_workers_memory(rig: Rig, end: str) -> None:
-    """And its bytes."""
-    before = num_arenas()
-    await rig.push(preparing(prepared_ttl_s=0.05 if end == "expired" else 60.0, staging_ttl_s=60.0))
-    assert len(rig.engine.prepared) == 1 or end == "expired"
-    match end:
-        case "discarded":
-            assert rig.registry.discard("p1").push.state is PushState.PREPARED
-        case "in conflict":
-            stream = await rig.registry.open(preparing())
-            with pytest.raises(PushConflictError):
-                stream.write(0, b"other", None)
-            stream.detach()
-        case "shut down":
-            await rig.registry.close()
-            assert rig.engine.prepared == {}, "the shutdown goes on before the memory is freed"
-    await until_freed(rig)
-    if end == "in conflict":
-        assert state(rig) is PushState.FAILED
-    else:
-        with pytest.raises(PushNotFoundError):
-            rig.registry.report("p1")
-    assert num_arenas() == before
-    assert_unchanged(rig)
-
-
-async def test_its_time_begins_when_it_is_prepared_and_again_when_it_is_staged(tmp_path: Path) -> None:
-    """Each state has its own."""
-    now_s = 0.0
-    rig = build_rig(tmp_path, 200, lambda: now_s)
-    rig.engine.takes_arriving_weights = True
-    await rig.push(preparing(prepared_ttl_s=60.0, staging_ttl_s=10.0))
-    now_s = 59.0
-    await rig.sleeps.sleep(PauseMode.KEEP, SleepDepth.of(1, ()), 5.0)
-    await rig.sleeps.wake_up()
-    now_s = 68.0
-    rig.registry._pushes.tell_change()
-    await asyncio.sleep(0.01)
-    assert state(rig) is PushState.STAGED
-    now_s = 69.5
-    rig.registry._pushes.tell_change()
-    await asyncio.sleep(0.01)
-    with pytest.raises(PushNotFoundError):
-        await commit(rig)
-    for task in rig.background:
-        task.cancel()
-    await rig.registry.close()
-    rig.resident.release_memory()
 
 
 async def test_who_asks_again_is_told_again_without_work(rig: Rig) -> None:
@@ -363,27 +218,6 @@ async def test_a_client_that_is_gone_changes_nothing(rig: Rig) -> None:
         while state(rig) is not PushState.PREPARED:
             await asyncio.sleep(0.001)
     await commit(rig)
-
-
-async def test_a_part_is_prepared_and_completed_anew_from_what_is_served_then(rig: Rig) -> None:
-    """It is what it brings and the rest of the served version, whichever that is at its commit."""
-    assert (await rig.push(preparing("part", 7, manifest=PART), weights(7)[:16])).push.state is PushState.PREPARED
-    (prepared,) = rig.engine.prepared.values()
-    assert prepared == {"a": weights(7)[:16], "b": weights(0)[16:]}
-    await rig.push(header("other", 2))
-    assert state(rig, "part") is PushState.STAGED
-    await commit(rig, "part")
-    assert rig.engine.live == {"a": weights(7)[:16], "b": weights(2)[16:]}
-
-
-async def test_a_part_is_completed_from_a_version_of_another_layout(rig: Rig) -> None:
-    """Its tensors lie in another order and elsewhere."""
-    await rig.push(preparing("part", 7, manifest=PART), weights(7)[:16])
-    a, b = MANIFEST.tensors
-    turned = Manifest((replace(b, offset=0), replace(a, offset=16)), 32)
-    await rig.push(header("other", 2, manifest=turned))
-    await commit(rig, "part")
-    assert rig.engine.live == {"a": weights(7)[:16], "b": weights(2)[:16]}
 
 
 async def test_a_part_that_is_still_prepared_is_not_completed_again(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
