@@ -164,7 +164,7 @@ class PushRolledBackError(GenserveError):
 
 
 class ChecksumMismatchError(GenserveError):
-    """The bytes of a chunk do not match its CRC32C."""
+    """The bytes of a chunk do not match its CRC32C, or the contents of a push its `content_digest`."""
 
     reason = "CHECKSUM_MISMATCH"
 
