@@ -86,6 +86,9 @@ async def test_a_prepared_push_is_exchanged_by_its_commit(daemon: Daemon) -> Non
     assert (told.state, told.content_digest) == (weights_pb2.PUSH_STATE_PREPARED, contents_of(daemon))
     assert await prepare(daemon) == told
     assert (await daemon.weights.GetPush(weights_pb2.GetPushRequest(push_id="p1"))).push == told
+    frames = await pull(daemon, push_id="p1")
+    assert (frames[0].header.push_id, frames[0].header.content_digest) == ("p1", told.content_digest)
+    assert b"".join(frame.chunk.data for frame in frames) == DATA
     refusal = await refused(daemon, [await header(daemon, push_id="p2", action=weights_pb2.PUSH_ACTION_PREPARE), END])
     assert (reason_of(refusal), refusal.code()) == ("STAGING_FULL", grpc.StatusCode.RESOURCE_EXHAUSTED)
     committed = await daemon.weights.CommitPush(weights_pb2.CommitPushRequest(push_id="p1"), timeout=5)

@@ -3,18 +3,19 @@
 import asyncio
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from genserve.control.asleep import SleepDepth
 from genserve.engine.types import PauseMode
-from genserve.errors import (
-    PushConflictError,
-    PushNotFoundError,
-)
+from genserve.errors import PushConflictError, PushNotFoundError, WeightVersionMismatchError
 from genserve.tensors.manifest import Manifest
+from genserve.weights.push.push_bytes import readable
 from genserve.weights.push.types import PushAction, PushState
+from genserve.weights.resident import ResidentVersion
 from genserve.weights.vllm_transfer import UpdateOptions
+from tests.support.scripted_engine import Gate
 from tests.unit.weights.conftest import (
     MANIFEST,
     Rig,
@@ -156,3 +157,40 @@ async def test_a_part_is_completed_from_a_version_of_another_layout(rig: Rig) ->
     await rig.push(header("other", 2, manifest=turned))
     await commit(rig, "part")
     assert rig.engine.live == {"a": weights(7)[:16], "b": weights(2)[:16]}
+
+
+async def test_a_push_that_is_staged_again_is_gone_after_the_time_for_that(rig: Rig) -> None:
+    """Whoever waits for its end as a prepared one learns that it comes sooner."""
+    await rig.push(preparing(prepared_ttl_s=60.0, staging_ttl_s=0.05))
+    await asyncio.sleep(0.1)
+    assert state(rig) is PushState.PREPARED
+    await rig.sleeps.sleep(PauseMode.KEEP, SleepDepth.of(1, ()), 5.0)
+    async with asyncio.timeout(5):
+        while "p1" in rig.registry._pushes:
+            await asyncio.sleep(0.01)
+    await rig.sleeps.wake_up()
+
+
+async def test_who_reads_a_part_never_reads_what_is_written_over(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Peers pull what workers have prepared; completed from another version it is another one."""
+    await rig.push(preparing("part", 7, manifest=PART), weights(7)[:16])
+    push = rig.registry.find("part")
+    early = readable(push)
+    assert bytes(early.view(0, 32)) == weights(7)[:16] + weights(0)[16:]
+    await rig.push(header("other", 2))
+    copy = ResidentVersion.copy_into
+
+    def copy_into(base: ResidentVersion, *args: Any) -> None:
+        with pytest.raises(WeightVersionMismatchError):
+            early.view(0, 32)
+        copy(base, *args)
+
+    monkeypatch.setattr(ResidentVersion, "copy_into", copy_into)
+    gate = rig.engine.gates["prepare_weights"] = Gate()
+    committing = asyncio.create_task(commit(rig, "part"))
+    await gate.reached.wait()
+    with pytest.raises(WeightVersionMismatchError):
+        early.view(0, 32)
+    assert bytes(readable(push).view(0, 32)) == weights(7)[:16] + weights(2)[16:]
+    gate.open.set()
+    await committing
