@@ -145,7 +145,7 @@ class PushApplier:
                 if not digesting.done():
                     raise DeadlineError("the content digest was not computed in time; nothing changed")
                 digesting.result()
-                push.prepare()
+                push.lifecycle.prepared()
             except BaseException as error:
                 await self._clean_up(push, error)
                 raise

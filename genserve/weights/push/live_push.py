@@ -243,11 +243,6 @@ class LivePush:
         self.lifecycle.staged()
         self._staged_as = self.header
 
-    def prepare(self) -> None:
-        """Records that workers have prepared it, and that it waits for a commit: its time for that begins."""
-        self.touch()
-        self.lifecycle.prepared()
-
     def unprepare(self) -> None:
         """Records that workers free what they had prepared. One that waited for a commit waits as a staged one, and
         its time for that begins."""

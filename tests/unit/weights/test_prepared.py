@@ -1,6 +1,7 @@
 """A push that is prepared and waits for its commit: what it costs, who asks again, and what fails."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
@@ -30,9 +31,13 @@ from tests.unit.weights.prepared import PART, commit, preparing, state, until_fr
 
 
 @pytest.fixture(autouse=True)
-def takes_arriving_weights(rig: Rig) -> None:
-    """Its workers are on this host."""
+async def takes_arriving_weights(rig: Rig) -> AsyncIterator[None]:
+    """Its workers are on this host, and hold nothing in the end."""
     rig.engine.takes_arriving_weights = True
+    yield
+    await rig.registry.close()
+    async with rig.applier.between_pushes(5):
+        assert rig.engine.prepared == {}, "workers hold what nobody will use"
 
 
 async def test_it_waits_beside_the_live_version_and_its_commit_only_exchanges(rig: Rig) -> None:
