@@ -124,15 +124,25 @@ async def test_its_time_begins_when_it_is_prepared_and_again_when_it_is_staged(t
     now_s = 0.0
     rig = build_rig(tmp_path, 200, lambda: now_s)
     rig.engine.takes_arriving_weights = True
-    await rig.push(preparing(prepared_ttl_s=60.0, staging_ttl_s=10.0))
-    now_s = 59.0
+    gate = rig.engine.gates["prepare_weights"] = Gate()
+    pushing = asyncio.create_task(rig.push(preparing(prepared_ttl_s=60.0, staging_ttl_s=10.0)))
+    await gate.reached.wait()
+    while state(rig) is not PushState.PREPARING:
+        await asyncio.sleep(0.001)
+    now_s = 30.0
+    gate.open.set()
+    await pushing
+    now_s = 89.0
+    rig.registry._pushes.tell_change()
+    await asyncio.sleep(0.01)
+    assert state(rig) is PushState.PREPARED
     await rig.sleeps.sleep(PauseMode.KEEP, SleepDepth.of(1, ()), 5.0)
     await rig.sleeps.wake_up()
-    now_s = 68.0
+    now_s = 98.0
     rig.registry._pushes.tell_change()
     await asyncio.sleep(0.01)
     assert state(rig) is PushState.STAGED
-    now_s = 69.5
+    now_s = 99.5
     rig.registry._pushes.tell_change()
     await asyncio.sleep(0.01)
     with pytest.raises(PushNotFoundError):
