@@ -170,7 +170,8 @@ class ChecksumMismatchError(GenserveError):
 
 
 class StagingFullError(GenserveError):
-    """There is not enough memory to stage the push, or workers hold another one that is prepared."""
+    """There is not enough memory to stage the push, or workers hold another one that is prepared. The metadata names
+    those."""
 
     reason = "STAGING_FULL"
 
