@@ -164,13 +164,14 @@ class PushRolledBackError(GenserveError):
 
 
 class ChecksumMismatchError(GenserveError):
-    """The bytes of a chunk do not match its CRC32C."""
+    """The bytes of a chunk do not match its CRC32C, or the contents of a push its `content_digest`."""
 
     reason = "CHECKSUM_MISMATCH"
 
 
 class StagingFullError(GenserveError):
-    """There is not enough memory to stage the push."""
+    """There is not enough memory to stage the push, or workers hold another one that is prepared. The metadata names
+    those."""
 
     reason = "STAGING_FULL"
 

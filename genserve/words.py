@@ -13,8 +13,8 @@ PrepareMode = Literal["running", "paused"]
 """Whether generation runs or is paused while a version is prepared."""
 
 PushAction = Literal["apply", "stage", "prepare", "validate"]
-"""What a push does when every byte has arrived. `prepare` stages them and builds the version beside the live one.
-`validate` checks only the manifest and sends no bytes."""
+"""What a push does when every byte has arrived. `stage` and `prepare` wait for a commit, `validate` checks only the
+manifest and sends no bytes."""
 
 SleepTag = Literal["weights", "kv_cache", "scheduling"]
 """A part of the engine that sleeps and wakes up."""

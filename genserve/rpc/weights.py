@@ -154,7 +154,7 @@ class WeightServicer(WeightServiceServicer):
     async def CommitPush(
         self, request: weights_pb2.CommitPushRequest, context: "ServicerContext[Any, Any]"
     ) -> weights_pb2.CommitPushResponse:
-        """Applies a staged push."""
+        """Applies a push that is staged or prepared."""
         outcome = await self._pushes.commit(
             request.push_id,
             apply_options(request.apply, "apply"),
@@ -182,15 +182,14 @@ class WeightServicer(WeightServiceServicer):
                 check_whole(self._board.asleep.weights_lost)
                 digests = await self._engine.weight_digests(DIGESTS_TIMEOUT_S)
                 weight_version = self._engine.weight_version
-        served = self._resident.served
         return self._answer(
             weights_pb2.GetWeightsResponse,
             weight_version=weight_version,
             manifest=None if self._manifest is None else manifest_message(self._manifest),
             digests=to_digests(digests),
-            resident=served is not None,
-            push_id="" if served is None else served.push_id,
-            content_digest="" if served is None else served.content_digest,
+            resident=self._resident.served is not None,
+            push_id=self._resident.push_id,
+            content_digest=self._resident.content_digest,
         )
 
     async def PullWeights(  # type: ignore[override]  # the stubs know generators only

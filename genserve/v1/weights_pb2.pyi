@@ -37,9 +37,9 @@ class _PushActionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PushAction
     """Check the manifest only; no bytes are accepted."""
     PUSH_ACTION_PREPARE: _PushAction.ValueType  # 4
     """Keep them staged as STAGE does, and let the workers build the version beside the live one: CommitPush has nothing
-    left to do but the exchange. For updates of many replicas at once. One push is prepared at a time. If another
-    update is applied meanwhile, or the weights sleep, the push is staged again, and its commit prepares it anew. Not
-    for LoRA adapters.
+    left to do but the exchange. For updates of many replicas at once. One push is prepared at a time: STAGING_FULL,
+    with the `push_id` of the other one. If another update is applied meanwhile, or the weights sleep, the push is
+    staged again, and its commit prepares it anew. Not for LoRA adapters.
     """
 
 class PushAction(_PushAction, metaclass=_PushActionEnumTypeWrapper):
@@ -55,9 +55,9 @@ PUSH_ACTION_VALIDATE: PushAction.ValueType  # 3
 """Check the manifest only; no bytes are accepted."""
 PUSH_ACTION_PREPARE: PushAction.ValueType  # 4
 """Keep them staged as STAGE does, and let the workers build the version beside the live one: CommitPush has nothing
-left to do but the exchange. For updates of many replicas at once. One push is prepared at a time. If another
-update is applied meanwhile, or the weights sleep, the push is staged again, and its commit prepares it anew. Not
-for LoRA adapters.
+left to do but the exchange. For updates of many replicas at once. One push is prepared at a time: STAGING_FULL,
+with the `push_id` of the other one. If another update is applied meanwhile, or the weights sleep, the push is
+staged again, and its commit prepares it anew. Not for LoRA adapters.
 """
 Global___PushAction: _TypeAlias = PushAction  # noqa: Y015
 
@@ -296,8 +296,9 @@ class PushHeader(_message.Message):
     """
     content_digest: _builtins.str
     """SHA-256, in hex, of the contents: for each tensor, in order of the names, the line
-    "name TAB dtype TAB shape joined by , NEWLINE" and its bytes. Compared when every byte has arrived, CHECKSUM_MISMATCH
-    if it differs; default: not compared.
+    "name TAB dtype TAB shape joined by , NEWLINE" and its bytes. Of a partial push: of the tensors that it brings.
+    Compared when every byte has arrived, CHECKSUM_MISMATCH if it differs, and nothing can apply the push then;
+    default: not compared.
     """
     @_builtins.property
     def manifest(self) -> Global___Manifest:
@@ -318,7 +319,7 @@ class PushHeader(_message.Message):
     @_builtins.property
     def prepared_ttl(self) -> _duration_pb2.Duration:
         """How long a prepared push waits for its commit before its bytes are freed, because it takes memory of the devices;
-        default 60 s.
+        default 60 s, at most 24 h. One that is staged again waits for `staging_ttl` from then on.
         """
 
     def __init__(
@@ -610,8 +611,8 @@ class Push(_message.Message):
     has another name sends everything, to be compared.
     """
     content_digest: _builtins.str
-    """Digest of its contents, as in PushHeader: of a push whose header had one, and of a prepared one. Two pushes with the
-    same digest bring the same weights, wherever their bytes came from.
+    """Digest of its contents, as in PushHeader: of a push whose header had one, and of a prepared one. Two pushes with
+    the same digest bring the same weights, wherever their bytes came from.
     """
     @_builtins.property
     def missing(self) -> _containers.RepeatedCompositeFieldContainer[Global___ByteRange]:
@@ -1186,7 +1187,7 @@ class GetWeightsResponse(_message.Message):
     push_id: _builtins.str
     """The push that brought it; empty for the checkpoint's weights and for those of vLLM's own transfer."""
     content_digest: _builtins.str
-    """Digest of its contents, as in PushHeader, if that push had one."""
+    """Digest of its contents, as in PushHeader, if that push had one; empty after a partial push, which is not all of it."""
     @_builtins.property
     def manifest(self) -> Global___Manifest:
         """Tensors a push must bring, with offsets as laid out end to end in order of the names."""

@@ -121,7 +121,8 @@ class WeightServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CommitPush(self, request, context):
-        """Applies a push whose bytes are all staged. A repeat for an applied push gets the first answer again.
+        """Applies a push whose bytes are all staged, or exchanges one that is prepared. A repeat for an applied push gets the
+        first answer again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -142,8 +143,8 @@ class WeightServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def PullWeights(self, request, context):
-        """The bytes of the served version or of a push, as frames that PushWeights takes: how a late replica catches up with a
-        peer, and how one push reaches many replicas.
+        """The bytes of the served version or of a push, as frames that PushWeights takes: how a late replica catches up with
+        a peer, and how one push reaches many replicas.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

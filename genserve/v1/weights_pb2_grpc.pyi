@@ -45,14 +45,16 @@ class WeightServiceStub:
     GetPush: _grpc.UnaryUnaryMultiCallable[_weights_pb2.GetPushRequest, _weights_pb2.GetPushResponse]
     """Progress of a push and the byte ranges that are missing: where to resume."""
     CommitPush: _grpc.UnaryUnaryMultiCallable[_weights_pb2.CommitPushRequest, _weights_pb2.CommitPushResponse]
-    """Applies a push whose bytes are all staged. A repeat for an applied push gets the first answer again."""
+    """Applies a push whose bytes are all staged, or exchanges one that is prepared. A repeat for an applied push gets the
+    first answer again.
+    """
     DiscardPush: _grpc.UnaryUnaryMultiCallable[_weights_pb2.DiscardPushRequest, _weights_pb2.DiscardPushResponse]
     """Frees the bytes of a push. A push that is being applied is not discarded, one that is being sent only by `force`."""
     GetWeights: _grpc.UnaryUnaryMultiCallable[_weights_pb2.GetWeightsRequest, _weights_pb2.GetWeightsResponse]
     """The version that is served, its tensors and, on request, digests of the live weights."""
     PullWeights: _grpc.UnaryStreamMultiCallable[_weights_pb2.PullWeightsRequest, _weights_pb2.PullWeightsResponse]
-    """The bytes of the served version or of a push, as frames that PushWeights takes: how a late replica catches up with a
-    peer, and how one push reaches many replicas.
+    """The bytes of the served version or of a push, as frames that PushWeights takes: how a late replica catches up with
+    a peer, and how one push reaches many replicas.
     """
     InitWeightTransfer: _grpc.UnaryUnaryMultiCallable[_weights_pb2.InitWeightTransferRequest, _weights_pb2.InitWeightTransferResponse]
     """Sets up vLLM's own transfer engine (NCCL, CUDA IPC, ...) on every worker, for a trainer on the same fabric. The
@@ -86,14 +88,16 @@ class WeightServiceAsyncStub(WeightServiceStub):
     GetPush: _aio.UnaryUnaryMultiCallable[_weights_pb2.GetPushRequest, _weights_pb2.GetPushResponse]  # type: ignore[assignment]
     """Progress of a push and the byte ranges that are missing: where to resume."""
     CommitPush: _aio.UnaryUnaryMultiCallable[_weights_pb2.CommitPushRequest, _weights_pb2.CommitPushResponse]  # type: ignore[assignment]
-    """Applies a push whose bytes are all staged. A repeat for an applied push gets the first answer again."""
+    """Applies a push whose bytes are all staged, or exchanges one that is prepared. A repeat for an applied push gets the
+    first answer again.
+    """
     DiscardPush: _aio.UnaryUnaryMultiCallable[_weights_pb2.DiscardPushRequest, _weights_pb2.DiscardPushResponse]  # type: ignore[assignment]
     """Frees the bytes of a push. A push that is being applied is not discarded, one that is being sent only by `force`."""
     GetWeights: _aio.UnaryUnaryMultiCallable[_weights_pb2.GetWeightsRequest, _weights_pb2.GetWeightsResponse]  # type: ignore[assignment]
     """The version that is served, its tensors and, on request, digests of the live weights."""
     PullWeights: _aio.UnaryStreamMultiCallable[_weights_pb2.PullWeightsRequest, _weights_pb2.PullWeightsResponse]  # type: ignore[assignment]
-    """The bytes of the served version or of a push, as frames that PushWeights takes: how a late replica catches up with a
-    peer, and how one push reaches many replicas.
+    """The bytes of the served version or of a push, as frames that PushWeights takes: how a late replica catches up with
+    a peer, and how one push reaches many replicas.
     """
     InitWeightTransfer: _aio.UnaryUnaryMultiCallable[_weights_pb2.InitWeightTransferRequest, _weights_pb2.InitWeightTransferResponse]  # type: ignore[assignment]
     """Sets up vLLM's own transfer engine (NCCL, CUDA IPC, ...) on every worker, for a trainer on the same fabric. The
@@ -148,7 +152,9 @@ class WeightServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _weights_pb2.CommitPushRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_weights_pb2.CommitPushResponse, _abc.Awaitable[_weights_pb2.CommitPushResponse]]:
-        """Applies a push whose bytes are all staged. A repeat for an applied push gets the first answer again."""
+        """Applies a push whose bytes are all staged, or exchanges one that is prepared. A repeat for an applied push gets the
+        first answer again.
+        """
 
     @_abc_1.abstractmethod
     def DiscardPush(
@@ -172,8 +178,8 @@ class WeightServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _weights_pb2.PullWeightsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_weights_pb2.PullWeightsResponse], _abc.AsyncIterator[_weights_pb2.PullWeightsResponse]]:
-        """The bytes of the served version or of a push, as frames that PushWeights takes: how a late replica catches up with a
-        peer, and how one push reaches many replicas.
+        """The bytes of the served version or of a push, as frames that PushWeights takes: how a late replica catches up with
+        a peer, and how one push reaches many replicas.
         """
 
     @_abc_1.abstractmethod

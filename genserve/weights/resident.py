@@ -112,17 +112,17 @@ class CheckpointBytes:
 
 
 class ResidentVersion:
-    """A version with bytes in the daemon. `manifest` places all of its tensors. `push_id` names the push that brought
-    it, and `content_digest` is that push's; "" = none."""
+    """A version with bytes in the daemon. `manifest` places all of its tensors. `push_id`: the push that brought it, ""
+    if none did. `content_digest`: of these tensors, "" if nobody has computed it."""
 
     def __init__(
         self, weight_version: int, manifest: Manifest, source: ByteSource, push_id: str = "", content_digest: str = ""
     ) -> None:
         self.weight_version = weight_version
-        self.push_id = push_id
-        self.content_digest = content_digest
         self.manifest = manifest
         self.source = source
+        self.push_id = push_id
+        self.content_digest = content_digest
         self.num_readers = 0
         self._gone = False
 
@@ -196,6 +196,10 @@ class ResidentStore:
         self._enabled = enabled
         self._served = first if enabled else None
         self._absence = absence if enabled else "are not kept (--no-resident-weights)"
+        self.push_id = ""
+        """The push that brought the served version, also if its bytes are not kept; "" if none did."""
+        self.content_digest = ""
+        """Digest of the contents of the served version; "" if it is not known."""
         self._replaced: list[ResidentVersion] = []
         self._spare_arena: Arena | None = None
         self._reserving: asyncio.Task[None] | None = None
@@ -246,7 +250,7 @@ class ResidentStore:
             try:
                 self._served.source.check()
             except NotResidentError:
-                self.forget(_CHANGED)
+                self._lose(_CHANGED)
         return self._served
 
     def serves(self, arena: Arena) -> bool:
@@ -280,6 +284,7 @@ class ResidentStore:
     def replace(self, version: ResidentVersion) -> None:
         """`version` is served from now on, and belongs to the store."""
         self._retire(version if self._enabled else None)
+        self.push_id, self.content_digest = version.push_id, version.content_digest
         if not self._enabled:
             version.free()
         self._replacement.tell()
@@ -287,6 +292,11 @@ class ResidentStore:
     def forget(self, absence: str) -> None:
         """Records that other weights are served, whose bytes are not available; errors say "the bytes ...
         {absence}"."""
+        self._lose(absence)
+        self.push_id, self.content_digest = "", ""
+
+    def _lose(self, absence: str) -> None:
+        """The bytes of the served version are not available any more."""
         self._retire(None)
         if self._enabled:
             self._absence = absence
@@ -299,7 +309,7 @@ class ResidentStore:
 
     def release_memory(self) -> None:
         """Frees everything."""
-        self.forget(_GAVE_WAY)
+        self._lose(_GAVE_WAY)
         self.release_replaced()
         spare, self._spare_arena = self._spare_arena, None
         if spare is not None:

@@ -53,6 +53,7 @@ def run(args: argparse.Namespace) -> int:
             version=version,
             expected_version=args.expected_version,
             action=args.action,
+            prepared_ttl_s=args.prepared_ttl,
             force=args.force,
             pause_mode=args.pause_mode,
             kv_policy=args.kv_policy,
@@ -60,4 +61,4 @@ def run(args: argparse.Namespace) -> int:
             prepare_mode=args.prepare_mode,
             timeout_s=args.timeout,
         )
-    return print_result(result, as_json=args.json)
+    return print_result(result, args)

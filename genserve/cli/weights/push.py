@@ -55,6 +55,7 @@ def run(args: argparse.Namespace) -> int:
                 version=version,
                 expected_version=args.expected_version,
                 action=args.action,
+                prepared_ttl_s=args.prepared_ttl,
                 streams=args.streams,
                 shared_memory=args.shared_memory,
                 partial=args.partial,
@@ -70,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
             raise InvalidFieldError(str(error)) from error
         finally:
             progress.end()
-    return print_result(result, as_json=args.json)
+    return print_result(result, args)
 
 
 def add_version_options(parser: argparse.ArgumentParser, *, default: str) -> None:
@@ -83,16 +84,26 @@ def add_version_options(parser: argparse.ArgumentParser, *, default: str) -> Non
     only = parser.add_mutually_exclusive_group()
     for action, text in _ACTIONS.items():
         only.add_argument(f"--{action}", action="store_const", dest="action", const=action, help=text)
+    parser.add_argument(
+        "--prepared-ttl",
+        type=seconds,
+        default=60.0,
+        metavar="TIME",
+        help="how long --prepare waits for `genserve commit` (default: 60s)",
+    )
 
 
-def print_result(result: "PushResult", *, as_json: bool) -> int:
-    """Prints the outcome of a push. Returns the exit status."""
-    if as_json:
+def print_result(result: "PushResult", args: argparse.Namespace) -> int:
+    """Prints the outcome of a push, as the options say. Returns the exit status."""
+    if args.json:
         from google.protobuf.json_format import MessageToJson
 
         print(MessageToJson(result.message, indent=None))
     else:
         print_outcome(result)
+        if result.push.state == "prepared":
+            until = time.strftime("%H:%M:%S", time.localtime(time.time() + args.prepared_ttl))
+            print(f"genserve commit {result.push.push_id}  # before {until}, when it is discarded")
     return 1 if result.push.issues else 0
 
 

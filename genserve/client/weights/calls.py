@@ -160,8 +160,9 @@ class WeightCalls(ServiceCalls):
     async def commit_push(
         self, push_id: str, *, timeout_s: Timeout = UNSET, **options: Unpack[ApplyOptions]
     ) -> PushResult:
-        """Applies a push that was sent with `action="stage"`; `ApplyOptions` documents the options. A repeat
-        answers the same. Raises PushNotFoundError, and as `push_weights`."""
+        """Applies a push that was sent with `action="stage"`, or exchanges one that was sent with `action="prepare"`;
+        `ApplyOptions` documents the options. A repeat answers the same. Raises PushNotFoundError, and as
+        `push_weights`."""
         refuse_unknown(options, ApplyOptions)
         fields = {
             "push_id": push_id,
@@ -200,7 +201,8 @@ class WeightCalls(ServiceCalls):
         return PushResult.of(response)
 
     async def discard_push(self, push_id: str, *, force: bool = False, timeout_s: Timeout = UNSET) -> Push:
-        """Frees a staged push; with `force` even while somebody sends it, whose push ends with PushNotFoundError.
+        """Frees a staged or prepared push; with `force` even while somebody sends it, whose push ends with
+        PushNotFoundError.
 
         Raises PushNotFoundError, and ApplyInProgressError while the push is being applied or sent.
         """

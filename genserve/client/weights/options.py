@@ -54,13 +54,19 @@ class PushOptions(ApplyOptions, SendOptions, total=False):
     Default: a new UUID for a single caller. Several callers send everything again after a broken stream, unless all of
     them are given the same new UUID: then only what is missing."""
     action: PushAction
-    """apply (the default); stage: keep the bytes until `commit_push`; validate: check the manifest and send no byte."""
+    """apply (the default); stage: keep the bytes until `commit_push`; prepare: keep them, and build the version beside
+    the live one, so that `commit_push` only exchanges the two; validate: check the manifest and send no byte."""
     partial: bool
     """Whether tensors of the checkpoint may be missing: they keep their present values. Default False."""
     force: bool
     """Whether the version may be one that is not above the served one. Default False."""
     staging_ttl_s: float | None
     """Seconds for which bytes are kept that are incomplete or not committed; default 300."""
+    prepared_ttl_s: float | None
+    """Seconds that a push with `action="prepare"` waits for `commit_push` before it is dropped; default 60."""
+    content_digest: str
+    """SHA-256 of the contents, as PushHeader in weights.proto defines it: the push fails with ChecksumMismatchError if
+    its bytes have another one."""
     layout: ServedWeights | None
     """What `get_weights` told one of several callers that each bring some of the tensors; the same for all."""
     callers: int | None
@@ -128,6 +134,8 @@ def push_header(version: int, options: PushOptions) -> weights_pb2.PushHeader:
         "staging_ttl": optional_duration(options.get("staging_ttl_s"), "staging_ttl_s"),
         "force": options.get("force"),
         "attempt": options.get("attempt"),
+        "prepared_ttl": optional_duration(options.get("prepared_ttl_s"), "prepared_ttl_s"),
+        "content_digest": options.get("content_digest"),
     }
     return build(weights_pb2.PushHeader, fields, path="header", options={"weight_version": "version"})
 

@@ -22,8 +22,8 @@ class ServedTensor:
 @dataclass(frozen=True, slots=True)
 class ServedWeights:
     """The served weights. `digests` are SHA-256 in hex by (rank, name of vLLM's parameter), if requested. `resident`:
-    whether the weights can be pulled, and used to complete partial pushes. `push_id` names the push that brought them;
-    "" = they are the checkpoint's. `content_digest` is that of their contents; "" = unknown."""
+    whether the weights can be pulled, and used to complete partial pushes. `push_id`: the push that brought them, "" if
+    none did; `content_digest`: SHA-256 of their contents, "" if it is not known."""
 
     weight_version: int
     tensors: list[ServedTensor]

@@ -27,6 +27,7 @@ _ACTIONS = {
     weights_pb2.PUSH_ACTION_APPLY: PushAction.APPLY,
     weights_pb2.PUSH_ACTION_STAGE: PushAction.STAGE,
     weights_pb2.PUSH_ACTION_VALIDATE: PushAction.VALIDATE,
+    weights_pb2.PUSH_ACTION_PREPARE: PushAction.PREPARE,
 }
 _PREPARE_MODES = {
     weights_pb2.PREPARE_MODE_UNSPECIFIED: PrepareMode.RUNNING,
@@ -52,6 +53,8 @@ def push_header(message: weights_pb2.PushHeader) -> PushHeader:
         force=message.force,
         lora=LoraAdapter(message.lora.lora_name, message.lora.config) if message.HasField("lora") else None,
         attempt=message.attempt,
+        prepared_ttl_s=seconds_or(message, "prepared_ttl", DEFAULT_PREPARED_TTL_S, within="header"),
+        content_digest=message.content_digest,
     )
 
 
@@ -118,6 +121,7 @@ def to_push(push: PushReport) -> weights_pb2.Push:
         manifest_digest=push.manifest_digest,
         lora_name=push.lora_name,
         attempt=push.attempt,
+        content_digest=push.content_digest,
     )
 
 

@@ -22,9 +22,9 @@ from genserve.weights.push.attempt import Attempt
 from genserve.weights.push.claims import Claim
 from genserve.weights.push.lifecycle import Lifecycle, State
 from genserve.weights.push.staging import Staging
-from genserve.weights.push.types import LoraAdapter, PushHeader, PushReport, PushState
+from genserve.weights.push.types import LoraAdapter, PushAction, PushHeader, PushReport, PushState
 
-_READABLE = frozenset({State.STAGED, State.PREPARING, State.APPLYING})
+_READABLE = frozenset({State.STAGED, State.PREPARING, State.PREPARED, State.APPLYING})
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +34,15 @@ class PushIdentity:
     manifest_digest: str
     weight_version: int
     lora: LoraAdapter | None
+    content_digest: str = ""
+    """What the first header said of it; a header may leave it out."""
 
     def check(self, header: PushHeader, digest: str) -> None:
         """Raises PushConflictError unless the header belongs to this push."""
-        if PushIdentity(digest, header.weight_version, header.lora) != self:
+        contents = self.content_digest if "" in (self.content_digest, header.content_digest) else header.content_digest
+        if PushIdentity(digest, header.weight_version, header.lora, contents) != self:
             raise PushConflictError(
-                f"push {header.push_id!r} exists with another manifest, version or adapter",
+                f"push {header.push_id!r} exists with another manifest, version, adapter or content digest",
                 metadata={"push_id": header.push_id, "weight_version": str(self.weight_version)},
             )
 
@@ -55,26 +58,30 @@ class LivePush:
         staging: Staging,
         size_bytes: int,
         clock: Callable[[], float] = time.monotonic,
+        changed: Change | None = None,
     ) -> None:
         self.header = header
-        self.identity = PushIdentity(digest, header.weight_version, header.lora)
+        self.identity = PushIdentity(digest, header.weight_version, header.lora, header.content_digest)
         self.staging = staging
         self.size_bytes = size_bytes
-        self.lifecycle = Lifecycle()
+        self.changed = Change() if changed is None else changed
+        """Told whenever its state has changed; other pushes may share it."""
+        self.arrived = Change()
+        """Told whenever bytes have arrived, and with `changed`."""
+        self.lifecycle = Lifecycle(self._tell_changed)
         self.attempt = Attempt.begin(header.num_streams, header.attempt)
         self.num_attached = 0
         self.issues: tuple[PushIssue, ...] = ()
         self.gone = asyncio.Event()
-        self.changed = Change()
-        """Bytes have arrived, or it has another state."""
         self.task: asyncio.Task[None] | None = None
         """The task that carries it out."""
         self.is_served = False
         self.compare_served: Callable[[str, int, bytes | memoryview], None] = _nothing_served
         """Compares bytes instead of the arena, once the arena belongs to the resident store."""
-        self.checked = asyncio.Event()
-        """Set unless the bytes are being checked."""
-        self.checked.set()
+        self.is_checked = False
+        """Whether its tensors were compared with each other: bytes that are there do not change."""
+        self.content_digest = ""
+        """Computed when every byte is there, if it is needed."""
         self._staged_as: PushHeader | None = None
         self._error: GenserveError | None = None
         self._clock = clock
@@ -108,7 +115,22 @@ class LivePush:
     @property
     def idle_until_s(self) -> float:
         """When its time to live ends, on the clock."""
-        return self._touched_s + self.header.staging_ttl_s
+        is_prepared = self.lifecycle.state is State.PREPARED
+        return self._touched_s + (self.header.prepared_ttl_s if is_prepared else self.header.staging_ttl_s)
+
+    @property
+    def is_settling(self) -> bool:
+        """Whether it is carried out and a commit has to wait for the end: it is checked, or prepared without being
+        applied."""
+        state = self.lifecycle.state
+        prepares = state is State.PREPARING and self.header.action is PushAction.PREPARE
+        return state is State.CHECKING or prepares
+
+    @property
+    def weights_digest(self) -> str:
+        """Digest of the contents of `weights`, as far as it is known: a push that was completed is more than what it
+        brought."""
+        return self.content_digest if self.weights is self.staging.manifest else ""
 
     def join(self, header: PushHeader) -> Attempt:
         """The attempt that a stream with this header takes part in; a new one unless somebody is at it.
@@ -116,7 +138,7 @@ class LivePush:
         Bytes that an earlier attempt has left count in a new one only if both bear the same name. Raises
         PushConflictError for a stream of another attempt than the one that is here.
         """
-        if self.lifecycle.is_busy:
+        if self.lifecycle.is_busy or self._is_prepared_by(header):
             return self.attempt  # its bytes are compared, and it gets the outcome
         if self.attempt.is_live:
             if self.meets_other(header):
@@ -131,6 +153,16 @@ class LivePush:
             self.staging.begin_anew()
         self._begin(header)
         return self.attempt
+
+    def _is_prepared_by(self, header: PushHeader) -> bool:
+        """Whether the header asks again for what its attempt was told."""
+        asks = header.action is PushAction.PREPARE and header.attempt == self.attempt.name != ""
+        return asks and self.lifecycle.state is State.PREPARED
+
+    @property
+    def may_conflict(self) -> bool:
+        """Whether bytes that differ end it: nobody has begun to apply it."""
+        return self.lifecycle.state in (State.RECEIVING, State.PREPARED)
 
     def meets_other(self, header: PushHeader) -> bool:
         """Whether streams of another attempt than the header's are open."""
@@ -154,7 +186,7 @@ class LivePush:
         if self._receives(attempt):
             if self.staging.write(offset, data, crc32c):
                 self.touch()
-                self.changed.tell()
+                self.arrived.tell()
         elif self.lifecycle.state is State.APPLIED:
             self.staging.check(offset, data, crc32c)
             self.compare_served(attempt.name, offset, data)  # the arena may belong to another version by now
@@ -170,7 +202,7 @@ class LivePush:
         is_present = attempt is self.attempt and self.lifecycle.state is State.RECEIVING
         if self.staging.settle(claim, written=written, counts=is_present):
             self.touch()
-        self.changed.tell()
+        self.arrived.tell()
         self._check_here()
 
     def _receives(self, attempt: Attempt) -> bool:
@@ -188,6 +220,10 @@ class LivePush:
         if self._error is not None:
             raise self._error.again()
 
+    def _tell_changed(self) -> None:
+        self.changed.tell()
+        self.arrived.tell()
+
     def touch(self) -> None:
         """Records that something new arrived: the time to live starts again."""
         self._touched_s = self._clock()
@@ -195,19 +231,32 @@ class LivePush:
     def serve(self) -> None:
         """Records that its version is live: from now on the arena belongs to the resident store."""
         self.is_served = True
-        self.changed.tell()
 
     def begin_check(self) -> None:
         """Records that every stream of the attempt has ended and every byte has arrived."""
         self.lifecycle.checking()
-        self.checked.clear()
+
+    @property
+    def named_digest(self) -> str:
+        """What a header has said that the digest of its contents is; "" if none has."""
+        return self.header.content_digest or self.identity.content_digest
+
+    async def compute_digest(self) -> None:
+        """Computes `content_digest`, in a thread, unless it is known: every byte is there and does not change."""
+        if not self.content_digest:
+            self.content_digest = await asyncio.to_thread(self.staging.content_digest)
 
     def stage(self) -> None:
         """Records that the bytes passed the checks."""
         self.lifecycle.staged()
         self._staged_as = self.header
-        self.checked.set()
-        self.changed.tell()
+
+    def unprepare(self) -> None:
+        """Records that workers free what they had prepared. One that waited for a commit waits as a staged one, and
+        its time for that begins."""
+        if self.lifecycle.state is State.PREPARED:
+            self.touch()
+            self.lifecycle.unprepared()
 
     def truncate(self) -> None:
         """Records that the attempt ended with bytes or end frames missing. Bytes that an earlier one staged do not
@@ -222,23 +271,18 @@ class LivePush:
     def fail(self, error: Exception) -> None:
         """Nothing changed, and the bytes stay."""
         self.lifecycle.failed()
-        self.checked.set()
         self.issues = (PushIssue("", str(error)),)
-        self.changed.tell()
 
     def break_off(self) -> None:
         """Whoever carries it out was cancelled; so are the streams."""
         self.lifecycle.failed()
-        self.checked.set()
         self.attempt.result.cancel()
-        self.changed.tell()
 
     def drop(self, error: GenserveError) -> None:
         """Before its bytes are freed: streams and later callers get `error`."""
         self.lifecycle.dropped()
         self._error = error.again()
         self.gone.set()
-        self.changed.tell()
         self.attempt.answer(self._error)
 
     def close(self) -> None:
@@ -300,6 +344,7 @@ class LivePush:
             manifest_digest=self.identity.manifest_digest,
             lora_name=self.header.lora_name,
             attempt=self.attempt.name,
+            content_digest=self.content_digest,
         )
 
 

@@ -13,6 +13,7 @@ class PulledPush:
 
     def __init__(self, push: LivePush, resident: ResidentStore) -> None:
         self._push = push
+        self._weights = push.weights
         self._resident = resident
 
     @property
@@ -32,13 +33,13 @@ class PulledPush:
 
     @property
     def content_digest(self) -> str:
-        """Of its header; "" = unknown."""
-        return self._push.header.content_digest
+        """Of what it brings; "" = unknown."""
+        return self._push.content_digest or self._push.named_digest
 
     @property
     def size_bytes(self) -> int:
         """Size of its byte space, with what completes a partial push."""
-        return self._push.weights.total_bytes
+        return self._weights.total_bytes
 
     def there(self, start: int, end: int) -> Range | None:
         """The first bytes of [start, end) that are there. Their content does not change any more. Raises
@@ -52,8 +53,8 @@ class PulledPush:
         return self._push.staging.there(start, end)
 
     async def wait(self) -> None:
-        """Returns when the push has changed: when bytes have come, or it has reached another state."""
-        await self._push.changed.wait()
+        """Returns when bytes have arrived, or the push has another state."""
+        await self._push.arrived.wait()
 
     async def wait_complete(self) -> None:
         """Returns when every byte has arrived and was checked, and every stream has ended. Raises as `there`."""
@@ -77,6 +78,10 @@ class PulledPush:
 
     def _check(self) -> None:
         push = self._push
+        if self._weights is not push.weights and self._weights is not push.staging.manifest:
+            raise PushNotFoundError(
+                f"push {self.push_id!r} was completed from another version since", metadata={"push_id": self.push_id}
+            )
         if push.is_served and not self._resident.serves(push.arena):
             raise PushNotFoundError(
                 f"push {self.push_id!r} was applied, and another version is served since",

@@ -8,7 +8,6 @@ from typing import Protocol
 from genserve.errors import InvalidFieldError, PushConflictError
 from genserve.weights.push.attempt import Attempt
 from genserve.weights.push.claims import Claim
-from genserve.weights.push.lifecycle import State
 from genserve.weights.push.live_push import LivePush
 from genserve.weights.push.types import PushOutcome
 
@@ -90,11 +89,11 @@ class LiveStream:
 
     def write(self, offset: int, data: bytes | memoryview, crc32c: int | None) -> None:
         """Stages a chunk."""
-        was_receiving = self._push.lifecycle.state is State.RECEIVING and self._attempt is self._push.attempt
+        ends_push = self._push.may_conflict and self._attempt is self._push.attempt
         try:
             self._push.write(self._attempt, offset, data, crc32c)
         except PushConflictError as error:
-            if was_receiving:
+            if ends_push:
                 self._tell_conflicted(self._push, error)
             raise
 

@@ -20,6 +20,7 @@ class PushAction(enum.Enum):
     APPLY = "APPLY"
     STAGE = "STAGE"
     VALIDATE = "VALIDATE"
+    PREPARE = "PREPARE"
 
 
 class PrepareMode(enum.Enum):
@@ -36,6 +37,7 @@ class PushState(enum.Enum):
     RECEIVING = "RECEIVING"
     STAGED = "STAGED"
     PREPARING = "PREPARING"
+    PREPARED = "PREPARED"
     APPLYING = "APPLYING"
     APPLIED = "APPLIED"
     FAILED = "FAILED"
@@ -74,7 +76,8 @@ class PushHeader:
     An empty `push_id` is replaced by a generated one. Further streams may bring `manifest_digest` instead of
     `manifest`. `staging_ttl_s`: seconds that bytes are kept after the last frame with something new. `lora`: the
     tensors are an adapter. `attempt` names the streams whose bytes belong together; "" = the streams that are open at a
-    time.
+    time. `prepared_ttl_s`: seconds that a prepared push waits for its commit. `content_digest` is what
+    `tensors.content` computes of the push's tensors; "" = not compared.
     """
 
     push_id: str
@@ -100,7 +103,8 @@ class PushHeader:
 
 @dataclass(frozen=True, slots=True)
 class PushReport:
-    """The progress of a push. `missing`: byte ranges [start, end) in order that `attempt` lacks."""
+    """The progress of a push. `missing`: byte ranges [start, end) in order that `attempt` lacks. `content_digest` is ""
+    until it is computed, if it is."""
 
     push_id: str
     state: PushState
@@ -112,6 +116,7 @@ class PushReport:
     manifest_digest: str = ""
     lora_name: str = ""
     attempt: str = ""
+    content_digest: str = ""
 
     @classmethod
     def valid(cls, header: PushHeader, digest: str) -> "PushReport":
