@@ -23,11 +23,12 @@ from genserve.engine.protocol import Engine
 from genserve.engine.types import ArenaRef
 from genserve.errors import DeadlineError, EngineDeadError, EngineTaintedError, GenserveError, PushRolledBackError
 from genserve.weights.aftermath import Aftermath
+from genserve.weights.byte_sources import ArenaBytes
 from genserve.weights.preparation import Preparation
 from genserve.weights.push.lifecycle import State
 from genserve.weights.push.live_push import LivePush
 from genserve.weights.push.types import Applied, PrepareMode
-from genserve.weights.resident import ArenaBytes, ResidentStore, ResidentVersion
+from genserve.weights.resident import ResidentStore, ResidentVersion
 
 _DISCARD_TIMEOUT_S = 30.0
 _HEAL_TIMEOUT_S = 300.0

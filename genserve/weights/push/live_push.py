@@ -6,7 +6,6 @@ It owns no task and no rule about other pushes: `registry` decides who may open 
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from genserve.control.change import Change
 from genserve.errors import (
@@ -22,29 +21,9 @@ from genserve.weights.push.attempt import Attempt
 from genserve.weights.push.claims import Claim
 from genserve.weights.push.lifecycle import Lifecycle, State
 from genserve.weights.push.staging import Staging
-from genserve.weights.push.types import LoraAdapter, PushAction, PushHeader, PushReport, PushState
+from genserve.weights.push.types import PushAction, PushHeader, PushIdentity, PushReport, PushState
 
 _READABLE = frozenset({State.STAGED, State.PREPARING, State.PREPARED, State.APPLYING})
-
-
-@dataclass(frozen=True, slots=True)
-class PushIdentity:
-    """What a push id identifies. The same id with another identity is a conflict."""
-
-    manifest_digest: str
-    weight_version: int
-    lora: LoraAdapter | None
-    content_digest: str = ""
-    """What the first header said of it; a header may leave it out."""
-
-    def check(self, header: PushHeader, digest: str) -> None:
-        """Raises PushConflictError unless the header belongs to this push."""
-        contents = self.content_digest if "" in (self.content_digest, header.content_digest) else header.content_digest
-        if PushIdentity(digest, header.weight_version, header.lora, contents) != self:
-            raise PushConflictError(
-                f"push {header.push_id!r} exists with another manifest, version, adapter or content digest",
-                metadata={"push_id": header.push_id, "weight_version": str(self.weight_version)},
-            )
 
 
 class LivePush:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from genserve.control.pause import Hold
 from genserve.engine.types import KvPolicy, PauseMode
+from genserve.errors import PushConflictError
 from genserve.tensors.manifest import Manifest, PushIssue
 
 DEFAULT_APPLY_TIMEOUT_S = 300.0
@@ -99,6 +100,26 @@ class PushHeader:
     def lora_name(self) -> str:
         """The name of the adapter; "" for weights."""
         return "" if self.lora is None else self.lora.lora_name
+
+
+@dataclass(frozen=True, slots=True)
+class PushIdentity:
+    """What a push id identifies. The same id with another identity is a conflict."""
+
+    manifest_digest: str
+    weight_version: int
+    lora: LoraAdapter | None
+    content_digest: str = ""
+    """What the first header said of it; a header may leave it out."""
+
+    def check(self, header: PushHeader, digest: str) -> None:
+        """Raises PushConflictError unless the header belongs to this push."""
+        contents = self.content_digest if "" in (self.content_digest, header.content_digest) else header.content_digest
+        if PushIdentity(digest, header.weight_version, header.lora, contents) != self:
+            raise PushConflictError(
+                f"push {header.push_id!r} exists with another manifest, version, adapter or content digest",
+                metadata={"push_id": header.push_id, "weight_version": str(self.weight_version)},
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from genserve.control.sleep import SleepController
 from genserve.control.state import StateBoard
 from genserve.tensors.manifest import Manifest
 from genserve.weights.apply import PushApplier
+from genserve.weights.byte_sources import CheckpointBytes
 from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor
 from genserve.weights.checkpoint_files import CheckpointFiles
 from genserve.weights.checkpoint_space import CheckpointSpace
@@ -28,7 +29,7 @@ from genserve.weights.lora.loader import LoraLoader
 from genserve.weights.push.stream import PushStream
 from genserve.weights.push.types import PushHeader, PushOutcome
 from genserve.weights.registry import PushRegistry
-from genserve.weights.resident import CheckpointBytes, ResidentStore, ResidentVersion
+from genserve.weights.resident import ResidentStore, ResidentVersion
 from genserve.weights.vllm_transfer import TransferUpdates
 from tests.support.scripted_engine import ScriptedEngine
 

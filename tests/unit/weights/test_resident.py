@@ -15,11 +15,12 @@ from genserve.errors import (
 )
 from genserve.memory.arena import Arena
 from genserve.tensors.manifest import Manifest, TensorSpec, completed
+from genserve.weights.byte_sources import ArenaBytes, CheckpointBytes
 from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor
 from genserve.weights.checkpoint_files import CheckpointFiles
 from genserve.weights.checkpoint_space import CheckpointSpace
 from genserve.weights.push.types import PushAction, PushState
-from genserve.weights.resident import ArenaBytes, CheckpointBytes, ResidentStore, ResidentVersion
+from genserve.weights.resident import ResidentStore, ResidentVersion
 from tests.support.scripted_engine import Gate
 from tests.unit.weights.conftest import MANIFEST, Rig, header, num_arenas, send, tensors, weights
 

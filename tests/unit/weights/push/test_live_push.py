@@ -7,8 +7,8 @@ import pytest
 
 from genserve.errors import DrainingError, PushConflictError
 from genserve.weights.push.lifecycle import State
-from genserve.weights.push.live_push import LivePush, PushIdentity
-from genserve.weights.push.types import LoraAdapter, PushState
+from genserve.weights.push.live_push import LivePush
+from genserve.weights.push.types import LoraAdapter, PushIdentity, PushState
 from tests.unit.weights.conftest import MANIFEST, header, weights
 from tests.unit.weights.push.staging import new_staging
 
