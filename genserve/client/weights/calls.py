@@ -195,7 +195,7 @@ class WeightCalls(ServiceCalls):
         PeersFailedError, and as `push_weights`.
         """
         refuse_unknown(options, LoadOptions)
-        request = load_request(os.fspath(checkpoint_path), peers, peer_push_id, version, options)
+        request = load_request(checkpoint_path, peers, peer_push_id, version, options)
         timeout_s = self._connection.grpc_timeout_s(timeout_s, self._connection.timeouts.push_s)
         response = await self._connection.unary(self._connection.weights.LoadWeights, request, timeout_s)
         return PushResult.of(response)

@@ -1,11 +1,13 @@
 """Keyword arguments of a push: into the header of the push, and into how it is sent. Every option is declared once."""
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from os import PathLike
 from typing import Final, Self, TypedDict
 
 from genserve.client.transport.enums import wire_value
-from genserve.client.transport.fields import build, check_count, optional_duration
+from genserve.client.transport.fields import build, check_count, naming, optional_duration
 from genserve.client.weights.push import PushProgress
 from genserve.client.weights.served import ServedWeights
 from genserve.errors import InvalidFieldError
@@ -13,6 +15,7 @@ from genserve.v1 import types_pb2, weights_pb2
 from genserve.words import KvPolicy, PauseMode, PrepareMode, PushAction
 
 MIB: Final = 1 << 20
+_PEERS: Final = {"addresses": "peers", "push_id": "peer_push_id"}
 
 
 class ApplyOptions(TypedDict, total=False):
@@ -141,11 +144,20 @@ def push_header(version: int, options: PushOptions) -> weights_pb2.PushHeader:
 
 
 def load_request(
-    checkpoint_path: str, peers: Sequence[str], peer_push_id: str, version: int | None, options: LoadOptions
+    checkpoint_path: str | PathLike[str],
+    peers: Sequence[str],
+    peer_push_id: str,
+    version: int | None,
+    options: LoadOptions,
 ) -> weights_pb2.LoadWeightsRequest:
     """The request for a load. Raises InvalidFieldError."""
-    if bool(checkpoint_path) == bool(peers):
-        raise InvalidFieldError.of("checkpoint_path", "give a checkpoint_path or peers, one of them")
+    with naming("checkpoint_path"):
+        path = os.fspath(checkpoint_path)
+    if bool(path) == bool(peers):
+        raise InvalidFieldError.of("checkpoint_path", "give either a checkpoint_path or peers")
+    if peer_push_id and not peers:
+        raise InvalidFieldError.of("peer_push_id", "is for peers only")
+    of_peers = {"addresses": peers, "push_id": peer_push_id}
     fields = {
         "push_id": options.get("push_id"),
         "weight_version": version,
@@ -153,8 +165,8 @@ def load_request(
         "force": options.get("force"),
         "action": wire_value(weights_pb2.PushAction, options.get("action", "apply"), "action"),
         "apply": apply_message(options, field="apply"),
-        "checkpoint_path": checkpoint_path or None,
-        "peers": build(weights_pb2.WeightPeers, {"addresses": list(peers), "push_id": peer_push_id}) if peers else None,
+        "checkpoint_path": path or None,
+        "peers": build(weights_pb2.WeightPeers, of_peers, path="peers", options=_PEERS) if peers else None,
         "staging_ttl": optional_duration(options.get("staging_ttl_s"), "staging_ttl_s"),
         "prepared_ttl": optional_duration(options.get("prepared_ttl_s"), "prepared_ttl_s"),
         "content_digest": options.get("content_digest"),
