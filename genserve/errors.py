@@ -164,13 +164,14 @@ class PushRolledBackError(GenserveError):
 
 
 class ChecksumMismatchError(GenserveError):
-    """The bytes of a chunk do not match its CRC32C."""
+    """The bytes of a chunk do not match its CRC32C, or the contents of a push its `content_digest`."""
 
     reason = "CHECKSUM_MISMATCH"
 
 
 class StagingFullError(GenserveError):
-    """There is not enough memory to stage the push."""
+    """There is not enough memory to stage the push, or workers hold another one that is prepared. The metadata names
+    those."""
 
     reason = "STAGING_FULL"
 
@@ -209,6 +210,12 @@ class UnavailableError(GenserveError):
     """No daemon answers, or the connection broke. Only the client raises this."""
 
     reason = "UNAVAILABLE"
+
+
+class PeersFailedError(GenserveError):
+    """No peer sends the version that is to be loaded. The message says why, by the address of each."""
+
+    reason = "PEERS_FAILED"
 
 
 class DeadlineError(GenserveError):

@@ -12,8 +12,9 @@ KvPolicy = Literal["reuse", "recompute"]
 PrepareMode = Literal["running", "paused"]
 """Whether generation runs or is paused while a version is prepared."""
 
-PushAction = Literal["apply", "stage", "validate"]
-"""What a push does when every byte has arrived. `validate` checks only the manifest and sends no bytes."""
+PushAction = Literal["apply", "stage", "prepare", "validate"]
+"""What a push does when every byte has arrived. `stage` and `prepare` wait for a commit, `validate` checks only the
+manifest and sends no bytes."""
 
 SleepTag = Literal["weights", "kv_cache", "scheduling"]
 """A part of the engine that sleeps and wakes up."""

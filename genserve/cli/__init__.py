@@ -14,7 +14,7 @@ from genserve.cli import bench, doctor, generate, lora, serve
 from genserve.cli.control import pause, resume, sleep, status, wake_up
 from genserve.cli.parser import CommandParser
 from genserve.cli.streams import abandon_output, prepare_output
-from genserve.cli.weights import commit, discard, pull, push
+from genserve.cli.weights import commit, discard, load, pull, push
 from genserve.errors import GenserveError
 
 _INTERRUPTED: Final = 130
@@ -79,6 +79,7 @@ def make_parser() -> argparse.ArgumentParser:
         push,
         commit,
         discard,
+        load,
         pull,
         lora,
         pause,

@@ -43,7 +43,7 @@ from genserve.client.transport.errors import ClientClosedError, ClientMisuseErro
 from genserve.client.transport.response_stream import ResponseStream
 from genserve.client.weights.download import PulledWeights
 from genserve.client.weights.lora import Lora
-from genserve.client.weights.options import ApplyOptions, PushOptions, SendOptions
+from genserve.client.weights.options import ApplyOptions, LoadOptions, PushOptions, SendOptions
 from genserve.client.weights.push import Applied, Push, PushProgress, PushResult
 from genserve.client.weights.served import ServedTensor, ServedWeights
 from genserve.client.weights.vllm_transfer import FinishedUpdate, StartedUpdate
@@ -74,6 +74,7 @@ __all__ = [
     "KvPolicy",
     "Limits",
     "Load",
+    "LoadOptions",
     "Logprobs",
     "Lora",
     "ManyItem",

@@ -206,6 +206,7 @@ class Client(Closing):
     tokenize = blocking(AsyncClient.tokenize)
     detokenize = blocking(AsyncClient.detokenize)
     push_weights = blocking(AsyncClient.push_weights, "push_s")
+    load_weights = blocking(AsyncClient.load_weights, "push_s")
     get_push = blocking(AsyncClient.get_push)
     commit_push = blocking(AsyncClient.commit_push, "push_s")
     discard_push = blocking(AsyncClient.discard_push)

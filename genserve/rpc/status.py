@@ -42,6 +42,7 @@ CODES: dict[type[GenserveError], grpc.StatusCode] = {
     errors.DrainingError: grpc.StatusCode.UNAVAILABLE,
     errors.EngineDeadError: grpc.StatusCode.UNAVAILABLE,
     errors.UnavailableError: grpc.StatusCode.UNAVAILABLE,
+    errors.PeersFailedError: grpc.StatusCode.UNAVAILABLE,
     errors.DeadlineError: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.UnauthenticatedError: grpc.StatusCode.UNAUTHENTICATED,
     errors.PermissionDeniedError: grpc.StatusCode.PERMISSION_DENIED,

@@ -1,8 +1,8 @@
 """WeightService."""
 
 import asyncio
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, aclosing, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import DecodeError
@@ -25,21 +25,25 @@ from genserve.rpc.convert.vllm_transfer import (
 )
 from genserve.rpc.convert.weights import (
     apply_options,
+    load_of,
     push_header,
     to_applied,
     to_digests,
     to_push,
 )
-from genserve.rpc.frames.pull import pull_frames
-from genserve.rpc.frames.push import Frames, read_chunks, read_header, until_expired
+from genserve.rpc.frames.peer import PeerSource
+from genserve.rpc.frames.pull import Pullable, pull_frames
+from genserve.rpc.frames.push import Frames, read_chunks, read_header
 from genserve.rpc.status import known_error, to_message
 from genserve.v1 import weights_pb2
 from genserve.v1.weights_pb2_grpc import WeightServiceServicer
 from genserve.weights.checkpoint import CheckpointIndex
-from genserve.weights.push.push_bytes import readable
+from genserve.weights.load.loader import WeightLoader
+from genserve.weights.push.pulled_push import PulledPush
 from genserve.weights.push.segments import OwnRing, SegmentReader
+from genserve.weights.push.stream import until_expired
 from genserve.weights.registry import PushRegistry
-from genserve.weights.resident import ResidentStore, ResidentVersion
+from genserve.weights.resident import ResidentStore
 from genserve.weights.vllm_transfer import TransferUpdates
 from genserve.wire import manifest_message
 
@@ -77,6 +81,7 @@ class WeightServicer(WeightServiceServicer):
         self._processes = processes
         self._takes_segments = takes_segments
         self._manifest = checkpoint.as_manifest() if checkpoint is not None else None
+        self._loader = WeightLoader(pushes, self._peer)
 
     @property
     def max_header_bytes(self) -> int | None:
@@ -134,10 +139,22 @@ class WeightServicer(WeightServiceServicer):
             weights_pb2.GetPushResponse, push=to_push(outcome.push), applied=to_applied(outcome.applied)
         )
 
+    async def LoadWeights(
+        self, request: weights_pb2.LoadWeightsRequest, context: "ServicerContext[Any, Any]"
+    ) -> weights_pb2.LoadWeightsResponse:
+        """Fetches a version, and answers with the outcome of its push."""
+        outcome = await self._loader.load(load_of(request))
+        return self._answer(
+            weights_pb2.LoadWeightsResponse, push=to_push(outcome.push), applied=to_applied(outcome.applied)
+        )
+
+    def _peer(self, address: str, push_id: str) -> PeerSource:
+        return PeerSource(address, push_id, self.max_header_bytes, self._pushes.check_num_tensors)
+
     async def CommitPush(
         self, request: weights_pb2.CommitPushRequest, context: "ServicerContext[Any, Any]"
     ) -> weights_pb2.CommitPushResponse:
-        """Applies a staged push."""
+        """Applies a push that is staged or prepared."""
         outcome = await self._pushes.commit(
             request.push_id,
             apply_options(request.apply, "apply"),
@@ -171,6 +188,8 @@ class WeightServicer(WeightServiceServicer):
             manifest=None if self._manifest is None else manifest_message(self._manifest),
             digests=to_digests(digests),
             resident=self._resident.served is not None,
+            push_id=self._resident.push_id,
+            content_digest=self._resident.content_digest,
         )
 
     async def PullWeights(  # type: ignore[override]  # the stubs know generators only
@@ -179,8 +198,8 @@ class WeightServicer(WeightServiceServicer):
         context: "ServicerContext[weights_pb2.PullWeightsRequest, bytes]",
     ) -> None:
         """The bytes of the served version, or of a push. A peer that does not read loses them after a while."""
-        with self._readable(request.push_id) as version:
-            async with aclosing(pull_frames(request, version)) as frames:
+        with self._pulled(request.push_id) as pulled:
+            async with aclosing(pull_frames(request, pulled)) as frames:
                 async for frame in frames:
                     try:
                         async with asyncio.timeout(PULL_WRITE_TIMEOUT_S):
@@ -188,8 +207,14 @@ class WeightServicer(WeightServiceServicer):
                     except TimeoutError:
                         raise DeadlineError(f"the client did not read for {PULL_WRITE_TIMEOUT_S:g} s") from None
 
-    def _readable(self, push_id: str) -> AbstractContextManager[ResidentVersion]:
-        return nullcontext(readable(self._pushes.find(push_id))) if push_id else self._resident.reading()
+    @contextmanager
+    def _pulled(self, push_id: str) -> Iterator[Pullable]:
+        served = self._resident.served
+        if not push_id or (served is not None and served.push_id == push_id):
+            with self._resident.reading() as version:
+                yield version
+        else:
+            yield PulledPush(self._pushes.find(push_id), self._resident)
 
     async def InitWeightTransfer(
         self, request: weights_pb2.InitWeightTransferRequest, context: "ServicerContext[Any, Any]"

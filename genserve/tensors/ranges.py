@@ -54,6 +54,13 @@ class ByteRanges:
             gaps.append((position, end))
         return gaps
 
+    def first_in(self, start: int, end: int) -> Range | None:
+        """The first part of [start, end) that is in the set; None if nothing of it is."""
+        index = bisect_right(self._ends, start)
+        if index == len(self._starts) or self._starts[index] >= end:
+            return None
+        return max(start, self._starts[index]), min(end, self._ends[index])
+
     def missing(self, total: int) -> list[Range]:
         """The parts of [0, total) that are missing, in order."""
         return self.gaps(0, total)

@@ -35,6 +35,12 @@ class _PushActionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PushAction
     """Keep them staged until they are committed, discarded or expire."""
     PUSH_ACTION_VALIDATE: _PushAction.ValueType  # 3
     """Check the manifest only; no bytes are accepted."""
+    PUSH_ACTION_PREPARE: _PushAction.ValueType  # 4
+    """Keep them staged as STAGE does, and let the workers build the version beside the live one: CommitPush has nothing
+    left to do but the exchange. For updates of many replicas at once. One push is prepared at a time: STAGING_FULL,
+    with the `push_id` of the other one. If another update is applied meanwhile, or the weights sleep, the push is
+    staged again, and its commit prepares it anew. Not for LoRA adapters.
+    """
 
 class PushAction(_PushAction, metaclass=_PushActionEnumTypeWrapper):
     """What to do when every byte has arrived."""
@@ -47,6 +53,12 @@ PUSH_ACTION_STAGE: PushAction.ValueType  # 2
 """Keep them staged until they are committed, discarded or expire."""
 PUSH_ACTION_VALIDATE: PushAction.ValueType  # 3
 """Check the manifest only; no bytes are accepted."""
+PUSH_ACTION_PREPARE: PushAction.ValueType  # 4
+"""Keep them staged as STAGE does, and let the workers build the version beside the live one: CommitPush has nothing
+left to do but the exchange. For updates of many replicas at once. One push is prepared at a time: STAGING_FULL,
+with the `push_id` of the other one. If another update is applied meanwhile, or the weights sleep, the push is
+staged again, and its commit prepares it anew. Not for LoRA adapters.
+"""
 Global___PushAction: _TypeAlias = PushAction  # noqa: Y015
 
 class _PushState:
@@ -71,6 +83,8 @@ class _PushStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PushState.V
     """It failed and nothing changed."""
     PUSH_STATE_VALID: _PushState.ValueType  # 7
     """The manifest is valid (VALIDATE)."""
+    PUSH_STATE_PREPARED: _PushState.ValueType  # 8
+    """The new version is built beside the live one, and waits for a commit (PREPARE)."""
 
 class PushState(_PushState, metaclass=_PushStateEnumTypeWrapper):
     """The state of a push."""
@@ -91,6 +105,8 @@ PUSH_STATE_FAILED: PushState.ValueType  # 6
 """It failed and nothing changed."""
 PUSH_STATE_VALID: PushState.ValueType  # 7
 """The manifest is valid (VALIDATE)."""
+PUSH_STATE_PREPARED: PushState.ValueType  # 8
+"""The new version is built beside the live one, and waits for a commit (PREPARE)."""
 Global___PushState: _TypeAlias = PushState  # noqa: Y015
 
 class _PrepareMode:
@@ -251,6 +267,8 @@ class PushHeader(_message.Message):
     FORCE_FIELD_NUMBER: _builtins.int
     LORA_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
+    PREPARED_TTL_FIELD_NUMBER: _builtins.int
+    CONTENT_DIGEST_FIELD_NUMBER: _builtins.int
     push_id: _builtins.str
     """Idempotency key: the same id is the same push. A repeat of an applied push gets the first answer again; other bytes
     under the id are PUSH_CONFLICT. Generated if empty.
@@ -276,6 +294,12 @@ class PushHeader(_message.Message):
     another attempt do not count until they are sent again. Empty = an attempt ends when none of its streams is left,
     so a push that breaks is sent again as a whole. At most 256 printable characters; a random UUID is good.
     """
+    content_digest: _builtins.str
+    """SHA-256, in hex, of the contents: for each tensor, in order of the names, the line
+    "name TAB dtype TAB shape joined by , NEWLINE" and its bytes. Of a partial push: of the tensors that it brings.
+    Compared when every byte has arrived, CHECKSUM_MISMATCH if it differs, and nothing can apply the push then;
+    default: not compared.
+    """
     @_builtins.property
     def manifest(self) -> Global___Manifest:
         """The tensors; needed on the first stream of a push."""
@@ -292,6 +316,12 @@ class PushHeader(_message.Message):
     def lora(self) -> Global___LoraAdapter:
         """The tensors are a LoRA adapter: they are loaded under its name, and the weights and their version do not change."""
 
+    @_builtins.property
+    def prepared_ttl(self) -> _duration_pb2.Duration:
+        """How long a prepared push waits for its commit before its bytes are freed, because it takes memory of the devices;
+        default 60 s, at most 24 h. One that is staged again waits for `staging_ttl` from then on.
+        """
+
     def __init__(
         self,
         *,
@@ -307,10 +337,12 @@ class PushHeader(_message.Message):
         force: _builtins.bool = ...,
         lora: Global___LoraAdapter | None = ...,
         attempt: _builtins.str = ...,
+        prepared_ttl: _duration_pb2.Duration | None = ...,
+        content_digest: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_expected_version", b"_expected_version", "apply", b"apply", "expected_version", b"expected_version", "lora", b"lora", "manifest", b"manifest", "staging_ttl", b"staging_ttl"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_expected_version", b"_expected_version", "apply", b"apply", "expected_version", b"expected_version", "lora", b"lora", "manifest", b"manifest", "prepared_ttl", b"prepared_ttl", "staging_ttl", b"staging_ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected_version", b"_expected_version", "action", b"action", "apply", b"apply", "attempt", b"attempt", "expected_version", b"expected_version", "force", b"force", "lora", b"lora", "manifest", b"manifest", "manifest_digest", b"manifest_digest", "num_streams", b"num_streams", "push_id", b"push_id", "staging_ttl", b"staging_ttl", "weight_version", b"weight_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected_version", b"_expected_version", "action", b"action", "apply", b"apply", "attempt", b"attempt", "content_digest", b"content_digest", "expected_version", b"expected_version", "force", b"force", "lora", b"lora", "manifest", b"manifest", "manifest_digest", b"manifest_digest", "num_streams", b"num_streams", "prepared_ttl", b"prepared_ttl", "push_id", b"push_id", "staging_ttl", b"staging_ttl", "weight_version", b"weight_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__expected_version: _TypeAlias = _typing.Literal["expected_version"]  # noqa: Y015
     _WhichOneofArgType__expected_version: _TypeAlias = _typing.Literal["_expected_version", b"_expected_version"]  # noqa: Y015
@@ -559,6 +591,7 @@ class Push(_message.Message):
     MANIFEST_DIGEST_FIELD_NUMBER: _builtins.int
     LORA_NAME_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
+    CONTENT_DIGEST_FIELD_NUMBER: _builtins.int
     push_id: _builtins.str
     """Its id."""
     state: Global___PushState.ValueType
@@ -576,6 +609,10 @@ class Push(_message.Message):
     attempt: _builtins.str
     """The attempt that `missing` is about; of an applied push the one whose bytes were applied. A client whose attempt
     has another name sends everything, to be compared.
+    """
+    content_digest: _builtins.str
+    """Digest of its contents, as in PushHeader: of a push whose header had one, and of a prepared one. Two pushes with
+    the same digest bring the same weights, wherever their bytes came from.
     """
     @_builtins.property
     def missing(self) -> _containers.RepeatedCompositeFieldContainer[Global___ByteRange]:
@@ -598,10 +635,11 @@ class Push(_message.Message):
         manifest_digest: _builtins.str = ...,
         lora_name: _builtins.str = ...,
         attempt: _builtins.str = ...,
+        content_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "issues", b"issues", "lora_name", b"lora_name", "manifest_digest", b"manifest_digest", "missing", b"missing", "push_id", b"push_id", "received_bytes", b"received_bytes", "state", b"state", "total_bytes", b"total_bytes", "weight_version", b"weight_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "content_digest", b"content_digest", "issues", b"issues", "lora_name", b"lora_name", "manifest_digest", b"manifest_digest", "missing", b"missing", "push_id", b"push_id", "received_bytes", b"received_bytes", "state", b"state", "total_bytes", b"total_bytes", "weight_version", b"weight_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -747,6 +785,151 @@ class PushWeightsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PushWeightsResponse: _TypeAlias = PushWeightsResponse  # noqa: Y015
+
+@_typing.final
+class WeightPeers(_message.Message):
+    """Other daemons that serve a version, or have a push."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADDRESSES_FIELD_NUMBER: _builtins.int
+    PUSH_ID_FIELD_NUMBER: _builtins.int
+    push_id: _builtins.str
+    """A push of theirs, whose bytes may still be arriving there: they are passed on as they come. Empty = the version
+    that they serve.
+    """
+    @_builtins.property
+    def addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Where their WeightService is, HOST:PORT or unix:PATH, in order of preference: the next one is asked for what is
+        missing when one does not answer, ends, or sends nothing for 10 s. At most 64.
+        """
+
+    def __init__(
+        self,
+        *,
+        addresses: _abc.Iterable[_builtins.str] | None = ...,
+        push_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "push_id", b"push_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WeightPeers: _TypeAlias = WeightPeers  # noqa: Y015
+
+@_typing.final
+class LoadWeightsRequest(_message.Message):
+    """A version to fetch."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PUSH_ID_FIELD_NUMBER: _builtins.int
+    WEIGHT_VERSION_FIELD_NUMBER: _builtins.int
+    EXPECTED_VERSION_FIELD_NUMBER: _builtins.int
+    FORCE_FIELD_NUMBER: _builtins.int
+    ACTION_FIELD_NUMBER: _builtins.int
+    APPLY_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_PATH_FIELD_NUMBER: _builtins.int
+    PEERS_FIELD_NUMBER: _builtins.int
+    STAGING_TTL_FIELD_NUMBER: _builtins.int
+    PREPARED_TTL_FIELD_NUMBER: _builtins.int
+    CONTENT_DIGEST_FIELD_NUMBER: _builtins.int
+    push_id: _builtins.str
+    """As in PushHeader."""
+    weight_version: _builtins.int
+    """As in PushHeader; from peers 0 = the version that they have."""
+    expected_version: _builtins.int
+    """As in PushHeader."""
+    force: _builtins.bool
+    """As in PushHeader."""
+    action: Global___PushAction.ValueType
+    """As in PushHeader. VALIDATE fetches the manifest only."""
+    checkpoint_path: _builtins.str
+    """A directory of the daemon's host with .safetensors files, or one such file. It must not change until the answer."""
+    content_digest: _builtins.str
+    """As in PushHeader. Bytes of peers that differ are thrown away, and the next peer is asked."""
+    @_builtins.property
+    def apply(self) -> Global___ApplyOptions:
+        """As in PushHeader."""
+
+    @_builtins.property
+    def peers(self) -> Global___WeightPeers:
+        """Other daemons."""
+
+    @_builtins.property
+    def staging_ttl(self) -> _duration_pb2.Duration:
+        """As in PushHeader: if nothing new arrives for as long, the call ends and the bytes are freed."""
+
+    @_builtins.property
+    def prepared_ttl(self) -> _duration_pb2.Duration:
+        """As in PushHeader."""
+
+    def __init__(
+        self,
+        *,
+        push_id: _builtins.str = ...,
+        weight_version: _builtins.int = ...,
+        expected_version: _builtins.int | None = ...,
+        force: _builtins.bool = ...,
+        action: Global___PushAction.ValueType = ...,
+        apply: Global___ApplyOptions | None = ...,
+        checkpoint_path: _builtins.str = ...,
+        peers: Global___WeightPeers | None = ...,
+        staging_ttl: _duration_pb2.Duration | None = ...,
+        prepared_ttl: _duration_pb2.Duration | None = ...,
+        content_digest: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_expected_version", b"_expected_version", "apply", b"apply", "checkpoint_path", b"checkpoint_path", "expected_version", b"expected_version", "peers", b"peers", "prepared_ttl", b"prepared_ttl", "source", b"source", "staging_ttl", b"staging_ttl"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected_version", b"_expected_version", "action", b"action", "apply", b"apply", "checkpoint_path", b"checkpoint_path", "content_digest", b"content_digest", "expected_version", b"expected_version", "force", b"force", "peers", b"peers", "prepared_ttl", b"prepared_ttl", "push_id", b"push_id", "source", b"source", "staging_ttl", b"staging_ttl", "weight_version", b"weight_version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__expected_version: _TypeAlias = _typing.Literal["expected_version"]  # noqa: Y015
+    _WhichOneofArgType__expected_version: _TypeAlias = _typing.Literal["_expected_version", b"_expected_version"]  # noqa: Y015
+    _WhichOneofReturnType_source: _TypeAlias = _typing.Literal["checkpoint_path", "peers"]  # noqa: Y015
+    _WhichOneofArgType_source: _TypeAlias = _typing.Literal["source", b"source"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__expected_version) -> _WhichOneofReturnType__expected_version | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_source) -> _WhichOneofReturnType_source | None: ...
+
+Global___LoadWeightsRequest: _TypeAlias = LoadWeightsRequest  # noqa: Y015
+
+@_typing.final
+class LoadWeightsResponse(_message.Message):
+    """The outcome of a push."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PUSH_FIELD_NUMBER: _builtins.int
+    APPLIED_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def push(self) -> Global___Push:
+        """The push."""
+
+    @_builtins.property
+    def applied(self) -> Global___Applied:
+        """What applying did; unset when nothing was applied."""
+
+    @_builtins.property
+    def state(self) -> _types_pb2.EngineState:
+        """State of the engine."""
+
+    def __init__(
+        self,
+        *,
+        push: Global___Push | None = ...,
+        applied: Global___Applied | None = ...,
+        state: _types_pb2.EngineState | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "push", b"push", "state", b"state"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "push", b"push", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoadWeightsResponse: _TypeAlias = LoadWeightsResponse  # noqa: Y015
 
 @_typing.final
 class GetPushRequest(_message.Message):
@@ -995,10 +1178,16 @@ class GetWeightsResponse(_message.Message):
     DIGESTS_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
     RESIDENT_FIELD_NUMBER: _builtins.int
+    PUSH_ID_FIELD_NUMBER: _builtins.int
+    CONTENT_DIGEST_FIELD_NUMBER: _builtins.int
     weight_version: _builtins.int
     """Their version; 0 before the first push."""
     resident: _builtins.bool
     """Whether the daemon keeps the bytes of this version: partial pushes and PullWeights need them."""
+    push_id: _builtins.str
+    """The push that brought it; empty for the checkpoint's weights and for those of vLLM's own transfer."""
+    content_digest: _builtins.str
+    """Digest of its contents, as in PushHeader, if that push had one; empty after a partial push, which is not all of it."""
     @_builtins.property
     def manifest(self) -> Global___Manifest:
         """Tensors a push must bring, with offsets as laid out end to end in order of the names."""
@@ -1019,10 +1208,12 @@ class GetWeightsResponse(_message.Message):
         digests: _abc.Iterable[Global___WeightDigest] | None = ...,
         state: _types_pb2.EngineState | None = ...,
         resident: _builtins.bool = ...,
+        push_id: _builtins.str = ...,
+        content_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest", "state", b"state"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digests", b"digests", "manifest", b"manifest", "resident", b"resident", "state", b"state", "weight_version", b"weight_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content_digest", b"content_digest", "digests", b"digests", "manifest", b"manifest", "push_id", b"push_id", "resident", b"resident", "state", b"state", "weight_version", b"weight_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1043,7 +1234,7 @@ class PullWeightsRequest(_message.Message):
     chunk_bytes: _builtins.int
     """Maximum number of bytes of a chunk; default 1 MiB."""
     push_id: _builtins.str
-    """Pull the bytes of this push instead of the served version. All of its bytes must have arrived."""
+    """Pull the bytes of this push instead of the served version. Those that are still to arrive are sent when they do."""
     @_builtins.property
     def ranges(self) -> _containers.RepeatedCompositeFieldContainer[Global___ByteRange]:
         """The parts of the byte space to send; default all of it."""
@@ -1077,11 +1268,13 @@ class PullWeightsResponse(_message.Message):
     END_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def header(self) -> Global___PushHeader:
-        """First: the version, its manifest and the manifest's digest."""
+        """First: the version, its manifest and the manifest's digest, the id of the push that brought it, and the digest
+        of the contents if it is known.
+        """
 
     @_builtins.property
     def chunk(self) -> Global___PushChunk:
-        """Any number, in order."""
+        """Any number; in order, but as they come of a push whose bytes are still arriving."""
 
     @_builtins.property
     def end(self) -> Global___PushEnd:

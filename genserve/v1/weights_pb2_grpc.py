@@ -40,6 +40,11 @@ class WeightServiceStub:
                 request_serializer=genserve_dot_v1_dot_weights__pb2.PushWeightsRequest.SerializeToString,
                 response_deserializer=genserve_dot_v1_dot_weights__pb2.PushWeightsResponse.FromString,
                 _registered_method=True)
+        self.LoadWeights = channel.unary_unary(
+                '/genserve.v1.WeightService/LoadWeights',
+                request_serializer=genserve_dot_v1_dot_weights__pb2.LoadWeightsRequest.SerializeToString,
+                response_deserializer=genserve_dot_v1_dot_weights__pb2.LoadWeightsResponse.FromString,
+                _registered_method=True)
         self.GetPush = channel.unary_unary(
                 '/genserve.v1.WeightService/GetPush',
                 request_serializer=genserve_dot_v1_dot_weights__pb2.GetPushRequest.SerializeToString,
@@ -99,6 +104,15 @@ class WeightServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LoadWeights(self, request, context):
+        """Makes the daemon fetch a version itself, from a checkpoint on its host or from other daemons, and treats its bytes
+        as those of a push: all of what is said there holds. If the call ends early, the bytes stay staged, and a call with
+        the same `push_id` continues.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetPush(self, request, context):
         """Progress of a push and the byte ranges that are missing: where to resume.
         """
@@ -107,7 +121,8 @@ class WeightServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CommitPush(self, request, context):
-        """Applies a push whose bytes are all staged. A repeat for an applied push gets the first answer again.
+        """Applies a push whose bytes are all staged, or exchanges one that is prepared. A repeat for an applied push gets the
+        first answer again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -128,7 +143,8 @@ class WeightServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def PullWeights(self, request, context):
-        """The bytes of the served version, as frames that PushWeights takes: how a late replica catches up with a peer.
+        """The bytes of the served version or of a push, as frames that PushWeights takes: how a late replica catches up with
+        a peer, and how one push reaches many replicas.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -172,6 +188,11 @@ def add_WeightServiceServicer_to_server(servicer, server):
                     servicer.PushWeights,
                     request_deserializer=genserve_dot_v1_dot_weights__pb2.PushWeightsRequest.FromString,
                     response_serializer=genserve_dot_v1_dot_weights__pb2.PushWeightsResponse.SerializeToString,
+            ),
+            'LoadWeights': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadWeights,
+                    request_deserializer=genserve_dot_v1_dot_weights__pb2.LoadWeightsRequest.FromString,
+                    response_serializer=genserve_dot_v1_dot_weights__pb2.LoadWeightsResponse.SerializeToString,
             ),
             'GetPush': grpc.unary_unary_rpc_method_handler(
                     servicer.GetPush,
@@ -247,6 +268,33 @@ class WeightService:
             '/genserve.v1.WeightService/PushWeights',
             genserve_dot_v1_dot_weights__pb2.PushWeightsRequest.SerializeToString,
             genserve_dot_v1_dot_weights__pb2.PushWeightsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadWeights(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/genserve.v1.WeightService/LoadWeights',
+            genserve_dot_v1_dot_weights__pb2.LoadWeightsRequest.SerializeToString,
+            genserve_dot_v1_dot_weights__pb2.LoadWeightsResponse.FromString,
             options,
             channel_credentials,
             insecure,

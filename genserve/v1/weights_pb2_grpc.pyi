@@ -37,16 +37,25 @@ class WeightServiceStub:
     """Streams one version of the weights: a header, chunks in any order, an end frame. Nothing changes before the end
     frame.
     """
+    LoadWeights: _grpc.UnaryUnaryMultiCallable[_weights_pb2.LoadWeightsRequest, _weights_pb2.LoadWeightsResponse]
+    """Makes the daemon fetch a version itself, from a checkpoint on its host or from other daemons, and treats its bytes
+    as those of a push: all of what is said there holds. If the call ends early, the bytes stay staged, and a call with
+    the same `push_id` continues.
+    """
     GetPush: _grpc.UnaryUnaryMultiCallable[_weights_pb2.GetPushRequest, _weights_pb2.GetPushResponse]
     """Progress of a push and the byte ranges that are missing: where to resume."""
     CommitPush: _grpc.UnaryUnaryMultiCallable[_weights_pb2.CommitPushRequest, _weights_pb2.CommitPushResponse]
-    """Applies a push whose bytes are all staged. A repeat for an applied push gets the first answer again."""
+    """Applies a push whose bytes are all staged, or exchanges one that is prepared. A repeat for an applied push gets the
+    first answer again.
+    """
     DiscardPush: _grpc.UnaryUnaryMultiCallable[_weights_pb2.DiscardPushRequest, _weights_pb2.DiscardPushResponse]
     """Frees the bytes of a push. A push that is being applied is not discarded, one that is being sent only by `force`."""
     GetWeights: _grpc.UnaryUnaryMultiCallable[_weights_pb2.GetWeightsRequest, _weights_pb2.GetWeightsResponse]
     """The version that is served, its tensors and, on request, digests of the live weights."""
     PullWeights: _grpc.UnaryStreamMultiCallable[_weights_pb2.PullWeightsRequest, _weights_pb2.PullWeightsResponse]
-    """The bytes of the served version, as frames that PushWeights takes: how a late replica catches up with a peer."""
+    """The bytes of the served version or of a push, as frames that PushWeights takes: how a late replica catches up with
+    a peer, and how one push reaches many replicas.
+    """
     InitWeightTransfer: _grpc.UnaryUnaryMultiCallable[_weights_pb2.InitWeightTransferRequest, _weights_pb2.InitWeightTransferResponse]
     """Sets up vLLM's own transfer engine (NCCL, CUDA IPC, ...) on every worker, for a trainer on the same fabric. The
     trainer's half runs in vLLM's WeightTransferTrainerFactory; these four calls are its VLLMWeightSyncClient.
@@ -71,16 +80,25 @@ class WeightServiceAsyncStub(WeightServiceStub):
     """Streams one version of the weights: a header, chunks in any order, an end frame. Nothing changes before the end
     frame.
     """
+    LoadWeights: _aio.UnaryUnaryMultiCallable[_weights_pb2.LoadWeightsRequest, _weights_pb2.LoadWeightsResponse]  # type: ignore[assignment]
+    """Makes the daemon fetch a version itself, from a checkpoint on its host or from other daemons, and treats its bytes
+    as those of a push: all of what is said there holds. If the call ends early, the bytes stay staged, and a call with
+    the same `push_id` continues.
+    """
     GetPush: _aio.UnaryUnaryMultiCallable[_weights_pb2.GetPushRequest, _weights_pb2.GetPushResponse]  # type: ignore[assignment]
     """Progress of a push and the byte ranges that are missing: where to resume."""
     CommitPush: _aio.UnaryUnaryMultiCallable[_weights_pb2.CommitPushRequest, _weights_pb2.CommitPushResponse]  # type: ignore[assignment]
-    """Applies a push whose bytes are all staged. A repeat for an applied push gets the first answer again."""
+    """Applies a push whose bytes are all staged, or exchanges one that is prepared. A repeat for an applied push gets the
+    first answer again.
+    """
     DiscardPush: _aio.UnaryUnaryMultiCallable[_weights_pb2.DiscardPushRequest, _weights_pb2.DiscardPushResponse]  # type: ignore[assignment]
     """Frees the bytes of a push. A push that is being applied is not discarded, one that is being sent only by `force`."""
     GetWeights: _aio.UnaryUnaryMultiCallable[_weights_pb2.GetWeightsRequest, _weights_pb2.GetWeightsResponse]  # type: ignore[assignment]
     """The version that is served, its tensors and, on request, digests of the live weights."""
     PullWeights: _aio.UnaryStreamMultiCallable[_weights_pb2.PullWeightsRequest, _weights_pb2.PullWeightsResponse]  # type: ignore[assignment]
-    """The bytes of the served version, as frames that PushWeights takes: how a late replica catches up with a peer."""
+    """The bytes of the served version or of a push, as frames that PushWeights takes: how a late replica catches up with
+    a peer, and how one push reaches many replicas.
+    """
     InitWeightTransfer: _aio.UnaryUnaryMultiCallable[_weights_pb2.InitWeightTransferRequest, _weights_pb2.InitWeightTransferResponse]  # type: ignore[assignment]
     """Sets up vLLM's own transfer engine (NCCL, CUDA IPC, ...) on every worker, for a trainer on the same fabric. The
     trainer's half runs in vLLM's WeightTransferTrainerFactory; these four calls are its VLLMWeightSyncClient.
@@ -110,6 +128,17 @@ class WeightServiceServicer(metaclass=_abc_1.ABCMeta):
         """
 
     @_abc_1.abstractmethod
+    def LoadWeights(
+        self,
+        request: _weights_pb2.LoadWeightsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_weights_pb2.LoadWeightsResponse, _abc.Awaitable[_weights_pb2.LoadWeightsResponse]]:
+        """Makes the daemon fetch a version itself, from a checkpoint on its host or from other daemons, and treats its bytes
+        as those of a push: all of what is said there holds. If the call ends early, the bytes stay staged, and a call with
+        the same `push_id` continues.
+        """
+
+    @_abc_1.abstractmethod
     def GetPush(
         self,
         request: _weights_pb2.GetPushRequest,
@@ -123,7 +152,9 @@ class WeightServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _weights_pb2.CommitPushRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_weights_pb2.CommitPushResponse, _abc.Awaitable[_weights_pb2.CommitPushResponse]]:
-        """Applies a push whose bytes are all staged. A repeat for an applied push gets the first answer again."""
+        """Applies a push whose bytes are all staged, or exchanges one that is prepared. A repeat for an applied push gets the
+        first answer again.
+        """
 
     @_abc_1.abstractmethod
     def DiscardPush(
@@ -147,7 +178,9 @@ class WeightServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _weights_pb2.PullWeightsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_weights_pb2.PullWeightsResponse], _abc.AsyncIterator[_weights_pb2.PullWeightsResponse]]:
-        """The bytes of the served version, as frames that PushWeights takes: how a late replica catches up with a peer."""
+        """The bytes of the served version or of a push, as frames that PushWeights takes: how a late replica catches up with
+        a peer, and how one push reaches many replicas.
+        """
 
     @_abc_1.abstractmethod
     def InitWeightTransfer(

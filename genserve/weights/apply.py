@@ -1,16 +1,18 @@
 """The transaction that turns staged bytes into the served weights: all of them, or none.
 
-Generation runs while the new version is prepared beside the live one, and stops only for the exchange. A failed commit
-is exchanged back. If this fails too, the resident bytes of the previous version are applied again. Only if this fails
-as well is the engine tainted, and stopped until a push or a restart.
+Generation runs while the new version is prepared beside the live one, and stops only for the exchange. What is prepared
+may also wait for a later commit. A failed commit is exchanged back. If this fails too, the resident bytes of the
+previous version are applied again. Only if this fails as well is the engine tainted, and stopped until a push or a
+restart.
 """
 
 import asyncio
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from typing import Any
 
 from genserve.control.conditions import EngineCondition
 from genserve.control.pause import PauseController
@@ -20,24 +22,24 @@ from genserve.control.turn import remaining_s, uninterrupted
 from genserve.engine.protocol import Engine
 from genserve.engine.types import ArenaRef
 from genserve.errors import DeadlineError, EngineDeadError, EngineTaintedError, GenserveError, PushRolledBackError
-from genserve.memory.arena import Arena
-from genserve.tensors.manifest import Manifest
 from genserve.weights.aftermath import Aftermath
-from genserve.weights.early import EarlyPreparation
+from genserve.weights.byte_sources import ArenaBytes
+from genserve.weights.preparation import Preparation
 from genserve.weights.push.lifecycle import State
 from genserve.weights.push.live_push import LivePush
 from genserve.weights.push.types import Applied, PrepareMode
-from genserve.weights.resident import ArenaBytes, ResidentStore, ResidentVersion
+from genserve.weights.resident import ResidentStore, ResidentVersion
 
 _DISCARD_TIMEOUT_S = 30.0
 _HEAL_TIMEOUT_S = 300.0
+_TOO_LATE = "no time was left to prepare; nothing changed"
 _AWAKE = (EngineCondition.RUNNING, EngineCondition.PAUSED, EngineCondition.APPLYING)
 
 log = logging.getLogger(__name__)
 
 
 class PushApplier:
-    """Applies one push at a time; `PushRegistry` ensures this."""
+    """Applies one push at a time, and holds the one version that workers prepare; `PushRegistry` ensures this."""
 
     def __init__(self, engine: Engine, pauses: PauseController, board: StateBoard, resident: ResidentStore) -> None:
         self._engine = engine
@@ -47,8 +49,8 @@ class PushApplier:
         self._lock = asyncio.Lock()
         self._applied_id = ""
         self._freeing: asyncio.Task[None] | None = None
-        self._early: EarlyPreparation | None = None
-        self._beginnings: set[asyncio.Task[None]] = set()
+        self._preparation: Preparation | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
         self._aftermath = Aftermath()
 
     @asynccontextmanager
@@ -80,36 +82,86 @@ class PushApplier:
 
     def begin_early(self, push: LivePush) -> None:
         """Lets the workers prepare a push while its bytes arrive, as soon as nothing else is applied and unless
-        something else is prepared early. It is given up for whatever is applied first, and for a sleep."""
-        if not self._engine.takes_arriving_weights:
-            return
-        beginning = asyncio.create_task(self._begin_early(push), name=f"early preparation of push {push.push_id}")
-        self._beginnings.add(beginning)
-        beginning.add_done_callback(self._beginnings.discard)
+        something else is prepared. It is given up for whatever is applied first, and for a sleep."""
+        if self._engine.takes_arriving_weights:
+            self._start(self._begin_early(push), f"early preparation of push {push.push_id}")
+
+    def _start(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _begin_early(self, push: LivePush) -> None:
         attempt = push.attempt
         async with self._lock:
             arrives = push.lifecycle.state is State.RECEIVING and push.attempt is attempt and attempt.is_live
-            if not arrives or self._early is not None or self._board.engine_condition not in _AWAKE:
+            if not arrives or self._preparation is not None or self._board.engine_condition not in _AWAKE:
                 return
             try:
-                early = self._early = EarlyPreparation(self._engine, push)
+                self._hold(Preparation(self._engine, push))
             except OSError as error:
                 log.warning("push %s is prepared when its bytes are there: %s", push.push_id, error)
-                return
-        while self._early is early:
-            await early.wait_attempt()
-            async with self._lock:  # the next attempt may have begun meanwhile, and go on with it
-                if self._early is early and early.is_useless:
-                    await self._end_early(_DISCARD_TIMEOUT_S)
 
-    async def _end_early(self, timeout_s: float) -> None:
-        """For the caller that has the lock."""
-        early, self._early = self._early, None
-        if early is not None:
-            early.end()
-            await self._discard(early.nonce, timeout_s)
+    def _hold(self, preparation: Preparation) -> None:
+        """Keeps what is prepared until it is used, or nobody needs it any more."""
+        self._preparation = preparation
+        self._start(self._watch(preparation), f"watch over the preparation of push {preparation.push.push_id}")
+
+    async def _watch(self, preparation: Preparation) -> None:
+        while self._preparation is preparation:
+            if not preparation.is_useless:
+                await preparation.push.changed.wait()
+                continue
+            async with self._lock:  # the next attempt may have begun meanwhile, and go on with it
+                if self._preparation is preparation and preparation.is_useless:
+                    await self._end_preparation(_DISCARD_TIMEOUT_S)
+
+    async def _end_preparation(self, timeout_s: float) -> None:
+        """For the caller that has the lock. A push that was prepared is staged again."""
+        preparation, self._preparation = self._preparation, None
+        if preparation is not None:
+            preparation.end()
+            await self._discard(preparation.nonce, timeout_s)
+
+    def has_prepared(self, push: LivePush) -> bool:
+        """Whether workers hold this push, prepared from what is staged."""
+        return self._preparation is not None and self._preparation.push is push
+
+    async def close(self) -> None:
+        """Returns when nothing is prepared any more. Call it when all pushes are gone."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def prepare(self, push: LivePush, digesting: "asyncio.Task[None]") -> None:
+        """Prepares, within the header's `apply.timeout_s`, and when `digesting` has ended too the push is prepared:
+        `apply` uses it. Until then anything else that is applied, and a sleep, ends it; nothing waits for it. Raises as
+        `apply`: then nothing is prepared."""
+        deadline_s = time.monotonic() + push.header.apply.timeout_s
+        async with self._alone(push.header.apply.timeout_s, lambda: _TOO_LATE, push):
+            self._applied_id = push.push_id
+            check_weights(self._board.engine_condition, self._board.daemon_condition)
+            try:
+                await self._finish(push, deadline_s)
+                await asyncio.wait({digesting}, timeout=remaining_s(deadline_s, "compute the content digest"))
+                if not digesting.done():
+                    raise DeadlineError("the content digest was not computed in time; nothing changed")
+                digesting.result()
+                push.lifecycle.prepared()
+            except BaseException as error:
+                await self._clean_up(push, error)
+                raise
+
+    async def _clean_up(self, push: LivePush, error: BaseException) -> None:
+        """Discards after an error what was prepared or replaced, and raises what the trainer gets instead of it, if
+        anything."""
+        # A worker that hangs answers a discard only when it continues; the trainer gets its answer on time.
+        await self._end_preparation(1.0 if isinstance(error, DeadlineError) else _DISCARD_TIMEOUT_S)
+        if not isinstance(error, Exception):
+            return
+        if push.is_served:
+            raise GenserveError(f"the new version is live, but the engine could not be resumed: {error}") from error
+        if not isinstance(error, GenserveError):
+            raise PushRolledBackError(f"the weights could not be applied; nothing changed: {error!r}") from error
 
     async def apply(self, push: LivePush) -> Applied:
         """Prepares, pauses, commits and resumes, all within the header's `apply.timeout_s`. What was replaced is freed
@@ -124,8 +176,7 @@ class PushApplier:
         `prepare` is what was left of it when every byte was there.
         """
         deadline_s = time.monotonic() + push.header.apply.timeout_s
-        too_late = "no time was left to prepare; nothing changed"
-        async with self._alone(push.header.apply.timeout_s, lambda: too_late, push):
+        async with self._alone(push.header.apply.timeout_s, lambda: _TOO_LATE, push):
             self._applied_id = push.push_id
             check_weights(self._board.engine_condition, self._board.daemon_condition)
             return await self._apply(push, deadline_s)
@@ -141,8 +192,8 @@ class PushApplier:
         except TimeoutError:
             raise DeadlineError(too_late()) from None
         try:
-            if self._early is not None and self._early.push is not push:
-                await self._end_early(min(timeout_s, _DISCARD_TIMEOUT_S))
+            if self._preparation is not None and self._preparation.push is not push:
+                await self._end_preparation(min(timeout_s, _DISCARD_TIMEOUT_S))
             yield
         finally:
             if self._freeing is None:  # otherwise the task releases the lock when it has freed what was replaced
@@ -167,12 +218,9 @@ class PushApplier:
         previous_version = self._engine.weight_version
         if options.pause_lease_id:
             self._pauses.require(options.pause_lease_id)  # reported now, not after a long preparation
-        early, self._early = self._early, None
-        nonce = uuid.uuid4().hex if early is None else early.nonce
-        prepare_s = 0.0
         try:
             if options.prepare_mode is PrepareMode.RUNNING:
-                prepare_s = await self._finish(push, early, nonce, deadline_s)
+                preparation, prepare_s = await self._finish(push, deadline_s)
             async with self._pauses.hold(
                 options.pause_mode,
                 options.kv_policy,
@@ -180,20 +228,11 @@ class PushApplier:
                 lease_id=options.pause_lease_id,
             ) as hold:
                 if options.prepare_mode is PrepareMode.PAUSED:
-                    prepare_s = await self._finish(push, early, nonce, deadline_s)
-                commit_s = await self._commit(push, nonce, deadline_s)
+                    preparation, prepare_s = await self._finish(push, deadline_s)
+                commit_s = await self._commit(push, preparation.nonce, deadline_s)
         except BaseException as error:
-            if early is not None:
-                early.end()
-            # A worker that hangs answers a discard only when it continues; the trainer gets its answer on time.
-            await self._discard(nonce, 1.0 if isinstance(error, DeadlineError) else _DISCARD_TIMEOUT_S)
-            if not isinstance(error, Exception):
-                raise
-            if push.is_served:
-                raise GenserveError(f"the new version is live, but the engine could not be resumed: {error}") from error
-            if isinstance(error, GenserveError):
-                raise
-            raise PushRolledBackError(f"the weights could not be applied; nothing changed: {error!r}") from error
+            await self._clean_up(push, error)
+            raise
         steps = {
             "receive": push.staging.receive_s,
             "verify": push.staging.verify_s,
@@ -206,22 +245,21 @@ class PushApplier:
         self._aftermath.follow(applied, hold)
         # Neither requests nor the trainer wait while memory is freed. The workers free it after their next step, which
         # may compute every running request again.
-        self._freeing = asyncio.create_task(self._free(nonce, applied), name="freeing replaced weights")
+        self._preparation = None
+        self._freeing = asyncio.create_task(self._free(preparation.nonce, applied), name="freeing replaced weights")
         return applied
 
-    async def _finish(self, push: LivePush, early: EarlyPreparation | None, nonce: str, deadline_s: float) -> float:
-        """Prepares a push whose bytes are all there, or waits for its early preparation; seconds it took."""
+    async def _finish(self, push: LivePush, deadline_s: float) -> tuple[Preparation, float]:
+        """Prepares a push whose bytes are all there, unless its preparation has begun, and waits until it is done:
+        that, and the seconds it took."""
         began_s, timeout_s = time.perf_counter(), remaining_s(deadline_s, "prepare")
-        if early is None:
-            await self._prepare(nonce, push.weights, push.arena, timeout_s, push.push_id)
-        elif not await early.finish(timeout_s):
+        preparation = self._preparation
+        if preparation is None:
+            preparation = Preparation(self._engine, push, timeout_s)
+            self._hold(preparation)
+        if not await preparation.finish(timeout_s):
             raise DeadlineError(f"prepare did not finish within {timeout_s:g} s")
-        return time.perf_counter() - began_s
-
-    async def _prepare(self, nonce: str, weights: Manifest, arena: Arena, timeout_s: float, push_id: str = "") -> None:
-        """Without a `push_id` the bytes are those of the resident version."""
-        where = ArenaRef(arena.path, weights.total_bytes, push_id)
-        await self._engine.prepare_weights(nonce, where, weights.tensors, timeout_s)
+        return preparation, time.perf_counter() - began_s
 
     async def _commit(self, push: LivePush, nonce: str, deadline_s: float) -> float:
         """Exchanges the weights; seconds it took."""
@@ -253,7 +291,8 @@ class PushApplier:
         else:
             # In one turn of the event loop: whoever hears of the version finds its bytes.
             push.serve()
-            self._resident.replace(ResidentVersion(version, push.weights, ArenaBytes(push.arena)))
+            named = {"push_id": push.push_id, "content_digest": push.weights_digest}
+            self._resident.replace(ResidentVersion(version, push.weights, ArenaBytes(push.arena), **named))
             self._board.tell_applied()
             return None
         log.error("%s; applying version %d again", cause, self._engine.weight_version)
@@ -267,7 +306,8 @@ class PushApplier:
         try:
             version = self._resident.require()
             async with version.as_arena() as arena:
-                await self._prepare(nonce, version.manifest, arena, _HEAL_TIMEOUT_S)
+                where = ArenaRef(arena.path, version.manifest.total_bytes)
+                await self._engine.prepare_weights(nonce, where, version.manifest.tensors, _HEAL_TIMEOUT_S)
                 await self._engine.commit_weights(nonce, version.weight_version, _HEAL_TIMEOUT_S)
                 self._board.tell_applied()
         except EngineDeadError:

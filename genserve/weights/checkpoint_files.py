@@ -5,6 +5,7 @@ place, which changes size or modification time. Files are not mapped, because a 
 SIGBUS.
 """
 
+import hashlib
 import os
 import stat
 import weakref
@@ -42,18 +43,18 @@ class CheckpointFile:
         if not stat.S_ISREG(found.st_mode):
             raise CheckpointFileError(f"{path}: is not a file")
         self.size_bytes = found.st_size
-        self._found = _stamp(found)
+        self.stamp = _stamp(found)
 
     def check(self) -> None:
         """Raises FileChangedError if the file was written to."""
-        if _stamp(os.fstat(self._fd)) != self._found:
+        if _stamp(os.fstat(self._fd)) != self.stamp:
             raise FileChangedError(f"{self.path}: has changed since it was opened")
 
     @property
     def is_in_place(self) -> bool:
         """Whether its path still leads to this file, unchanged."""
         try:
-            return _stamp(os.stat(self.path)) == self._found
+            return _stamp(os.stat(self.path)) == self.stamp
         except OSError:
             return False
 
@@ -97,6 +98,12 @@ class CheckpointFiles:
     def by_path(self) -> Mapping[Path, CheckpointFile]:
         """All files."""
         return self._files
+
+    @property
+    def identity(self) -> str:
+        """Equal for the same files with the same contents; another text after one was written to or replaced."""
+        stamps = sorted((str(path), file.stamp) for path, file in self._files.items())
+        return f"files {hashlib.sha256(repr(stamps).encode()).hexdigest()[:32]}"
 
     def check(self) -> None:
         """Raises FileChangedError if one was written to."""

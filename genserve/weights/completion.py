@@ -1,18 +1,21 @@
-"""What happens when every byte of a push has arrived: it is checked, then staged or applied, and its outcome is
-reported."""
+"""What happens when every byte of a push has arrived: it is checked, then staged, prepared or applied, and its outcome
+is reported."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 
 from genserve.control.phase_admission import check_weights
 from genserve.control.state import StateBoard
 from genserve.engine.protocol import Engine
+from genserve.errors import ChecksumMismatchError
 from genserve.weights.apply import PushApplier
 from genserve.weights.lora.loader import LoraLoader
 from genserve.weights.push.live_push import LivePush
+from genserve.weights.push.live_pushes import LivePushes
 from genserve.weights.push.outcomes import Outcomes
-from genserve.weights.push.types import Applied, PushAction, PushOutcome
+from genserve.weights.push.types import Applied, PushAction, PushHeader, PushOutcome
 from genserve.weights.push_admission import check_version, refuse_issues
 from genserve.weights.resident import ResidentStore
 
@@ -29,6 +32,7 @@ class Completion:
         loras: LoraLoader,
         resident: ResidentStore,
         outcomes: Outcomes,
+        pushes: LivePushes,
         tied: Mapping[str, str],
     ) -> None:
         self._engine = engine
@@ -37,12 +41,14 @@ class Completion:
         self._loras = loras
         self._resident = resident
         self._outcomes = outcomes
+        self._pushes = pushes
         self._tied = tied
         self._applying: LivePush | None = None
 
     def begin_early(self, push: LivePush) -> None:
-        """Lets workers prepare a version while its bytes arrive, if it will be applied as it is sent."""
-        if push.header.action is PushAction.APPLY and push.header.lora is None and not push.staging.manifest.partial:
+        """Lets workers prepare a version while its bytes arrive, if it will be prepared or applied as it is sent."""
+        prepares = push.header.action in (PushAction.APPLY, PushAction.PREPARE)
+        if prepares and push.header.lora is None and not push.staging.manifest.partial:
             self._applier.begin_early(push)
 
     def start(self, push: LivePush, ended: Callable[[LivePush], None]) -> None:
@@ -53,7 +59,9 @@ class Completion:
     async def _carry_out(self, push: LivePush, ended: Callable[[LivePush], None]) -> None:
         try:
             await self._stage(push)
-            self._settle(push, None if push.header.action is PushAction.STAGE else await self._apply(push))
+            if push.header.action is PushAction.PREPARE:
+                await self._prepare(push)
+            self._settle(push, await self._apply(push) if push.header.action is PushAction.APPLY else None)
         except Exception as error:
             self._settle(push, error=error)
         finally:
@@ -66,31 +74,67 @@ class Completion:
             del push, ended
 
     async def _stage(self, push: LivePush) -> None:
-        """Compares tied tensors. Raises ManifestMismatchError for those that differ."""
-        refuse_issues(await asyncio.to_thread(push.staging.tied_issues, self._tied))
+        """Compares tied tensors, once, and the contents with what a header has said of them. Raises
+        ManifestMismatchError for tied tensors that differ, and ChecksumMismatchError."""
+        if not push.is_checked:
+            refuse_issues(await asyncio.to_thread(push.staging.tied_issues, self._tied))
+            push.is_checked = True
+        if named := push.named_digest:
+            await push.compute_digest()
+            if push.content_digest != named:
+                raise ChecksumMismatchError(
+                    f"the contents of push {push.push_id!r} have SHA-256 {push.content_digest}, its header says "
+                    f"{named}: it cannot be applied; discard it, or push under another id",
+                    metadata={"push_id": push.push_id, "expected": named, "found": push.content_digest},
+                )
         push.stage()
+
+    async def _prepare(self, push: LivePush) -> None:
+        """Has workers prepare what is staged, for a later commit. Raises as `PushApplier.prepare`, and StagingFullError
+        while another push is prepared."""
+        self.check(push.header)
+        self._pushes.check_place(push.push_id)
+        with self._carrying_out(push):
+            await self._complete(push)
+            digesting = asyncio.create_task(push.compute_digest(), name=f"content digest of push {push.push_id}")
+            digesting.add_done_callback(lambda done: done.cancelled() or done.exception())
+            await self._applier.prepare(push, digesting)
 
     async def _apply(self, push: LivePush) -> Applied:
         """Makes what is staged live. Raises as `PushApplier.apply`."""
-        self._check_again(push)
+        self.check(push.header)
+        with self._carrying_out(push):
+            if push.header.lora is not None:
+                return await self._loras.apply(push, push.header.lora)
+            await self._complete(push)
+            return await self._applier.apply(push)
+
+    async def _complete(self, push: LivePush) -> None:
+        """Adds what a partial push lacks, as it is served now; what is prepared was completed from that already."""
+        if push.staging.manifest.partial and not self._applier.has_prepared(push):
+            await push.staging.complete(self._resident.require(), self._tied)
+
+    @contextmanager
+    def _carrying_out(self, push: LivePush) -> Iterator[None]:
+        """Nothing else is carried out in the block, and streams are answered within the timeout."""
         push.lifecycle.preparing()
         self._applying = push
         try:
             with push.attempt.answered_on_time(push.header.apply.timeout_s):
-                if push.header.lora is not None:
-                    return await self._loras.apply(push, push.header.lora)
-                if push.staging.manifest.partial:
-                    await push.staging.complete(self._resident.require(), self._tied)
-                return await self._applier.apply(push)
+                yield
         finally:
             self._applying = None
 
-    def _check_again(self, push: LivePush) -> None:
-        """Repeats checks of the header, because their results may have changed while the bytes arrived."""
+    def check(self, header: PushHeader) -> None:
+        """Repeats checks of a header, because their results may have changed while the bytes arrived."""
         if self._applying is not None:
             raise self._applying.in_progress()
         check_weights(self._board.engine_condition, self._board.daemon_condition)
-        check_version(push.header, self._engine.weight_version)
+        check_version(header, self._engine.weight_version)
+
+    async def close(self) -> None:
+        """Returns when workers hold nothing of any push. Call it when all pushes are gone."""
+        await self._applier.close()
 
     def _settle(self, push: LivePush, applied: Applied | None = None, error: Exception | None = None) -> None:
         """Tells what came of it, to the streams and to those who ask later. A version that is live is applied, also

@@ -17,10 +17,10 @@ from genserve.tensors.manifest import (
 )
 from genserve.weights.checkpoint import CheckpointIndex, checkpoint_issues
 from genserve.weights.lora.config import LoraConfig, check_lora_name, lora_issues
-from genserve.weights.push.types import ApplyOptions, LoraAdapter, PushHeader
+from genserve.weights.push.types import ApplyOptions, LoraAdapter, PushAction, PushHeader
 
 MAX_STREAMS = 1024
-_MAX_STAGING_TTL_S = 24 * 3600.0
+_MAX_TTL_S = 24 * 3600.0
 _MAX_SHOWN_ISSUES = 3
 
 
@@ -32,18 +32,16 @@ def check_header(header: PushHeader) -> None:
         _check_lora(header, header.lora)
     else:
         check_version_number(header.weight_version, "header.weight_version")
-    if not 0 < header.staging_ttl_s <= _MAX_STAGING_TTL_S:
-        raise InvalidFieldError.of(
-            "header.staging_ttl",
-            f"must be above 0 s and at most {_MAX_STAGING_TTL_S:g} s, is {header.staging_ttl_s:g} s",
-        )
+    _check_ttl(header.staging_ttl_s, "header.staging_ttl")
+    _check_ttl(header.prepared_ttl_s, "header.prepared_ttl")
     if not 1 <= header.num_streams <= MAX_STREAMS:
         raise InvalidFieldError.of("header.num_streams", f"must be in [1, {MAX_STREAMS}], is {header.num_streams}")
     check_apply(header.apply, "header.apply")
-    digest = header.manifest_digest
-    if digest and (len(digest) != 64 or not set(digest) <= set("0123456789abcdef")):
-        raise InvalidFieldError.of("header.manifest_digest", "must be a SHA-256 in 64 lower-case hex digits")
-    if header.manifest is None and not digest:
+    for field in ("manifest_digest", "content_digest"):
+        digest = getattr(header, field)
+        if digest and (len(digest) != 64 or not set(digest) <= set("0123456789abcdef")):
+            raise InvalidFieldError.of(f"header.{field}", "must be a SHA-256 in 64 lower-case hex digits")
+    if header.manifest is None and not header.manifest_digest:
         raise InvalidFieldError.of("header.manifest", "is required, or manifest_digest on further streams")
     if header.manifest is None and not header.push_id:
         raise InvalidFieldError.of("header.push_id", "is required on further streams")
@@ -56,6 +54,13 @@ def _check_lora(header: PushHeader, lora: LoraAdapter) -> None:
         raise InvalidFieldError.of(f"header.{field}", "an adapter has no version")
     if header.manifest is not None and header.manifest.partial:
         raise InvalidFieldError.of("header.manifest.partial", "an adapter cannot be partial")
+    if header.action is PushAction.PREPARE:
+        raise InvalidFieldError.of("header.action", "an adapter is not prepared: nothing is exchanged for it")
+
+
+def _check_ttl(ttl_s: float, field: str) -> None:
+    if not 0 < ttl_s <= _MAX_TTL_S:
+        raise InvalidFieldError.of(field, f"must be above 0 s and at most {_MAX_TTL_S:g} s, is {ttl_s:g} s")
 
 
 def check_apply(apply: ApplyOptions, field: str) -> None:

@@ -1,7 +1,7 @@
 """Memory for the bytes of a push, within the daemon's limit. Everything is decided before anything is freed."""
 
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -13,6 +13,8 @@ from genserve.weights.push.lifecycle import State
 from genserve.weights.push.live_push import LivePush
 from genserve.weights.resident import ResidentStore
 
+_KEPT = (State.STAGED, State.PREPARED)
+_MAX_NAMED = 3
 _MARGIN_BYTES = 256 << 20
 _BYTES_OF_UNKNOWN_MODEL = 64 << 30
 
@@ -69,15 +71,15 @@ def plan_evictions(
 ) -> Evictions:
     """Plans the memory for a push of `size_bytes` beside other `pushes` and the resident bytes.
 
-    An idle push is freed unless it is staged. Raises ApplyInProgressError while another push is in progress, and
-    StagingFullError if nothing helps.
+    An idle push is freed unless it is staged or prepared. Raises ApplyInProgressError while another push is in
+    progress, and StagingFullError, which names pushes that have the memory, if nothing helps.
     """
     for push in pushes:
         if push.is_held:
             raise push.in_progress()
-    leftovers = tuple(push for push in pushes if push.lifecycle.state is not State.STAGED)
-    staged_bytes = sum(push.size_bytes for push in pushes if push not in leftovers)
-    evicted = _plan(size_bytes, staged_bytes, max_bytes, resident, leftovers, partial=partial)
+    leftovers = tuple(push for push in pushes if push.lifecycle.state not in _KEPT)
+    staged = [push for push in pushes if push not in leftovers]
+    evicted = _plan(size_bytes, staged, max_bytes, resident, leftovers, partial=partial)
     freed_bytes = sum(push.arena.size_bytes for push in leftovers) + resident.spare_bytes
     if evicted.releases_resident:
         freed_bytes += resident.held_bytes
@@ -89,13 +91,14 @@ def plan_evictions(
 
 def _plan(
     size_bytes: int,
-    staged_bytes: int,
+    staged: Sequence[LivePush],
     max_bytes: int,
     resident: ResidentStore,
     leftovers: tuple[LivePush, ...],
     *,
     partial: bool,
 ) -> Evictions:
+    staged_bytes = sum(push.size_bytes for push in staged)
     if staged_bytes + resident.held_bytes + size_bytes <= max_bytes:
         return Evictions(leftovers)
     if staged_bytes + resident.served_bytes + size_bytes <= max_bytes:
@@ -104,7 +107,14 @@ def _plan(
     if staged_bytes == 0 and size_bytes <= max_bytes and not partial:
         return Evictions(leftovers, releases_replaced=True, releases_resident=True)
     taken_bytes = staged_bytes + resident.held_bytes
+    metadata = {"staged_bytes": str(taken_bytes), "max_staging_bytes": str(max_bytes)}
+    by_size = sorted(staged, key=lambda push: push.size_bytes, reverse=True)
+    push_ids, waiting = [push.push_id for push in by_size[:_MAX_NAMED]], ""
+    if push_ids:
+        metadata["push_ids"] = ",".join(push_ids)
+        others = f" and {len(staged) - _MAX_NAMED} more" if len(staged) > _MAX_NAMED else ""
+        waiting = f"; commit or discard {', '.join(map(repr, push_ids))}{others}"
     raise StagingFullError(
-        f"{size_bytes} bytes do not fit: {taken_bytes} of the {max_bytes} bytes for pushes are in use",
-        metadata={"staged_bytes": str(taken_bytes), "max_staging_bytes": str(max_bytes)},
+        f"{size_bytes} bytes do not fit: {taken_bytes} of the {max_bytes} bytes for pushes are in use{waiting}",
+        metadata=metadata,
     )

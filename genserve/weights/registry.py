@@ -72,7 +72,7 @@ class PushRegistry:
         self._pushes = LivePushes(clock)
         self._tied: Mapping[str, str] = checkpoint.tied if checkpoint is not None else {}
         self._outcomes = Outcomes(resident, clock)
-        self._completion = Completion(engine, board, applier, loras, resident, self._outcomes, self._tied)
+        self._completion = Completion(engine, board, applier, loras, resident, self._outcomes, self._pushes, self._tied)
         self._opening = asyncio.Lock()
         self._reserved_for = ""
         self._closed = False
@@ -153,6 +153,8 @@ class PushRegistry:
         if self._closed:
             raise DrainingError("the daemon is shutting down")
         self._outcomes.check_refused(header)
+        if header.action is PushAction.PREPARE:
+            self._pushes.check_place(header.push_id)
         push = self._pushes.get(header.push_id)
         if push is not None:
             push.identity.check(header, digest)
@@ -185,7 +187,7 @@ class PushRegistry:
             await asyncio.to_thread(arena.close)
             raise DrainingError("the daemon is shutting down")
         staging = Staging(header.push_id, manifest, arena)
-        push = LivePush(header, digest, staging, size_bytes, self._clock)
+        push = LivePush(header, digest, staging, size_bytes, self._clock, self._pushes.changed)
         self._pushes.add(push)
         self._completion.begin_early(push)
         return push
@@ -274,12 +276,12 @@ class PushRegistry:
         return PushOutcome(self.find(push_id).report())
 
     async def commit(self, push_id: str, apply: ApplyOptions, expected_version: int | None = None) -> PushOutcome:
-        """Applies a push whose bytes have all arrived. `expected_version` None = as its header says. Raises
-        PushNotFoundError, PushTruncatedError, ApplyInProgressError while it is being sent, and as `open` and
-        `PushStream.finish`."""
+        """Applies a push whose bytes have all arrived; of a prepared one only the exchange is left. `expected_version`
+        None = as its header says. Raises PushNotFoundError, PushTruncatedError, ApplyInProgressError while it is being
+        sent, and as `open` and `PushStream.finish`."""
         check_apply(apply, "apply")
-        if push_id in self._pushes:
-            await self._pushes[push_id].checked.wait()
+        while push_id in self._pushes and self._pushes[push_id].is_settling:
+            await self._pushes.wait_change()
         if (applied := self._outcomes.applied(push_id)) is not None:
             return applied.answer
         if push_id not in self._pushes and (refused := self._outcomes.refused(push_id)) is not None:
@@ -294,6 +296,7 @@ class PushRegistry:
         header = replace(push.header, action=PushAction.APPLY, apply=apply, num_streams=1)
         if expected_version is not None:
             header = replace(header, expected_version=expected_version)
+        self._completion.check(header)  # a commit that is refused leaves the push prepared
         attempt = push.begin_commit(header)
         self._completion.start(push, self._ended)
         return await asyncio.shield(attempt.result)
@@ -316,9 +319,11 @@ class PushRegistry:
         await self._pushes.run()
 
     async def close(self) -> None:
-        """Refuses further pushes, waits for one that is being applied, and frees the bytes of all others."""
+        """Refuses further pushes, waits for one that is being applied, and frees the bytes of all others, and what
+        workers have prepared of them."""
         self._closed = True
         await self._pushes.close()
+        await self._completion.close()
 
     def find(self, push_id: str) -> LivePush:
         """A push with bytes in the daemon. Raises PushNotFoundError."""

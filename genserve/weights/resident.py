@@ -8,133 +8,51 @@ to clear the pages of another one.
 
 import asyncio
 import logging
-from bisect import bisect_right
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Protocol
-
-import numpy as np
 
 from genserve.control.change import Change
 from genserve.errors import NotResidentError, StagingFullError, WeightVersionMismatchError
 from genserve.memory.arena import Arena, allocate_arena
 from genserve.memory.available import available_memory_bytes
 from genserve.tensors.manifest import Manifest, TensorSpec
-from genserve.tensors.safetensors import CheckpointFileError
-from genserve.weights.checkpoint import CheckpointIndex
-from genserve.weights.checkpoint_files import CheckpointFiles
+from genserve.weights.byte_sources import CHANGED, ArenaBytes, ByteSource
 
 log = logging.getLogger(__name__)
 
 _PLENTY = 4  # times the size of an arena: the served version, the next one, and as much for everybody else
 _GAVE_WAY = "were freed for a larger push"
-_CHANGED = "are unknown, because the checkpoint's files have changed since the daemon started"
-
-
-class ByteSource(Protocol):
-    """The source of the bytes of a manifest's byte space. `held_bytes`: memory that is used only for them. Readers
-    raise ValueError once it is closed, and NotResidentError if the bytes are not those of the version any more."""
-
-    held_bytes: int
-
-    def check(self) -> None:
-        """Raises NotResidentError as a read would."""
-
-    def view(self, start: int, end: int) -> memoryview:
-        """The bytes [start, end), without a copy if they are in memory."""
-
-    def read_into(self, start: int, target: memoryview) -> None:
-        """Copies the bytes from `start` on, until `target` is full."""
-
-    def close(self) -> None:
-        """Frees the memory. Safe to call more than once."""
-
-
-class ArenaBytes:
-    """The bytes of an arena."""
-
-    def __init__(self, arena: Arena) -> None:
-        self.arena = arena
-        self.held_bytes = arena.size_bytes
-
-    def check(self) -> None:
-        """Does nothing: nobody else writes there."""
-
-    def view(self, start: int, end: int) -> memoryview:
-        """The bytes [start, end), not copied."""
-        return self.arena.view(start, end - start)
-
-    def read_into(self, start: int, target: memoryview) -> None:
-        """A memcpy; releases the GIL."""
-        if target:
-            np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(self.view(start, start + len(target)), np.uint8))
-
-    def close(self) -> None:
-        """Frees the memory."""
-        self.arena.close()
-
-
-class CheckpointBytes:
-    """The files of a checkpoint, in the byte space of `CheckpointIndex.as_manifest`."""
-
-    def __init__(self, checkpoint: CheckpointIndex, files: CheckpointFiles) -> None:
-        self.held_bytes = 0  # the kernel caches pages of files, and drops them as it needs
-        specs = checkpoint.as_manifest().tensors
-        self._tensors = [checkpoint.tensors[spec.name] for spec in specs]
-        self._offsets = [spec.offset for spec in specs]
-        self._files: CheckpointFiles | None = files
-
-    def check(self) -> None:
-        """Checks every file."""
-        try:
-            self._open_files().check()
-        except CheckpointFileError as error:
-            raise _changed(error) from error
-
-    def view(self, start: int, end: int) -> memoryview:
-        """The bytes [start, end), read."""
-        data = memoryview(bytearray(end - start))
-        self.read_into(start, data)
-        return data
-
-    def read_into(self, start: int, target: memoryview) -> None:
-        """Tensor by tensor."""
-        files, end = self._open_files().by_path, start + len(target)
-        index = max(0, bisect_right(self._offsets, start) - 1)
-        while target:
-            tensor, offset = self._tensors[index], self._offsets[index]
-            num_bytes = max(0, min(end, offset + tensor.length) - start)
-            if num_bytes:
-                try:
-                    files[tensor.path].read_into(tensor.position + start - offset, target[:num_bytes])
-                except CheckpointFileError as error:
-                    raise _changed(error) from error
-                start, target = start + num_bytes, target[num_bytes:]
-            index += 1
-
-    def _open_files(self) -> CheckpointFiles:
-        if self._files is None:
-            raise ValueError("closed")
-        return self._files
-
-    def close(self) -> None:
-        """Closes the files, each when nobody reads it any more."""
-        self._files = None
-
-
-def _changed(error: CheckpointFileError) -> NotResidentError:
-    return NotResidentError(f"the bytes of the served version {_CHANGED} ({error}): push a complete version")
 
 
 class ResidentVersion:
-    """A version with bytes in the daemon. `manifest` places all of its tensors."""
+    """A version with bytes in the daemon. `manifest` places all of its tensors. `push_id`: the push that brought it, ""
+    if none did. `content_digest`: of these tensors, "" if nobody has computed it."""
 
-    def __init__(self, weight_version: int, manifest: Manifest, source: ByteSource) -> None:
+    def __init__(
+        self, weight_version: int, manifest: Manifest, source: ByteSource, push_id: str = "", content_digest: str = ""
+    ) -> None:
         self.weight_version = weight_version
         self.manifest = manifest
         self.source = source
+        self.push_id = push_id
+        self.content_digest = content_digest
         self.num_readers = 0
         self._gone = False
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of its byte space."""
+        return self.manifest.total_bytes
+
+    def there(self, start: int, end: int) -> tuple[int, int] | None:
+        """All of the bytes are there."""
+        return start, end
+
+    async def wait(self) -> None:
+        """Nothing is waited for: it is complete."""
+
+    async def wait_complete(self) -> None:
+        """Returns at once."""
 
     def view(self, start: int, end: int) -> memoryview:
         """The bytes [start, end), without a copy if they are in memory. Raises WeightVersionMismatchError if their
@@ -191,6 +109,10 @@ class ResidentStore:
         self._enabled = enabled
         self._served = first if enabled else None
         self._absence = absence if enabled else "are not kept (--no-resident-weights)"
+        self.push_id = ""
+        """The push that brought the served version, also if its bytes are not kept; "" if none did."""
+        self.content_digest = ""
+        """Digest of the contents of the served version; "" if it is not known."""
         self._replaced: list[ResidentVersion] = []
         self._spare_arena: Arena | None = None
         self._reserving: asyncio.Task[None] | None = None
@@ -241,8 +163,13 @@ class ResidentStore:
             try:
                 self._served.source.check()
             except NotResidentError:
-                self.forget(_CHANGED)
+                self._lose(CHANGED)
         return self._served
+
+    def serves(self, arena: Arena) -> bool:
+        """Whether the bytes of the served version are in this arena. Any thread may ask."""
+        served = self._served
+        return served is not None and isinstance(served.source, ArenaBytes) and served.source.arena is arena
 
     @property
     def held_bytes(self) -> int:
@@ -270,6 +197,7 @@ class ResidentStore:
     def replace(self, version: ResidentVersion) -> None:
         """`version` is served from now on, and belongs to the store."""
         self._retire(version if self._enabled else None)
+        self.push_id, self.content_digest = version.push_id, version.content_digest
         if not self._enabled:
             version.free()
         self._replacement.tell()
@@ -277,6 +205,11 @@ class ResidentStore:
     def forget(self, absence: str) -> None:
         """Records that other weights are served, whose bytes are not available; errors say "the bytes ...
         {absence}"."""
+        self._lose(absence)
+        self.push_id, self.content_digest = "", ""
+
+    def _lose(self, absence: str) -> None:
+        """The bytes of the served version are not available any more."""
         self._retire(None)
         if self._enabled:
             self._absence = absence
@@ -289,7 +222,7 @@ class ResidentStore:
 
     def release_memory(self) -> None:
         """Frees everything."""
-        self.forget(_GAVE_WAY)
+        self._lose(_GAVE_WAY)
         self.release_replaced()
         spare, self._spare_arena = self._spare_arena, None
         if spare is not None:

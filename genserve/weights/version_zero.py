@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from genserve.tensors.safetensors import CheckpointFileError
+from genserve.weights.byte_sources import CheckpointBytes
 from genserve.weights.checkpoint import CheckpointIndex
 from genserve.weights.checkpoint_files import CheckpointFiles
-from genserve.weights.resident import CheckpointBytes, ResidentStore, ResidentVersion
+from genserve.weights.checkpoint_space import CheckpointSpace
+from genserve.weights.resident import ResidentStore, ResidentVersion
 
 # vLLM's load formats under which the weights are those of the safetensors files. With "dummy" they are random.
 _LOAD_SAFETENSORS = frozenset({"auto", "hf", "safetensors", "fastsafetensors", "instanttensor", "runai_streamer"})
@@ -69,5 +71,6 @@ def resident_store(
         say(f"{error}: it is unknown what the engine loaded, so version 0 is not resident")
         absence = "are unknown, because the checkpoint's files changed while the daemon started"
         return ResidentStore(None, enabled=enabled, absence=absence)
-    first = ResidentVersion(0, opened.index.as_manifest(), CheckpointBytes(opened.index, opened.files))
+    space = CheckpointSpace(opened.index, opened.files)
+    first = ResidentVersion(0, space.manifest, CheckpointBytes(space))
     return ResidentStore(first, enabled=enabled)

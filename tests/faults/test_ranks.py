@@ -53,6 +53,20 @@ async def each_call_gets_its_own_reply(daemon: Subject, name: str) -> None:
 
 
 @pytest.mark.parametrize("rank", ["tp0", "tp1"])
+async def test_one_rank_that_cannot_prepare_leaves_neither_prepared(ranks: Subject, rank: str) -> None:
+    """PREPARE is of all ranks or none; the next commit prepares anew on both."""
+    version = await ranks.oracle.served_version()
+    push_id = f"not on {rank}"
+    ranks.order(Fault("load", after=3, rank=rank))
+    with pytest.raises(PushRolledBackError, match=rank):
+        await ranks.push("b", action="prepare", push_id=push_id)
+    ranks.release()
+    assert (await ranks.client.get_push(push_id)).push.state == "failed"
+    await ranks.client.commit_push(push_id)
+    await ranks.oracle.holds((version + 1, "b"))
+
+
+@pytest.mark.parametrize("rank", ["tp0", "tp1"])
 @pytest.mark.parametrize(("step", "after"), [("prepare", 0), ("load", 3), ("load", -1), ("commit", 4), ("commit", -1)])
 async def test_one_rank_that_raises_rolls_both_back(ranks: Subject, step: str, after: int, rank: str) -> None:
     """PUSH_ROLLED_BACK names the rank; the other one has what it had, too."""

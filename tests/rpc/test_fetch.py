@@ -9,10 +9,10 @@ import pytest
 
 import genserve.rpc.weights as servicer_module
 from genserve.client import AsyncClient
-from genserve.errors import PushNotFoundError, PushTruncatedError, UnavailableError
+from genserve.errors import PushNotFoundError, UnavailableError
 from genserve.memory.arena import Arena, map_arena
 from genserve.v1 import weights_pb2
-from genserve.weights.push.push_bytes import readable
+from genserve.weights.push.pulled_push import PulledPush
 from genserve.worker import fetch
 from genserve.worker.contract.calls import Fetch, Progress
 from genserve.worker.fetch import FetchedBytes
@@ -89,24 +89,31 @@ async def test_bytes_that_are_served(daemon: Daemon, client: AsyncClient) -> Non
     copy.close()
 
 
-async def test_a_push_that_has_gone_on_is_not_read(daemon: Daemon, client: AsyncClient) -> None:
-    """Its memory is another version's later: neither before the bytes are whole nor after they are applied."""
+async def test_a_push_that_is_replaced_is_not_read(daemon: Daemon, client: AsyncClient) -> None:
+    """Its memory is another version's later."""
     _, unknown = await fetched(wanted(daemon))
     assert "NOT_FOUND" in unknown.error
     await client.push_weights(weights(1), version=1, push_id="p", action="stage")
-    version = readable(daemon.registry.find("p"))
-    assert bytes(version.view(0, SIZE_BYTES)) == CONTENT
+    pulled = PulledPush(daemon.registry.find("p"), daemon.resident)
+    assert bytes(pulled.view(0, SIZE_BYTES)) == CONTENT
     await client.commit_push("p")
-    with pytest.raises(Exception, match="replaced"):
-        version.view(0, SIZE_BYTES)
-    with pytest.raises(PushNotFoundError):
-        readable(daemon.registry.find("p"))
-    _, applied = await fetched(wanted(daemon))
-    assert "NOT_FOUND" in applied.error
+    assert bytes(pulled.view(0, SIZE_BYTES)) == CONTENT
+    copy, applied = await fetched(wanted(daemon))
+    assert map_arena(applied.arena_path, SIZE_BYTES)[:] == CONTENT
+    copy.close()
+    await client.push_weights(weights(2), version=2)
+    with pytest.raises(PushNotFoundError, match="another version is served"):
+        pulled.view(0, SIZE_BYTES)
+    with pytest.raises(PushNotFoundError, match="another version is served"):
+        pulled.there(0, 1)
+    _, replaced = await fetched(wanted(daemon))
+    assert "NOT_FOUND" in replaced.error
 
 
-async def test_a_push_that_lacks_bytes_is_not_read(daemon: Daemon, client: AsyncClient) -> None:
-    """Anybody may ask for it."""
+async def test_a_push_that_never_gets_its_bytes_is_waited_for_until_the_deadline(
+    daemon: Daemon, client: AsyncClient
+) -> None:
+    """What has arrived is sent."""
     layout = await client.get_weights()
     only_a = {"a": weights(1)["a"]}
     sending = asyncio.create_task(
@@ -114,10 +121,12 @@ async def test_a_push_that_lacks_bytes_is_not_read(daemon: Daemon, client: Async
     )
     while "p" not in daemon.registry._pushes:
         await asyncio.sleep(0.001)
-    with pytest.raises(PushTruncatedError):
-        readable(daemon.registry.find("p"))
-    _, progress = await fetched(wanted(daemon))
-    assert progress.error and not progress.arena_path
+    pulled = PulledPush(daemon.registry.find("p"), daemon.resident)
+    async with asyncio.timeout(20):
+        while pulled.there(0, SIZE_BYTES) != (0, 16):
+            await pulled.wait()
+    _, progress = await fetched(wanted(daemon, timeout_s=0.5))
+    assert "DEADLINE_EXCEEDED" in progress.error and not progress.arena_path
     await asyncio.wait([sending])
 
 

@@ -113,7 +113,7 @@ async def test_a_stream_that_is_late_for_an_adapter_is_told(daemon: Daemon) -> N
 
         late = asyncio.ensure_future(daemon.weights.PushWeights(requests(), timeout=10))
         async with asyncio.timeout(5):  # its header waits for the push, beside the task that drops what is idle
-            while len(daemon.registry._pushes._changed._next._waiters) < 2:
+            while len(daemon.registry._pushes.changed._next._waiters) < 2:
                 await asyncio.sleep(0.005)
         pushing = asyncio.ensure_future(push(daemon, [first, *chunks, END]))
         await pushing

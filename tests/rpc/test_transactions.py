@@ -1,9 +1,11 @@
 """CommitPush, DiscardPush, PullWeights, Sleep and headers that are too large, as a client on the wire sees them."""
 
 import asyncio
+import hashlib
 
 import grpc
 import pytest
+from google.protobuf.duration_pb2 import Duration
 
 from genserve.config import ServeConfig
 from genserve.rpc.frames import push as push_frames
@@ -64,6 +66,62 @@ async def test_a_commit_that_cannot_be_is_refused(
     assert asked.push.state == weights_pb2.PUSH_STATE_STAGED
 
 
+async def prepare(daemon: Daemon, **fields: object) -> weights_pb2.Push:
+    """Push p1, prepared."""
+    opened = await header(daemon, action=weights_pb2.PUSH_ACTION_PREPARE, attempt="one", **fields)
+    response = await push(daemon, [opened, chunk(0, 32), END])
+    assert not response.HasField("applied")
+    return response.push
+
+
+def contents_of(daemon: Daemon) -> str:
+    """The digest of DATA under the checkpoint's names, as PushHeader says it."""
+    assert daemon.engine.prepared
+    return hashlib.sha256(b"a\tF32\t4\n" + DATA[:16] + b"b\tBF16\t8\n" + DATA[16:]).hexdigest()
+
+
+async def test_a_prepared_push_is_exchanged_by_its_commit(daemon: Daemon) -> None:
+    """Who asks again is told again, and GetWeights tells whose weights are served."""
+    told = await prepare(daemon)
+    assert (told.state, told.content_digest) == (weights_pb2.PUSH_STATE_PREPARED, contents_of(daemon))
+    assert await prepare(daemon) == told
+    assert (await daemon.weights.GetPush(weights_pb2.GetPushRequest(push_id="p1"))).push == told
+    frames = await pull(daemon, push_id="p1")
+    assert (frames[0].header.push_id, frames[0].header.content_digest) == ("p1", told.content_digest)
+    assert b"".join(frame.chunk.data for frame in frames) == DATA
+    refusal = await refused(daemon, [await header(daemon, push_id="p2", action=weights_pb2.PUSH_ACTION_PREPARE), END])
+    assert (reason_of(refusal), refusal.code()) == ("STAGING_FULL", grpc.StatusCode.RESOURCE_EXHAUSTED)
+    committed = await daemon.weights.CommitPush(weights_pb2.CommitPushRequest(push_id="p1"), timeout=5)
+    assert committed.push.state == weights_pb2.PUSH_STATE_APPLIED
+    assert [timing.step for timing in committed.applied.timings][2:] == ["prepare", "pause", "commit", "resume"]
+    assert daemon.engine.calls.count("prepare_weights") == 1
+    served = await daemon.weights.GetWeights(weights_pb2.GetWeightsRequest())
+    assert (served.push_id, served.content_digest) == ("p1", told.content_digest)
+    opened = (await pull(daemon))[0].header
+    assert (opened.push_id, opened.content_digest) == ("p1", told.content_digest)
+
+
+async def test_a_prepared_push_that_nobody_commits_is_gone(daemon: Daemon) -> None:
+    """After the time that its header gives it."""
+    await prepare(daemon, prepared_ttl=Duration(nanos=50_000_000))
+    async with asyncio.timeout(5):
+        while daemon.engine.prepared:
+            await asyncio.sleep(0.01)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await daemon.weights.CommitPush(weights_pb2.CommitPushRequest(push_id="p1"), timeout=5)
+    assert reason_of(caught.value) == "PUSH_NOT_FOUND"
+
+
+async def test_other_contents_than_the_header_says_are_refused(daemon: Daemon) -> None:
+    """CHECKSUM_MISMATCH, and no commit gets around it."""
+    error = await refused(daemon, [await header(daemon, content_digest="0" * 64), chunk(0, 32), END])
+    assert reason_of(error) == "CHECKSUM_MISMATCH"
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await daemon.weights.CommitPush(weights_pb2.CommitPushRequest(push_id="p1"), timeout=5)
+    assert reason_of(caught.value) == "CHECKSUM_MISMATCH"
+    assert daemon.engine.weight_version == 0
+
+
 async def test_a_discarded_push_is_gone(daemon: Daemon) -> None:
     """Its bytes are freed; a second discard finds nothing."""
     await stage(daemon)
@@ -85,7 +143,8 @@ async def test_what_is_pulled_can_be_pushed_as_it_is(daemon: Daemon) -> None:
     as_pushed = [Frame.FromString(frame.SerializeToString()) for frame in frames]
     assert as_pushed[0].header.weight_version == 1
     assert b"".join(frame.chunk.data for frame in as_pushed) == DATA
-    as_pushed[0].header.weight_version = 2
+    assert (as_pushed[0].header.push_id, as_pushed[0].header.content_digest) == ("p1", "")
+    as_pushed[0].header.weight_version, as_pushed[0].header.push_id = 2, "p2"
     assert (await push(daemon, as_pushed)).applied.active_version == 2
 
 

@@ -1,4 +1,4 @@
-"""`genserve commit`: applies a push that is staged."""
+"""`genserve commit`: applies a push that is staged or prepared."""
 
 import argparse
 
@@ -9,9 +9,11 @@ from genserve.cli.weights.push import print_outcome
 def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
     """Adds the command."""
     parser = subparsers.add_parser(
-        "commit", help="apply a staged push", description="Applies a push that `genserve push --stage` staged."
+        "commit",
+        help="apply a staged or prepared push",
+        description="Applies a push that `genserve push` staged (--stage) or prepared (--prepare).",
     )
-    parser.add_argument("push_id", metavar="PUSH", help="the push that `genserve push --stage` printed")
+    parser.add_argument("push_id", metavar="PUSH", help="the push that `genserve push` printed")
     parser.add_argument("--expected-version", type=int, metavar="N", help="refuse unless this version is served")
     add_apply_options(parser)
     parser.add_argument("--timeout", type=seconds, default=600.0, metavar="TIME", help="deadline (default: 600s)")

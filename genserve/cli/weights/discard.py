@@ -1,4 +1,4 @@
-"""`genserve discard`: frees a push that is staged."""
+"""`genserve discard`: frees a push that is staged or prepared."""
 
 import argparse
 
@@ -8,9 +8,9 @@ from genserve.cli.options import Subparsers, add_connection_options, open_client
 def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
     """Adds the command."""
     parser = subparsers.add_parser(
-        "discard", help="free a staged push", description="Frees the bytes of a staged push."
+        "discard", help="free a staged or prepared push", description="Frees a staged or prepared push."
     )
-    parser.add_argument("push_id", metavar="PUSH", help="the push that `genserve push --stage` printed")
+    parser.add_argument("push_id", metavar="PUSH", help="the push that `genserve push` printed")
     parser.add_argument(
         "--force",
         action="store_true",

@@ -11,6 +11,13 @@ if TYPE_CHECKING:
     from genserve.client import PushProgress, PushResult
 
 
+_ACTIONS = {
+    "validate": "check only names, types and shapes; bring no bytes",
+    "stage": "bring the bytes; `genserve commit` applies them later",
+    "prepare": "bring the bytes and build the version beside the served one; `genserve commit` exchanges them",
+}
+
+
 def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
     """Adds the command."""
     parser = subparsers.add_parser(
@@ -19,13 +26,8 @@ def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
         description="Pushes weights into the daemon, which applies them while it serves.",
     )
     parser.add_argument("path", metavar="PATH", help="a .safetensors file or a checkpoint directory")
-    parser.add_argument("--version", type=int, metavar="N", help="version of the weights (default: the served one + 1)")
-    parser.add_argument("--expected-version", type=int, metavar="N", help="refuse unless this version is served")
-    parser.add_argument("--force", action="store_true", help="accept a version that is not above the served one")
+    add_version_options(parser, default="the served one + 1")
     parser.add_argument("--partial", action="store_true", help="allow missing tensors, which keep their present values")
-    only = parser.add_mutually_exclusive_group()
-    only.add_argument("--validate", action="store_true", help="check only names, types and shapes; send no bytes")
-    only.add_argument("--stage", action="store_true", help="send the bytes; `genserve commit` applies them later")
     parser.add_argument("--streams", type=count, default=1, metavar="N", help="number of parallel streams (default: 1)")
     parser.add_argument(
         "--shared-memory",
@@ -52,7 +54,8 @@ def run(args: argparse.Namespace) -> int:
                 args.path,
                 version=version,
                 expected_version=args.expected_version,
-                action="validate" if args.validate else "stage" if args.stage else "apply",
+                action=args.action,
+                prepared_ttl_s=args.prepared_ttl,
                 streams=args.streams,
                 shared_memory=args.shared_memory,
                 partial=args.partial,
@@ -68,12 +71,39 @@ def run(args: argparse.Namespace) -> int:
             raise InvalidFieldError(str(error)) from error
         finally:
             progress.end()
+    return print_result(result, args)
+
+
+def add_version_options(parser: argparse.ArgumentParser, *, default: str) -> None:
+    """Adds which version it is and what to do with it: --version, --expected-version, --force, and --validate, --stage
+    or --prepare as `action`. `default` says which version it is without --version."""
+    parser.add_argument("--version", type=int, metavar="N", help=f"version of the weights (default: {default})")
+    parser.add_argument("--expected-version", type=int, metavar="N", help="refuse unless this version is served")
+    parser.add_argument("--force", action="store_true", help="accept a version that is not above the served one")
+    parser.set_defaults(action="apply")
+    only = parser.add_mutually_exclusive_group()
+    for action, text in _ACTIONS.items():
+        only.add_argument(f"--{action}", action="store_const", dest="action", const=action, help=text)
+    parser.add_argument(
+        "--prepared-ttl",
+        type=seconds,
+        default=60.0,
+        metavar="TIME",
+        help="how long --prepare waits for `genserve commit` (default: 60s)",
+    )
+
+
+def print_result(result: "PushResult", args: argparse.Namespace) -> int:
+    """Prints the outcome of a push, as the options say. Returns the exit status."""
     if args.json:
         from google.protobuf.json_format import MessageToJson
 
         print(MessageToJson(result.message, indent=None))
     else:
         print_outcome(result)
+        if result.push.state == "prepared":
+            until = time.strftime("%H:%M:%S", time.localtime(time.time() + args.prepared_ttl))
+            print(f"genserve commit {result.push.push_id}  # before {until}, when it is discarded")
     return 1 if result.push.issues else 0
 
 

@@ -14,7 +14,16 @@ from genserve.client.transport.connection import UNSET, ServiceCalls, Timeout
 from genserve.client.transport.fields import build, check_count, naming, refuse_unknown
 from genserve.client.weights.download import Download, PulledWeights
 from genserve.client.weights.layout import ByteSpace
-from genserve.client.weights.options import MIB, ApplyOptions, Delivery, PushOptions, apply_message, push_header
+from genserve.client.weights.options import (
+    MIB,
+    ApplyOptions,
+    Delivery,
+    LoadOptions,
+    PushOptions,
+    apply_message,
+    load_request,
+    push_header,
+)
 from genserve.client.weights.push import Push, PushResult
 from genserve.client.weights.served import ServedWeights
 from genserve.client.weights.sources import TensorSource, num_ranks, tensor_sources
@@ -151,8 +160,9 @@ class WeightCalls(ServiceCalls):
     async def commit_push(
         self, push_id: str, *, timeout_s: Timeout = UNSET, **options: Unpack[ApplyOptions]
     ) -> PushResult:
-        """Applies a push that was sent with `action="stage"`; `ApplyOptions` documents the options. A repeat
-        answers the same. Raises PushNotFoundError, and as `push_weights`."""
+        """Applies a push that was sent with `action="stage"`, or exchanges one that was sent with `action="prepare"`;
+        `ApplyOptions` documents the options. A repeat answers the same. Raises PushNotFoundError, and as
+        `push_weights`."""
         refuse_unknown(options, ApplyOptions)
         fields = {
             "push_id": push_id,
@@ -164,8 +174,35 @@ class WeightCalls(ServiceCalls):
         response = await self._connection.unary(self._connection.weights.CommitPush, request, timeout_s)
         return PushResult.of(response)
 
+    async def load_weights(
+        self,
+        checkpoint_path: str | PathLike[str] = "",
+        *,
+        peers: Sequence[str] = (),
+        peer_push_id: str = "",
+        version: int | None = None,
+        timeout_s: Timeout = UNSET,
+        **options: Unpack[LoadOptions],
+    ) -> PushResult:
+        """Makes the daemon fetch weights itself, and applies all of them or nothing, as a push. `LoadOptions` documents
+        the options.
+
+        From the absolute `checkpoint_path` of a directory or a .safetensors file on the daemon's host; or from `peers`,
+        other daemons at "HOST:PORT", in order of preference: from their push `peer_push_id`, which may still be
+        arriving there, or what they serve. `version` may be left out with peers: it is theirs then.
+
+        If this call ends early, the bytes stay staged, and a call with the same `push_id` continues. Raises
+        PeersFailedError, and as `push_weights`.
+        """
+        refuse_unknown(options, LoadOptions)
+        request = load_request(checkpoint_path, peers, peer_push_id, version, options)
+        timeout_s = self._connection.grpc_timeout_s(timeout_s, self._connection.timeouts.push_s)
+        response = await self._connection.unary(self._connection.weights.LoadWeights, request, timeout_s)
+        return PushResult.of(response)
+
     async def discard_push(self, push_id: str, *, force: bool = False, timeout_s: Timeout = UNSET) -> Push:
-        """Frees a staged push; with `force` even while somebody sends it, whose push ends with PushNotFoundError.
+        """Frees a staged or prepared push; with `force` even while somebody sends it, whose push ends with
+        PushNotFoundError.
 
         Raises PushNotFoundError, and ApplyInProgressError while the push is being applied or sent.
         """

@@ -1,17 +1,21 @@
 """Keyword arguments of a push: into the header of the push, and into how it is sent. Every option is declared once."""
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from os import PathLike
 from typing import Final, Self, TypedDict
 
 from genserve.client.transport.enums import wire_value
-from genserve.client.transport.fields import build, check_count, optional_duration
+from genserve.client.transport.fields import build, check_count, naming, optional_duration
 from genserve.client.weights.push import PushProgress
 from genserve.client.weights.served import ServedWeights
+from genserve.errors import InvalidFieldError
 from genserve.v1 import types_pb2, weights_pb2
 from genserve.words import KvPolicy, PauseMode, PrepareMode, PushAction
 
 MIB: Final = 1 << 20
+_PEERS: Final = {"addresses": "peers", "push_id": "peer_push_id"}
 
 
 class ApplyOptions(TypedDict, total=False):
@@ -53,13 +57,19 @@ class PushOptions(ApplyOptions, SendOptions, total=False):
     Default: a new UUID for a single caller. Several callers send everything again after a broken stream, unless all of
     them are given the same new UUID: then only what is missing."""
     action: PushAction
-    """apply (the default); stage: keep the bytes until `commit_push`; validate: check the manifest and send no byte."""
+    """apply (the default); stage: keep the bytes until `commit_push`; prepare: keep them, and build the version beside
+    the live one, so that `commit_push` only exchanges the two; validate: check the manifest and send no byte."""
     partial: bool
     """Whether tensors of the checkpoint may be missing: they keep their present values. Default False."""
     force: bool
     """Whether the version may be one that is not above the served one. Default False."""
     staging_ttl_s: float | None
     """Seconds for which bytes are kept that are incomplete or not committed; default 300."""
+    prepared_ttl_s: float | None
+    """Seconds that a push with `action="prepare"` waits for `commit_push` before it is dropped; default 60."""
+    content_digest: str
+    """SHA-256 of the contents, as PushHeader in weights.proto defines it: the push fails with ChecksumMismatchError if
+    its bytes have another one."""
     layout: ServedWeights | None
     """What `get_weights` told one of several callers that each bring some of the tensors; the same for all."""
     callers: int | None
@@ -70,6 +80,23 @@ class PushOptions(ApplyOptions, SendOptions, total=False):
     """Bytes in a message; default 1 MiB."""
     checksum: bool
     """Whether each chunk has its CRC32C; default True. Needs google-crc32c."""
+
+
+class LoadOptions(ApplyOptions, total=False):
+    """Every option of `load_weights`, with the meaning that it has for a push."""
+
+    push_id: str
+    """Names the push: a repeat continues what the first one has begun, or answers the same. Default: a new UUID."""
+    action: PushAction
+    """apply (the default), stage, prepare or validate."""
+    force: bool
+    """Whether the version may be one that is not above the served one. Default False."""
+    staging_ttl_s: float | None
+    """The call ends, and the bytes are freed, if nothing new arrives for as many seconds; default 300."""
+    prepared_ttl_s: float | None
+    """Seconds for which a prepared push waits for its commit; default 60."""
+    content_digest: str
+    """Refuse other contents: the digest that `Push.content_digest` and `get_weights` tell. Default: not compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +137,41 @@ def push_header(version: int, options: PushOptions) -> weights_pb2.PushHeader:
         "staging_ttl": optional_duration(options.get("staging_ttl_s"), "staging_ttl_s"),
         "force": options.get("force"),
         "attempt": options.get("attempt"),
+        "prepared_ttl": optional_duration(options.get("prepared_ttl_s"), "prepared_ttl_s"),
+        "content_digest": options.get("content_digest"),
     }
     return build(weights_pb2.PushHeader, fields, path="header", options={"weight_version": "version"})
+
+
+def load_request(
+    checkpoint_path: str | PathLike[str],
+    peers: Sequence[str],
+    peer_push_id: str,
+    version: int | None,
+    options: LoadOptions,
+) -> weights_pb2.LoadWeightsRequest:
+    """The request for a load. Raises InvalidFieldError."""
+    with naming("checkpoint_path"):
+        path = os.fspath(checkpoint_path)
+    if bool(path) == bool(peers):
+        raise InvalidFieldError.of("checkpoint_path", "give either a checkpoint_path or peers")
+    if peer_push_id and not peers:
+        raise InvalidFieldError.of("peer_push_id", "is for peers only")
+    of_peers = {"addresses": peers, "push_id": peer_push_id}
+    fields = {
+        "push_id": options.get("push_id"),
+        "weight_version": version,
+        "expected_version": options.get("expected_version"),
+        "force": options.get("force"),
+        "action": wire_value(weights_pb2.PushAction, options.get("action", "apply"), "action"),
+        "apply": apply_message(options, field="apply"),
+        "checkpoint_path": path or None,
+        "peers": build(weights_pb2.WeightPeers, of_peers, path="peers", options=_PEERS) if peers else None,
+        "staging_ttl": optional_duration(options.get("staging_ttl_s"), "staging_ttl_s"),
+        "prepared_ttl": optional_duration(options.get("prepared_ttl_s"), "prepared_ttl_s"),
+        "content_digest": options.get("content_digest"),
+    }
+    return build(weights_pb2.LoadWeightsRequest, fields, options={"weight_version": "version"})
 
 
 def apply_message(options: ApplyOptions, *, field: str) -> weights_pb2.ApplyOptions:

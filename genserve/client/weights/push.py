@@ -25,10 +25,11 @@ class PushProgress:
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """A push as the daemon knows it. `state` is one of receiving, staged, preparing, applying, applied, failed, valid.
+    """A push as the daemon knows it. `state` is one of receiving, staged, preparing, prepared, applying, applied,
+    failed, valid.
 
     `missing` are the byte ranges [start, end) that `attempt` lacks. `issues` are pairs of a tensor's name (or "") and a
-    description.
+    description. `content_digest`: SHA-256 of its contents, in hex, of a push that was sent with one or is prepared.
     """
 
     push_id: str
@@ -39,6 +40,7 @@ class Push:
     missing: list[Range]
     issues: list[tuple[str, str]]
     attempt: str = ""
+    content_digest: str = ""
 
     @classmethod
     def of(cls, message: weights_pb2.Push) -> "Push":
@@ -52,6 +54,7 @@ class Push:
             missing=[(each.start, each.end) for each in message.missing],
             issues=[(issue.tensor, issue.description) for issue in message.issues],
             attempt=message.attempt,
+            content_digest=message.content_digest,
         )
 
 
@@ -104,7 +107,11 @@ class PushResult:
 
     @classmethod
     def of(
-        cls, message: weights_pb2.PushWeightsResponse | weights_pb2.GetPushResponse | weights_pb2.CommitPushResponse
+        cls,
+        message: weights_pb2.PushWeightsResponse
+        | weights_pb2.LoadWeightsResponse
+        | weights_pb2.GetPushResponse
+        | weights_pb2.CommitPushResponse,
     ) -> "PushResult":
         """From the wire."""
         return cls(

@@ -22,7 +22,8 @@ class ServedTensor:
 @dataclass(frozen=True, slots=True)
 class ServedWeights:
     """The served weights. `digests` are SHA-256 in hex by (rank, name of vLLM's parameter), if requested. `resident`:
-    whether the weights can be pulled, and used to complete partial pushes."""
+    whether the weights can be pulled, and used to complete partial pushes. `push_id`: the push that brought them, "" if
+    none did; `content_digest`: SHA-256 of their contents, "" if it is not known."""
 
     weight_version: int
     tensors: list[ServedTensor]
@@ -31,6 +32,8 @@ class ServedWeights:
     digests: dict[tuple[str, str], str]
     resident: bool
     state: EngineState
+    push_id: str = ""
+    content_digest: str = ""
 
     @classmethod
     def of(cls, message: weights_pb2.GetWeightsResponse) -> "ServedWeights":
@@ -44,6 +47,8 @@ class ServedWeights:
             digests={(each.rank, each.name): each.sha256 for each in message.digests},
             resident=message.resident,
             state=EngineState.of(message.state),
+            push_id=message.push_id,
+            content_digest=message.content_digest,
         )
 
     def layout(self) -> Manifest:

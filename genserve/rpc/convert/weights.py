@@ -6,8 +6,10 @@ from genserve.engine.types import KvPolicy, WeightDigest
 from genserve.errors import InvalidFieldError
 from genserve.rpc.convert.values import kv_policy, pause_mode, seconds_or
 from genserve.v1 import weights_pb2
+from genserve.weights.load.types import CheckpointPath, Load, Peers
 from genserve.weights.push.types import (
     DEFAULT_APPLY_TIMEOUT_S,
+    DEFAULT_PREPARED_TTL_S,
     DEFAULT_STAGING_TTL_S,
     Applied,
     ApplyOptions,
@@ -25,6 +27,7 @@ _ACTIONS = {
     weights_pb2.PUSH_ACTION_APPLY: PushAction.APPLY,
     weights_pb2.PUSH_ACTION_STAGE: PushAction.STAGE,
     weights_pb2.PUSH_ACTION_VALIDATE: PushAction.VALIDATE,
+    weights_pb2.PUSH_ACTION_PREPARE: PushAction.PREPARE,
 }
 _PREPARE_MODES = {
     weights_pb2.PREPARE_MODE_UNSPECIFIED: PrepareMode.RUNNING,
@@ -36,16 +39,13 @@ _STATES_OUT = {state: weights_pb2.PushState.Value(f"PUSH_STATE_{state.value}") f
 
 def push_header(message: weights_pb2.PushHeader) -> PushHeader:
     """The header of a push. Raises InvalidFieldError with the path of the field in PushWeightsRequest."""
-    action = _ACTIONS.get(message.action)
-    if action is None:
-        raise InvalidFieldError.of("header.action", f"{message.action} is not a PushAction")
     return PushHeader(
         push_id=message.push_id,
         weight_version=message.weight_version,
         expected_version=message.expected_version if message.HasField("expected_version") else None,
         manifest=manifest_of(message.manifest) if message.HasField("manifest") else None,
         manifest_digest=message.manifest_digest,
-        action=action,
+        action=_action(message.action, "header.action"),
         apply=apply_options(message.apply, "header.apply"),
         staging_ttl_s=seconds_or(message, "staging_ttl", DEFAULT_STAGING_TTL_S, within="header"),
         # The field has no presence: a client that does not know about several streams sends 0.
@@ -53,6 +53,39 @@ def push_header(message: weights_pb2.PushHeader) -> PushHeader:
         force=message.force,
         lora=LoraAdapter(message.lora.lora_name, message.lora.config) if message.HasField("lora") else None,
         attempt=message.attempt,
+        prepared_ttl_s=seconds_or(message, "prepared_ttl", DEFAULT_PREPARED_TTL_S, within="header"),
+        content_digest=message.content_digest,
+    )
+
+
+def _action(value: weights_pb2.PushAction.ValueType, field: str) -> PushAction:
+    action = _ACTIONS.get(value)
+    if action is None:
+        raise InvalidFieldError.of(field, f"{value} is not a PushAction")
+    return action
+
+
+def load_of(message: weights_pb2.LoadWeightsRequest) -> Load:
+    """What to fetch. Raises InvalidFieldError with the path of the field."""
+    source: CheckpointPath | Peers
+    match message.WhichOneof("source"):
+        case "checkpoint_path":
+            source = CheckpointPath(message.checkpoint_path)
+        case "peers":
+            source = Peers(tuple(message.peers.addresses), message.peers.push_id)
+        case None:
+            raise InvalidFieldError.of("source", "is required: checkpoint_path or peers")
+    return Load(
+        source=source,
+        push_id=message.push_id,
+        weight_version=message.weight_version,
+        expected_version=message.expected_version if message.HasField("expected_version") else None,
+        force=message.force,
+        action=_action(message.action, "action"),
+        apply=apply_options(message.apply, "apply"),
+        staging_ttl_s=seconds_or(message, "staging_ttl", DEFAULT_STAGING_TTL_S),
+        prepared_ttl_s=seconds_or(message, "prepared_ttl", DEFAULT_PREPARED_TTL_S),
+        content_digest=message.content_digest,
     )
 
 
@@ -88,6 +121,7 @@ def to_push(push: PushReport) -> weights_pb2.Push:
         manifest_digest=push.manifest_digest,
         lora_name=push.lora_name,
         attempt=push.attempt,
+        content_digest=push.content_digest,
     )
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -121,24 +120,3 @@ async def read_chunks(frames: Frames, stream: PushStream, segments: SegmentReade
         "the stream was closed without an end frame; the bytes that arrived stay staged",
         metadata={"push_id": stream.push_id},
     )
-
-
-@asynccontextmanager
-async def until_expired(stream: PushStream) -> AsyncIterator[None]:
-    """Ends its body when the push has expired, without an error: `finish` raises it then."""
-    limit = asyncio.timeout(None)
-
-    async def expire() -> None:
-        await stream.wait_expired()
-        limit.reschedule(asyncio.get_running_loop().time())
-
-    try:
-        async with limit:
-            watcher = asyncio.create_task(expire())
-            try:
-                yield
-            finally:
-                watcher.cancel()
-    except TimeoutError:
-        if not limit.expired():
-            raise

@@ -1,7 +1,7 @@
 """The states of a push and the only transitions between them. Pure: one table, and one method per event."""
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from genserve.weights.push.types import PushState
 
@@ -13,6 +13,7 @@ class State(enum.Enum):
     CHECKING = "every byte is there, and the tensors are compared with each other"
     STAGED = "every byte is there and verified"
     PREPARING = "workers build the version beside the live one"
+    PREPARED = "the version is built beside the live one and waits for a commit"
     APPLYING = "generation is stopped while the workers exchange the weights"
     APPLIED = "the version is served"
     FAILED = "applying failed, nothing changed, and the bytes are still here"
@@ -23,16 +24,21 @@ TRANSITIONS: Mapping[tuple[str, State], State] = {
     # A stream begins a new attempt.
     ("joined", State.RECEIVING): State.RECEIVING,
     ("joined", State.STAGED): State.RECEIVING,
+    ("joined", State.PREPARED): State.RECEIVING,
     ("joined", State.FAILED): State.RECEIVING,
     # The attempt ended with bytes missing; bytes that an earlier one staged do not change.
     ("truncated", State.RECEIVING): State.RECEIVING,
     ("restored", State.RECEIVING): State.STAGED,
-    # Every stream of the attempt has ended and every byte has arrived; or a commit applies a staged push.
+    # Every stream of the attempt has ended and every byte has arrived; or a commit applies what is staged.
     ("checking", State.RECEIVING): State.CHECKING,
     ("checking", State.STAGED): State.CHECKING,
+    ("checking", State.PREPARED): State.CHECKING,
     ("checking", State.FAILED): State.CHECKING,
     ("staged", State.CHECKING): State.STAGED,
     ("preparing", State.STAGED): State.PREPARING,
+    ("prepared", State.PREPARING): State.PREPARED,
+    # Another update or a sleep came first: workers have freed what they had built.
+    ("unprepared", State.PREPARED): State.STAGED,
     ("applying", State.PREPARING): State.APPLYING,
     ("applied", State.PREPARING): State.APPLIED,  # an adapter: nothing is paused
     ("applied", State.APPLYING): State.APPLIED,
@@ -42,6 +48,7 @@ TRANSITIONS: Mapping[tuple[str, State], State] = {
     # Discarded, expired, in conflict with itself, or removed for another push.
     ("dropped", State.RECEIVING): State.GONE,
     ("dropped", State.STAGED): State.GONE,
+    ("dropped", State.PREPARED): State.GONE,
     ("dropped", State.FAILED): State.GONE,
 }
 """(event, state before) -> state after. Other transitions cannot happen."""
@@ -51,11 +58,13 @@ _SHOWN_AS = {State.CHECKING: PushState.RECEIVING, State.GONE: PushState.FAILED}
 
 
 class Lifecycle:
-    """The state of one push. Each method is an event, and raises RuntimeError if the table has no transition for it."""
+    """The state of one push. Each method is an event, and raises RuntimeError if the table has no transition for it.
+    `tell_change` is called after each event."""
 
-    def __init__(self) -> None:
+    def __init__(self, tell_change: Callable[[], None] = lambda: None) -> None:
         self._state = State.RECEIVING
         self._was_staged = False
+        self._tell_change = tell_change
 
     @property
     def state(self) -> State:
@@ -75,7 +84,7 @@ class Lifecycle:
     @property
     def can_commit(self) -> bool:
         """Whether one attempt has brought every byte, and the push waits for a commit."""
-        return self._state in (State.STAGED, State.FAILED)
+        return self._state in (State.STAGED, State.PREPARED, State.FAILED)
 
     def joined(self) -> None:
         """A stream began a new attempt."""
@@ -100,6 +109,14 @@ class Lifecycle:
         """Workers were asked to build the version."""
         self._go("preparing")
 
+    def prepared(self) -> None:
+        """They have built it, and it waits for a commit."""
+        self._go("prepared")
+
+    def unprepared(self) -> None:
+        """They have freed it."""
+        self._go("unprepared")
+
     def applying(self) -> None:
         """Generation is stopped."""
         self._go("applying")
@@ -121,3 +138,4 @@ class Lifecycle:
         if after is None:
             raise RuntimeError(f"a push that is {self._state.name} cannot be {event}")
         self._state = after
+        self._tell_change()

@@ -6,8 +6,8 @@ It owns no task and no rule about other pushes: `registry` decides who may open 
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from genserve.control.change import Change
 from genserve.errors import (
     ApplyInProgressError,
     GenserveError,
@@ -21,26 +21,9 @@ from genserve.weights.push.attempt import Attempt
 from genserve.weights.push.claims import Claim
 from genserve.weights.push.lifecycle import Lifecycle, State
 from genserve.weights.push.staging import Staging
-from genserve.weights.push.types import LoraAdapter, PushHeader, PushReport, PushState
+from genserve.weights.push.types import PushAction, PushHeader, PushIdentity, PushReport, PushState
 
-_READABLE = frozenset({State.STAGED, State.PREPARING, State.APPLYING})
-
-
-@dataclass(frozen=True, slots=True)
-class PushIdentity:
-    """What a push id identifies. The same id with another identity is a conflict."""
-
-    manifest_digest: str
-    weight_version: int
-    lora: LoraAdapter | None
-
-    def check(self, header: PushHeader, digest: str) -> None:
-        """Raises PushConflictError unless the header belongs to this push."""
-        if PushIdentity(digest, header.weight_version, header.lora) != self:
-            raise PushConflictError(
-                f"push {header.push_id!r} exists with another manifest, version or adapter",
-                metadata={"push_id": header.push_id, "weight_version": str(self.weight_version)},
-            )
+_READABLE = frozenset({State.STAGED, State.PREPARING, State.PREPARED, State.APPLYING})
 
 
 class LivePush:
@@ -54,12 +37,17 @@ class LivePush:
         staging: Staging,
         size_bytes: int,
         clock: Callable[[], float] = time.monotonic,
+        changed: Change | None = None,
     ) -> None:
         self.header = header
-        self.identity = PushIdentity(digest, header.weight_version, header.lora)
+        self.identity = PushIdentity(digest, header.weight_version, header.lora, header.content_digest)
         self.staging = staging
         self.size_bytes = size_bytes
-        self.lifecycle = Lifecycle()
+        self.changed = Change() if changed is None else changed
+        """Told whenever its state has changed; other pushes may share it."""
+        self.arrived = Change()
+        """Told whenever bytes have arrived, and with `changed`."""
+        self.lifecycle = Lifecycle(self._tell_changed)
         self.attempt = Attempt.begin(header.num_streams, header.attempt)
         self.num_attached = 0
         self.issues: tuple[PushIssue, ...] = ()
@@ -69,9 +57,10 @@ class LivePush:
         self.is_served = False
         self.compare_served: Callable[[str, int, bytes | memoryview], None] = _nothing_served
         """Compares bytes instead of the arena, once the arena belongs to the resident store."""
-        self.checked = asyncio.Event()
-        """Set unless the bytes are being checked."""
-        self.checked.set()
+        self.is_checked = False
+        """Whether its tensors were compared with each other: bytes that are there do not change."""
+        self.content_digest = ""
+        """Computed when every byte is there, if it is needed."""
         self._staged_as: PushHeader | None = None
         self._error: GenserveError | None = None
         self._clock = clock
@@ -105,7 +94,22 @@ class LivePush:
     @property
     def idle_until_s(self) -> float:
         """When its time to live ends, on the clock."""
-        return self._touched_s + self.header.staging_ttl_s
+        is_prepared = self.lifecycle.state is State.PREPARED
+        return self._touched_s + (self.header.prepared_ttl_s if is_prepared else self.header.staging_ttl_s)
+
+    @property
+    def is_settling(self) -> bool:
+        """Whether it is carried out and a commit has to wait for the end: it is checked, or prepared without being
+        applied."""
+        state = self.lifecycle.state
+        prepares = state is State.PREPARING and self.header.action is PushAction.PREPARE
+        return state is State.CHECKING or prepares
+
+    @property
+    def weights_digest(self) -> str:
+        """Digest of the contents of `weights`, as far as it is known: a push that was completed is more than what it
+        brought."""
+        return self.content_digest if self.weights is self.staging.manifest else ""
 
     def join(self, header: PushHeader) -> Attempt:
         """The attempt that a stream with this header takes part in; a new one unless somebody is at it.
@@ -113,7 +117,7 @@ class LivePush:
         Bytes that an earlier attempt has left count in a new one only if both bear the same name. Raises
         PushConflictError for a stream of another attempt than the one that is here.
         """
-        if self.lifecycle.is_busy:
+        if self.lifecycle.is_busy or self._is_prepared_by(header):
             return self.attempt  # its bytes are compared, and it gets the outcome
         if self.attempt.is_live:
             if self.meets_other(header):
@@ -128,6 +132,16 @@ class LivePush:
             self.staging.begin_anew()
         self._begin(header)
         return self.attempt
+
+    def _is_prepared_by(self, header: PushHeader) -> bool:
+        """Whether the header asks again for what its attempt was told."""
+        asks = header.action is PushAction.PREPARE and header.attempt == self.attempt.name != ""
+        return asks and self.lifecycle.state is State.PREPARED
+
+    @property
+    def may_conflict(self) -> bool:
+        """Whether bytes that differ end it: nobody has begun to apply it."""
+        return self.lifecycle.state in (State.RECEIVING, State.PREPARED)
 
     def meets_other(self, header: PushHeader) -> bool:
         """Whether streams of another attempt than the header's are open."""
@@ -151,6 +165,7 @@ class LivePush:
         if self._receives(attempt):
             if self.staging.write(offset, data, crc32c):
                 self.touch()
+                self.arrived.tell()
         elif self.lifecycle.state is State.APPLIED:
             self.staging.check(offset, data, crc32c)
             self.compare_served(attempt.name, offset, data)  # the arena may belong to another version by now
@@ -166,6 +181,7 @@ class LivePush:
         is_present = attempt is self.attempt and self.lifecycle.state is State.RECEIVING
         if self.staging.settle(claim, written=written, counts=is_present):
             self.touch()
+        self.arrived.tell()
         self._check_here()
 
     def _receives(self, attempt: Attempt) -> bool:
@@ -183,6 +199,10 @@ class LivePush:
         if self._error is not None:
             raise self._error.again()
 
+    def _tell_changed(self) -> None:
+        self.changed.tell()
+        self.arrived.tell()
+
     def touch(self) -> None:
         """Records that something new arrived: the time to live starts again."""
         self._touched_s = self._clock()
@@ -194,13 +214,28 @@ class LivePush:
     def begin_check(self) -> None:
         """Records that every stream of the attempt has ended and every byte has arrived."""
         self.lifecycle.checking()
-        self.checked.clear()
+
+    @property
+    def named_digest(self) -> str:
+        """What a header has said that the digest of its contents is; "" if none has."""
+        return self.header.content_digest or self.identity.content_digest
+
+    async def compute_digest(self) -> None:
+        """Computes `content_digest`, in a thread, unless it is known: every byte is there and does not change."""
+        if not self.content_digest:
+            self.content_digest = await asyncio.to_thread(self.staging.content_digest)
 
     def stage(self) -> None:
         """Records that the bytes passed the checks."""
         self.lifecycle.staged()
         self._staged_as = self.header
-        self.checked.set()
+
+    def unprepare(self) -> None:
+        """Records that workers free what they had prepared. One that waited for a commit waits as a staged one, and
+        its time for that begins."""
+        if self.lifecycle.state is State.PREPARED:
+            self.touch()
+            self.lifecycle.unprepared()
 
     def truncate(self) -> None:
         """Records that the attempt ended with bytes or end frames missing. Bytes that an earlier one staged do not
@@ -215,13 +250,11 @@ class LivePush:
     def fail(self, error: Exception) -> None:
         """Nothing changed, and the bytes stay."""
         self.lifecycle.failed()
-        self.checked.set()
         self.issues = (PushIssue("", str(error)),)
 
     def break_off(self) -> None:
         """Whoever carries it out was cancelled; so are the streams."""
         self.lifecycle.failed()
-        self.checked.set()
         self.attempt.result.cancel()
 
     def drop(self, error: GenserveError) -> None:
@@ -290,6 +323,7 @@ class LivePush:
             manifest_digest=self.identity.manifest_digest,
             lora_name=self.header.lora_name,
             attempt=self.attempt.name,
+            content_digest=self.content_digest,
         )
 
 

@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping
 
 from genserve.control.change import Change
-from genserve.errors import DrainingError, GenserveError, PushNotFoundError
+from genserve.errors import DrainingError, GenserveError, PushNotFoundError, StagingFullError
+from genserve.weights.push.lifecycle import State
 from genserve.weights.push.live_push import LivePush
 
 
@@ -15,7 +16,8 @@ class LivePushes(Mapping[str, LivePush]):
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._pushes: dict[str, LivePush] = {}
-        self._changed = Change()
+        self.changed = Change()
+        """Told whenever one of them has changed."""
 
     def __getitem__(self, push_id: str) -> LivePush:
         return self._pushes[push_id]
@@ -31,6 +33,16 @@ class LivePushes(Mapping[str, LivePush]):
         if (push := self._pushes.get(push_id)) is None:
             raise not_found(push_id)
         return push
+
+    def check_place(self, push_id: str) -> None:
+        """Raises StagingFullError, naming it, if another push is prepared: workers hold one at a time."""
+        for push in self._pushes.values():
+            if push.lifecycle.state is State.PREPARED and push.push_id != push_id:
+                raise StagingFullError(
+                    f"push {push.push_id!r} is prepared, and workers hold one version beside the live one: commit or "
+                    "discard it first",
+                    metadata={"push_id": push.push_id},
+                )
 
     def add(self, push: LivePush) -> None:
         """A push has been opened."""
@@ -55,11 +67,11 @@ class LivePushes(Mapping[str, LivePush]):
 
     def tell_change(self) -> None:
         """Wakes everyone who waits for a change of any push."""
-        self._changed.tell()
+        self.changed.tell()
 
     async def wait_change(self) -> None:
         """Returns when a push changed after the call."""
-        await self._changed.wait()
+        await self.changed.wait()
 
     async def run(self) -> None:
         """Drops those whose time to live is over. Never returns."""

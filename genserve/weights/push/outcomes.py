@@ -8,10 +8,11 @@ from typing import TypeVar
 
 from genserve.errors import PushConflictError
 from genserve.tensors.manifest import PushIssue
-from genserve.weights.push.live_push import LivePush, PushIdentity
+from genserve.weights.byte_sources import ArenaBytes
+from genserve.weights.push.live_push import LivePush
 from genserve.weights.push.staging import check_crc32c, check_range
-from genserve.weights.push.types import LoraAdapter, PushHeader, PushOutcome, PushState
-from genserve.weights.resident import ArenaBytes, ResidentStore, ResidentVersion
+from genserve.weights.push.types import LoraAdapter, PushHeader, PushIdentity, PushOutcome, PushState
+from genserve.weights.resident import ResidentStore, ResidentVersion
 
 _NUM_REMEMBERED = 64
 

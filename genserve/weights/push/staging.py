@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from genserve.errors import ChecksumMismatchError, ChunkOutOfRangeError, PushConflictError, StagingFullError
 from genserve.memory.arena import Arena
 from genserve.tensors.checksum import crc32c_of
+from genserve.tensors.content import content_digest
 from genserve.tensors.manifest import Manifest, PushIssue, completed
 from genserve.tensors.ranges import ByteRanges
 from genserve.weights.push.claims import Claim, Claims
@@ -164,6 +165,10 @@ class Staging:
                     metadata={"push_id": self._push_id, "offset": str(start)},
                 )
 
+    def there(self, start: int, end: int) -> tuple[int, int] | None:
+        """The first bytes of [start, end) that have arrived, whether they count or not; None if there are none."""
+        return self._there.first_in(start, end)
+
     @property
     def has_every_byte(self) -> bool:
         """Whether every byte counts."""
@@ -192,8 +197,10 @@ class Staging:
         return self._by_offset[index].name
 
     async def complete(self, base: ResidentVersion, tied: Mapping[str, str]) -> None:
-        """Adds the tensors that a partial push lacks from the served version. Raises StagingFullError."""
+        """Adds the tensors that a partial push lacks from the served version, which may be another one than the last
+        time. Raises StagingFullError."""
         weights = completed(self.manifest, base.manifest, tied)
+        self.weights = self.manifest  # nobody reads what is written over
 
         def copy() -> None:
             self.arena.extend(weights.total_bytes)
@@ -201,6 +208,13 @@ class Staging:
 
         await asyncio.to_thread(copy)
         self.weights = weights
+
+    def content_digest(self) -> str:
+        """Digest of the contents that the push has brought. Call it in a thread when every byte is there."""
+        began_s = time.perf_counter()
+        digest = content_digest(self.manifest, lambda start, end: self.arena.view(start, end - start))
+        self.verify_s += time.perf_counter() - began_s
+        return digest
 
     def tied_issues(self, tied: Mapping[str, str]) -> list[PushIssue]:
         """Tensors that are pushed together with the tensor that they are tied to, but with other bytes: vLLM would

@@ -1,13 +1,13 @@
 """The streams of a push for the servicers: one that brings bytes, and one whose answer is known."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Protocol
 
 from genserve.errors import InvalidFieldError, PushConflictError
 from genserve.weights.push.attempt import Attempt
 from genserve.weights.push.claims import Claim
-from genserve.weights.push.lifecycle import State
 from genserve.weights.push.live_push import LivePush
 from genserve.weights.push.types import PushOutcome
 
@@ -89,11 +89,11 @@ class LiveStream:
 
     def write(self, offset: int, data: bytes | memoryview, crc32c: int | None) -> None:
         """Stages a chunk."""
-        was_receiving = self._push.lifecycle.state is State.RECEIVING and self._attempt is self._push.attempt
+        ends_push = self._push.may_conflict and self._attempt is self._push.attempt
         try:
             self._push.write(self._attempt, offset, data, crc32c)
         except PushConflictError as error:
-            if was_receiving:
+            if ends_push:
                 self._tell_conflicted(self._push, error)
             raise
 
@@ -190,3 +190,24 @@ class AnsweredStream:
     async def wait_expired(self) -> None:
         """Never returns."""
         await asyncio.Event().wait()
+
+
+@asynccontextmanager
+async def until_expired(stream: PushStream) -> AsyncIterator[None]:
+    """Ends its body when the push has expired, without an error: `finish` raises it then."""
+    limit = asyncio.timeout(None)
+
+    async def expire() -> None:
+        await stream.wait_expired()
+        limit.reschedule(asyncio.get_running_loop().time())
+
+    try:
+        async with limit:
+            watcher = asyncio.create_task(expire())
+            try:
+                yield
+            finally:
+                watcher.cancel()
+    except TimeoutError:
+        if not limit.expired():
+            raise

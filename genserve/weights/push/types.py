@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 
 from genserve.control.pause import Hold
 from genserve.engine.types import KvPolicy, PauseMode
+from genserve.errors import PushConflictError
 from genserve.tensors.manifest import Manifest, PushIssue
 
 DEFAULT_APPLY_TIMEOUT_S = 300.0
 DEFAULT_STAGING_TTL_S = 300.0
+DEFAULT_PREPARED_TTL_S = 60.0
 
 
 class PushAction(enum.Enum):
@@ -19,6 +21,7 @@ class PushAction(enum.Enum):
     APPLY = "APPLY"
     STAGE = "STAGE"
     VALIDATE = "VALIDATE"
+    PREPARE = "PREPARE"
 
 
 class PrepareMode(enum.Enum):
@@ -35,6 +38,7 @@ class PushState(enum.Enum):
     RECEIVING = "RECEIVING"
     STAGED = "STAGED"
     PREPARING = "PREPARING"
+    PREPARED = "PREPARED"
     APPLYING = "APPLYING"
     APPLIED = "APPLIED"
     FAILED = "FAILED"
@@ -73,7 +77,8 @@ class PushHeader:
     An empty `push_id` is replaced by a generated one. Further streams may bring `manifest_digest` instead of
     `manifest`. `staging_ttl_s`: seconds that bytes are kept after the last frame with something new. `lora`: the
     tensors are an adapter. `attempt` names the streams whose bytes belong together; "" = the streams that are open at a
-    time.
+    time. `prepared_ttl_s`: seconds that a prepared push waits for its commit. `content_digest` is what
+    `tensors.content` computes of the push's tensors; "" = not compared.
     """
 
     push_id: str
@@ -88,6 +93,8 @@ class PushHeader:
     force: bool = False
     lora: LoraAdapter | None = None
     attempt: str = ""
+    prepared_ttl_s: float = DEFAULT_PREPARED_TTL_S
+    content_digest: str = ""
 
     @property
     def lora_name(self) -> str:
@@ -96,8 +103,29 @@ class PushHeader:
 
 
 @dataclass(frozen=True, slots=True)
+class PushIdentity:
+    """What a push id identifies. The same id with another identity is a conflict."""
+
+    manifest_digest: str
+    weight_version: int
+    lora: LoraAdapter | None
+    content_digest: str = ""
+    """What the first header said of it; a header may leave it out."""
+
+    def check(self, header: PushHeader, digest: str) -> None:
+        """Raises PushConflictError unless the header belongs to this push."""
+        contents = self.content_digest if "" in (self.content_digest, header.content_digest) else header.content_digest
+        if PushIdentity(digest, header.weight_version, header.lora, contents) != self:
+            raise PushConflictError(
+                f"push {header.push_id!r} exists with another manifest, version, adapter or content digest",
+                metadata={"push_id": header.push_id, "weight_version": str(self.weight_version)},
+            )
+
+
+@dataclass(frozen=True, slots=True)
 class PushReport:
-    """The progress of a push. `missing`: byte ranges [start, end) in order that `attempt` lacks."""
+    """The progress of a push. `missing`: byte ranges [start, end) in order that `attempt` lacks. `content_digest` is ""
+    until it is computed, if it is."""
 
     push_id: str
     state: PushState
@@ -109,6 +137,7 @@ class PushReport:
     manifest_digest: str = ""
     lora_name: str = ""
     attempt: str = ""
+    content_digest: str = ""
 
     @classmethod
     def valid(cls, header: PushHeader, digest: str) -> "PushReport":

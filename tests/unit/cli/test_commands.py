@@ -6,6 +6,7 @@ Commands that block run in a worker thread; those that are interrupted are proce
 import asyncio
 import io
 import json
+import re
 import signal
 import sys
 from collections.abc import Awaitable, Callable
@@ -142,6 +143,22 @@ async def test_push_can_only_validate(daemon: ScriptedDaemon, genserve: Command,
     status, output, _ = await genserve("push", checkpoint, "--validate")
     assert (status, daemon.streams) == (0, [[]])
     assert "valid" in output
+
+
+async def test_push_that_prepares_says_how_and_until_when_to_commit(
+    daemon: ScriptedDaemon, genserve: Command, checkpoint: str
+) -> None:
+    """The command to type next; not with --json, and not beside --stage."""
+    daemon.state_of_push = weights_pb2.PUSH_STATE_PREPARED
+    status, output, _ = await genserve("push", checkpoint, "--prepare", "--prepared-ttl", "5m")
+    assert (status, daemon.header.action) == (0, weights_pb2.PUSH_ACTION_PREPARE)
+    assert daemon.header.prepared_ttl.seconds == 300
+    last = output.splitlines()[-1]
+    assert re.fullmatch(rf"genserve commit {daemon.header.push_id}  # before \d\d:\d\d:\d\d, .*", last)
+    _, output, _ = await genserve("push", checkpoint, "--prepare", "--json")
+    assert Parse(output, weights_pb2.PushWeightsResponse()).push.state == weights_pb2.PUSH_STATE_PREPARED
+    with pytest.raises(SystemExit):
+        await genserve("push", checkpoint, "--prepare", "--stage")
 
 
 async def test_push_of_a_broken_file_names_it(genserve: Command, tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ ARGUMENTS: Final[dict[str, tuple[Any, ...]]] = {
     "detokenize": ([1],),
     "push_weights": (WEIGHTS,),
     "get_push": ("p",),
+    "load_weights": ("/c",),
     "commit_push": ("p",),
     "discard_push": ("p",),
     "get_weights": (),

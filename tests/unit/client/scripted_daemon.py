@@ -64,6 +64,7 @@ class ScriptedDaemon(
         self.streams: list[list[tuple[int, int]]] = []
         self.cut_after_bytes: list[int] = []
         self.loses_answer = False
+        self.state_of_push = weights_pb2.PUSH_STATE_UNSPECIFIED  # of one that is not applied
         self.lookups_hang = False
         self.checksums: list[bool] = []
         self.applied = asyncio.Event()
@@ -172,6 +173,9 @@ class ScriptedDaemon(
             return weights_pb2.PushWeightsResponse(push=push, state=self.state())
         if self._missing():
             await refuse(context, code_pb2.ABORTED, "PUSH_TRUNCATED", "bytes are missing")
+        if self.state_of_push:
+            push = weights_pb2.Push(push_id=self.header.push_id, state=self.state_of_push)
+            return weights_pb2.PushWeightsResponse(push=push, state=self.state())
         self.weight_version = self.header.weight_version
         self.applied.set()
         if self.loses_answer:

@@ -9,7 +9,7 @@ from typing import Any, Final, get_args
 
 import pytest
 
-from genserve.client import ApplyOptions, AsyncClient, Client, PushOptions, SendOptions
+from genserve.client import ApplyOptions, AsyncClient, Client, LoadOptions, PushOptions, SendOptions
 from genserve.client.generation.options import ChatOptions, GenerateOptions, generate_request, generate_requests
 from genserve.errors import DeadlineError, InvalidFieldError
 from tests.unit.client.call_table import ARGUMENTS, OPTIONS, public_calls, timeouts
@@ -33,6 +33,7 @@ UNPACKED: Final[dict[str, type]] = {
     "generate": GenerateOptions,
     "push_weights": PushOptions,
     "push_lora": SendOptions,
+    "load_weights": LoadOptions,
     "commit_push": ApplyOptions,
     "tokenize": ChatOptions,
 }
@@ -69,7 +70,7 @@ def test_every_option_of_every_call_is_declared() -> None:
     assert found == {**UNPACKED, **dict.fromkeys(("generate_many", "generate_as_completed", "stream"), GenerateOptions)}
 
 
-@pytest.mark.parametrize("name", ["generate", "push_weights", "push_lora", "commit_push"])
+@pytest.mark.parametrize("name", ["generate", "push_weights", "push_lora", "load_weights", "commit_push"])
 async def test_an_option_that_does_not_exist_is_a_type_error(name: str) -> None:
     """As of any function."""
     async with AsyncClient("127.0.0.1:1") as client:

@@ -21,7 +21,7 @@ DEFAULTS_S: Final[dict[str, float | None]] = {
     **dict.fromkeys(
         ("generate", "generate_many", "generate_as_completed", "stream", "stream_many"), TIMEOUTS.generate_s
     ),
-    **dict.fromkeys(("push_weights", "push_lora", "commit_push", "pull_weights"), TIMEOUTS.push_s),
+    **dict.fromkeys(("push_weights", "push_lora", "load_weights", "commit_push", "pull_weights"), TIMEOUTS.push_s),
     **dict.fromkeys(_PAUSES, 60),
     **_TRANSFERS,
     "finish_weight_update": 300,

@@ -63,6 +63,24 @@ CALLS: Final[tuple[tuple[str, tuple[Any, ...], dict[str, Any], Message], ...]] =
     ),
     ("discard_push", ("p",), {}, weights_pb2.DiscardPushRequest(push_id="p")),
     ("discard_push", ("p",), {"force": True}, weights_pb2.DiscardPushRequest(push_id="p", force=True)),
+    (
+        "load_weights", (Path("/c"),), {"version": 3},
+        weights_pb2.LoadWeightsRequest(
+            checkpoint_path="/c", weight_version=3, action=weights_pb2.PUSH_ACTION_APPLY,
+            apply=weights_pb2.ApplyOptions(),
+        ),
+    ),
+    (
+        "load_weights", (), {
+            "peers": ["h:1", "h:2"], "peer_push_id": "q", "push_id": "p", "expected_version": 0, "force": True,
+            "action": "stage", "staging_ttl_s": 7, "prepared_ttl_s": 8, "content_digest": "d", **APPLY_OPTIONS,
+        },
+        weights_pb2.LoadWeightsRequest(
+            peers=weights_pb2.WeightPeers(addresses=["h:1", "h:2"], push_id="q"), push_id="p", expected_version=0,
+            force=True, action=weights_pb2.PUSH_ACTION_STAGE, apply=APPLY, staging_ttl=seconds(7),
+            prepared_ttl=seconds(8), content_digest="d",
+        ),
+    ),
     ("get_weights", (), {}, weights_pb2.GetWeightsRequest()),
     ("get_weights", (), {"include_digests": True}, weights_pb2.GetWeightsRequest(include_digests=True)),
     ("pull_weights", (), {}, weights_pb2.PullWeightsRequest(chunk_bytes=1 << 20)),

@@ -21,13 +21,15 @@ from genserve.control.sleep import SleepController
 from genserve.control.state import StateBoard
 from genserve.tensors.manifest import Manifest
 from genserve.weights.apply import PushApplier
+from genserve.weights.byte_sources import CheckpointBytes
 from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor
 from genserve.weights.checkpoint_files import CheckpointFiles
+from genserve.weights.checkpoint_space import CheckpointSpace
 from genserve.weights.lora.loader import LoraLoader
 from genserve.weights.push.stream import PushStream
 from genserve.weights.push.types import PushHeader, PushOutcome
 from genserve.weights.registry import PushRegistry
-from genserve.weights.resident import CheckpointBytes, ResidentStore, ResidentVersion
+from genserve.weights.resident import ResidentStore, ResidentVersion
 from genserve.weights.vllm_transfer import TransferUpdates
 from tests.support.scripted_engine import ScriptedEngine
 
@@ -112,7 +114,8 @@ def build_rig(
         "a": replace(CHECKPOINT.tensors["a"], path=file),
         "b": replace(CHECKPOINT.tensors["b"], path=file, position=16),
     }
-    first = ResidentVersion(0, MANIFEST, CheckpointBytes(CheckpointIndex(placed), CheckpointFiles([file])))
+    space = CheckpointSpace(CheckpointIndex(placed), CheckpointFiles([file]))
+    first = ResidentVersion(0, MANIFEST, CheckpointBytes(space))
     resident = ResidentStore(first, enabled=True)
     applier = PushApplier(engine, pauses, board, resident)
     loras = LoraLoader(engine, board, pauses, CHECKPOINT)

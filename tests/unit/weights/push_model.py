@@ -4,19 +4,35 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from genserve.weights.push.stream import PushStream
-from genserve.weights.push.types import PushAction, PushOutcome
-from tests.unit.weights.conftest import MANIFEST, weights
+from genserve.weights.push.types import PushAction, PushHeader, PushOutcome
+from tests.unit.weights.conftest import MANIFEST, header, weights
 
 NUM_RANKS = 2
 PART = MANIFEST.total_bytes // NUM_RANKS
+TTL_S = 100.0
+# A rank that resumes sends what GetPush says is missing, one that presumes sends the end alone.
+FATES = ("ends", "resumes", "presumes", "breaks", "is missing")
+ACTIONS = (PushAction.APPLY, PushAction.APPLY, PushAction.STAGE, PushAction.PREPARE)
+
+T = TypeVar("T")
 
 
 def content(parts: Sequence[int]) -> bytes:
     """Of each rank a part, by its number."""
     return b"".join(weights(part)[rank * PART : (rank + 1) * PART] for rank, part in enumerate(parts))
+
+
+def pick(things: Sequence[T], number: int) -> T:
+    """One of them, by a number that was drawn without looking at them: a history is the same when it is run again."""
+    return things[number % len(things)]
+
+
+async def in_loop(act: "Callable[[Sender], None]", sender: "Sender") -> None:
+    """Does something to a stream while the loop runs."""
+    act(sender)
 
 
 @dataclass(eq=False)
@@ -29,6 +45,18 @@ class Launch:
     data: bytes
     action: PushAction
     num_streams: int
+
+    def header(self) -> PushHeader:
+        """That of each of its streams."""
+        return header(
+            self.push_id,
+            self.version,
+            action=self.action,
+            num_streams=self.num_streams,
+            attempt=self.attempt,
+            staging_ttl_s=TTL_S,
+            prepared_ttl_s=TTL_S / 2,
+        )
 
 
 @dataclass(eq=False)

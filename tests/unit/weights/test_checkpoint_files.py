@@ -13,9 +13,11 @@ from safetensors.numpy import save_file
 from genserve.errors import NotResidentError, WeightVersionMismatchError
 from genserve.tensors.manifest import Manifest, TensorSpec
 from genserve.tensors.safetensors import CheckpointFileError
+from genserve.weights.byte_sources import CheckpointBytes
 from genserve.weights.checkpoint import CheckpointIndex
 from genserve.weights.checkpoint_files import CheckpointFile, CheckpointFiles, FileChangedError
-from genserve.weights.resident import CheckpointBytes, ResidentStore, ResidentVersion
+from genserve.weights.checkpoint_space import CheckpointSpace
+from genserve.weights.resident import ResidentStore, ResidentVersion
 from tests.unit.weights.conftest import Rig, header, send, weights
 
 ONLY_B = Manifest((TensorSpec("b", "BF16", (8,), 0, 16),), 16, partial=True)
@@ -106,7 +108,7 @@ def test_descriptors_are_as_many_as_files_and_go_with_their_last_reader(file: Pa
         return sum(os.path.realpath(path) == str(file) for path in paths)
 
     files = CheckpointFiles.open(file.parent)
-    source = CheckpointBytes(CheckpointIndex.read(files), files)
+    source = CheckpointBytes(CheckpointSpace(CheckpointIndex.read(files), files))
     reader = files.by_path[file]
     del files
     assert num_open() == 1
@@ -156,7 +158,9 @@ async def test_a_version_whose_files_were_written_to_is_not_resident(file: Path)
     """Who reads it already is told as well; the next version is as good as ever."""
     files = CheckpointFiles.open(file.parent)
     index = CheckpointIndex.read(files)
-    store = ResidentStore(ResidentVersion(0, index.as_manifest(), CheckpointBytes(index, files)), enabled=True)
+    store = ResidentStore(
+        ResidentVersion(0, index.as_manifest(), CheckpointBytes(CheckpointSpace(index, files))), enabled=True
+    )
     with store.reading() as read:
         assert read.view(0, 16) == bytes(16)
         written_in_place(file)

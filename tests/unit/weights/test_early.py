@@ -38,7 +38,7 @@ async def assert_nothing_is_left(rig: Rig) -> None:
     async with rig.applier.between_pushes(5):
         pass
     async with asyncio.timeout(5):
-        while [task for task in asyncio.all_tasks() if "early" in task.get_name()]:
+        while [task for task in asyncio.all_tasks() if "prepar" in task.get_name()]:
             await asyncio.sleep(0.001)
     assert rig.engine.prepared == {}
     assert rig.board.phase is Phase.RUNNING

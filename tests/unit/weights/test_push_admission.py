@@ -12,7 +12,7 @@ from genserve.errors import (
     WeightVersionMismatchError,
 )
 from genserve.tensors.manifest import Manifest, PushIssue, bounded
-from genserve.weights.push.types import ApplyOptions, LoraAdapter
+from genserve.weights.push.types import ApplyOptions, LoraAdapter, PushAction
 from genserve.weights.push_admission import (
     check_apply,
     check_header,
@@ -38,6 +38,10 @@ PARTIAL = Manifest(MANIFEST.tensors, MANIFEST.total_bytes, partial=True)
         {"weight_version": (1 << 32) - 1},
         {"staging_ttl_s": 1e-9},
         {"staging_ttl_s": DAY_S},
+        {"prepared_ttl_s": 1e-9},
+        {"prepared_ttl_s": DAY_S},
+        {"action": PushAction.PREPARE, "manifest": PARTIAL},
+        {"content_digest": "0123456789abcdef" * 4},
         {"num_streams": 1},
         {"num_streams": 1024},
         {"apply": ApplyOptions(timeout_s=1e-9)},
@@ -60,6 +64,10 @@ def test_what_just_can_be_is_accepted(fields: dict[str, Any]) -> None:
         ({"weight_version": -1}, "header.weight_version"),
         ({"staging_ttl_s": -1.0}, "header.staging_ttl"),
         ({"staging_ttl_s": DAY_S + 0.001}, "header.staging_ttl"),
+        ({"prepared_ttl_s": 0.0}, "header.prepared_ttl"),
+        ({"prepared_ttl_s": DAY_S + 0.001}, "header.prepared_ttl"),
+        ({"content_digest": "0" * 63}, "header.content_digest"),
+        ({"content_digest": "A" * 64}, "header.content_digest"),
         ({"num_streams": 1025}, "header.num_streams"),
         ({"apply": ApplyOptions(timeout_s=float("nan"))}, "header.apply.timeout"),
         ({"manifest_digest": "0" * 63}, "header.manifest_digest"),
@@ -70,6 +78,7 @@ def test_what_just_can_be_is_accepted(fields: dict[str, Any]) -> None:
         ({"weight_version": 1, "lora": LORA}, "header.weight_version"),
         ({"weight_version": 0, "lora": LORA, "expected_version": 0}, "header.expected_version"),
         ({"weight_version": 0, "lora": LORA, "manifest": PARTIAL}, "header.manifest.partial"),
+        ({"weight_version": 0, "lora": LORA, "action": PushAction.PREPARE}, "header.action"),
     ],
 )
 def test_what_just_cannot_be_is_named_by_its_path(fields: dict[str, Any], path: str) -> None:

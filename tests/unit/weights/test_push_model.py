@@ -7,31 +7,38 @@ meant. GENSERVE_PUSH_MODEL_EXAMPLES is how many histories there are.
 
 import asyncio
 import os
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar
+from typing import Any
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from genserve.errors import GenserveError, PushConflictError, PushRolledBackError
+from genserve.weights.push.lifecycle import State
 from genserve.weights.push.stream import LiveStream
 from genserve.weights.push.types import ApplyOptions, PushAction, PushOutcome, PushState
 from genserve.weights.registry import PushRegistry
 from tests.support.scripted_engine import Gate
 from tests.unit.weights.conftest import build_rig, further, header, num_arenas, num_open_arenas, weights
-from tests.unit.weights.push_model import NUM_RANKS, PART, Inline, Launch, Sender, content
+from tests.unit.weights.push_model import (
+    ACTIONS,
+    FATES,
+    NUM_RANKS,
+    PART,
+    TTL_S,
+    Inline,
+    Launch,
+    Sender,
+    content,
+    in_loop,
+    pick,
+)
 
-EXAMPLES = int(os.environ.get("GENSERVE_PUSH_MODEL_EXAMPLES", "200"))
-TTL_S = 100.0
-# A rank that resumes sends what GetPush says is missing, one that presumes sends the end alone.
-FATES = ("ends", "resumes", "presumes", "breaks", "is missing")
 _NUMBERS = st.integers(0, 1 << 10)
-
-T = TypeVar("T")
 
 
 class Pushes(RuleBasedStateMachine):
@@ -65,12 +72,7 @@ class Pushes(RuleBasedStateMachine):
         for _ in range(40):
             await asyncio.sleep(0)
 
-    def pick(self, things: Sequence[T], number: int) -> T:
-        """One of them, by a number that was drawn without looking at them: a history is the same when it is run
-        again."""
-        return things[number % len(things)]
-
-    def launch(self, new_id: bool, named: bool, changes: tuple[bool, ...], stages: bool, per_rank: int) -> Launch:
+    def launch(self, new_id: bool, named: bool, changes: tuple[bool, ...], action: PushAction, per_rank: int) -> Launch:
         """A trainer starts: for the push that another start was at, or for the next version."""
         before = self.launches[-1] if self.launches else None
         if before is None or new_id:
@@ -80,8 +82,7 @@ class Pushes(RuleBasedStateMachine):
         attempt = f"a{len(self.launches)}" if named else ""
         if not named:  # an attempt without a name is over when its streams have left
             for sender in [each for each in self.senders if each.launch.attempt == ""]:
-                self.leave(sender)
-        action = PushAction.STAGE if stages else PushAction.APPLY
+                self.run(in_loop(self.leave, sender))
         self.parts = [
             len(self.launches) + 1 if changed else part for changed, part in zip(changes, self.parts, strict=True)
         ]
@@ -95,20 +96,12 @@ class Pushes(RuleBasedStateMachine):
     def open(self, number: int, rank: int, digest: bool, cancels: bool) -> None:
         """A rank opens a stream; its client may go while it does."""
         unnamed = [launch for launch in self.launches if launch.attempt == ""][-1:]
-        if self.launches:
-            launch = self.pick([each for each in self.launches if each.attempt] + unnamed, number)
-            self.open_stream(launch, rank, digest=digest, cancels=cancels)
+        if launches := [each for each in self.launches if each.attempt] + unnamed:
+            self.open_stream(pick(launches, number), rank, digest=digest, cancels=cancels)
 
     def open_stream(self, launch: Launch, rank: int, *, digest: bool, cancels: bool) -> None:
         """Opens one, unless it is refused or would have to wait."""
-        opened = header(
-            launch.push_id,
-            launch.version,
-            action=launch.action,
-            num_streams=launch.num_streams,
-            attempt=launch.attempt,
-            staging_ttl_s=TTL_S,
-        )
+        opened = launch.header()
         if digest and launch.push_id in self.registry._pushes:
             opened = further(opened)
 
@@ -140,7 +133,7 @@ class Pushes(RuleBasedStateMachine):
         sending = [each for each in self.senders if each.finishing is None]
         if not sending:
             return
-        sender = self.pick(sending, number)
+        sender = pick(sending, number)
         offsets = [sender.offsets[index] for index in picked] or list(sender.offsets)
         self.send_chunks(sender, offsets, claims=claims, ends=ends)
 
@@ -148,7 +141,7 @@ class Pushes(RuleBasedStateMachine):
         new_id=st.sampled_from([True, False, False, False]),
         named=st.booleans(),
         changes=st.tuples(*[st.sampled_from([True, True, False])] * NUM_RANKS),
-        stages=st.sampled_from([False, False, True]),
+        action=st.sampled_from(ACTIONS),
         per_rank=st.sampled_from([1, 1, 2]),
         digest=st.booleans(),
         claims=st.booleans(),
@@ -160,7 +153,7 @@ class Pushes(RuleBasedStateMachine):
         new_id: bool,
         named: bool,
         changes: tuple[bool, ...],
-        stages: bool,
+        action: PushAction,
         per_rank: int,
         digest: bool,
         claims: bool,
@@ -168,7 +161,7 @@ class Pushes(RuleBasedStateMachine):
         fates: tuple[str, ...],
     ) -> None:
         """A trainer starts and pushes; something happens to some of its ranks."""
-        launch = self.launch(new_id, named, changes, stages, per_rank)
+        launch = self.launch(new_id, named, changes, action, per_rank)
         num_streams = launch.num_streams // NUM_RANKS
         for rank, fate in zip(ranks, fates, strict=True):
             for stream in range(num_streams if fate != "is missing" else 0):
@@ -181,7 +174,7 @@ class Pushes(RuleBasedStateMachine):
                         offsets = [o for o in offsets if fate == "resumes" and self.is_missing(launch, o)]
                     self.send_chunks(sender, offsets, claims=claims, ends=fate != "breaks")
                     if fate == "breaks":
-                        self.leave(sender)
+                        self.run(in_loop(self.leave, sender))
         self.run(self.settle())
 
     def is_missing(self, launch: Launch, offset: int) -> bool:
@@ -217,7 +210,7 @@ class Pushes(RuleBasedStateMachine):
     def cut(self, number: int) -> None:
         """A stream breaks."""
         if self.senders:
-            self.leave(self.pick(self.senders, number))
+            self.run(in_loop(self.leave, pick(self.senders, number)))
             self.run(self.settle())
 
     @rule(number=_NUMBERS, what=st.sampled_from(["commit", "commit", "discard", "force"]))
@@ -225,7 +218,7 @@ class Pushes(RuleBasedStateMachine):
         """Somebody commits a push, or gives it up."""
         if not self.launches:
             return
-        push_id = self.pick(self.launches, number).push_id
+        push_id = pick(self.launches, number).push_id
 
         async def act() -> None:
             if what == "commit":
@@ -292,6 +285,13 @@ class Pushes(RuleBasedStateMachine):
         assert self.engine.misuses == []
 
     @invariant()
+    def workers_hold_what_waits_for_its_commit(self) -> None:
+        """One version at most."""
+        waiting = [p for p in self.registry._pushes.values() if p.lifecycle.state is State.PREPARED]
+        assert len(waiting) <= 1
+        assert not waiting or (self.rig.applier.has_prepared(waiting[0]) and self.engine.prepared)
+
+    @invariant()
     def who_is_told_that_it_is_applied_had_its_bytes_applied(self) -> None:
         """Nobody's bytes are dropped, or taken for others, and reported as live."""
         for sender, outcome in self.told:
@@ -330,6 +330,8 @@ class Pushes(RuleBasedStateMachine):
         assert (await stream.finish()).push.state is PushState.APPLIED
         stream.detach()
         assert self.engine.running
+        async with self.rig.applier.between_pushes(5):
+            assert self.engine.prepared == {}, "workers hold what nobody will use"
         for task in self.rig.background:
             assert not task.done()
             task.cancel()
@@ -340,7 +342,7 @@ class Pushes(RuleBasedStateMachine):
 
 TestPushes = Pushes.TestCase
 TestPushes.settings = settings(
-    max_examples=EXAMPLES,
+    max_examples=int(os.environ.get("GENSERVE_PUSH_MODEL_EXAMPLES", "200")),
     stateful_step_count=10,
     deadline=None,
     derandomize=True,

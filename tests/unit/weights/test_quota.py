@@ -16,9 +16,12 @@ MAX_BYTES = 100
 INDEX = CheckpointIndex({"a": CheckpointTensor("F32", (4,), 16)})
 
 
-def push(size_bytes: int, state: State = State.STAGED, *, arena_bytes: int = 0, is_held: bool = False) -> Any:
+def push(
+    size_bytes: int, state: State = State.STAGED, *, arena_bytes: int = 0, is_held: bool = False, push_id: str = "p1"
+) -> Any:
     """One that is here already; its arena may have less than the push needs in the end."""
     return SimpleNamespace(
+        push_id=push_id,
         size_bytes=size_bytes,
         is_held=is_held,
         lifecycle=SimpleNamespace(state=state),
@@ -69,9 +72,21 @@ def test_the_served_bytes_give_way_to_a_whole_version_that_fits_alone(required: 
 
 def test_what_is_staged_gives_way_to_nothing() -> None:
     """Somebody means to commit it."""
-    with pytest.raises(StagingFullError, match="81 bytes do not fit: 50 of the 100 bytes") as full:
-        planned(81, push(20), kept=resident(30, 0))
-    assert full.value.metadata == {"staged_bytes": "50", "max_staging_bytes": "100"}
+    for state in (State.STAGED, State.PREPARED):
+        with pytest.raises(StagingFullError, match="81 bytes do not fit: 50 of the 100 bytes") as full:
+            planned(81, push(20, state), kept=resident(30, 0))
+        assert full.value.metadata == {"staged_bytes": "50", "max_staging_bytes": "100", "push_ids": "p1"}
+
+
+def test_who_has_the_memory_is_named_the_largest_first() -> None:
+    """At most three, and how many more there are; nobody if it is not a push."""
+    staged = [push(size_bytes, push_id=f"p{size_bytes}") for size_bytes in (2, 4, 1, 3)]
+    with pytest.raises(StagingFullError, match=r"in use; commit or discard 'p4', 'p3', 'p2' and 1 more$") as full:
+        planned(91, *staged, push(50, State.RECEIVING))
+    assert full.value.metadata["push_ids"] == "p4,p3,p2"
+    with pytest.raises(StagingFullError, match=r"in use$") as full:
+        planned(101)
+    assert "push_ids" not in full.value.metadata
 
 
 def test_what_can_never_fit_is_refused() -> None:

@@ -6,8 +6,9 @@ import pytest
 
 from genserve.errors import StagingFullError
 from genserve.memory.arena import Arena
+from genserve.weights.byte_sources import ArenaBytes
 from genserve.weights.push.types import PushAction
-from genserve.weights.resident import ArenaBytes, ResidentStore, ResidentVersion
+from genserve.weights.resident import ResidentStore, ResidentVersion
 from tests.unit.weights.conftest import MANIFEST, Rig, header, num_arenas
 
 

@@ -15,10 +15,12 @@ from genserve.errors import (
 )
 from genserve.memory.arena import Arena
 from genserve.tensors.manifest import Manifest, TensorSpec, completed
+from genserve.weights.byte_sources import ArenaBytes, CheckpointBytes
 from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor
 from genserve.weights.checkpoint_files import CheckpointFiles
+from genserve.weights.checkpoint_space import CheckpointSpace
 from genserve.weights.push.types import PushAction, PushState
-from genserve.weights.resident import ArenaBytes, CheckpointBytes, ResidentStore, ResidentVersion
+from genserve.weights.resident import ResidentStore, ResidentVersion
 from tests.support.scripted_engine import Gate
 from tests.unit.weights.conftest import MANIFEST, Rig, header, num_arenas, send, tensors, weights
 
@@ -44,7 +46,7 @@ def test_checkpoint_bytes_are_those_of_its_files_in_order_of_the_names(tmp_path:
             "b0": CheckpointTensor("U8", (0,), 0, tmp_path / "two", 2),
         }
     )
-    source = CheckpointBytes(index, CheckpointFiles([tmp_path / "one", tmp_path / "two"]))
+    source = CheckpointBytes(CheckpointSpace(index, CheckpointFiles([tmp_path / "one", tmp_path / "two"])))
     whole = b"aaaabbcccc"
     for start in range(len(whole) + 1):
         for end in range(start, len(whole) + 1):

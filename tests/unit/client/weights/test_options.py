@@ -53,11 +53,12 @@ def test_every_option_of_a_header_has_its_field() -> None:
         {
             "push_id": "p", "attempt": "a", "action": "stage", "partial": True, "force": True, "expected_version": 0,
             "staging_ttl_s": 1.5, "pause_mode": "wait", "kv_policy": "reuse", "pause_lease_id": "l",
-            "apply_timeout_s": 2.5, "prepare_mode": "paused",
+            "apply_timeout_s": 2.5, "prepare_mode": "paused", "prepared_ttl_s": 3.5, "content_digest": "c",
         },
     )  # fmt: skip
     assert (header.push_id, header.attempt, header.manifest.partial, header.force) == ("p", "a", True, True)
     assert header.HasField("expected_version") and header.expected_version == 0
+    assert (header.prepared_ttl.ToMilliseconds(), header.content_digest) == (3500, "c")
     assert (header.action, header.staging_ttl.ToMilliseconds()) == (weights_pb2.PUSH_ACTION_STAGE, 1500)
     assert (header.apply.pause_mode, header.apply.kv_policy) == (
         types_pb2.PAUSE_MODE_WAIT,

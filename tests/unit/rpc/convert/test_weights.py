@@ -1,5 +1,6 @@
 """Headers and reports cross the wire unchanged."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -48,6 +49,8 @@ def test_a_bare_header_has_the_contract_s_defaults() -> None:
         staging_ttl_s=300.0,
         num_streams=1,
         force=False,
+        prepared_ttl_s=60.0,
+        content_digest="",
     )
 
 
@@ -55,11 +58,18 @@ def test_everything_in_a_header_arrives() -> None:
     """Expecting version 0 is not the same as expecting none."""
     given = header(
         pushId="p", weightVersion=7, expectedVersion=0, manifest=json_manifest(), manifestDigest="d",
-        action="PUSH_ACTION_STAGE", stagingTtl="1.5s", numStreams=4, force=True,
+        action="PUSH_ACTION_STAGE", stagingTtl="1.5s", numStreams=4, force=True, preparedTtl="2.5s", contentDigest="c",
         apply={"pauseMode": "PAUSE_MODE_ABORT", "kvPolicy": "KV_POLICY_REUSE", "pauseLeaseId": "l", "timeout": "2s"},
     )  # fmt: skip
     apply = ApplyOptions(PauseMode.ABORT, KvPolicy.REUSE, "l", 2.0)
-    assert given == PushHeader("p", 7, 0, MANIFEST, "d", PushAction.STAGE, apply, 1.5, 4, True)
+    expected = PushHeader("p", 7, 0, MANIFEST, "d", PushAction.STAGE, apply, 1.5, 4, True)
+    assert given == replace(expected, prepared_ttl_s=2.5, content_digest="c")
+
+
+@pytest.mark.parametrize("action", PushAction)
+def test_every_action_has_its_number(action: PushAction) -> None:
+    """By its name."""
+    assert header(action=f"PUSH_ACTION_{action.value}").action is action
 
 
 def json_manifest() -> dict[str, Any]:

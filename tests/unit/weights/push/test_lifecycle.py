@@ -5,12 +5,16 @@ import pytest
 from genserve.weights.push.lifecycle import TRANSITIONS, Lifecycle, State
 from genserve.weights.push.types import PushState
 
-EVENTS = ("joined", "truncated", "checking", "staged", "preparing", "applying", "applied", "failed", "dropped")
+EVENTS = (
+    *("joined", "truncated", "checking", "staged", "preparing", "prepared", "unprepared", "applying", "applied"),
+    *("failed", "dropped"),
+)
 TO_STATE: dict[State, list[str]] = {
     State.RECEIVING: [],
     State.CHECKING: ["checking"],
     State.STAGED: ["checking", "staged"],
     State.PREPARING: ["checking", "staged", "preparing"],
+    State.PREPARED: ["checking", "staged", "preparing", "prepared"],
     State.APPLYING: ["checking", "staged", "preparing", "applying"],
     State.APPLIED: ["checking", "staged", "preparing", "applying", "applied"],
     State.FAILED: ["checking", "failed"],
@@ -45,6 +49,28 @@ def test_every_event_is_in_the_table_or_raises(state: State, event: str) -> None
 def test_events_have_methods_and_ways_of_the_table_have_events() -> None:
     """Nothing in the table is out of reach, but for what `truncated` does when there is something to go back to."""
     assert {event for event, _ in TRANSITIONS} == {*EVENTS, "restored"}
+
+
+@pytest.mark.parametrize("state", [State.STAGED, State.PREPARED, State.FAILED])
+def test_a_commit_goes_the_whole_way_again(state: State) -> None:
+    """From whatever waits for one; what was checked or prepared before is not for the states to know."""
+    lifecycle = at(state)
+    assert lifecycle.can_commit
+    for event in TO_STATE[State.APPLIED]:
+        getattr(lifecycle, event)()
+    assert lifecycle.state is State.APPLIED
+
+
+def test_every_event_and_nothing_else_is_told() -> None:
+    """Whoever waits for a state sees each one."""
+    told: list[str] = []
+    lifecycle = Lifecycle(lambda: told.append(lifecycle.state.name))
+    for event in TO_STATE[State.PREPARED]:
+        getattr(lifecycle, event)()
+    with pytest.raises(RuntimeError):
+        lifecycle.applied()
+    lifecycle.unprepared()
+    assert told == ["CHECKING", "STAGED", "PREPARING", "PREPARED", "STAGED"]
 
 
 def test_nothing_leads_out_of_the_end() -> None:

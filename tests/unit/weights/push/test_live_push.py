@@ -7,8 +7,8 @@ import pytest
 
 from genserve.errors import DrainingError, PushConflictError
 from genserve.weights.push.lifecycle import State
-from genserve.weights.push.live_push import LivePush, PushIdentity
-from genserve.weights.push.types import LoraAdapter, PushState
+from genserve.weights.push.live_push import LivePush
+from genserve.weights.push.types import LoraAdapter, PushIdentity, PushState
 from tests.unit.weights.conftest import MANIFEST, header, weights
 from tests.unit.weights.push.staging import new_staging
 
@@ -150,7 +150,7 @@ async def test_a_push_that_failed_says_why_and_waits_for_another_commit(push: Li
     """Nobody waits for its check any more."""
     push.write(push.attempt, 0, DATA, None)
     push.begin_check()
-    assert not push.checked.is_set()
+    assert push.is_settling
     push.fail(ValueError("no"))
-    assert (push.lifecycle.state, push.checked.is_set(), push.lifecycle.can_commit) == (State.FAILED, True, True)
+    assert (push.lifecycle.state, push.is_settling, push.lifecycle.can_commit) == (State.FAILED, False, True)
     assert [issue.description for issue in push.report().issues] == ["no"]

@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from genserve.errors import ChecksumMismatchError, PushConflictError
-from genserve.weights.push.live_push import PushIdentity
 from genserve.weights.push.outcomes import Outcomes
-from genserve.weights.push.types import LoraAdapter, PushOutcome, PushReport, PushState
+from genserve.weights.push.types import LoraAdapter, PushIdentity, PushOutcome, PushReport, PushState
 from genserve.weights.resident import ResidentStore
 from tests.unit.weights.conftest import header
 

@@ -1,0 +1,133 @@
+"""A version that another daemon has, fetched with PullWeights, whose frames are those of a push."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from typing import TypeAlias
+
+import grpc.aio
+
+from genserve.errors import (
+    ChecksumMismatchError,
+    ChunkOutOfRangeError,
+    InvalidFieldError,
+    ManifestMismatchError,
+    PushTruncatedError,
+)
+from genserve.rpc.frames.push import Frame, frame_parser, read_chunks, read_header
+from genserve.tensors.manifest import Manifest
+from genserve.tensors.ranges import Range
+from genserve.v1 import weights_pb2
+from genserve.weights.load.types import Offer, SourceError
+from genserve.weights.push.stream import PushStream
+from genserve.wire import manifest_of
+
+Call: TypeAlias = "grpc.aio.UnaryStreamCall[weights_pb2.PullWeightsRequest, Frame]"
+
+STALL_TIMEOUT_S = 10.0
+_METHOD = "/genserve.v1.WeightService/PullWeights"
+_OPTIONS = (
+    ("grpc.max_receive_message_length", -1),  # the first frame has a manifest, which `frame_parser` bounds
+    ("grpc.enable_http_proxy", 0),
+    # A peer that vanishes without closing the connection is noticed.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.lookahead_bytes", 4 << 20),
+    ("grpc.use_local_subchannel_pool", 1),  # the connection ends with the channel
+)
+
+
+class PeerSource:
+    """The version that the daemon at `address` serves, or its push `push_id`.
+
+    `max_header_bytes` bounds what it may say of its tensors, None = not; `check_num_tensors` raises
+    ManifestMismatchError for too many.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        push_id: str,
+        max_header_bytes: int | None,
+        check_num_tensors: Callable[[int], None],
+    ) -> None:
+        self._address = address
+        self._push_id = push_id
+        self._parse = frame_parser(max_header_bytes)
+        self._check_num_tensors = check_num_tensors
+
+    @property
+    def name(self) -> str:
+        """The address."""
+        return self._address
+
+    @asynccontextmanager
+    async def open(self, missing: tuple[Range, ...] | None, weight_version: int) -> AsyncIterator[Offer]:
+        """Begins to pull, and reads the header."""
+        request = weights_pb2.PullWeightsRequest(push_id=self._push_id)
+        if weight_version and not self._push_id:
+            request.weight_version = weight_version
+        if missing is not None:
+            # Without any range everything would be sent: the first byte is asked for again, to be compared.
+            for start, end in missing or ((0, 1),):
+                request.ranges.add(start=start, end=end)
+        async with grpc.aio.insecure_channel(self._address, _OPTIONS) as channel:
+            pull: grpc.aio.UnaryStreamMultiCallable[weights_pb2.PullWeightsRequest, Frame] = channel.unary_stream(
+                _METHOD, weights_pb2.PullWeightsRequest.SerializeToString, response_deserializer=self._parse
+            )
+            call: Call = pull(request)
+            async with aclosing(_frames(call)) as frames:
+                with _of_the_peer():
+                    header = await read_header(frames)
+                    self._check_num_tensors(len(header.manifest.tensors))
+                    if weight_version not in (0, header.weight_version):
+                        raise SourceError(f"it has version {header.weight_version}, not {weight_version}")
+                    # In a thread: a manifest of a hundred thousand tensors would delay every token stream.
+                    offer = _Pulled(header, await asyncio.to_thread(manifest_of, header.manifest), frames)
+                yield offer
+
+
+class _Pulled:
+    """The offer of a peer."""
+
+    def __init__(self, header: weights_pb2.PushHeader, manifest: Manifest, frames: AsyncIterator[Frame]) -> None:
+        self.weight_version = header.weight_version
+        self.manifest = manifest
+        self.content_digest = header.content_digest
+        # The same push has the same bytes on every peer.
+        self.identity = f"load of {header.push_id}" if header.push_id else header.content_digest
+        self._frames = frames
+
+    async def send(self, stream: PushStream) -> None:
+        """Writes chunks until the end frame."""
+        with _of_the_peer():
+            await read_chunks(self._frames, stream, None)
+
+
+async def _frames(call: Call) -> AsyncGenerator[Frame, None]:
+    """The frames of a pull. Raises SourceError when it fails or stalls."""
+    frames = aiter(call)
+    try:
+        while True:
+            async with asyncio.timeout(STALL_TIMEOUT_S):
+                frame = await anext(frames, None)
+            if frame is None:
+                return
+            yield frame
+    except TimeoutError:
+        raise SourceError(f"it sent nothing for {STALL_TIMEOUT_S:g} s") from None
+    except grpc.aio.AioRpcError as error:
+        raise SourceError(f"it answered {error.code().name}: {error.details()}") from None
+    finally:
+        call.cancel()
+
+
+@contextmanager
+def _of_the_peer() -> Iterator[None]:
+    """Errors that show that the peer, or the way from it, is at fault."""
+    try:
+        yield
+    except (ChecksumMismatchError, ChunkOutOfRangeError, InvalidFieldError, ManifestMismatchError) as error:
+        raise SourceError(error.message) from None
+    except PushTruncatedError:
+        raise SourceError("its stream ended without an end frame") from None

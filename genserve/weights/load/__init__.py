@@ -1,0 +1,1 @@
+"""Versions that the daemon fetches itself, from a checkpoint on its host or from its peers."""

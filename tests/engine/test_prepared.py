@@ -1,0 +1,76 @@
+"""Pushes that are prepared beside the live weights of real vLLM, and wait for their commit."""
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from genserve.client import AsyncClient, Generation
+from tests.engine.outputs import greedy_outputs, next_version, outputs_of, state_of
+from tests.support import models
+from tests.support.plain_vllm import Reference
+
+
+def digest_of(checkpoint: Path) -> str:
+    """Of its contents, as PushHeader.content_digest defines it."""
+    sha256 = hashlib.sha256()
+    for name, tensor in sorted(models.load_tensors(checkpoint).items()):
+        sha256.update(f"{name}\tBF16\t{','.join(map(str, tensor.shape))}\n".encode())
+        sha256.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
+    return sha256.hexdigest()
+
+
+async def test_generation_keeps_the_old_version_until_the_commit(
+    client: AsyncClient, restored: None, checkpoints: dict[str, Path], reference: Callable[..., Reference]
+) -> None:
+    """A stream that runs all the while has one span of each; outputs and digests are those of cold starts."""
+    a, b, version = reference("a"), reference("b"), await next_version(client)
+    generation = Generation()
+    stream = client.stream([3, 1, 4], temperature=0.0, max_tokens=1500, ignore_eos=True)
+    generation.add(await anext(stream))
+    prepared = await client.push_weights(checkpoints["b"], version=version, action="prepare")
+    assert (prepared.push.state, prepared.applied) == ("prepared", None)
+    assert prepared.push.content_digest == digest_of(checkpoints["b"])
+    assert prepared.state.weight_version == version - 1
+    outputs, digests = await state_of(client)
+    assert (outputs, digests) == (outputs_of(a), a["digests"])
+    committed = await client.commit_push(prepared.push.push_id)
+    assert committed.push.state == "applied"
+    assert committed.applied is not None and committed.applied.active_version == version
+    assert list(committed.applied.step_s) == ["receive", "verify", "prepare", "pause", "commit", "resume"]
+    async for delta in stream:
+        generation.add(delta)
+    spans = generation.sequences[0].weight_spans
+    assert [span.version for span in spans] == [version - 1, version]
+    outputs, digests = await state_of(client)
+    assert (outputs, digests) == (outputs_of(b), b["digests"])
+    served = await client.get_weights()
+    assert (served.push_id, served.content_digest) == (prepared.push.push_id, prepared.push.content_digest)
+
+
+async def test_a_prepared_push_that_another_one_overtakes_is_prepared_anew(
+    client: AsyncClient, restored: None, checkpoints: dict[str, Path], reference: Callable[..., Reference]
+) -> None:
+    """Its bytes are still there."""
+    version = await next_version(client)
+    prepared = await client.push_weights(checkpoints["b"], version=version + 1, action="prepare")
+    await client.push_weights(checkpoints["a"], version=version)
+    assert (await client.get_push(prepared.push.push_id)).push.state == "staged"
+    assert await greedy_outputs(client) == outputs_of(reference("a"))
+    await client.commit_push(prepared.push.push_id)
+    assert await greedy_outputs(client) == outputs_of(reference("b"))
+
+
+async def test_a_part_that_another_push_overtakes_is_completed_from_that_one(
+    client: AsyncClient, restored: None, checkpoints: dict[str, Path], reference: Callable[..., Reference]
+) -> None:
+    """What it does not bring has the values that are served when it is committed."""
+    version, b = await next_version(client), models.load_tensors(checkpoints["b"])
+    norms = {name: tensor for name, tensor in b.items() if "norm" in name}
+    part = await client.push_weights(norms, version=version + 1, partial=True, action="prepare")
+    assert part.push.state == "prepared"
+    rest = {name: tensor for name, tensor in b.items() if name not in norms}
+    await client.push_weights(rest, version=version, partial=True)
+    await client.commit_push(part.push.push_id)
+    assert await greedy_outputs(client) == outputs_of(reference("b"))

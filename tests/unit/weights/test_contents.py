@@ -1,0 +1,99 @@
+"""The digest of a push's contents: compared with what its header says, told, and kept with the version."""
+
+import asyncio
+import hashlib
+
+import pytest
+
+from genserve.errors import ChecksumMismatchError, DeadlineError, PushConflictError
+from genserve.tensors.manifest import Manifest
+from genserve.weights.push.staging import Staging
+from genserve.weights.push.types import ApplyOptions, PushAction, PushState
+from tests.unit.weights.conftest import MANIFEST, Rig, assert_unchanged, header, weights
+from tests.unit.weights.prepared import PART, commit, preparing, state
+
+OTHER = "0" * 64
+
+
+def contents(version: int) -> str:
+    """As PushHeader.content_digest says it."""
+    data = weights(version)
+    return hashlib.sha256(b"a\tF32\t4\n" + data[:16] + b"b\tBF16\t8\n" + data[16:]).hexdigest()
+
+
+@pytest.mark.parametrize("action", [PushAction.APPLY, PushAction.STAGE, PushAction.PREPARE])
+async def test_contents_that_are_as_the_header_says_are_served_under_it(rig: Rig, action: PushAction) -> None:
+    """Whichever way they come to be applied; computed once."""
+    outcome = await rig.push(header(action=action, content_digest=contents(1)))
+    assert outcome.push.content_digest == contents(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Staging, "content_digest", None)
+        assert (await commit(rig)).push.content_digest == contents(1)
+    served = rig.resident.require()
+    assert (served.push_id, served.content_digest) == ("p1", contents(1))
+    assert (rig.resident.push_id, rig.resident.content_digest) == ("p1", contents(1))
+
+
+@pytest.mark.parametrize("action", [PushAction.APPLY, PushAction.STAGE, PushAction.PREPARE])
+async def test_other_contents_are_applied_by_nothing(rig: Rig, action: PushAction) -> None:
+    """FAILED; neither a commit nor a header that leaves the digest out gets around it."""
+    with pytest.raises(ChecksumMismatchError, match="it cannot be applied") as mismatch:
+        await rig.push(header(action=action, attempt="one", content_digest=OTHER))
+    assert mismatch.value.metadata == {"push_id": "p1", "expected": OTHER, "found": contents(1)}
+    assert state(rig) is PushState.FAILED
+    for call in (commit(rig), rig.push(header(attempt="one"), b""), rig.push(header(attempt="two"))):
+        with pytest.raises(ChecksumMismatchError):
+            await call
+    with pytest.raises(PushConflictError):
+        await rig.registry.open(header(content_digest=contents(1)))
+    assert_unchanged(rig)
+    rig.registry.discard("p1")
+    await rig.push(header(content_digest=contents(1)))
+    assert rig.engine.weight_version == 1
+
+
+async def test_without_a_digest_only_what_is_prepared_has_one(rig: Rig) -> None:
+    """It costs a pass over the bytes."""
+    assert (await rig.push(header(action=PushAction.STAGE))).push.content_digest == ""
+    assert (await commit(rig)).push.content_digest == ""
+    assert (rig.resident.push_id, rig.resident.content_digest) == ("p1", "")
+    assert (await rig.push(preparing("p2", 2))).push.content_digest == contents(2)
+
+
+async def test_the_digest_of_a_part_is_that_of_what_it_brings(rig: Rig) -> None:
+    """The version that it makes is more than that, and has none."""
+    part = hashlib.sha256(b"a\tF32\t4\n" + weights(1)[:16]).hexdigest()
+    told = await rig.push(preparing(manifest=PART, content_digest=part), weights(1)[:16])
+    assert told.push.content_digest == part
+    await commit(rig)
+    assert (rig.resident.push_id, rig.resident.content_digest) == ("p1", "")
+    whole = Manifest(MANIFEST.tensors, 32, partial=True)
+    await rig.push(header("p2", 2, manifest=whole, content_digest=contents(2)))
+    assert rig.resident.content_digest == ""
+
+
+async def test_a_version_without_bytes_is_still_that_of_its_push(rig: Rig) -> None:
+    """Until weights come that no push has brought."""
+    await rig.push(header(content_digest=contents(1)))
+    rig.resident.release_memory()
+    assert rig.resident.served is None
+    assert (rig.resident.push_id, rig.resident.content_digest) == ("p1", contents(1))
+    rig.resident.forget("came another way")
+    assert (rig.resident.push_id, rig.resident.content_digest) == ("", "")
+
+
+async def test_a_digest_that_takes_too_long_ends_the_preparation(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within the time for applying, which is for all of it."""
+    loop, go_on = asyncio.get_running_loop(), asyncio.Event()
+    digest = Staging.content_digest
+
+    def slow(staging: Staging) -> str:
+        asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result(5)
+        return digest(staging)
+
+    monkeypatch.setattr(Staging, "content_digest", slow)
+    with pytest.raises(DeadlineError, match="the content digest was not computed in time"):
+        await rig.push(preparing(apply=ApplyOptions(timeout_s=0.05)))
+    assert state(rig) is PushState.FAILED
+    assert_unchanged(rig)
+    go_on.set()

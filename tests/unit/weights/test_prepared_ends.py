@@ -1,0 +1,211 @@
+"""What ends the waiting of a push that is prepared, and what does not: workers hold nothing for nobody."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from genserve.control.asleep import SleepDepth
+from genserve.engine.types import PauseMode
+from genserve.errors import PushConflictError, PushNotFoundError
+from genserve.tensors.manifest import Manifest
+from genserve.weights.push.pulled_push import PulledPush
+from genserve.weights.push.types import PushAction, PushState
+from genserve.weights.resident import ResidentVersion
+from genserve.weights.vllm_transfer import UpdateOptions
+from tests.support.scripted_engine import Gate
+from tests.unit.weights.conftest import (
+    MANIFEST,
+    Rig,
+    assert_unchanged,
+    build_rig,
+    header,
+    num_arenas,
+    send,
+    tensors,
+    weights,
+)
+from tests.unit.weights.prepared import PART, commit, preparing, state, until_freed
+from tests.unit.weights.transfers import HALF, finish
+
+
+@pytest.fixture(autouse=True)
+async def takes_arriving_weights(rig: Rig) -> AsyncIterator[None]:
+    """Its workers are on this host, and hold nothing in the end."""
+    rig.engine.takes_arriving_weights = True
+    yield
+    await rig.registry.close()
+    async with rig.applier.between_pushes(5):
+        assert rig.engine.prepared == {}, "workers hold what nobody will use"
+
+
+async def test_another_push_that_is_applied_ends_it(rig: Rig) -> None:
+    """It is staged again, and its commit prepares it anew."""
+    await rig.push(preparing("waits", 5))
+    await rig.push(header("other", 2))
+    assert state(rig, "waits") is PushState.STAGED
+    await until_freed(rig, 2)
+    calls = len(rig.engine.calls)
+    assert (await commit(rig, "waits")).push.state is PushState.APPLIED
+    assert rig.engine.calls[calls] == "prepare_weights"
+    assert rig.engine.live == tensors(5)
+
+
+async def test_another_push_that_is_received_or_staged_does_not(rig: Rig) -> None:
+    """Only what is applied does."""
+    await rig.push(preparing("waits", 5))
+    await rig.push(header("staged", 6, action=PushAction.STAGE))
+    stream = await rig.registry.open(header("breaks off", 2))
+    send(stream, weights(2), 0, 14)
+    stream.detach()
+    assert state(rig, "waits") is PushState.PREPARED
+    assert rig.engine.calls == ["prepare_weights"]
+    await commit(rig, "waits")
+    assert rig.engine.calls.count("prepare_weights") == 1
+
+
+async def test_a_sleep_of_the_weights_ends_it(rig: Rig) -> None:
+    """Their memory is what the sleep is for."""
+    await rig.push(preparing())
+    await rig.sleeps.sleep(PauseMode.KEEP, SleepDepth.of(1, ()), 5.0)
+    assert rig.engine.prepared == {}
+    assert state(rig) is PushState.STAGED
+    await rig.sleeps.wake_up()
+    await commit(rig)
+    assert rig.engine.live == tensors(1)
+    assert rig.engine.calls.count("prepare_weights") == 2
+
+
+async def test_an_update_through_vllms_transfer_ends_it(rig: Rig) -> None:
+    """It would exchange what the live model had before."""
+    rig.engine.backend = "scripted"
+    await rig.push(preparing("p1", 5))
+    await rig.transfers.start(UpdateOptions())
+    assert state(rig) is PushState.STAGED
+    await rig.transfers.update("", HALF, 5.0)
+    assert await finish(rig) == 1
+    await commit(rig)
+    assert rig.engine.live == tensors(5)
+    assert rig.engine.calls.count("prepare_weights") == 2
+
+
+@pytest.mark.parametrize("end", ["discarded", "expired", "in conflict", "shut down"])
+async def test_whatever_ends_the_push_frees_the_workers_memory(rig: Rig, end: str) -> None:
+    """And its bytes."""
+    before = num_arenas()
+    await rig.push(preparing(prepared_ttl_s=0.05 if end == "expired" else 60.0, staging_ttl_s=60.0))
+    assert len(rig.engine.prepared) == 1 or end == "expired"
+    match end:
+        case "discarded":
+            assert rig.registry.discard("p1").push.state is PushState.PREPARED
+        case "in conflict":
+            stream = await rig.registry.open(preparing())
+            with pytest.raises(PushConflictError):
+                stream.write(0, b"other", None)
+            stream.detach()
+        case "shut down":
+            await rig.registry.close()
+            assert rig.engine.prepared == {}, "the shutdown goes on before the memory is freed"
+    await until_freed(rig)
+    if end == "in conflict":
+        assert state(rig) is PushState.FAILED
+    else:
+        with pytest.raises(PushNotFoundError):
+            rig.registry.report("p1")
+    assert num_arenas() == before
+    assert_unchanged(rig)
+
+
+async def test_its_time_begins_when_it_is_prepared_and_again_when_it_is_staged(tmp_path: Path) -> None:
+    """Each state has its own."""
+    now_s = 0.0
+    rig = build_rig(tmp_path, 200, lambda: now_s)
+    rig.engine.takes_arriving_weights = True
+    gate = rig.engine.gates["prepare_weights"] = Gate()
+    pushing = asyncio.create_task(rig.push(preparing(prepared_ttl_s=60.0, staging_ttl_s=10.0)))
+    await gate.reached.wait()
+    while state(rig) is not PushState.PREPARING:
+        await asyncio.sleep(0.001)
+    now_s = 30.0
+    gate.open.set()
+    await pushing
+    now_s = 89.0
+    rig.registry._pushes.tell_change()
+    await asyncio.sleep(0.01)
+    assert state(rig) is PushState.PREPARED
+    await rig.sleeps.sleep(PauseMode.KEEP, SleepDepth.of(1, ()), 5.0)
+    await rig.sleeps.wake_up()
+    now_s = 98.0
+    rig.registry._pushes.tell_change()
+    await asyncio.sleep(0.01)
+    assert state(rig) is PushState.STAGED
+    now_s = 99.5
+    rig.registry._pushes.tell_change()
+    await asyncio.sleep(0.01)
+    with pytest.raises(PushNotFoundError):
+        await commit(rig)
+    for task in rig.background:
+        task.cancel()
+    await rig.registry.close()
+    rig.resident.release_memory()
+
+
+async def test_a_part_is_prepared_and_completed_anew_from_what_is_served_then(rig: Rig) -> None:
+    """It is what it brings and the rest of the served version, whichever that is at its commit."""
+    assert (await rig.push(preparing("part", 7, manifest=PART), weights(7)[:16])).push.state is PushState.PREPARED
+    (prepared,) = rig.engine.prepared.values()
+    assert prepared == {"a": weights(7)[:16], "b": weights(0)[16:]}
+    await rig.push(header("other", 2))
+    assert state(rig, "part") is PushState.STAGED
+    await commit(rig, "part")
+    assert rig.engine.live == {"a": weights(7)[:16], "b": weights(2)[16:]}
+
+
+async def test_a_part_is_completed_from_a_version_of_another_layout(rig: Rig) -> None:
+    """Its tensors lie in another order and elsewhere."""
+    await rig.push(preparing("part", 7, manifest=PART), weights(7)[:16])
+    a, b = MANIFEST.tensors
+    turned = Manifest((replace(b, offset=0), replace(a, offset=16)), 32)
+    await rig.push(header("other", 2, manifest=turned))
+    await commit(rig, "part")
+    assert rig.engine.live == {"a": weights(7)[:16], "b": weights(2)[:16]}
+
+
+async def test_a_push_that_is_staged_again_is_gone_after_the_time_for_that(rig: Rig) -> None:
+    """Whoever waits for its end as a prepared one learns that it comes sooner."""
+    await rig.push(preparing(prepared_ttl_s=60.0, staging_ttl_s=0.05))
+    await asyncio.sleep(0.1)
+    assert state(rig) is PushState.PREPARED
+    await rig.sleeps.sleep(PauseMode.KEEP, SleepDepth.of(1, ()), 5.0)
+    async with asyncio.timeout(5):
+        while "p1" in rig.registry._pushes:
+            await asyncio.sleep(0.01)
+    await rig.sleeps.wake_up()
+
+
+async def test_who_reads_a_part_never_reads_what_is_written_over(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Peers pull what workers have prepared; completed from another version it is another one."""
+    await rig.push(preparing("part", 7, manifest=PART), weights(7)[:16])
+    push = rig.registry.find("part")
+    early = PulledPush(push, rig.resident)
+    assert bytes(early.view(0, 32)) == weights(7)[:16] + weights(0)[16:]
+    await rig.push(header("other", 2))
+    copy = ResidentVersion.copy_into
+
+    def copy_into(base: ResidentVersion, *args: Any) -> None:
+        with pytest.raises(PushNotFoundError):
+            early.view(0, 32)
+        copy(base, *args)
+
+    monkeypatch.setattr(ResidentVersion, "copy_into", copy_into)
+    gate = rig.engine.gates["prepare_weights"] = Gate()
+    committing = asyncio.create_task(commit(rig, "part"))
+    await gate.reached.wait()
+    with pytest.raises(PushNotFoundError):
+        early.view(0, 32)
+    assert bytes(PulledPush(push, rig.resident).view(0, 32)) == weights(7)[:16] + weights(2)[16:]
+    gate.open.set()
+    await committing
