@@ -80,8 +80,8 @@ def replicas(draw: st.DrawFn, max_size: int = 4) -> list[Replica]:
     return [
         replica(
             number,
-            state=draw(st.sampled_from(ReplicaState)),
-            weight_version=draw(st.integers(VERSION - 1, VERSION + 1)),
+            state=draw(st.sampled_from([ReplicaState.READY] * 6 + [*ReplicaState])),
+            weight_version=draw(st.sampled_from([VERSION - 1, VERSION, VERSION, VERSION + 1])),
             inflight=draw(st.integers(0, 40)),
             load=Load(draw(st.integers(0, 40)), draw(st.integers(0, 9)), draw(st.floats(0, 1)), 0.0, 0),
             lora_names=draw(st.sampled_from([None, frozenset[str](), frozenset({"lora"})])),

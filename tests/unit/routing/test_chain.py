@@ -120,6 +120,14 @@ def test_a_replica_at_a_later_version_than_the_committed_one_may_serve() -> None
     assert eligible(Request(min_weight_version=0), [behind], VERSION) == []
 
 
+def test_a_replica_that_lacks_the_adapter_may_not_serve() -> None:
+    """One whose adapters are not known may; requests without an adapter go to any."""
+    has, lacks = replica(0, lora_names=frozenset({"x", "y"})), replica(1, lora_names=frozenset({"y"}))
+    unknown = replica(2)
+    assert eligible(Request(lora_name="x"), [has, lacks, unknown], VERSION) == [has, unknown]
+    assert eligible(Request(), [has, lacks, unknown], VERSION) == [has, lacks, unknown]
+
+
 def test_the_reason_why_no_replica_can_take_a_request_names_each_kind() -> None:
     """For the message of an error."""
     members = [

@@ -94,3 +94,13 @@ def test_the_first_length_can_be_chosen() -> None:
     """For an engine with another block size."""
     assert len(blocks_of_tokens(range(64), block=32)) == 2
     assert len(blocks_of_text("x" * 64, block=16)) == 4
+    assert len(blocks_of_tokens(range(3), block=1)) == 3
+    with pytest.raises(ValueError, match="block must be at least 1, is 0"):
+        blocks_of_tokens(range(64), block=0)
+
+
+def test_what_is_no_token_id_is_refused() -> None:
+    """It would be the hash of another token."""
+    for wrong in (-1, 1 << 32):
+        with pytest.raises(OverflowError):
+            blocks_of_tokens([wrong] * 16)

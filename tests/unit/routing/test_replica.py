@@ -11,6 +11,7 @@ def test_outstanding_counts_own_requests_as_of_now_and_those_of_others_as_report
     load = Load(running=8, waiting=2, inflight_at_report=4)
     assert replica(load=load, inflight=6).outstanding == 12
     assert replica(load=load, inflight=0).outstanding == 6
+    assert replica(load=Load(running=3)).outstanding == 3
 
 
 def test_a_request_that_is_under_way_when_the_report_is_made_counts_once() -> None:

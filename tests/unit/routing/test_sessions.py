@@ -108,6 +108,7 @@ def test_the_table_is_right_about_the_sessions_that_it_remembers(sent: list[tupl
 
 @pytest.mark.parametrize(("max_sessions", "ttl_s"), [(0, 1.0), (1, 0.0), (1, float("nan"))])
 def test_a_table_without_room_or_time_is_refused(max_sessions: int, ttl_s: float) -> None:
-    """No session would stay."""
+    """No session would stay. The least room and a short time are enough."""
+    Sessions(Clock(), 1, 0.001)
     with pytest.raises(ValueError, match="must be positive"):
         Sessions(Clock(), max_sessions, ttl_s)
