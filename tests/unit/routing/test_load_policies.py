@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from genserve.routing.policies.kv_cache import KvCache
 from genserve.routing.policies.least_requests import LeastRequests
-from genserve.routing.policies.policy import MAX_CANDIDATES
+from genserve.routing.policies.policy import MAX_CANDIDATES, Policy
 from genserve.routing.policies.power_of_two import PowerOfTwo
 from genserve.routing.policies.round_robin import RoundRobin
 from genserve.routing.replica import Load, Replica, Request
@@ -42,10 +42,23 @@ def test_kv_cache_orders_those_with_most_room(usage: list[float], seed: int) -> 
 @pytest.mark.parametrize("policy", [LeastRequests, KvCache, PowerOfTwo])
 def test_equals_are_chosen_equally_often(policy: type[LeastRequests | KvCache | PowerOfTwo]) -> None:
     """Senders that have the same reports, and nothing in flight, do not all choose the same replica."""
-    replicas, rng = fleet(0, 0, 0, 0), Random(1)
-    chosen = Counter(policy(rng).order(ANY, replicas)[0].replica_id for _ in range(4000))
-    assert len(chosen) == 4
-    assert max(chosen.values()) < 1.15 * 1000
+    assert _is_even(policy(Random(1)), fleet(0, 0, 0, 0))
+
+
+@pytest.mark.parametrize("policy", [LeastRequests, KvCache])
+@pytest.mark.parametrize("inflight", [(0, 0, 3, 4), (0, 3, 0, 4), (4, 0, 0, 3, 0)])
+def test_equals_are_chosen_equally_often_beside_others(
+    policy: type[LeastRequests | KvCache], inflight: tuple[int, ...]
+) -> None:
+    """However many they are, and wherever they stand."""
+    assert _is_even(policy(Random(1)), fleet(*inflight))
+
+
+def _is_even(policy: Policy, replicas: list[Replica]) -> bool:
+    """Whether each of the least loaded, and nobody else, is chosen about as often as another."""
+    equal = [each.replica_id for each in replicas if each.outstanding == 0]
+    chosen = Counter(policy.order(ANY, replicas)[0].replica_id for _ in range(1000 * len(equal)))
+    return set(chosen) == set(equal) and max(chosen.values()) < 1150
 
 
 @pytest.mark.parametrize("policy", [LeastRequests, KvCache])
