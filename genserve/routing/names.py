@@ -66,7 +66,7 @@ def make_chain(
         "requests": lambda: LeastRequests(rng),
         "kv-cache": lambda: KvCache(rng),
         "power-of-two": lambda: PowerOfTwo(rng),
-        "round-robin": RoundRobin,
+        "round-robin": lambda: RoundRobin(rng),
     }
     return Chain([make[name]() for name in names])
 

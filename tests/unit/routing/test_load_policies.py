@@ -102,26 +102,32 @@ def test_chance_is_the_generator_that_is_passed_in(policy: type[LeastRequests | 
 
 def test_round_robin_goes_around_in_order_of_the_ids() -> None:
     """However the replicas are passed; the candidates after the first are those that follow it."""
-    policy, replicas = RoundRobin(), fleet(0, 0, 0, 0)
+    policy, replicas = RoundRobin(Random(1), "replica-003"), fleet(0, 0, 0, 0)
     orders = [policy.order(ANY, shuffled) for shuffled in (replicas, replicas[::-1], replicas, replicas, replicas)]
     ids = [[int(each.replica_id[-1]) for each in found] for found in orders]
     assert ids == [[0, 1, 2], [1, 2, 3], [2, 3, 0], [3, 0, 1], [0, 1, 2]]
-    assert [len(RoundRobin().order(ANY, fleet(*[0] * size))) for size in (1, 2, 3)] == [1, 2, 3]
+    assert [len(RoundRobin(Random(1)).order(ANY, fleet(*[0] * size))) for size in (1, 2, 3)] == [1, 2, 3]
 
 
 def test_round_robin_goes_on_where_it_was_when_a_replica_leaves_or_joins() -> None:
     """Whose turn comes depends on whose turn it was."""
-    policy = RoundRobin(last_id="replica-001")
+    policy = RoundRobin(Random(1), last_id="replica-001")
     assert policy.order(ANY, [replica(0), replica(1), replica(3)])[0] == replica(3)
     assert policy.order(ANY, [replica(0), replica(1), replica(3), replica(4)])[0] == replica(4)
     assert policy.order(ANY, [replica(1), replica(3)])[0] == replica(1)
+
+
+def test_senders_that_start_at_once_begin_their_rounds_at_different_replicas() -> None:
+    """Clients that send a request each would all send it to the first one."""
+    first = Counter(RoundRobin(Random(seed)).order(ANY, fleet(0, 0, 0, 0))[0].replica_id for seed in range(400))
+    assert len(first) == 4 and max(first.values()) < 150
 
 
 @UNTIMED
 @given(st.integers(1, 9), st.integers(0, 40))
 def test_round_robin_gives_every_replica_as_many_turns(num_replicas: int, num_requests: int) -> None:
     """One more or less."""
-    policy, replicas = RoundRobin(), fleet(*range(num_replicas))
+    policy, replicas = RoundRobin(Random(num_requests)), fleet(*range(num_replicas))
     turns = Counter(policy.order(ANY, replicas)[0].replica_id for _ in range(num_requests))
     counts = [turns[each.replica_id] for each in replicas]
     assert max(counts) - min(counts) <= 1
