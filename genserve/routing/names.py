@@ -20,6 +20,11 @@ PolicyName: TypeAlias = Literal["session", "prefix-aware", "requests", "kv-cache
 
 POLICY_NAMES: Final[tuple[PolicyName, ...]] = get_args(PolicyName)
 DEFAULT_POLICIES: Final = "session,prefix-aware,requests"
+"""For a router, which knows of every request."""
+DIRECT_POLICIES: Final = "session,prefix-aware,power-of-two"
+"""For clients that call replicas themselves. They hear of each other's requests late, by the reports of the replicas,
+and with `requests` they all run to the replica whose report is the oldest. They should ask for a report every 0.25 s or
+more often: with one a second, a burst of many clients is uneven under every policy that looks at the load."""
 FALLBACK: Final[PolicyName] = "requests"
 """Decides where the policies that were named do not."""
 

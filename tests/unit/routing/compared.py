@@ -7,12 +7,10 @@ from math import ceil
 from random import Random
 
 from genserve.routing.chain import Chain
-from genserve.routing.names import POLICY_NAMES, make_chain, parse_policies
+from genserve.routing.names import DEFAULT_POLICIES, DIRECT_POLICIES, POLICY_NAMES, make_chain, parse_policies
 from genserve.routing.policies.least_requests import LeastRequests
 from genserve.routing.replica import Replica, Request
 from tests.unit.routing.fleet_model import MAX_NUM_SEQS
-
-DEFAULT = "session,prefix-aware,requests"
 
 
 class Torchrl:
@@ -76,8 +74,8 @@ def _named(text: str) -> Callable[[int], Chain]:
 
 COMPARED: Mapping[str, Callable[[int], Chain]] = {
     **{name: _named(name) for name in reversed(POLICY_NAMES)},
-    DEFAULT: _named(DEFAULT),
-    "session,prefix-aware,power-of-two": _named("session,prefix-aware,power-of-two"),
+    DEFAULT_POLICIES: _named(DEFAULT_POLICIES),
+    DIRECT_POLICIES: _named(DIRECT_POLICIES),
     "torchrl's default": lambda sender: Chain([Torchrl(Random(sender))]),
     "hash ring, 16 blocks": lambda sender: Chain([HashRing(16)]),
     "hash ring, whole prompt": lambda sender: Chain([HashRing(None)]),

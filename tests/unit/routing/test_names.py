@@ -10,7 +10,15 @@ from typing import get_args
 import pytest
 
 from genserve.routing import names
-from genserve.routing.names import ALIASES, DEFAULT_POLICIES, POLICY_NAMES, PolicyName, make_chain, parse_policies
+from genserve.routing.names import (
+    ALIASES,
+    DEFAULT_POLICIES,
+    DIRECT_POLICIES,
+    POLICY_NAMES,
+    PolicyName,
+    make_chain,
+    parse_policies,
+)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +57,7 @@ def test_what_cannot_work_is_refused_with_the_reason(text: str, message: str) ->
         parse_policies(text)
 
 
-@pytest.mark.parametrize("name", [*POLICY_NAMES, *ALIASES, DEFAULT_POLICIES])
+@pytest.mark.parametrize("name", [*POLICY_NAMES, *ALIASES, DEFAULT_POLICIES, DIRECT_POLICIES])
 def test_every_name_makes_a_chain_with_the_policies_of_that_name(name: str) -> None:
     """The statistics use the same names as the flag."""
     parsed = parse_policies(name)

@@ -5,8 +5,9 @@ from functools import cache
 
 import pytest
 
+from genserve.routing.names import DEFAULT_POLICIES, DIRECT_POLICIES
 from genserve.routing.policies.prefix_aware import OVERLOAD_THRESHOLD
-from tests.unit.routing.compared import COMPARED, DEFAULT
+from tests.unit.routing.compared import COMPARED
 from tests.unit.routing.fleet_model import Figures, replay
 from tests.unit.routing.recorded_loads import LOADS, RecordedLoad, agents, grpo, hot_prefix
 
@@ -68,7 +69,7 @@ def test_a_hot_prefix_spills_over_to_every_replica() -> None:
 
 def test_sessions_find_all_that_their_turns_before_have_cached() -> None:
     """More than the index, which may move a session for the balance's sake."""
-    found = figures(agents, DEFAULT)
+    found = figures(agents, DEFAULT_POLICIES)
     num_first_turns = len(agents().conversations)
     assert found.num_decided["session"] == sum(found.num_served) - num_first_turns
     assert found.hit_rate >= figures(agents, "prefix-aware").hit_rate
@@ -76,16 +77,22 @@ def test_sessions_find_all_that_their_turns_before_have_cached() -> None:
 
 
 def test_many_senders_with_late_reports_do_not_all_run_to_one_replica_with_two_choices() -> None:
-    """Each of 16 senders takes the replica that reports last for idle. Two random choices avoid that, or reports that
-    come more often."""
-    late = figures(grpo, "requests", num_senders=16)
-    assert figures(grpo, "power-of-two", num_senders=16).imbalance < late.imbalance - 0.5
-    assert figures(grpo, "requests", num_senders=16, report_s=0.25).imbalance < late.imbalance - 0.5
+    """Each of 16 senders takes the replica that reports last for idle. Two random choices avoid that."""
+    for report_s in (1.0, 0.25):
+        late = figures(grpo, "requests", num_senders=16, report_s=report_s)
+        assert figures(grpo, "power-of-two", num_senders=16, report_s=report_s).imbalance < late.imbalance - 0.5
+
+
+def test_many_senders_with_frequent_reports_are_as_even_as_one() -> None:
+    """Within the bound of prefix-aware, and with the hits of a router."""
+    direct = figures(grpo, DIRECT_POLICIES, num_senders=16, report_s=0.25)
+    assert direct.imbalance < OVERLOAD_THRESHOLD
+    assert direct.hit_rate > figures(grpo, DEFAULT_POLICIES).hit_rate - 0.02
 
 
 def test_samples_of_a_prompt_stay_together_with_many_senders() -> None:
     """One worker sends all of them, and its own index is enough for that."""
-    assert figures(grpo, DEFAULT, num_senders=16).hit_rate > figures(grpo, "round-robin").hit_rate + 0.4
+    assert figures(grpo, DIRECT_POLICIES, num_senders=16).hit_rate > figures(grpo, "round-robin").hit_rate + 0.4
 
 
 def test_a_load_is_the_same_in_every_run() -> None:

@@ -73,6 +73,7 @@ def test_forgotten_sessions_take_no_memory() -> None:
     clock = Clock()
     sessions = Sessions(clock, ttl_s=10.0)
     for number in range(100):
+        clock.now_s += number == 50
         sessions.sent(of(f"s{number}"), replica(0))
     clock.now_s += 10.0
     sessions.sent(of("new"), replica(0))
