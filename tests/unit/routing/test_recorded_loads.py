@@ -83,8 +83,8 @@ def test_many_senders_with_late_reports_do_not_all_run_to_one_replica_with_two_c
         assert figures(grpo, "power-of-two", num_senders=16, report_s=report_s).imbalance < late.imbalance - 0.5
 
 
-def test_many_senders_with_frequent_reports_are_as_even_as_one() -> None:
-    """Within the bound of prefix-aware, and with the hits of a router."""
+def test_many_senders_with_frequent_reports_keep_the_load_within_the_bound() -> None:
+    """With the hits of one router that knows of every request."""
     direct = figures(grpo, DIRECT_POLICIES, num_senders=16, report_s=0.25)
     assert direct.imbalance < OVERLOAD_THRESHOLD
     assert direct.hit_rate > figures(grpo, DEFAULT_POLICIES).hit_rate - 0.02
