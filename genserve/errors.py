@@ -218,6 +218,24 @@ class PeersFailedError(GenserveError):
     reason = "PEERS_FAILED"
 
 
+class NoReplicaError(GenserveError):
+    """No replica of the fleet may serve the request. The message says what they do instead."""
+
+    reason = "NO_REPLICA"
+
+
+class ReplicaLostError(GenserveError):
+    """The replica of a fleet that ran the request is lost, after a part of the answer was delivered."""
+
+    reason = "REPLICA_LOST"
+
+
+class FleetPushError(GenserveError):
+    """A replica of a fleet could not take the push, so nothing was changed on any of them."""
+
+    reason = "FLEET_PUSH_FAILED"
+
+
 class DeadlineError(GenserveError):
     """The call did not finish within its timeout. After a push, `GetPush` tells its outcome."""
 

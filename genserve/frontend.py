@@ -23,7 +23,8 @@ from genserve.frontends.state import SharedState
 from genserve.memory.allocator import freeze_objects
 from genserve.memory.words import SharedWords
 from genserve.rpc.generation import abort_elsewhere
-from genserve.rpc.server import bind, frontend_server
+from genserve.rpc.listener import bind
+from genserve.rpc.server import frontend_server
 
 _GRACE_S = 2.0
 _ANSWER_TIMEOUT_S = 10.0

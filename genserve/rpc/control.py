@@ -1,6 +1,8 @@
 """ControlService."""
 
 import asyncio
+import math
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +20,7 @@ from genserve.rpc.convert.control import (
     to_load,
     to_lora,
     to_server_info,
+    watch_heartbeat_s,
     watch_interval_s,
 )
 from genserve.rpc.convert.values import to_lease, to_state
@@ -100,27 +103,29 @@ class ControlServicer(ControlServiceServicer):
     ) -> None:
         """State and load, at once and whenever they differ from the last message. Ends with the daemon or its
         engine."""
-        interval_s = watch_interval_s(request)
+        interval_s, heartbeat_s = watch_interval_s(request), watch_heartbeat_s(request)
         with self._watchers.joined():
-            await self._watch(interval_s, context)
+            await self._watch(interval_s, heartbeat_s, context)
 
     async def _watch(
         self,
         interval_s: float,
+        heartbeat_s: float,
         context: "ServicerContext[control_pb2.WatchStatusRequest, control_pb2.WatchStatusResponse]",
     ) -> None:
-        sent = None
+        sent, silent_at_s = None, math.inf
         while True:
             is_last = self._board.is_over
             status = (self._board.state(), self._engine.load())
-            if status != sent:
+            if status != sent or time.monotonic() >= silent_at_s:
                 await context.write(control_pb2.WatchStatusResponse(state=to_state(status[0]), load=to_load(status[1])))
                 sent = status  # changes during the write are not sent again
+                silent_at_s = time.monotonic() + heartbeat_s
             elif is_last:
                 return
             else:
                 try:
-                    async with asyncio.timeout(interval_s):
+                    async with asyncio.timeout(min(interval_s, silent_at_s - time.monotonic())):
                         await self._board.wait_change()
                 except TimeoutError:
                     pass

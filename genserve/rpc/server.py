@@ -5,17 +5,14 @@ all addresses of a server.
 """
 
 import asyncio
-import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Protocol
 
 import grpc.aio
 from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
-from genserve.addresses import joined
 from genserve.config import ServeConfig
 from genserve.control.pause import PauseController
 from genserve.control.phase_admission import HasPhase
@@ -34,7 +31,7 @@ from genserve.rpc.convert.control import ServerFacts
 from genserve.rpc.frames.push import Frame, frame_parser
 from genserve.rpc.generation import Abort, GenerationServicer, abort_with
 from genserve.rpc.health import HealthServicer, Serving
-from genserve.rpc.interceptor import StatusInterceptor
+from genserve.rpc.listener import add_port, bind, make_server
 from genserve.rpc.received import receiver
 from genserve.rpc.reflection import add_reflection
 from genserve.rpc.weights import WeightServicer
@@ -54,23 +51,6 @@ SERVICE_NAMES = tuple(
     for service in file.DESCRIPTOR.services_by_name.values()
 )
 FEATURES = ("generate_many", "push", "pull", "pause", "sleep", "structured_outputs")
-
-SERVER_OPTIONS = (
-    # A port in use is an error, not a second server at the same address.
-    ("grpc.so_reuseport", 0),
-    # A chunk of a push in one frame of HTTP/2 instead of 64: receiving is up to a third faster. It is about what is
-    # received here; what readers of token streams leave unread is up to them.
-    ("grpc.http2.max_frame_size", 4 << 20),
-    # What one call may bring beside its messages; gRPC's own default, kept where a newer one would raise it.
-    ("grpc.absolute_max_metadata_size", 16 << 10),
-    # Peers that disappeared without a word are noticed, so that their requests do not continue.
-    ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    # Clients may ping as they like: by default gRPC closes connections with pings faster than every five minutes.
-    ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
-    ("grpc.http2.max_ping_strikes", 0),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +108,7 @@ async def start_server(parts: ServerParts) -> RunningServer:
     servers = [server]
     if parts.ingest is not None:
         servers.append(_relay_server(parts.config, weights))
-        _add_port(servers[-1], parts.ingest.address)
+        add_port(servers[-1], parts.ingest.address)
     for each in servers:
         await each.start()
     return RunningServer(address, tuple(servers))
@@ -143,7 +123,7 @@ def frontend_server(
 ) -> grpc.aio.Server:
     """A server with GenerationService alone, and its health and reflection. It is bound to no address yet."""
     names = tuple(service.full_name for service in generation_pb2.DESCRIPTOR.services_by_name.values())
-    server = _server(max_message_bytes)
+    server = make_server(max_message_bytes)
     _add_generation(server, GenerationServicer(engine, state, abort, tuple), engine.info.max_request_bytes)
     add_HealthServicer_to_server(HealthServicer(state, names), server)
     add_reflection(server, [*names, health.SERVICE_NAME])
@@ -152,7 +132,7 @@ def frontend_server(
 
 def _public_server(parts: ServerParts, weights: WeightServicer) -> grpc.aio.Server:
     """A server with all services, bound to no address yet."""
-    server = _server(parts.config.max_message_bytes)
+    server = make_server(parts.config.max_message_bytes)
     frontends = parts.frontends
     fixed = ServerFacts(
         parts.engine.info.model,
@@ -187,20 +167,13 @@ def _public_server(parts: ServerParts, weights: WeightServicer) -> grpc.aio.Serv
 
 def _relay_server(config: ServeConfig, weights: WeightServicer) -> grpc.aio.Server:
     """A server only for what receiving processes pass on."""
-    server = _server(config.max_message_bytes)
+    server = make_server(config.max_message_bytes)
     relayed: grpc.RpcMethodHandler[Frame, bytes] = grpc.stream_stream_rpc_method_handler(
         weights.relayed_push, request_deserializer=frame_parser(weights.max_header_bytes)
     )
     methods = {ingest_protocol.METHOD: relayed}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(ingest_protocol.SERVICE, methods),))
     return server
-
-
-def _server(max_message_bytes: int) -> grpc.aio.Server:
-    return grpc.aio.server(
-        interceptors=[StatusInterceptor()],
-        options=[*SERVER_OPTIONS, ("grpc.max_receive_message_length", max_message_bytes)],
-    )
 
 
 def _features(info: EngineInfo) -> tuple[str, ...]:
@@ -242,55 +215,3 @@ def _add_weights(server: grpc.aio.Server, servicer: WeightServicer) -> None:
     )
     service = weights_pb2.DESCRIPTOR.services_by_name["WeightService"].full_name
     server.add_registered_method_handlers(service, {"PushWeights": push, "PullWeights": pull})
-
-
-def bind(server: grpc.aio.Server, host: str, port: int, uds: str) -> str:
-    """Binds to a TCP port (0 = a free one, -1 = none) and, if `uds` names one, to a Unix socket. Returns the address
-    for clients: the TCP one if there is one. Raises OSError naming an address that cannot be used."""
-    address = ""
-    if uds:
-        _refuse_socket_in_use(uds)
-        address = f"unix:{uds}"
-        _add_port(server, address)
-    if port != -1:
-        address = joined(host, _add_port(server, joined(host, port)))
-    return address
-
-
-def require_free(host: str, port: int, uds: str) -> None:
-    """Raises OSError naming an address that `bind` could not use: better before the start of the engine than after."""
-    if uds:
-        if not Path(uds).parent.is_dir():
-            raise OSError(f"cannot listen on unix:{uds}: {Path(uds).parent} is not a directory")
-        _refuse_socket_in_use(uds)
-    if port == -1:
-        return
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-    except OSError as error:
-        raise OSError(f"cannot listen on {joined(host, port)}: {error.strerror}") from error
-
-
-def _add_port(server: grpc.aio.Server, address: str) -> int:
-    try:
-        port = server.add_insecure_port(address)
-    except RuntimeError as error:
-        raise OSError(f"cannot listen on {address}: is another process listening there?") from error
-    if port == 0:
-        raise OSError(f"cannot listen on {address}")
-    return port
-
-
-def _refuse_socket_in_use(path: str) -> None:
-    # gRPC removes an existing socket, even that of a running server.
-    if not Path(path).is_socket():
-        return
-    with socket.socket(socket.AF_UNIX) as probe:
-        try:
-            probe.connect(path)
-        except OSError:
-            return
-    raise OSError(f"cannot listen on unix:{path}: another process listens there")

@@ -185,7 +185,7 @@ class WeightServicer(WeightServiceServicer):
         return self._answer(
             weights_pb2.GetWeightsResponse,
             weight_version=weight_version,
-            manifest=None if self._manifest is None else manifest_message(self._manifest),
+            manifest=None if self._manifest is None or request.omit_manifest else manifest_message(self._manifest),
             digests=to_digests(digests),
             resident=self._resident.served is not None,
             push_id=self._resident.push_id,

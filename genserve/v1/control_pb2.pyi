@@ -313,18 +313,26 @@ class WatchStatusRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     INTERVAL_FIELD_NUMBER: _builtins.int
+    HEARTBEAT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def interval(self) -> _duration_pb2.Duration:
         """Also sends at least this often while the load changes; default 1 s, at least 0.1 s."""
+
+    @_builtins.property
+    def heartbeat(self) -> _duration_pb2.Duration:
+        """Also sends this often if nothing changes, so that a watcher notices a daemon that has fallen silent; default never,
+        at least 0.1 s.
+        """
 
     def __init__(
         self,
         *,
         interval: _duration_pb2.Duration | None = ...,
+        heartbeat: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["interval", b"interval"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["heartbeat", b"heartbeat", "interval", b"interval"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["interval", b"interval"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat", b"heartbeat", "interval", b"interval"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -527,6 +527,8 @@ class GenerateRequest(_message.Message):
     CACHE_FIELD_NUMBER: _builtins.int
     MIN_WEIGHT_VERSION_FIELD_NUMBER: _builtins.int
     ENGINE_PARAMS_FIELD_NUMBER: _builtins.int
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    RESUME_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Names the request in responses, logs and Abort; unique among those running; minted when empty."""
     text: _builtins.str
@@ -547,6 +549,15 @@ class GenerateRequest(_message.Message):
     """Data-parallel engine that must run it; default: the least loaded."""
     min_weight_version: _builtins.int
     """Refuses the request (WEIGHT_VERSION_MISMATCH) while the served version is smaller."""
+    session_id: _builtins.str
+    """Requests with the same one go to the same replica of a fleet, while it is there and may serve them: turns of an
+    agent. A daemon ignores it. At most 256 characters.
+    """
+    resume: _builtins.bool
+    """If the replica of a fleet that runs it is lost, goes on elsewhere from the prompt and the tokens that were
+    delivered; a daemon ignores it. Only for one sequence (n = 1) of token ids without text, constraint, penalties, stop
+    strings, bad words and engine_params; a seed begins anew.
+    """
     @_builtins.property
     def token_ids(self) -> _types_pb2.TokenIds:
         """Token ids, used as they are."""
@@ -607,10 +618,12 @@ class GenerateRequest(_message.Message):
         cache: Global___Cache | None = ...,
         min_weight_version: _builtins.int | None = ...,
         engine_params: _struct_pb2.Struct | None = ...,
+        session_id: _builtins.str = ...,
+        resume: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_data_parallel_rank", b"_data_parallel_rank", "_min_weight_version", b"_min_weight_version", "cache", b"cache", "chat", b"chat", "choice", b"choice", "constraint", b"constraint", "data_parallel_rank", b"data_parallel_rank", "engine_params", b"engine_params", "grammar", b"grammar", "json_object", b"json_object", "json_schema", b"json_schema", "min_weight_version", b"min_weight_version", "output", b"output", "prompt", b"prompt", "regex", b"regex", "sampling", b"sampling", "stop", b"stop", "structural_tag", b"structural_tag", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_data_parallel_rank", b"_data_parallel_rank", "_min_weight_version", b"_min_weight_version", "cache", b"cache", "chat", b"chat", "choice", b"choice", "constraint", b"constraint", "data_parallel_rank", b"data_parallel_rank", "engine_params", b"engine_params", "grammar", b"grammar", "json_object", b"json_object", "json_schema", b"json_schema", "lora_name", b"lora_name", "min_weight_version", b"min_weight_version", "output", b"output", "priority", b"priority", "prompt", b"prompt", "regex", b"regex", "request_id", b"request_id", "sampling", b"sampling", "stop", b"stop", "structural_tag", b"structural_tag", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_data_parallel_rank", b"_data_parallel_rank", "_min_weight_version", b"_min_weight_version", "cache", b"cache", "chat", b"chat", "choice", b"choice", "constraint", b"constraint", "data_parallel_rank", b"data_parallel_rank", "engine_params", b"engine_params", "grammar", b"grammar", "json_object", b"json_object", "json_schema", b"json_schema", "lora_name", b"lora_name", "min_weight_version", b"min_weight_version", "output", b"output", "priority", b"priority", "prompt", b"prompt", "regex", b"regex", "request_id", b"request_id", "resume", b"resume", "sampling", b"sampling", "session_id", b"session_id", "stop", b"stop", "structural_tag", b"structural_tag", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__data_parallel_rank: _TypeAlias = _typing.Literal["data_parallel_rank"]  # noqa: Y015
     _WhichOneofArgType__data_parallel_rank: _TypeAlias = _typing.Literal["_data_parallel_rank", b"_data_parallel_rank"]  # noqa: Y015

@@ -1122,16 +1122,20 @@ class GetWeightsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     INCLUDE_DIGESTS_FIELD_NUMBER: _builtins.int
+    OMIT_MANIFEST_FIELD_NUMBER: _builtins.int
     include_digests: _builtins.bool
     """Adds digests of every live tensor on every rank. Takes seconds: every byte is read."""
+    omit_manifest: _builtins.bool
+    """Leaves the manifest out, which is large."""
     def __init__(
         self,
         *,
         include_digests: _builtins.bool = ...,
+        omit_manifest: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["include_digests", b"include_digests"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["include_digests", b"include_digests", "omit_manifest", b"omit_manifest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -15,8 +15,9 @@ from google.protobuf import descriptor_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
 from genserve.config import ServeConfig
-from genserve.rpc import server
-from genserve.rpc.server import SERVICE_NAMES, bind, require_free
+from genserve.rpc import listener
+from genserve.rpc.listener import bind, require_free
+from genserve.rpc.server import SERVICE_NAMES
 from genserve.v1 import control_pb2
 from genserve.v1.control_pb2_grpc import ControlServiceStub
 from tests.rpc.conftest import Daemon, serving
@@ -177,8 +178,8 @@ async def test_a_method_that_does_not_exist_is_unimplemented(daemon: Daemon) -> 
 
 async def test_a_peer_that_says_nothing_is_asked_whether_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also one that has no call: its connection would stay half open for hours. Here it is asked sooner."""
-    options = [(key, 300 if key == "grpc.keepalive_time_ms" else value) for key, value in server.SERVER_OPTIONS]
-    monkeypatch.setattr(server, "SERVER_OPTIONS", tuple(options))
+    options = [(key, 300 if key == "grpc.keepalive_time_ms" else value) for key, value in listener.SERVER_OPTIONS]
+    monkeypatch.setattr(listener, "SERVER_OPTIONS", tuple(options))
     async with serving(ServeConfig(port=0)) as daemon, connected(daemon) as (reader, writer):
         writer.write(frame_bytes(SETTINGS, ACK))
         while (await frame_of(reader))[:2] != (PING, 0):

@@ -1,5 +1,6 @@
 """Messages of ControlService to and from domain types."""
 
+import math
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -83,10 +84,19 @@ def renewed_ttl_s(message: control_pb2.RenewPauseRequest) -> float | None:
 
 def watch_interval_s(message: control_pb2.WatchStatusRequest) -> float:
     """Seconds between two checks of the load."""
-    interval_s = seconds_or(message, "interval", DEFAULT_WATCH_INTERVAL_S)
-    if interval_s < MIN_WATCH_INTERVAL_S:
-        raise InvalidFieldError.of("interval", f"must be at least {MIN_WATCH_INTERVAL_S} s, is {interval_s:g} s")
-    return interval_s
+    return _watch_seconds(message, "interval", DEFAULT_WATCH_INTERVAL_S)
+
+
+def watch_heartbeat_s(message: control_pb2.WatchStatusRequest) -> float:
+    """Seconds after which a message is sent though nothing has changed; inf = never."""
+    return _watch_seconds(message, "heartbeat", math.inf)
+
+
+def _watch_seconds(message: control_pb2.WatchStatusRequest, field: str, default_s: float) -> float:
+    seconds = seconds_or(message, field, default_s)
+    if seconds < MIN_WATCH_INTERVAL_S:
+        raise InvalidFieldError.of(field, f"must be at least {MIN_WATCH_INTERVAL_S} s, is {seconds:g} s")
+    return seconds
 
 
 def to_load(load: Load) -> control_pb2.Load:

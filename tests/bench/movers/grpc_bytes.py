@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc.aio
 
-from genserve.rpc.server import SERVER_OPTIONS
+from genserve.rpc.listener import SERVER_OPTIONS
 from tests.bench.processes import Program, obey, serving_port
 
 CHUNK_BYTES = 1 << 20

@@ -1,0 +1,148 @@
+"""The replicas of a router, and where a request goes."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from types import MappingProxyType
+
+from genserve.control.change import Change
+from genserve.errors import NoReplicaError
+from genserve.fleet.member import Member
+from genserve.fleet.settings import FleetSettings
+from genserve.fleet.upstream import Upstream
+from genserve.fleet.version import Version, newest
+from genserve.routing.chain import Chain, eligible, why_none
+from genserve.routing.replica import Replica, ReplicaState, Request
+
+log = logging.getLogger(__name__)
+
+
+class Fleet:
+    """The table of replicas. Whoever changes a member says so with `refresh`, which tells everybody who waits.
+
+    `committed`: the version that the fleet serves, None until it is known. `states_changed`: the state of a replica, or
+    the committed version, has changed.
+    """
+
+    def __init__(self, settings: FleetSettings, chain: Chain) -> None:
+        self.settings = settings
+        self.chain = chain
+        self.committed: Version | None = None
+        self.states_changed = Change()
+        self._upstreams: dict[str, Upstream] = {}
+        self._where: dict[str, tuple[ReplicaState, str]] = {}
+
+    @property
+    def upstreams(self) -> Mapping[str, Upstream]:
+        """The replicas, by address."""
+        return MappingProxyType(self._upstreams)
+
+    @property
+    def members(self) -> list[Member]:
+        """The replicas, in order of their addresses."""
+        return [self._upstreams[address].member for address in sorted(self._upstreams)]
+
+    def where(self, member: Member) -> tuple[ReplicaState, str]:
+        """The state of a replica, and why it is not READY."""
+        return self._where.get(member.address, (ReplicaState.GONE, "it was removed"))
+
+    def in_state(self, *states: ReplicaState) -> list[Upstream]:
+        """The replicas in one of these states, in order of their addresses."""
+        return [self._upstreams[address] for address in sorted(self._upstreams) if self._where[address][0] in states]
+
+    @property
+    def ready(self) -> list[Upstream]:
+        """The replicas that get requests."""
+        return self.in_state(ReplicaState.READY)
+
+    def add(self, upstream: Upstream) -> None:
+        """Adds a replica."""
+        self._upstreams[upstream.address] = upstream
+        self.refresh()
+
+    def remove(self, upstream: Upstream) -> None:
+        """Removes a replica, and ends its calls. Its connection is to be closed by who opened it."""
+        if self._upstreams.get(upstream.address) is upstream:
+            del self._upstreams[upstream.address]
+            del self._where[upstream.address]
+        upstream.member.is_gone = True
+        upstream.cut()
+        self.refresh()
+
+    def lost(self, upstream: Upstream, failure: str) -> None:
+        """A replica does not answer: its calls end, so that requests can go elsewhere."""
+        upstream.member.lost(failure)
+        upstream.cut()
+        self.refresh()
+
+    def commit(self, version: Version) -> None:
+        """From now on requests go only to replicas that serve this version."""
+        self.committed = version
+        self.refresh()
+
+    def settle(self) -> None:
+        """Finds out which version is committed, from what the replicas serve."""
+        if self.committed is None:
+            versions = (member.version for member in self.members if member.version is not None)
+            if (found := newest(versions)) is not None:
+                log.info("the fleet serves version %d", found.number)
+                self.commit(found)
+
+    def refresh(self) -> None:
+        """Tells who waits if the state of a replica or the committed version has changed."""
+        where = {address: upstream.member.where(self.committed) for address, upstream in self._upstreams.items()}
+        if where != self._where:
+            for address, (state, reason) in where.items():
+                if state is not self._where.get(address, (None, ""))[0]:
+                    log.info("replica %s is %s%s", address, state.value, f": {reason}" if reason else "")
+            self._where = where
+        self.states_changed.tell()
+
+    def replicas(self) -> list[Replica]:
+        """What policies know of the replicas."""
+        where = self._where
+        return [upstream.member.as_replica(where[address][0]) for address, upstream in self._upstreams.items()]
+
+    def elsewhere(self, request: Request, tried: Collection[str]) -> bool:
+        """Whether another replica than those may serve a request now."""
+        committed = self.committed
+        if committed is None:
+            return False
+        return any(each.instance_id not in tried for each in eligible(request, self.replicas(), committed.number))
+
+    async def route(self, request: Request, tried: Collection[str] = (), timeout_s: float | None = None) -> Upstream:
+        """Where a request goes: waits until some replica may serve it. `tried`: instance ids of replicas that have
+        failed for it. Raises NoReplicaError after `timeout_s`, or after the fleet's own limit."""
+        limit_s = self.settings.wait_ready_s
+        until_s = time.monotonic() + (limit_s if timeout_s is None else min(timeout_s, limit_s))
+        while True:
+            committed = self.committed
+            if committed is not None:
+                decision = self.chain.route(request, self.replicas(), committed.number, tried)
+                if decision is not None:
+                    return self._upstreams[decision.candidates[0].address]
+            try:
+                async with asyncio.timeout(max(0.0, until_s - time.monotonic())):
+                    await self.states_changed.wait()
+            except TimeoutError:
+                raise NoReplicaError(self.why_none(request), retry_after_s=1.0) from None
+
+    def why_none(self, request: Request) -> str:
+        """Why no replica may serve a request, for people."""
+        if self.committed is None:
+            return f"no replica of {len(self._upstreams)} has answered yet" if self._upstreams else "the fleet is empty"
+        return why_none(request, self.replicas(), self.committed.number)
+
+    @contextmanager
+    def carrying(self, request: Request, upstream: Upstream) -> Iterator[None]:
+        """Counts a request as the replica's for the length of the block."""
+        member = upstream.member
+        if (routed := member.as_replica(self.where(member)[0])) is not None:
+            self.chain.sent(request, routed)
+        member.sent(request.num_sequences)
+        try:
+            yield
+        finally:
+            member.ended(request.num_sequences)

@@ -1,0 +1,153 @@
+"""What the router knows of one replica, and what follows from it. Pure."""
+
+from dataclasses import dataclass, field
+
+from genserve.fleet.version import Version
+from genserve.routing.replica import Load, Replica, ReplicaState
+from genserve.v1 import control_pb2, types_pb2
+
+_MAX_NUM_SEQS = 1 << 30
+"""Of a replica that has not told it yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What all replicas of a fleet have in common."""
+
+    architecture: str
+    vocab_size: int
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"{self.architecture} of {self.vocab_size} tokens in {self.dtype}"
+
+
+@dataclass(slots=True)
+class Member:
+    """A replica. `address` names it.
+
+    `failure`: why it is taken to be unhealthy, "" = it answers. `kind`, `engine` and `load`: as it last told, None
+    before. `version`: what it serves, None while that is not known. `sync_failure`: why it could not be brought to the
+    version of the fleet, "" = it was not tried, or is being tried. `is_draining`: somebody drains it. `is_gone`: it was
+    removed. `holds_leases`: whether it is paused where the fleet is. `inflight`: sequences that were sent to it by this
+    router and have not ended.
+    """
+
+    address: str
+    failure: str = ""
+    kind: Kind | None = None
+    max_num_seqs: int = _MAX_NUM_SEQS
+    engine: types_pb2.EngineState | None = None
+    load: control_pb2.Load | None = None
+    version: Version | None = None
+    sync_failure: str = ""
+    lora_names: frozenset[str] | None = None
+    is_draining: bool = False
+    is_gone: bool = False
+    holds_leases: bool = True
+    inflight: int = 0
+    _inflight_at_report: int = 0
+    _routed: Replica | None = field(default=None, repr=False)
+    _routed_state: ReplicaState = ReplicaState.CONNECTING
+
+    def connected(self, info: control_pb2.GetServerInfoResponse) -> None:
+        """It has told what it serves."""
+        self.kind = Kind(info.architecture, info.vocab_size, info.dtype)
+        self.max_num_seqs = max(1, info.limits.max_num_seqs)
+        self.failure = ""
+        self._changed()
+
+    def reported(self, engine: types_pb2.EngineState, load: control_pb2.Load) -> None:
+        """It has told its state and load. What it serves is not known any more if that has changed."""
+        before = self.engine
+        if before is None or before.instance_id != engine.instance_id:
+            self.version = None
+            self.sync_failure = ""
+        elif self.version is not None and self.version.number != engine.weight_version:
+            self.version = None
+        self.engine, self.load = engine, load
+        self._inflight_at_report = self.inflight
+        self._changed()
+
+    def serves(self, version: Version) -> None:
+        """What it serves is known."""
+        self.version = version
+        self.sync_failure = ""
+        self._changed()
+
+    def lost(self, failure: str) -> None:
+        """It does not answer, or answers that it is not healthy."""
+        self.failure = failure
+        self.version = None
+        self.engine = None
+        self.load = None
+        self.lora_names = None
+        self._changed()
+
+    def sent(self, num_sequences: int) -> None:
+        """A request was sent to it."""
+        self.inflight += num_sequences
+        self._changed()
+
+    def ended(self, num_sequences: int) -> None:
+        """A request that was sent to it has ended."""
+        self.inflight -= num_sequences
+        self._changed()
+
+    def where(self, committed: Version | None) -> tuple[ReplicaState, str]:
+        """Its state in a fleet that has committed this version, None = it is not known yet, and why it is not READY."""
+        if self.is_gone:
+            return ReplicaState.GONE, "it was removed"
+        if self.failure:
+            return ReplicaState.UNHEALTHY, self.failure
+        engine = self.engine
+        if engine is None:
+            return ReplicaState.CONNECTING, "it has not answered yet"
+        if self.is_draining or engine.phase == types_pb2.PHASE_DRAINING:
+            return ReplicaState.DRAINING, "it is drained" if self.is_draining else "it is shutting down"
+        if engine.phase == types_pb2.PHASE_STARTING:
+            return ReplicaState.CONNECTING, "its engine is starting"
+        return self._where(engine, committed)
+
+    def _where(self, engine: types_pb2.EngineState, committed: Version | None) -> tuple[ReplicaState, str]:
+        if engine.phase == types_pb2.PHASE_DEAD:
+            return ReplicaState.UNHEALTHY, "its engine is dead"
+        if committed is None or self.version is None:
+            return ReplicaState.SYNCING, "its version is being read" if self.version is None else "the fleet starts"
+        if engine.phase == types_pb2.PHASE_TAINTED:
+            return ReplicaState.SYNCING, self.sync_failure or "its weights may be inconsistent after a failed commit"
+        if not self.version.is_same(committed):
+            return ReplicaState.SYNCING, self.sync_failure or _difference(self.version, committed)
+        if not self.holds_leases:
+            return ReplicaState.SYNCING, "it is being paused, as the fleet is"
+        return ReplicaState.READY, ""
+
+    def as_replica(self, state: ReplicaState) -> Replica:
+        """What policies know of it. Made anew only if something has changed."""
+        if self._routed is None or self._routed_state is not state:
+            load = self.load
+            self._routed = Replica(
+                self.address,
+                self.address,
+                self.engine.instance_id if self.engine is not None else "",
+                state,
+                self.version.number if self.version is not None else 0,
+                self.max_num_seqs,
+                Load()
+                if load is None
+                else Load(load.running, load.waiting, load.kv_usage, load.tokens_per_second, self._inflight_at_report),
+                self.inflight,
+                self.lora_names,
+            )
+            self._routed_state = state
+        return self._routed
+
+    def _changed(self) -> None:
+        self._routed = None
+
+
+def _difference(version: Version, committed: Version) -> str:
+    if version.number == committed.number:
+        return f"it serves other weights under version {version.number}: push {version.push_id!r}"
+    text = f"it serves version {version.number}, the fleet {committed.number}"
+    return text if version.number < committed.number else f"{text}: it waits for a newer one"

@@ -1,0 +1,24 @@
+"""How a router watches its replicas, and what it allows."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSettings:
+    """Times in seconds.
+
+    `heartbeat_s`: how often a replica says that it is there. `silence_s`: without a word for so long it is unhealthy.
+    `settle_s`: how long the router waits for all of its replicas, when it starts, before it tells the version of the
+    fleet from those that have answered. `wait_ready_s`: how long a request waits for a replica that may serve it.
+    `fanout`: how many replicas one replica sends a push on to. `min_replicas`: how many have to take a push, 0 = all.
+    """
+
+    heartbeat_s: float = 0.5
+    report_interval_s: float = 0.25
+    silence_s: float = 5.0
+    connect_timeout_s: float = 10.0
+    settle_s: float = 10.0
+    wait_ready_s: float = 60.0
+    fanout: int = 1
+    min_replicas: int = 0
+    straggler_s: float = 10.0

@@ -1,0 +1,98 @@
+"""One replica, watched for as long as it belongs to the fleet."""
+
+import asyncio
+import logging
+
+import grpc.aio
+
+from genserve.client.transport.errors import error_of
+from genserve.errors import GenserveError, UnavailableError
+from genserve.fleet.fleet import Fleet
+from genserve.fleet.member import Member
+from genserve.fleet.upstream import Upstream
+from genserve.fleet.version import Version
+from genserve.v1 import control_pb2, weights_pb2
+from genserve.wire import duration_of
+
+log = logging.getLogger(__name__)
+
+_FIRST_PAUSE_S = 0.2
+_MAX_PAUSE_S = 5.0
+
+
+class Watch:
+    """Keeps what the fleet knows of a replica up to date. It has its own deadline: a host that vanishes leaves a TCP
+    connection that says nothing for many minutes."""
+
+    def __init__(self, fleet: Fleet, upstream: Upstream) -> None:
+        self._fleet = fleet
+        self._upstream = upstream
+
+    @property
+    def _member(self) -> Member:
+        return self._upstream.member
+
+    async def run(self) -> None:
+        """Watches until it is cancelled, and calls again whenever the replica is lost."""
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            try:
+                await self._watch()
+            except GenserveError as error:
+                if self._member.engine is not None:
+                    pause_s = _FIRST_PAUSE_S  # it was there
+                self._fleet.lost(self._upstream, error.message)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _MAX_PAUSE_S)
+
+    async def _watch(self) -> None:
+        settings, upstream = self._fleet.settings, self._upstream
+        asked = control_pb2.GetServerInfoRequest()
+        info = await upstream.ask(upstream.control.GetServerInfo, asked, settings.connect_timeout_s)
+        self._check_kind(info)
+        self._member.connected(info)
+        request = control_pb2.WatchStatusRequest(
+            interval=duration_of(settings.report_interval_s), heartbeat=duration_of(settings.heartbeat_s)
+        )
+        has_loras = "lora" in info.features
+        call = upstream.control.WatchStatus(request)
+        try:
+            while True:
+                await self._take(await self._next(call), has_loras=has_loras)
+        finally:
+            call.cancel()
+
+    async def _next(
+        self, call: "grpc.aio.UnaryStreamCall[control_pb2.WatchStatusRequest, control_pb2.WatchStatusResponse]"
+    ) -> control_pb2.WatchStatusResponse:
+        silence_s = self._fleet.settings.silence_s
+        try:
+            async with asyncio.timeout(silence_s):
+                report = await call.read()
+        except TimeoutError:
+            raise UnavailableError(f"it has said nothing for {silence_s:g} s") from None
+        except grpc.aio.AioRpcError as error:
+            raise error_of(error, self._upstream.address) from None
+        if not isinstance(report, control_pb2.WatchStatusResponse):
+            raise UnavailableError("it has shut down")
+        return report
+
+    async def _take(self, report: control_pb2.WatchStatusResponse, *, has_loras: bool) -> None:
+        member, upstream, timeout_s = self._member, self._upstream, self._fleet.settings.silence_s
+        member.reported(report.state, report.load)
+        if member.version is None:
+            omitting = weights_pb2.GetWeightsRequest(omit_manifest=True)
+            weights = await upstream.ask(upstream.weights.GetWeights, omitting, timeout_s)
+            member.serves(Version(weights.weight_version, weights.push_id, weights.content_digest))
+        if has_loras:
+            loras = await upstream.ask(upstream.control.ListLoras, control_pb2.ListLorasRequest(), timeout_s)
+            member.lora_names = frozenset(lora.lora_name for lora in loras.loras)
+        self._fleet.refresh()
+
+    def _check_kind(self, info: control_pb2.GetServerInfoResponse) -> None:
+        """Raises UnavailableError for a replica of another model, which could take neither weights nor requests."""
+        mine = Member(self._upstream.address)
+        mine.connected(info)
+        for other in self._fleet.members:
+            if other is not self._member and other.kind is not None and not other.failure and other.kind != mine.kind:
+                raise UnavailableError(f"it serves {mine.kind}, but {other.address} {other.kind}")
