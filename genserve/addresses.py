@@ -34,3 +34,16 @@ def is_local(address: str) -> bool:
 def joined(host: str, port: int) -> str:
     """The text "HOST:PORT", with an IPv6 address in brackets."""
     return f"[{host.strip('[]')}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def check_replica(address: str) -> None:
+    """Raises ValueError unless an address is HOST:PORT or unix:PATH."""
+    if address.startswith(_SOCKET_SCHEMES):
+        if not address.partition(":")[2]:
+            raise ValueError("must be HOST:PORT or unix:PATH, has no path")
+        return
+    host, _, port = address.removeprefix(
+        next((each for each in _HOST_SCHEMES if address.startswith(each)), "")
+    ).rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) <= 65535 or any(each.isspace() for each in address):
+        raise ValueError(f"must be HOST:PORT or unix:PATH, is {address!r}")

@@ -224,6 +224,12 @@ class NoReplicaError(GenserveError):
     reason = "NO_REPLICA"
 
 
+class ReplicaNotFoundError(GenserveError):
+    """No replica with this address belongs to the fleet."""
+
+    reason = "REPLICA_NOT_FOUND"
+
+
 class ReplicaLostError(GenserveError):
     """The replica of a fleet that ran the request is lost, after a part of the answer was delivered."""
 

@@ -14,6 +14,11 @@ class Change:
         self._next.set()
         self._next = asyncio.Event()
 
+    @property
+    def next(self) -> asyncio.Event:
+        """Set by the next `tell`: for who looks at something first, and then waits for a change since."""
+        return self._next
+
     async def wait(self) -> None:
         """Returns at the next `tell`."""
         await self._next.wait()

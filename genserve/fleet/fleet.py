@@ -6,9 +6,11 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
+from typing import Final
 
 from genserve.control.change import Change
 from genserve.errors import NoReplicaError
+from genserve.fleet.leases import Leases
 from genserve.fleet.member import Member
 from genserve.fleet.settings import FleetSettings
 from genserve.fleet.upstream import Upstream
@@ -17,6 +19,8 @@ from genserve.routing.chain import Chain, eligible, why_none
 from genserve.routing.replica import Replica, ReplicaState, Request
 
 log = logging.getLogger(__name__)
+
+ANY_REQUEST: Final = Request()
 
 
 class Fleet:
@@ -30,6 +34,7 @@ class Fleet:
         self.settings = settings
         self.chain = chain
         self.committed: Version | None = None
+        self.leases = Leases()
         self.states_changed = Change()
         self._upstreams: dict[str, Upstream] = {}
         self._where: dict[str, tuple[ReplicaState, str]] = {}
@@ -67,6 +72,7 @@ class Fleet:
         if self._upstreams.get(upstream.address) is upstream:
             del self._upstreams[upstream.address]
             del self._where[upstream.address]
+            self.leases.told(upstream.address, [])
         upstream.member.is_gone = True
         upstream.cut()
         self.refresh()
@@ -74,6 +80,7 @@ class Fleet:
     def lost(self, upstream: Upstream, failure: str) -> None:
         """A replica does not answer: its calls end, so that requests can go elsewhere."""
         upstream.member.lost(failure)
+        self.leases.told(upstream.address, [])
         upstream.cut()
         self.refresh()
 
@@ -90,15 +97,27 @@ class Fleet:
                 log.info("the fleet serves version %d", found.number)
                 self.commit(found)
 
-    def refresh(self) -> None:
-        """Tells who waits if the state of a replica or the committed version has changed."""
-        where = {address: upstream.member.where(self.committed) for address, upstream in self._upstreams.items()}
-        if where != self._where:
-            for address, (state, reason) in where.items():
-                if state is not self._where.get(address, (None, ""))[0]:
-                    log.info("replica %s is %s%s", address, state.value, f": {reason}" if reason else "")
-            self._where = where
-        self.states_changed.tell()
+    def refresh(self, upstream: Upstream | None = None) -> None:
+        """Tells who waits if the state of a replica has changed: of this one, None = of any, because the committed
+        version or the leases of the fleet have changed."""
+        changed = False
+        for each in self._upstreams.values() if upstream is None else (upstream,):
+            if self._upstreams.get(each.address) is each:
+                changed = self._refreshed(each) or changed
+        if changed or upstream is None:
+            self.states_changed.tell()
+
+    def _refreshed(self, upstream: Upstream) -> bool:
+        member = upstream.member
+        member.holds_leases = not self.leases.missing(member.address)
+        where, before = member.where(self.committed), self._where.get(member.address)
+        if where == before:
+            return False
+        self._where[member.address] = where
+        if before is None or where[0] is not before[0]:
+            state, reason = where
+            log.info("replica %s is %s%s", member.address, state.value, f": {reason}" if reason else "")
+        return True
 
     def replicas(self) -> list[Replica]:
         """What policies know of the replicas."""
@@ -123,17 +142,21 @@ class Fleet:
                 decision = self.chain.route(request, self.replicas(), committed.number, tried)
                 if decision is not None:
                     return self._upstreams[decision.candidates[0].address]
-            try:
+            try:  # nothing was awaited since the decision, so no change was missed
                 async with asyncio.timeout(max(0.0, until_s - time.monotonic())):
                     await self.states_changed.wait()
             except TimeoutError:
                 raise NoReplicaError(self.why_none(request), retry_after_s=1.0) from None
 
-    def why_none(self, request: Request) -> str:
+    def why_none(self, request: Request = ANY_REQUEST) -> str:
         """Why no replica may serve a request, for people."""
         if self.committed is None:
             return f"no replica of {len(self._upstreams)} has answered yet" if self._upstreams else "the fleet is empty"
         return why_none(request, self.replicas(), self.committed.number)
+
+    def none_ready(self) -> NoReplicaError:
+        """The error for a call that no replica can serve now."""
+        return NoReplicaError(self.why_none(), retry_after_s=1.0)
 
     @contextmanager
     def carrying(self, request: Request, upstream: Upstream) -> Iterator[None]:
@@ -146,3 +169,5 @@ class Fleet:
             yield
         finally:
             member.ended(request.num_sequences)
+            if member.is_draining and not member.inflight:
+                self.states_changed.tell()

@@ -80,6 +80,7 @@ class Watch:
     async def _take(self, report: control_pb2.WatchStatusResponse, *, has_loras: bool) -> None:
         member, upstream, timeout_s = self._member, self._upstream, self._fleet.settings.silence_s
         member.reported(report.state, report.load)
+        leases_changed = self._fleet.leases.told(upstream.address, report.state.pauses)
         if member.version is None:
             omitting = weights_pb2.GetWeightsRequest(omit_manifest=True)
             weights = await upstream.ask(upstream.weights.GetWeights, omitting, timeout_s)
@@ -87,7 +88,7 @@ class Watch:
         if has_loras:
             loras = await upstream.ask(upstream.control.ListLoras, control_pb2.ListLorasRequest(), timeout_s)
             member.lora_names = frozenset(lora.lora_name for lora in loras.loras)
-        self._fleet.refresh()
+        self._fleet.refresh(None if leases_changed else upstream)
 
     def _check_kind(self, info: control_pb2.GetServerInfoResponse) -> None:
         """Raises UnavailableError for a replica of another model, which could take neither weights nor requests."""

@@ -23,6 +23,7 @@ CODES: dict[type[GenserveError], grpc.StatusCode] = {
     errors.LoraNotFoundError: grpc.StatusCode.NOT_FOUND,
     errors.PushNotFoundError: grpc.StatusCode.NOT_FOUND,
     errors.UpdateNotFoundError: grpc.StatusCode.NOT_FOUND,
+    errors.ReplicaNotFoundError: grpc.StatusCode.NOT_FOUND,
     errors.RequestIdInUseError: grpc.StatusCode.ALREADY_EXISTS,
     errors.PushConflictError: grpc.StatusCode.ALREADY_EXISTS,
     errors.WeightVersionMismatchError: grpc.StatusCode.FAILED_PRECONDITION,

@@ -1,0 +1,117 @@
+"""`genserve route`: one endpoint for many daemons."""
+
+import argparse
+import asyncio
+import sys
+
+from genserve.cli.options import Subparsers, seconds
+
+
+def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
+    """Adds the command."""
+    parser = subparsers.add_parser(
+        "route",
+        help="run a router: one endpoint for many daemons",
+        description="Serves many daemons, which are its replicas, as if they were one: requests go to the replica that "
+        "has their prefix or least to do, a push goes to all and is applied on all or on none, and a replica that has "
+        "not the weights of the others gets no requests until it has fetched them.",
+    )
+    replicas = parser.add_argument_group("replicas", "More can be added while it runs: genserve replicas add.")
+    replicas.add_argument(
+        "--replica", metavar="HOST:PORT", action="append", default=[], help="a daemon; may be repeated"
+    )
+    replicas.add_argument(
+        "--dns",
+        metavar="NAME:PORT",
+        action="append",
+        default=[],
+        help="all daemons that a name resolves to, now and later; may be repeated",
+    )
+    listening = parser.add_argument_group("where it listens")
+    listening.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    listening.add_argument(
+        "--port",
+        type=int,
+        default=50050,
+        help="TCP port; 0 picks a free one, -1 listens only on --uds (default: %(default)s)",
+    )
+    listening.add_argument("--uds", default="", metavar="PATH", help="a Unix socket to listen on in addition")
+    listening.add_argument(
+        "--allow-insecure", action="store_true", help="listen on an address that others can reach, without TLS"
+    )
+    parser.add_argument(
+        "--policy",
+        default="session,prefix-aware,requests",
+        metavar="NAME,NAME",
+        help="how a replica is chosen: session, prefix-aware, requests, kv-cache, power-of-two, round-robin; the first "
+        "that decides wins (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--overload-threshold",
+        type=float,
+        default=1.5,
+        metavar="X",
+        help="with more than X times the mean of sequences a replica gets no request for its prefix (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--fanout",
+        type=int,
+        default=1,
+        metavar="N",
+        help="replicas that one replica passes a push on to; 1 = a chain (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--min-replicas",
+        type=int,
+        default=0,
+        metavar="N",
+        help="replicas that have to take a push; the others fetch it later. 0 = all (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--silence", type=seconds, default=5.0, metavar="TIME",
+        help="a replica that says nothing for so long is taken to be dead (default: 5s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--wait-ready", type=seconds, default=60.0, metavar="TIME",
+        help="how long a request waits for a replica that may serve it (default: 60s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--settle", type=seconds, default=10.0, metavar="TIME",
+        help="how long to wait, at the start, for all replicas, before the version of the fleet is told from those "
+        "that have answered (default: 10s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--drain-timeout", type=seconds, default=30.0, metavar="TIME", help="limit of a shutdown (default: 30s)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Routes until a signal. Returns the exit status."""
+    from genserve.errors import GenserveError
+    from genserve.fleet.serve import RouteConfig, serve
+    from genserve.fleet.settings import FleetSettings
+
+    try:
+        settings = FleetSettings(
+            silence_s=args.silence,
+            settle_s=args.settle,
+            wait_ready_s=args.wait_ready,
+            fanout=args.fanout,
+            min_replicas=args.min_replicas,
+        )
+        config = RouteConfig(
+            replicas=args.replica,
+            dns=args.dns,
+            host=args.host,
+            port=args.port,
+            uds=args.uds,
+            allow_insecure=args.allow_insecure,
+            policies=args.policy,
+            overload_threshold=args.overload_threshold,
+            drain_timeout_s=args.drain_timeout,
+            fleet=settings,
+        )
+        return asyncio.run(serve(config))
+    except (ValueError, GenserveError) as error:
+        print(f"genserve route: error: {error}", file=sys.stderr)
+        return 2

@@ -1,0 +1,64 @@
+"""Replicas behind a name of DNS, such as a headless service of Kubernetes."""
+
+import asyncio
+import logging
+import socket
+
+from genserve.addresses import joined
+from genserve.errors import GenserveError
+from genserve.fleet.router import Router
+from genserve.routing.replica import ReplicaState
+
+log = logging.getLogger(__name__)
+
+INTERVAL_S = 5.0
+
+
+def split_name(name: str) -> tuple[str, int]:
+    """The host and port of NAME:PORT. Raises ValueError."""
+    host, _, port = name.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) <= 65535:
+        raise ValueError(f"must be NAME:PORT, is {name!r}")
+    return host, int(port)
+
+
+class DnsReplicas:
+    """Keeps the replicas of a router those that a name resolves to. One whose address is gone is removed when it does
+    not answer any more either: a pod that ends leaves DNS before it has finished its requests, and a name server that
+    fails must not empty the fleet."""
+
+    def __init__(self, router: Router, name: str, interval_s: float = INTERVAL_S) -> None:
+        """Raises ValueError for a name that is not NAME:PORT."""
+        self._router = router
+        self._host, self._port = split_name(name)
+        self._interval_s = interval_s
+        self._mine: set[str] = set()
+        self._failure = ""
+
+    async def run(self) -> None:
+        """Resolves again and again, until it is cancelled."""
+        while True:
+            try:
+                await self._look()
+                self._failure = ""
+            except (OSError, GenserveError) as error:
+                if str(error) != self._failure:
+                    self._failure = str(error)
+                    log.warning("%s: %s", self._host, error)
+            await asyncio.sleep(self._interval_s)
+
+    async def _look(self) -> None:
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+        addresses = {joined(str(address[0]), self._port) for *_, address in found}
+        for address in sorted(addresses - self._mine):
+            self._router.add(address)
+            self._mine.add(address)
+        for address in self._mine - addresses:
+            upstream = self._router.fleet.upstreams.get(address)
+            if upstream is None:
+                self._mine.discard(address)
+            elif self._router.fleet.where(upstream.member)[0] in (ReplicaState.UNHEALTHY, ReplicaState.CONNECTING):
+                await self._router.remove(address)
+                self._mine.discard(address)
+                break  # the set has changed; the next look goes on

@@ -1,0 +1,133 @@
+"""Pause leases of the fleet: each is one lease on every replica. Pure.
+
+A lease of the fleet is told by the holder's name of the leases on the replicas, which every status has: a router that
+starts anew knows the leases that another one has taken.
+"""
+
+import hashlib
+import re
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from genserve.errors import PauseLeaseLostError
+from genserve.v1 import types_pb2
+
+_HOLDER: Final = re.compile(r"(?s)(.*) \[fleet lease ([0-9a-f]{32})\]")
+_MAX_ENDED: Final = 1024
+_LEAST_S: Final = 1.0
+"""A lease that ends sooner is not given to a replica that joins."""
+
+
+def holder_with(holder: str, lease_id: str) -> str:
+    """The holder's name of a lease on a replica."""
+    return f"{holder} [fleet lease {lease_id}]"
+
+
+def new_lease_id(request_id: str) -> str:
+    """The id of a lease of the fleet: the same for the same `request_id`, also after a restart of the router."""
+    return hashlib.sha256(request_id.encode()).hexdigest()[:32] if request_id else uuid.uuid4().hex
+
+
+@dataclass(slots=True)
+class FleetLease:
+    """A lease of the fleet. `on_replicas`: the lease of each replica, by its address."""
+
+    lease_id: str
+    holder: str
+    on_replicas: dict[str, types_pb2.PauseLease] = field(default_factory=dict)
+
+    @property
+    def mode(self) -> "types_pb2.PauseMode.ValueType":
+        """How requests in flight were treated."""
+        return next(iter(self.on_replicas.values())).mode
+
+    @property
+    def expire_time_s(self) -> float | None:
+        """When the first of them ends, in seconds since 1970; None = never."""
+        leases = self.on_replicas.values()
+        return min(
+            (each.expire_time.ToNanoseconds() / 1e9 for each in leases if each.HasField("expire_time")), default=None
+        )
+
+    def remaining_s(self) -> float | None:
+        """Seconds until then."""
+        return None if (end_s := self.expire_time_s) is None else end_s - time.time()
+
+    def message(self) -> types_pb2.PauseLease:
+        """For the wire."""
+        lease = types_pb2.PauseLease(lease_id=self.lease_id, holder=self.holder, mode=self.mode)
+        if (expire_time_s := self.expire_time_s) is not None:
+            lease.expire_time.FromNanoseconds(round(expire_time_s * 1e9))
+        return lease
+
+
+class Leases:
+    """The leases of the fleet, as the replicas tell them."""
+
+    def __init__(self) -> None:
+        self._leases: dict[str, FleetLease] = {}
+        self._ended: OrderedDict[str, None] = OrderedDict()
+
+    @property
+    def active(self) -> list[FleetLease]:
+        """The leases that somebody holds, and nobody has ended."""
+        return [lease for lease in self._leases.values() if lease.lease_id not in self._ended]
+
+    def told(self, address: str, pauses: "Iterable[types_pb2.PauseLease]") -> bool:
+        """A replica has told its leases: all of them. Whether it has others than before."""
+        before = {lease.lease_id for lease in self._leases.values() if address in lease.on_replicas}
+        held: set[str] = set()
+        for pause in pauses:
+            if (match := _HOLDER.fullmatch(pause.holder)) is not None:
+                holder, lease_id = match.groups()
+                held.add(lease_id)
+                self._leases.setdefault(lease_id, FleetLease(lease_id, holder)).on_replicas[address] = pause
+        for lease in list(self._leases.values()):
+            if lease.lease_id not in held:
+                lease.on_replicas.pop(address, None)
+                if not lease.on_replicas:
+                    del self._leases[lease.lease_id]
+        return held != before
+
+    def granted(self, lease_id: str, holder: str, address: str, lease: types_pb2.PauseLease) -> None:
+        """A replica has granted a lease; its status will tell it too."""
+        self._ended.pop(lease_id, None)
+        self._leases.setdefault(lease_id, FleetLease(lease_id, holder)).on_replicas[address] = lease
+
+    def ended(self, lease_id: str) -> None:
+        """Somebody ends a lease: it is not given to replicas any more."""
+        self._ended[lease_id] = None
+        while len(self._ended) > _MAX_ENDED:
+            self._ended.popitem(last=False)
+
+    def was_ended(self, lease_id: str) -> bool:
+        """Whether somebody has ended a lease, not long ago."""
+        return lease_id in self._ended
+
+    def get(self, lease_id: str) -> FleetLease:
+        """The lease. Raises PauseLeaseLostError."""
+        lease = self._leases.get(lease_id)
+        if lease is None or lease_id in self._ended:
+            raise PauseLeaseLostError(
+                f"no replica has the pause lease {lease_id!r}: it is unknown or has expired",
+                metadata={"lease_id": lease_id},
+            )
+        return lease
+
+    def of_replica(self, lease_id: str, address: str) -> str:
+        """The id of a lease on one replica. Raises PauseLeaseLostError."""
+        on_replica = self.get(lease_id).on_replicas.get(address)
+        if on_replica is None:
+            raise PauseLeaseLostError(f"replica {address} does not have the pause lease {lease_id!r}")
+        return on_replica.lease_id
+
+    def missing(self, address: str) -> list[FleetLease]:
+        """The leases of others that a replica lacks. One that is about to end does not count."""
+        if not self._leases:
+            return []  # the common case, asked at every report
+        lacking = [lease for lease in self.active if address not in lease.on_replicas]
+        return [lease for lease in lacking if (left_s := lease.remaining_s()) is None or left_s > _LEAST_S]

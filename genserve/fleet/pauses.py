@@ -1,0 +1,125 @@
+"""Pauses of all replicas under one lease."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from genserve.errors import GenserveError, InvalidFieldError, PauseLeaseLostError
+from genserve.fleet.everywhere import everywhere
+from genserve.fleet.fleet import Fleet
+from genserve.fleet.leases import FleetLease, holder_with, new_lease_id
+from genserve.fleet.upstream import Upstream
+from genserve.routing.replica import ReplicaState
+from genserve.v1 import control_pb2
+from genserve.wire import seconds_of
+
+_DEFAULT_TIMEOUT_S: Final = 60.0
+_ANSWER_S: Final = 10.0
+MAX_HOLDER_CHARS: Final = 200
+"""What is left of a daemon's limit beside the name of the fleet's lease."""
+
+
+class FleetPauses:
+    """Pauses and resumes all replicas that answer."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+
+    def _replicas(self) -> list[Upstream]:
+        return self._fleet.in_state(ReplicaState.READY, ReplicaState.SYNCING, ReplicaState.DRAINING)
+
+    async def pause(self, request: control_pb2.PauseRequest) -> control_pb2.PauseResponse:
+        """Pauses all replicas, or none: raises the error of the first one that is not paused."""
+        if len(request.holder) > MAX_HOLDER_CHARS:
+            raise InvalidFieldError.of("holder", f"must have at most {MAX_HOLDER_CHARS} characters")
+        lease_id = new_lease_id(request.request_id)
+        own = control_pb2.PauseRequest()
+        own.CopyFrom(request)
+        own.holder, own.request_id = holder_with(request.holder, lease_id), lease_id
+        limit_s = (seconds_of(request.timeout) or _DEFAULT_TIMEOUT_S) + _ANSWER_S
+        outcomes = await everywhere(
+            self._replicas(), lambda upstream: upstream.ask(upstream.control.Pause, own, limit_s)
+        )
+        answer = control_pb2.PauseResponse()
+        failure: GenserveError | None = None
+        for upstream, outcome in outcomes.items():
+            if not isinstance(outcome, GenserveError):
+                self._fleet.leases.granted(lease_id, request.holder, upstream.address, outcome.lease)
+                answer.requests_kept += outcome.requests_kept
+                answer.requests_aborted += outcome.requests_aborted
+            elif not upstream.member.failure:  # a replica that is lost is paused when it is back
+                failure = failure or outcome
+        if failure is not None or not outcomes:
+            await self._end(lease_id)
+            raise self._fleet.none_ready() if failure is None else failure.again()
+        self._fleet.refresh()
+        answer.lease.CopyFrom(self._fleet.leases.get(lease_id).message())
+        return answer
+
+    async def renew(self, request: control_pb2.RenewPauseRequest) -> control_pb2.RenewPauseResponse:
+        """Extends the lease on all replicas that have it. Raises PauseLeaseLostError if none has."""
+        lease = self._fleet.leases.get(request.lease_id)
+
+        async def renew_one(upstream: Upstream) -> control_pb2.RenewPauseResponse:
+            own = control_pb2.RenewPauseRequest(lease_id=lease.on_replicas[upstream.address].lease_id)
+            if request.HasField("ttl"):
+                own.ttl.CopyFrom(request.ttl)
+            return await upstream.ask(upstream.control.RenewPause, own, _ANSWER_S)
+
+        outcomes = await everywhere(self._having(lease), renew_one)
+        for upstream, outcome in outcomes.items():
+            if not isinstance(outcome, GenserveError):
+                self._fleet.leases.granted(lease.lease_id, lease.holder, upstream.address, outcome.lease)
+        renewed = [each for each in outcomes.values() if not isinstance(each, GenserveError)]
+        if not renewed:
+            errors = [each for each in outcomes.values() if isinstance(each, GenserveError)]
+            raise errors[0].again() if errors else PauseLeaseLostError(f"no replica has the lease {lease.lease_id!r}")
+        self._fleet.refresh()
+        return control_pb2.RenewPauseResponse(lease=self._fleet.leases.get(lease.lease_id).message())
+
+    async def resume(self, request: control_pb2.ResumeRequest) -> control_pb2.ResumeResponse:
+        """Ends the lease on all replicas, or with `force` every lease on every replica."""
+        if request.force:
+            for lease in self._fleet.leases.active:
+                self._fleet.leases.ended(lease.lease_id)
+            own = control_pb2.ResumeRequest(force=True)
+            outcomes = await everywhere(
+                self._replicas(), lambda upstream: upstream.ask(upstream.control.Resume, own, _DEFAULT_TIMEOUT_S)
+            )
+            _raise_first(outcomes)
+            self._fleet.refresh()
+            return control_pb2.ResumeResponse()
+        if not request.lease_id:
+            raise InvalidFieldError.of("lease_id", "is required unless force is set")
+        return control_pb2.ResumeResponse(lease_expired=await self._end(request.lease_id))
+
+    async def _end(self, lease_id: str) -> bool:
+        """Ends a lease on all replicas; whether it had expired on one of them."""
+        known = {lease.lease_id: lease for lease in self._fleet.leases.active}.get(lease_id)
+        if known is None:
+            if self._fleet.leases.was_ended(lease_id):
+                return True
+            raise PauseLeaseLostError(f"no pause lease {lease_id!r} is known", metadata={"lease_id": lease_id})
+        on_replicas = dict(known.on_replicas)
+        self._fleet.leases.ended(lease_id)
+
+        async def resume_one(upstream: Upstream) -> bool:
+            own = control_pb2.ResumeRequest(lease_id=on_replicas[upstream.address].lease_id)
+            try:
+                answer = await upstream.ask(upstream.control.Resume, own, _DEFAULT_TIMEOUT_S)
+            except PauseLeaseLostError:
+                return True
+            return bool(answer.lease_expired)
+
+        outcomes = await everywhere(self._having(known), resume_one)
+        self._fleet.refresh()
+        _raise_first(outcomes)
+        return any(outcome is True for outcome in outcomes.values())
+
+    def _having(self, lease: FleetLease) -> list[Upstream]:
+        return [upstream for upstream in self._replicas() if upstream.address in lease.on_replicas]
+
+
+def _raise_first(outcomes: Mapping[Upstream, object]) -> None:
+    for upstream, outcome in outcomes.items():
+        if isinstance(outcome, GenserveError) and not upstream.member.failure:
+            raise outcome.again()

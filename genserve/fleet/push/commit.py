@@ -1,0 +1,64 @@
+"""The second phase of a push: every replica that has it exchanges its weights."""
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from genserve.errors import GenserveError
+from genserve.fleet.everywhere import everywhere
+from genserve.fleet.fleet import Fleet
+from genserve.fleet.push.applied import merged
+from genserve.fleet.upstream import Upstream
+from genserve.fleet.version import Version
+from genserve.v1 import weights_pb2
+from genserve.wire import seconds_of
+
+log = logging.getLogger(__name__)
+
+_DEFAULT_APPLY_S: Final = 300.0
+_ANSWER_S: Final = 30.0
+
+
+async def commit_everywhere(
+    fleet: Fleet, replicas: Sequence[Upstream], request: weights_pb2.CommitPushRequest
+) -> weights_pb2.CommitPushResponse:
+    """Commits at once on all of these replicas. From the first success on, requests go only to replicas that have
+    committed; those that have failed catch up by themselves. Raises the error of one if none has succeeded."""
+    began_s = time.monotonic()
+    outcomes = await everywhere(replicas, lambda upstream: _commit(fleet, upstream, request))
+    answers = [outcome for outcome in outcomes.values() if not isinstance(outcome, GenserveError)]
+    failures = [outcome for outcome in outcomes.values() if isinstance(outcome, GenserveError)]
+    for upstream, outcome in outcomes.items():
+        if isinstance(outcome, GenserveError):
+            log.warning("replica %s did not commit push %s: %s", upstream.address, request.push_id, outcome.message)
+            upstream.member.version = None  # what it serves has to be asked
+    if not answers:
+        fleet.refresh()
+        raise failures[0].again()
+    log.info("push %s is committed on %d of %d replicas after %.3f s", request.push_id, len(answers), len(replicas),
+             time.monotonic() - began_s)  # fmt: skip
+    fleet.refresh()
+    applied = merged([answer.applied for answer in answers if answer.HasField("applied")])
+    return weights_pb2.CommitPushResponse(push=answers[0].push, applied=applied)
+
+
+async def _commit(
+    fleet: Fleet, upstream: Upstream, request: weights_pb2.CommitPushRequest
+) -> weights_pb2.CommitPushResponse:
+    own = weights_pb2.CommitPushRequest()
+    own.CopyFrom(request)
+    if request.apply.pause_lease_id:
+        own.apply.pause_lease_id = fleet.leases.of_replica(request.apply.pause_lease_id, upstream.address)
+    limit_s = seconds_of(request.apply.timeout) or _DEFAULT_APPLY_S
+    answer = await upstream.ask(upstream.weights.CommitPush, own, limit_s + _ANSWER_S)
+    push = answer.push
+    # A repeat for a push of long ago gets its first answer again, though another version is served now.
+    if not push.lora_name and answer.state.weight_version == push.weight_version:
+        version = Version(push.weight_version, push.push_id, push.content_digest)
+        upstream.member.serves(version)
+        if fleet.committed is None or not fleet.committed.is_same(version):
+            fleet.commit(version)
+        else:
+            fleet.refresh()
+    return answer

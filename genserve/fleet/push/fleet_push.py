@@ -1,0 +1,217 @@
+"""One push for all replicas."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+
+from genserve.errors import FleetPushError, GenserveError
+from genserve.fleet.everywhere import everywhere
+from genserve.fleet.fleet import Fleet
+from genserve.fleet.push.commit import commit_everywhere
+from genserve.fleet.push.relay import relay
+from genserve.fleet.push.spread import Spread
+from genserve.fleet.upstream import Upstream
+from genserve.v1 import weights_pb2
+
+log = logging.getLogger(__name__)
+
+_DISCARD_TIMEOUT_S = 10.0
+_HAS_ALL = (weights_pb2.PUSH_STATE_STAGED, weights_pb2.PUSH_STATE_PREPARED, weights_pb2.PUSH_STATE_APPLIED)
+
+
+class FleetPush:
+    """A push that one replica receives and passes on, until all have it and have committed it.
+
+    `replicas`: who takes it; the first one receives it. Streams of the trainer's ranks join it one by one.
+    """
+
+    def __init__(self, fleet: Fleet, header: weights_pb2.PushHeader, replicas: Sequence[Upstream]) -> None:
+        self.push_id = header.push_id
+        self.replicas = tuple(replicas)
+        self._fleet = fleet
+        self._header = header
+        self._is_lora = header.HasField("lora")
+        self._asked = header.action or weights_pb2.PUSH_ACTION_APPLY
+        self._spread: Spread | None = None
+        self._finishing: asyncio.Task[weights_pb2.PushWeightsResponse] | None = None
+        self.num_streams = 0
+
+    @property
+    def head(self) -> Upstream:
+        """Who receives it."""
+        return self.replicas[0]
+
+    @property
+    def applies(self) -> bool:
+        """Whether workers prepare it: one push at a time."""
+        return not self._is_lora and self._asked in (weights_pb2.PUSH_ACTION_APPLY, weights_pb2.PUSH_ACTION_PREPARE)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody sends it any more, and nothing is to be done for it."""
+        return self.num_streams == 0 and (self._finishing is None or self._finishing.done())
+
+    async def take(
+        self, header: weights_pb2.PushHeader, frames: AsyncIterator[bytes], timeout_s: float | None
+    ) -> weights_pb2.PushWeightsResponse:
+        """Takes one stream of the trainer; every one gets the outcome."""
+        own = weights_pb2.PushHeader()
+        own.CopyFrom(header)
+        own.action = self._first_action
+        own.apply.CopyFrom(_without_lease(header.apply))
+        self.num_streams += 1
+        try:
+            self._begin()
+            heads = self.replicas if self._is_lora else (self.head,)
+            received = await relay(own, frames, heads, timeout_s)
+            return await self._finished(received[0])
+        finally:
+            await self._leave()
+
+    async def load(self, request: weights_pb2.LoadWeightsRequest) -> weights_pb2.PushWeightsResponse:
+        """The same for a version that the first replica fetches from elsewhere."""
+        own = weights_pb2.LoadWeightsRequest()
+        own.CopyFrom(request)
+        own.push_id = self.push_id
+        own.action = self._first_action
+        own.apply.CopyFrom(_without_lease(request.apply))
+        self.num_streams += 1
+        try:
+            self._begin()
+            call = self.head.weights.LoadWeights(own)
+            with self.head.running(call), self.head.raising():
+                answer: weights_pb2.LoadWeightsResponse = await call
+            return await self._finished(
+                weights_pb2.PushWeightsResponse(push=answer.push, applied=answer.applied, state=answer.state)
+            )
+        finally:
+            await self._leave()
+
+    @property
+    def _first_action(self) -> "weights_pb2.PushAction.ValueType":
+        """What replicas do with it before all of them have it."""
+        if self._asked != weights_pb2.PUSH_ACTION_APPLY:
+            return self._asked
+        return weights_pb2.PUSH_ACTION_STAGE if self._is_lora else weights_pb2.PUSH_ACTION_PREPARE
+
+    def _begin(self) -> None:
+        if self._spread is not None or self._is_lora or self._asked == weights_pb2.PUSH_ACTION_VALIDATE:
+            return
+        header = self._header
+        request = weights_pb2.LoadWeightsRequest(
+            push_id=self.push_id,
+            weight_version=header.weight_version,
+            expected_version=header.expected_version if header.HasField("expected_version") else None,
+            force=header.force,
+            action=self._first_action,
+            apply=_without_lease(header.apply),
+            content_digest=header.content_digest,
+        )
+        for field in ("staging_ttl", "prepared_ttl"):
+            if header.HasField(field):
+                getattr(request, field).CopyFrom(getattr(header, field))
+        self._spread = Spread(request, self.replicas, self._fleet.settings.fanout)
+
+    async def _leave(self) -> None:
+        self.num_streams -= 1
+        if self.is_over and self._spread is not None:
+            spread, self._spread = self._spread, None
+            await spread.end()
+
+    async def _finished(self, received: weights_pb2.PushWeightsResponse) -> weights_pb2.PushWeightsResponse:
+        """Waits for the outcome. What was begun goes on if the trainer does not wait for it."""
+        if received.push.state not in _HAS_ALL:
+            return received  # VALIDATE, or an answer that tells of a fault
+        if self._finishing is None:
+            self._finishing = asyncio.create_task(self._finish(received), name=f"finish push {self.push_id}")
+            self._finishing.add_done_callback(_retrieved)
+        return await asyncio.shield(self._finishing)
+
+    async def _finish(self, received: weights_pb2.PushWeightsResponse) -> weights_pb2.PushWeightsResponse:
+        have = [self.head, *await self._others(received.push)] if not self._is_lora else list(self.replicas)
+        if self._asked != weights_pb2.PUSH_ACTION_APPLY:
+            return received
+        expected = self._header.expected_version if self._header.HasField("expected_version") else None
+        request = weights_pb2.CommitPushRequest(
+            push_id=self.push_id, apply=self._header.apply, expected_version=expected
+        )
+        committed = await commit_everywhere(self._fleet, have, request)
+        return weights_pb2.PushWeightsResponse(push=committed.push, applied=committed.applied)
+
+    async def _others(self, push: weights_pb2.Push) -> list[Upstream]:
+        """Waits until the other replicas have the push, and returns those that do. Discards it everywhere and raises
+        FleetPushError if they are too few."""
+        if self._spread is None:
+            return []
+        tasks = self._spread.tasks
+        settings = self._fleet.settings
+        needed = settings.min_replicas or len(self.replicas)
+        have: list[Upstream] = []
+        failures: dict[str, str] = {}
+        waiting = set(tasks.values())
+        by_task = {task: upstream for upstream, task in tasks.items()}
+        while waiting:
+            is_enough = 1 + len(have) >= needed
+            done, waiting = await asyncio.wait(
+                waiting,
+                timeout=settings.straggler_s if is_enough else None,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            for task in done:
+                upstream = by_task[task]
+                failure = _failure(task, push)
+                if failure:
+                    failures[upstream.address] = failure
+                else:
+                    have.append(upstream)
+            if not done or len(self.replicas) - len(failures) < needed:
+                break
+        for task in waiting:
+            failures.setdefault(by_task[task].address, "it is too slow")
+        if 1 + len(have) < needed:
+            await self.discard()
+            raise FleetPushError(
+                f"nothing was changed: {1 + len(have)} of {len(self.replicas)} replicas have push {self.push_id!r}, "
+                f"{needed} have to; {_told(failures)}",
+                metadata={"push_id": self.push_id},
+            )
+        for address, failure in failures.items():
+            log.warning("push %s goes on without replica %s: %s", self.push_id, address, failure)
+        return have
+
+    async def discard(self) -> None:
+        """Frees its bytes on all replicas, as far as they answer."""
+        request = weights_pb2.DiscardPushRequest(push_id=self.push_id, force=True)
+        await everywhere(
+            self.replicas, lambda upstream: upstream.ask(upstream.weights.DiscardPush, request, _DISCARD_TIMEOUT_S)
+        )
+
+
+def _failure(task: "asyncio.Task[weights_pb2.Push]", push: weights_pb2.Push) -> str:
+    """Why a replica does not have the push that the first one has; "" = it has."""
+    try:
+        own = task.result()
+    except GenserveError as error:
+        return error.message
+    if own.state not in _HAS_ALL:
+        return f"the push is {weights_pb2.PushState.Name(own.state)} there"
+    if own.content_digest and push.content_digest and own.content_digest != push.content_digest:
+        return "it has other bytes"
+    return ""
+
+
+def _told(failures: "dict[str, str]") -> str:
+    shown = [f"{address}: {failure}" for address, failure in list(failures.items())[:3]]
+    return "; ".join([*shown, *([f"and {len(failures) - 3} more"] if len(failures) > 3 else [])])
+
+
+def _without_lease(apply: weights_pb2.ApplyOptions) -> weights_pb2.ApplyOptions:
+    own = weights_pb2.ApplyOptions()
+    own.CopyFrom(apply)
+    own.pause_lease_id = ""
+    return own
+
+
+def _retrieved(task: "asyncio.Task[weights_pb2.PushWeightsResponse]") -> None:
+    if not task.cancelled():
+        task.exception()  # if no stream waits for it any more

@@ -1,0 +1,161 @@
+"""The pushes that are on their way to the replicas."""
+
+import uuid
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Final
+
+from genserve.errors import ApplyInProgressError, GenserveError, NoReplicaError, PushNotFoundError
+from genserve.fleet.everywhere import everywhere
+from genserve.fleet.fleet import Fleet
+from genserve.fleet.push.applied import merged
+from genserve.fleet.push.commit import commit_everywhere
+from genserve.fleet.push.fleet_push import FleetPush
+from genserve.fleet.upstream import Upstream
+from genserve.routing.replica import ReplicaState
+from genserve.v1 import weights_pb2
+
+_MAX_HEADS: Final = 64
+_ASK_TIMEOUT_S: Final = 10.0
+_APPLIES: Final = (
+    weights_pb2.PUSH_ACTION_UNSPECIFIED,
+    weights_pb2.PUSH_ACTION_APPLY,
+    weights_pb2.PUSH_ACTION_PREPARE,
+)
+
+
+class FleetPushes:
+    """Finds the push that a stream belongs to, and the replicas that know of a push."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._live: dict[str, FleetPush] = {}
+        # Who received a push, so that a stream that was cut off goes on where its bytes are.
+        self._heads: OrderedDict[str, str] = OrderedDict()
+
+    def includes(self, upstream: Upstream) -> bool:
+        """Whether a replica is about to get a push."""
+        return any(upstream in push.replicas for push in self._live.values())
+
+    async def take(
+        self, header: weights_pb2.PushHeader, frames: AsyncIterator[bytes], timeout_s: float | None
+    ) -> weights_pb2.PushWeightsResponse:
+        """Takes one stream of a trainer, and returns the outcome."""
+        header.push_id = header.push_id or uuid.uuid4().hex
+        return await self._run(header, lambda push: push.take(header, frames, timeout_s))
+
+    async def load(self, request: weights_pb2.LoadWeightsRequest) -> weights_pb2.PushWeightsResponse:
+        """The same for a version that a replica fetches from elsewhere."""
+        header = weights_pb2.PushHeader(
+            push_id=request.push_id or uuid.uuid4().hex,
+            weight_version=request.weight_version,
+            force=request.force,
+            action=request.action,
+            apply=request.apply,
+            content_digest=request.content_digest,
+        )
+        if request.HasField("expected_version"):
+            header.expected_version = request.expected_version
+        for field in ("staging_ttl", "prepared_ttl"):
+            if request.HasField(field):
+                getattr(header, field).CopyFrom(getattr(request, field))
+        return await self._run(header, lambda push: push.load(request))
+
+    async def _run(
+        self,
+        header: weights_pb2.PushHeader,
+        take: Callable[[FleetPush], Awaitable[weights_pb2.PushWeightsResponse]],
+    ) -> weights_pb2.PushWeightsResponse:
+        push = self._live.get(header.push_id)
+        if push is None:
+            push = self._live[header.push_id] = self._begun(header)
+        try:
+            return await take(push)
+        finally:
+            if push.is_over and self._live.get(push.push_id) is push:
+                del self._live[push.push_id]
+                self._fleet.states_changed.tell()  # who waits to fetch a version may go on
+
+    def _begun(self, header: weights_pb2.PushHeader) -> FleetPush:
+        applies = header.action in _APPLIES and not header.HasField("lora")
+        for other in self._live.values():
+            if applies and other.applies:
+                raise ApplyInProgressError(
+                    f"push {other.push_id!r} is on its way to the replicas", metadata={"push_id": other.push_id}
+                )
+        replicas = self._fleet.ready
+        if not header.manifest.partial:  # whoever has another version cannot take a part of one
+            replicas = replicas + self._fleet.in_state(ReplicaState.SYNCING)
+        if not replicas:
+            raise NoReplicaError(f"no replica can take a push: {self._fleet.why_none()}", retry_after_s=1.0)
+        head = self._heads.get(header.push_id)
+        replicas.sort(key=lambda upstream: upstream.address != head)
+        self._heads[header.push_id] = replicas[0].address
+        self._heads.move_to_end(header.push_id)
+        while len(self._heads) > _MAX_HEADS:
+            self._heads.popitem(last=False)
+        return FleetPush(self._fleet, header, replicas)
+
+    async def report(self, push_id: str) -> weights_pb2.GetPushResponse:
+        """How far a push has come where it is received, and what applying it did on all replicas. Raises
+        PushNotFoundError."""
+        answers = await self._ask_all(push_id)
+        head = self._heads.get(push_id, "")
+        first = answers.get(head) or next(iter(answers.values()))
+        applied = [answer.applied for answer in answers.values() if answer.HasField("applied")]
+        return weights_pb2.GetPushResponse(push=first.push, applied=merged(applied))
+
+    async def commit(self, request: weights_pb2.CommitPushRequest) -> weights_pb2.CommitPushResponse:
+        """Commits a push that is staged or prepared, on every replica that has it."""
+        answers = await self._ask_all(request.push_id)
+        have = [upstream for upstream in self._takers() if upstream.address in answers]
+        needed = self._fleet.settings.min_replicas or len(self._fleet.ready)
+        if len(have) < needed:
+            raise NoReplicaError(
+                f"{len(have)} replicas have push {request.push_id!r}, {needed} have to: nothing was changed"
+            )
+        return await commit_everywhere(self._fleet, have, request)
+
+    async def discard(self, request: weights_pb2.DiscardPushRequest) -> weights_pb2.DiscardPushResponse:
+        """Frees the bytes of a push on all replicas. Raises PushNotFoundError, or the error of a replica that does not
+        discard it."""
+        outcomes = await everywhere(
+            self._takers(), lambda upstream: upstream.ask(upstream.weights.DiscardPush, request, _ASK_TIMEOUT_S)
+        )
+        answers = [each for each in outcomes.values() if not isinstance(each, GenserveError)]
+        for outcome in outcomes.values():
+            if isinstance(outcome, GenserveError) and not isinstance(outcome, PushNotFoundError):
+                raise outcome.again()
+        if not answers:
+            raise PushNotFoundError(
+                f"no replica knows the push {request.push_id!r}", metadata={"push_id": request.push_id}
+            )
+        return weights_pb2.DiscardPushResponse(push=answers[0].push)
+
+    async def holder(self, push_id: str) -> Upstream:
+        """A replica that knows a push: the one that receives it, if that one does. Raises PushNotFoundError."""
+        answers = await self._ask_all(push_id)
+        head = self._heads.get(push_id, "")
+        return self._fleet.upstreams[head if head in answers else next(iter(answers))]
+
+    def _takers(self) -> list[Upstream]:
+        return self._fleet.in_state(ReplicaState.READY, ReplicaState.SYNCING)
+
+    async def _ask_all(self, push_id: str) -> dict[str, weights_pb2.GetPushResponse]:
+        """The answers of the replicas that know a push. Raises PushNotFoundError if none does, and the error of one
+        that does not answer if nobody else knows it."""
+        request = weights_pb2.GetPushRequest(push_id=push_id)
+        answers: dict[str, weights_pb2.GetPushResponse] = {}
+        failure: GenserveError | None = None
+        outcomes = await everywhere(
+            self._takers(), lambda upstream: upstream.ask(upstream.weights.GetPush, request, _ASK_TIMEOUT_S)
+        )
+        for upstream, outcome in outcomes.items():
+            if not isinstance(outcome, GenserveError):
+                answers[upstream.address] = outcome
+            elif not isinstance(outcome, PushNotFoundError):
+                failure = outcome
+        if not answers:
+            not_found = PushNotFoundError(f"no replica knows the push {push_id!r}", metadata={"push_id": push_id})
+            raise not_found if failure is None else failure.again()
+        return answers

@@ -1,0 +1,71 @@
+"""A push on its way from the replica that receives it to all others."""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from genserve.errors import DeadlineError, GenserveError, PushNotFoundError
+from genserve.fleet.push.tree import sources
+from genserve.fleet.upstream import Upstream
+from genserve.v1 import weights_pb2
+
+_KNOWN_TIMEOUT_S: Final = 30.0
+_ASK_TIMEOUT_S: Final = 5.0
+_ASK_EVERY_S: Final = 0.02
+
+
+class Spread:
+    """Makes every replica but the first one fetch the push from its parent in the tree, while it still arrives there.
+    `outcomes` has each one's push, or its error, when its task is done."""
+
+    def __init__(self, request: weights_pb2.LoadWeightsRequest, replicas: Sequence[Upstream], fanout: int) -> None:
+        """`request` without a source; the first of the `replicas` receives the push from elsewhere."""
+        self._request = request
+        self._known = {upstream.address: asyncio.Event() for upstream in replicas}
+        self._sources = sources([upstream.address for upstream in replicas], fanout)
+        self._asking = [asyncio.create_task(self._tell_known(upstream), name="ask for a push") for upstream in replicas]
+        self.tasks: Mapping[Upstream, asyncio.Task[weights_pb2.Push]] = {
+            upstream: asyncio.create_task(self._load(upstream), name=f"load at {upstream.address}")
+            for upstream in replicas[1:]
+        }
+
+    async def _tell_known(self, upstream: Upstream) -> None:
+        """Waits until the replica knows the push: its children would find nothing before."""
+        request = weights_pb2.GetPushRequest(push_id=self._request.push_id)
+        until_s = time.monotonic() + _KNOWN_TIMEOUT_S
+        if parents := self._sources.get(upstream.address):
+            await self._known[parents[0]].wait()
+            until_s = time.monotonic() + _KNOWN_TIMEOUT_S
+        while time.monotonic() < until_s:
+            try:
+                await upstream.ask(upstream.weights.GetPush, request, _ASK_TIMEOUT_S)
+                break
+            except PushNotFoundError:
+                await asyncio.sleep(_ASK_EVERY_S)
+            except GenserveError:
+                break  # its children ask their other sources
+        self._known[upstream.address].set()
+
+    async def _load(self, upstream: Upstream) -> weights_pb2.Push:
+        peers = self._sources[upstream.address]
+        try:
+            async with asyncio.timeout(_KNOWN_TIMEOUT_S * (1 + len(self._sources))):
+                await self._known[peers[0]].wait()
+        except TimeoutError:
+            raise DeadlineError(f"{peers[0]} did not receive the push") from None
+        request = weights_pb2.LoadWeightsRequest()
+        request.CopyFrom(self._request)
+        request.peers.push_id = request.push_id
+        request.peers.addresses.extend(peers)
+        call = upstream.weights.LoadWeights(request)
+        with upstream.running(call), upstream.raising():
+            answer: weights_pb2.LoadWeightsResponse = await call
+        return answer.push
+
+    async def end(self) -> None:
+        """Ends what still runs."""
+        tasks = [*self._asking, *self.tasks.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

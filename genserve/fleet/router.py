@@ -1,0 +1,147 @@
+"""The replicas of a router with everything that looks after each of them."""
+
+import asyncio
+import logging
+import uuid
+from contextlib import suppress
+from typing import Final
+
+from genserve.addresses import check_replica
+from genserve.errors import GenserveError, InvalidFieldError, QueueFullError, ReplicaNotFoundError
+from genserve.fleet.fleet import Fleet
+from genserve.fleet.member import Member
+from genserve.fleet.push.pushes import FleetPushes
+from genserve.fleet.state import fleet_load, fleet_state
+from genserve.fleet.sync import Sync
+from genserve.fleet.upstream import Upstream
+from genserve.fleet.watch import Watch
+from genserve.routing.replica import ReplicaState
+from genserve.v1 import control_pb2, types_pb2
+
+log = logging.getLogger(__name__)
+
+MAX_REPLICAS: Final = 1024
+
+
+class Router:
+    """Adds and removes replicas. `is_draining`: no new requests are to come."""
+
+    def __init__(self, fleet: Fleet, pushes: FleetPushes) -> None:
+        self.fleet = fleet
+        self.is_draining = False
+        self._pushes = pushes
+        self._instance_id = uuid.uuid4().hex
+        self._tasks: dict[Upstream, list[asyncio.Task[None]]] = {}
+        self._draining: dict[str, asyncio.Task[None]] = {}
+
+    @property
+    def weight_version(self) -> int:
+        """The version of the fleet; 0 while it is not known."""
+        committed = self.fleet.committed
+        return committed.number if committed is not None else 0
+
+    def state(self) -> types_pb2.EngineState:
+        """The state of the fleet."""
+        return fleet_state(
+            self._instance_id,
+            self.weight_version,
+            self._counting(),
+            [lease.message() for lease in self.fleet.leases.active],
+            is_draining=self.is_draining,
+        )
+
+    def load(self) -> control_pb2.Load:
+        """The load of the fleet."""
+        return fleet_load(self._counting())
+
+    def _counting(self) -> list[Member]:
+        return [each.member for each in self.fleet.ready] or self.fleet.members
+
+    def any_replica(self) -> Upstream:
+        """One that answers, READY if there is one: for calls that read. Raises NoReplicaError."""
+        for state in (ReplicaState.READY, ReplicaState.SYNCING, ReplicaState.DRAINING):
+            if found := self.fleet.in_state(state):
+                return min(found, key=lambda upstream: upstream.member.inflight)
+        raise self.fleet.none_ready()
+
+    def find(self, address: str) -> Upstream:
+        """A replica by its address. Raises ReplicaNotFoundError."""
+        upstream = self.fleet.upstreams.get(address)
+        if upstream is None:
+            raise ReplicaNotFoundError(f"no replica {address!r} belongs to the fleet")
+        return upstream
+
+    def add(self, address: str) -> Upstream:
+        """Adds a replica, unless it is there; one that is drained stays. Raises InvalidFieldError."""
+        try:
+            check_replica(address)
+        except ValueError as error:
+            raise InvalidFieldError.of("address", str(error)) from None
+        if (known := self.fleet.upstreams.get(address)) is not None:
+            if (draining := self._draining.pop(address, None)) is not None:
+                draining.cancel()
+                known.member.is_draining = False
+                self.fleet.refresh(known)
+            return known
+        if len(self.fleet.upstreams) >= MAX_REPLICAS:
+            raise QueueFullError(f"the limit of {MAX_REPLICAS} replicas is reached")
+        upstream = Upstream(Member(address))
+        self.fleet.add(upstream)
+        looking_after = (
+            Watch(self.fleet, upstream).run(),
+            Sync(self.fleet, upstream, self._pushes.includes).run(),
+        )
+        self._tasks[upstream] = [asyncio.create_task(each, name=f"replica {address}") for each in looking_after]
+        return upstream
+
+    async def remove(self, address: str) -> None:
+        """Removes a replica at once. Raises ReplicaNotFoundError."""
+        upstream = self.find(address)
+        self._draining.pop(address, None)
+        self.fleet.remove(upstream)
+        for task in self._tasks.pop(upstream, []):
+            task.cancel()
+            with suppress(asyncio.CancelledError, GenserveError):
+                await task
+        await upstream.close()
+
+    async def drain(self, address: str) -> None:
+        """Removes a replica when its requests have ended. What was begun goes on if this is cancelled."""
+        upstream = self.find(address)
+        upstream.member.is_draining = True
+        self.fleet.refresh(upstream)
+        draining = self._draining.get(address)
+        if draining is None:
+            draining = self._draining[address] = asyncio.create_task(self._drain(upstream), name=f"drain {address}")
+        await asyncio.wait({draining})  # which is cancelled if the replica is added again
+
+    async def _drain(self, upstream: Upstream) -> None:
+        while upstream.member.inflight and not upstream.member.is_gone:
+            await self.fleet.states_changed.wait()
+        if not upstream.member.is_gone:
+            await self.remove(upstream.address)
+
+    async def settle(self) -> None:
+        """Waits until all replicas have told what they serve, or for as long as the settings say, and tells the version
+        of the fleet from it. If nobody has answered, waits for the first one."""
+        fleet = self.fleet
+        try:
+            async with asyncio.timeout(fleet.settings.settle_s):
+                changed = fleet.states_changed.next
+                while not fleet.members or any(member.version is None for member in fleet.members):
+                    await changed.wait()
+                    changed = fleet.states_changed.next
+        except TimeoutError:
+            pass
+        while fleet.committed is None:
+            changed = fleet.states_changed.next
+            fleet.settle()
+            if fleet.committed is None:
+                await changed.wait()
+
+    async def close(self) -> None:
+        """Ends everything."""
+        for task in self._draining.values():
+            task.cancel()
+        for address in list(self.fleet.upstreams):
+            await self.remove(address)

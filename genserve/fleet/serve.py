@@ -1,0 +1,172 @@
+"""The composition root of a router: the one place that names concrete classes."""
+
+import asyncio
+import logging
+import random
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+
+import grpc.aio
+from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
+
+from genserve.addresses import is_loopback
+from genserve.fleet.discovery import DnsReplicas
+from genserve.fleet.fleet import Fleet
+from genserve.fleet.push.pushes import FleetPushes
+from genserve.fleet.router import Router
+from genserve.fleet.services.control import FleetControl
+from genserve.fleet.services.generation import FleetGeneration, add_generation
+from genserve.fleet.services.replicas import FleetReplicas
+from genserve.fleet.services.weights import FleetWeights, add_weights
+from genserve.fleet.settings import FleetSettings
+from genserve.routing.names import DEFAULT_POLICIES, make_chain, parse_policies
+from genserve.routing.policies.prefix_aware import OVERLOAD_THRESHOLD
+from genserve.rpc import health
+from genserve.rpc.health import HealthServicer
+from genserve.rpc.listener import bind, make_server, require_free
+from genserve.rpc.reflection import add_reflection
+from genserve.signals import stop_on_signals
+from genserve.v1 import control_pb2, fleet_pb2, generation_pb2, weights_pb2
+from genserve.v1.control_pb2_grpc import add_ControlServiceServicer_to_server
+from genserve.v1.fleet_pb2_grpc import add_FleetServiceServicer_to_server
+
+DEFAULT_PORT = 50050
+MAX_MESSAGE_BYTES = 256 << 20
+"""A bound on the messages of clients; each replica has its own, which is smaller."""
+_CLOSE_GRACE_S = 2.0
+SERVICE_NAMES = tuple(
+    service.full_name
+    for file in (generation_pb2, weights_pb2, control_pb2, fleet_pb2)
+    for service in file.DESCRIPTOR.services_by_name.values()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RouteConfig:
+    """Where a router listens, and its replicas. `dns`: NAME:PORT of each name to resolve."""
+
+    replicas: Sequence[str] = ()
+    dns: Sequence[str] = ()
+    host: str = "127.0.0.1"
+    port: int = DEFAULT_PORT
+    uds: str = ""
+    allow_insecure: bool = False
+    policies: str = DEFAULT_POLICIES
+    overload_threshold: float = OVERLOAD_THRESHOLD
+    drain_timeout_s: float = 30.0
+    fleet: FleetSettings = field(default_factory=FleetSettings)
+
+    def __post_init__(self) -> None:
+        if not -1 <= self.port <= 65535:
+            raise ValueError(f"--port must be in [-1, 65535], is {self.port}")
+        if self.port == -1 and not self.uds:
+            raise ValueError("--port -1 listens only on a Unix socket: pass --uds too")
+        if self.port != -1 and not self.allow_insecure and not is_loopback(self.host):
+            raise ValueError(
+                f"--host {self.host} can be reached from other hosts, without encryption or authentication: "
+                "listen on 127.0.0.1 or --uds, or pass --allow-insecure"
+            )
+        if not self.overload_threshold >= 1:
+            raise ValueError(f"--overload-threshold must be at least 1, is {self.overload_threshold:g}")
+        if len(set(self.replicas)) < len(self.replicas):
+            raise ValueError("--replica names the same address twice")
+
+
+class _Serving:
+    """Health of a router: SERVING while a replica gets requests."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+
+    @property
+    def is_serving(self) -> bool:
+        return bool(self._router.fleet.ready) and not self._router.is_draining
+
+    @property
+    def is_over(self) -> bool:
+        return self._router.is_draining
+
+    async def wait_change(self) -> None:
+        await self._router.fleet.states_changed.wait()
+
+
+@dataclass(slots=True)
+class RunningRouter:
+    """A router that listens at `address`."""
+
+    address: str
+    router: Router
+    server: grpc.aio.Server
+
+    async def drain(self, timeout_s: float) -> None:
+        """Takes no new calls, and waits for those that run."""
+        self.router.is_draining = True
+        self.router.fleet.states_changed.tell()
+        await self.server.stop(timeout_s)
+
+
+async def start_router(config: RouteConfig, stack: AsyncExitStack) -> RunningRouter:
+    """Starts listening, and looking after the replicas; `stack` ends it. Raises OSError for an address that cannot be
+    used, and ValueError for the address of a replica that is none."""
+    require_free(config.host, config.port, config.uds)
+    chain = make_chain(
+        parse_policies(config.policies), random.Random(), time.monotonic, overload_threshold=config.overload_threshold
+    )
+    fleet = Fleet(config.fleet, chain)
+    pushes = FleetPushes(fleet)
+    router = Router(fleet, pushes)
+    stack.push_async_callback(router.close)
+    discoveries = [DnsReplicas(router, name) for name in config.dns]
+    for address in config.replicas:
+        router.add(address)
+    server = make_server(MAX_MESSAGE_BYTES)
+    add_generation(server, FleetGeneration(fleet))
+    add_weights(server, FleetWeights(router, pushes))
+    add_ControlServiceServicer_to_server(FleetControl(router), server)
+    add_FleetServiceServicer_to_server(FleetReplicas(router), server)
+    add_HealthServicer_to_server(HealthServicer(_Serving(router), SERVICE_NAMES), server)
+    add_reflection(server, [*SERVICE_NAMES, health.SERVICE_NAME])
+    address = bind(server, config.host, config.port, config.uds)
+    await server.start()
+    stack.push_async_callback(server.stop, _CLOSE_GRACE_S)
+    background = [asyncio.create_task(router.settle(), name="settle")]
+    background += [asyncio.create_task(each.run(), name="dns") for each in discoveries]
+    stack.push_async_callback(_cancel, background)
+    return RunningRouter(address, router, server)
+
+
+async def serve(config: RouteConfig) -> int:
+    """Serves until a signal. Returns the exit status."""
+    logging.basicConfig(level=logging.INFO, format="genserve: %(message)s", stream=sys.stderr)
+    stopped = asyncio.Event()
+
+    def stop(signal_name: str) -> None:
+        _say(f"{signal_name}: draining, {config.drain_timeout_s:g} s at most; a second signal exits at once")
+        stopped.set()
+
+    async with AsyncExitStack() as stack:
+        running = await start_router(config, stack)
+        stack.enter_context(stop_on_signals(stop))
+        print(f"genserve: routing to {_named(config)} on {running.address}", flush=True)
+        await stopped.wait()
+        await running.drain(config.drain_timeout_s)
+    return 0
+
+
+def _named(config: RouteConfig) -> str:
+    count = len(config.replicas)
+    parts = [f"{count} replica{'s' if count != 1 else ''}"] if count or not config.dns else []
+    return " and ".join([*parts, *config.dns])
+
+
+async def _cancel(tasks: Sequence["asyncio.Task[None]"]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _say(line: str) -> None:
+    print(f"genserve: {line}", file=sys.stderr, flush=True)

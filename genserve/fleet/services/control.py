@@ -1,0 +1,206 @@
+"""ControlService of a router: what a call does to one daemon, it does to all replicas."""
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from genserve.errors import GenserveError
+from genserve.fleet.everywhere import everywhere
+from genserve.fleet.pauses import FleetPauses
+from genserve.fleet.router import Router
+from genserve.fleet.upstream import Upstream
+from genserve.routing.replica import ReplicaState
+from genserve.rpc.convert.control import watch_heartbeat_s, watch_interval_s
+from genserve.rpc.watchers import Watchers
+from genserve.v1 import control_pb2
+from genserve.v1.control_pb2_grpc import ControlServiceServicer
+from genserve.wire import seconds_of
+
+if TYPE_CHECKING:
+    from grpc.aio import ServicerContext
+
+T = TypeVar("T")
+
+_ASK_TIMEOUT_S: Final = 10.0
+_SLEEP_TIMEOUT_S: Final = 60.0
+_WAKE_TIMEOUT_S: Final = 600.0
+_RESET_TIMEOUT_S: Final = 60.0
+_LOAD_TIMEOUT_S: Final = 60.0
+_ANSWERING: Final = (ReplicaState.READY, ReplicaState.SYNCING, ReplicaState.DRAINING)
+
+
+class FleetControl(ControlServiceServicer):
+    """Operates all replicas."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+        self._fleet = router.fleet
+        self._pauses = FleetPauses(router.fleet)
+        self._watchers = Watchers("the status")
+
+    async def Pause(
+        self, request: control_pb2.PauseRequest, context: "ServicerContext[Any, Any]"
+    ) -> control_pb2.PauseResponse:
+        """Pauses all replicas under one lease."""
+        return self._with_state(await self._pauses.pause(request))
+
+    async def RenewPause(
+        self, request: control_pb2.RenewPauseRequest, context: "ServicerContext[Any, Any]"
+    ) -> control_pb2.RenewPauseResponse:
+        """Extends a lease."""
+        return self._with_state(await self._pauses.renew(request))
+
+    async def Resume(
+        self, request: control_pb2.ResumeRequest, context: "ServicerContext[Any, Any]"
+    ) -> control_pb2.ResumeResponse:
+        """Ends a lease."""
+        return self._with_state(await self._pauses.resume(request))
+
+    async def GetStatus(
+        self, request: control_pb2.GetStatusRequest, context: "ServicerContext[Any, Any]"
+    ) -> control_pb2.GetStatusResponse:
+        """State and load of all."""
+        return control_pb2.GetStatusResponse(state=self._router.state(), load=self._router.load())
+
+    async def WatchStatus(  # type: ignore[override]  # the stubs know generators only
+        self,
+        request: control_pb2.WatchStatusRequest,
+        context: "ServicerContext[control_pb2.WatchStatusRequest, control_pb2.WatchStatusResponse]",
+    ) -> None:
+        """State and load, at once and whenever they differ from the last message."""
+        interval_s, heartbeat_s = watch_interval_s(request), watch_heartbeat_s(request)
+        sent, silent_at_s = None, math.inf
+        with self._watchers.joined():
+            while True:
+                changed = self._fleet.states_changed.next
+                status = control_pb2.WatchStatusResponse(state=self._router.state(), load=self._router.load())
+                if status != sent or time.monotonic() >= silent_at_s:
+                    await context.write(status)
+                    sent, silent_at_s = status, time.monotonic() + heartbeat_s
+                try:
+                    async with asyncio.timeout(min(interval_s, max(0.0, silent_at_s - time.monotonic()))):
+                        await changed.wait()
+                except TimeoutError:
+                    pass
+
+    async def GetServerInfo(
+        self, request: control_pb2.GetServerInfoRequest, context: "ServicerContext[Any, Any]"
+    ) -> control_pb2.GetServerInfoResponse:
+        """What one of the replicas serves, without the ports of its host: everything goes through the router."""
+        upstream = self._router.any_replica()
+        info = await upstream.ask(upstream.control.GetServerInfo, request, _ASK_TIMEOUT_S)
+        for field in ("host_id", "ingest_ports", "frontend_ports", "num_frontends_down", "openai_port"):
+            info.ClearField(field)
+        hidden = ("weight_transfer",)
+        features = [feature for feature in info.features if feature not in hidden]
+        del info.features[:]
+        info.features.extend([*features, "fleet"])
+        info.ClearField("weight_transfer")
+        info.limits.max_num_seqs = (
+            sum(each.member.max_num_seqs for each in self._fleet.ready) or info.limits.max_num_seqs
+        )
+        return self._with_state(info)
+
+    async def Sleep(
+        self, request: control_pb2.SleepRequest, context: "ServicerContext[Any, Any]"
+    ) -> control_pb2.SleepResponse:
+        """Releases the memory of all; if one of them fails, those that fell asleep wake up again."""
+        limit_s = (seconds_of(request.timeout) or _SLEEP_TIMEOUT_S) + _ASK_TIMEOUT_S
+        awake = [each for each in self._all() if each.member.engine is not None and not each.member.engine.asleep_tags]
+
+        async def undo(upstream: Upstream) -> None:
+            if upstream in awake:
+                await upstream.ask(upstream.control.WakeUp, control_pb2.WakeUpRequest(), _WAKE_TIMEOUT_S)
+
+        await self._of_all(lambda each: each.ask(each.control.Sleep, request, limit_s), undo)
+        return self._with_state(control_pb2.SleepResponse())
+
+    async def WakeUp(
+        self, request: control_pb2.WakeUpRequest, context: "ServicerContext[Any, Any]"
+    ) -> control_pb2.WakeUpResponse:
+        """Wakes all up."""
+        await self._of_all(lambda each: each.ask(each.control.WakeUp, request, _WAKE_TIMEOUT_S))
+        return self._with_state(control_pb2.WakeUpResponse())
+
+    async def ResetCache(
+        self, request: control_pb2.ResetCacheRequest, context: "ServicerContext[Any, Any]"
+    ) -> control_pb2.ResetCacheResponse:
+        """Drops the prefix caches of all."""
+        answers = await self._of_all(lambda each: each.ask(each.control.ResetCache, request, _RESET_TIMEOUT_S))
+        return self._with_state(control_pb2.ResetCacheResponse(reset=all(answer.reset for answer in answers)))
+
+    async def LoadLora(
+        self, request: control_pb2.LoadLoraRequest, context: "ServicerContext[Any, Any]"
+    ) -> control_pb2.LoadLoraResponse:
+        """Loads an adapter on all, from the same path on each host; if one fails, the others unload it again, unless
+        they had one of this name."""
+        limit_s = (seconds_of(request.timeout) or _LOAD_TIMEOUT_S) + _ASK_TIMEOUT_S
+        had = {each for each in self._all() if request.lora_name in (each.member.lora_names or ())}
+
+        async def undo(upstream: Upstream) -> None:
+            if upstream not in had:
+                unload = control_pb2.UnloadLoraRequest(lora_name=request.lora_name)
+                await upstream.ask(upstream.control.UnloadLora, unload, _ASK_TIMEOUT_S)
+
+        answers = await self._of_all(lambda each: each.ask(each.control.LoadLora, request, limit_s), undo)
+        return self._with_state(control_pb2.LoadLoraResponse(lora=_together([answer.lora for answer in answers])))
+
+    async def UnloadLora(
+        self, request: control_pb2.UnloadLoraRequest, context: "ServicerContext[Any, Any]"
+    ) -> control_pb2.UnloadLoraResponse:
+        """Removes an adapter from all."""
+        answers = await self._of_all(lambda each: each.ask(each.control.UnloadLora, request, _ASK_TIMEOUT_S))
+        return self._with_state(control_pb2.UnloadLoraResponse(lora=_together([answer.lora for answer in answers])))
+
+    async def ListLoras(
+        self, request: control_pb2.ListLorasRequest, context: "ServicerContext[Any, Any]"
+    ) -> control_pb2.ListLorasResponse:
+        """The adapters that all replicas have."""
+        answers = await self._of_all(lambda each: each.ask(each.control.ListLoras, request, _ASK_TIMEOUT_S))
+        by_name = [{lora.lora_name: lora for lora in answer.loras} for answer in answers]
+        names = sorted(set.intersection(*(set(each) for each in by_name)))
+        return self._with_state(
+            control_pb2.ListLorasResponse(
+                loras=[_together([each[name] for each in by_name]) for name in names],
+                max_loras=min(answer.max_loras for answer in answers),
+            )
+        )
+
+    def _all(self) -> list[Upstream]:
+        return self._fleet.in_state(*_ANSWERING)
+
+    async def _of_all(
+        self, ask: Callable[[Upstream], Awaitable[T]], undo: Callable[[Upstream], Awaitable[None]] | None = None
+    ) -> list[T]:
+        """The answers of all replicas. If one fails, `undo` is called for those that did not, and its error raised."""
+        replicas = self._all()
+        if not replicas:
+            raise self._fleet.none_ready()
+        outcomes = await everywhere(replicas, ask)
+        failures = [(up, outcome) for up, outcome in outcomes.items() if isinstance(outcome, GenserveError)]
+        if failures:
+            done = [up for up, outcome in outcomes.items() if not isinstance(outcome, GenserveError)]
+            if undo is not None:
+                await asyncio.shield(everywhere(done, undo))
+            upstream, error = failures[0]
+            raise type(error)(
+                f"replica {upstream.address}: {error.message}",
+                violations=error.violations,
+                retry_after_s=error.retry_after_s,
+                metadata=error.metadata,
+            )
+        return [outcome for outcome in outcomes.values() if not isinstance(outcome, GenserveError)]
+
+    def _with_state(self, answer: T) -> T:
+        answer.state.CopyFrom(self._router.state())  # type: ignore[attr-defined]
+        return answer
+
+
+def _together(loras: list[control_pb2.Lora]) -> control_pb2.Lora:
+    """An adapter of all replicas."""
+    lora = control_pb2.Lora()
+    lora.CopyFrom(loras[0])
+    lora.running_requests = sum(each.running_requests for each in loras)
+    return lora

@@ -1,0 +1,101 @@
+"""FleetService."""
+
+from typing import TYPE_CHECKING, Any
+
+from genserve.fleet.router import Router
+from genserve.fleet.upstream import Upstream
+from genserve.routing.replica import ReplicaState
+from genserve.rpc.watchers import Watchers
+from genserve.v1 import fleet_pb2
+from genserve.v1.fleet_pb2_grpc import FleetServiceServicer
+
+if TYPE_CHECKING:
+    from grpc.aio import ServicerContext
+
+_STATES = {
+    ReplicaState.CONNECTING: fleet_pb2.REPLICA_STATE_CONNECTING,
+    ReplicaState.SYNCING: fleet_pb2.REPLICA_STATE_SYNCING,
+    ReplicaState.READY: fleet_pb2.REPLICA_STATE_READY,
+    ReplicaState.DRAINING: fleet_pb2.REPLICA_STATE_DRAINING,
+    ReplicaState.UNHEALTHY: fleet_pb2.REPLICA_STATE_UNHEALTHY,
+    ReplicaState.GONE: fleet_pb2.REPLICA_STATE_UNSPECIFIED,
+}
+
+
+class FleetReplicas(FleetServiceServicer):
+    """Lists, adds and removes replicas."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+        self._watchers = Watchers("the replicas")
+
+    async def ListReplicas(
+        self, request: fleet_pb2.ListReplicasRequest, context: "ServicerContext[Any, Any]"
+    ) -> fleet_pb2.ListReplicasResponse:
+        """All replicas."""
+        fleet = self._router.fleet
+        return fleet_pb2.ListReplicasResponse(
+            replicas=self._replicas(),
+            weight_version=self._router.weight_version,
+            decisions=[
+                fleet_pb2.PolicyDecisions(policy=policy, num_requests=count)
+                for policy, count in fleet.chain.num_decided.items()
+            ],
+        )
+
+    async def WatchReplicas(  # type: ignore[override]  # the stubs know generators only
+        self,
+        request: fleet_pb2.WatchReplicasRequest,
+        context: "ServicerContext[fleet_pb2.WatchReplicasRequest, fleet_pb2.WatchReplicasResponse]",
+    ) -> None:
+        """All replicas, whenever the state of one has changed."""
+        with self._watchers.joined():
+            while True:
+                changed = self._router.fleet.states_changed.next
+                await context.write(
+                    fleet_pb2.WatchReplicasResponse(
+                        replicas=self._replicas(), weight_version=self._router.weight_version
+                    )
+                )
+                await changed.wait()
+
+    async def AddReplica(
+        self, request: fleet_pb2.AddReplicaRequest, context: "ServicerContext[Any, Any]"
+    ) -> fleet_pb2.AddReplicaResponse:
+        """Adds one."""
+        return fleet_pb2.AddReplicaResponse(replica=self._replica(self._router.add(request.address)))
+
+    async def RemoveReplica(
+        self, request: fleet_pb2.RemoveReplicaRequest, context: "ServicerContext[Any, Any]"
+    ) -> fleet_pb2.RemoveReplicaResponse:
+        """Removes one."""
+        replica = self._replica(self._router.find(request.address))
+        await self._router.remove(request.address)
+        return fleet_pb2.RemoveReplicaResponse(replica=replica)
+
+    async def DrainReplica(
+        self, request: fleet_pb2.DrainReplicaRequest, context: "ServicerContext[Any, Any]"
+    ) -> fleet_pb2.DrainReplicaResponse:
+        """Removes one when its requests have ended."""
+        upstream = self._router.find(request.address)
+        await self._router.drain(request.address)
+        return fleet_pb2.DrainReplicaResponse(replica=self._replica(upstream))
+
+    def _replicas(self) -> list[fleet_pb2.Replica]:
+        upstreams = self._router.fleet.upstreams
+        return [self._replica(upstreams[address]) for address in sorted(upstreams)]
+
+    def _replica(self, upstream: Upstream) -> fleet_pb2.Replica:
+        member = upstream.member
+        state, reason = self._router.fleet.where(member)
+        return fleet_pb2.Replica(
+            address=member.address,
+            state=_STATES[state],
+            reason=reason,
+            engine=member.engine,
+            load=member.load,
+            inflight=member.inflight,
+            max_num_seqs=member.max_num_seqs if member.kind is not None else 0,
+            push_id=member.version.push_id if member.version is not None else "",
+            content_digest=member.version.content_digest if member.version is not None else "",
+        )

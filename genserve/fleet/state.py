@@ -1,0 +1,55 @@
+"""The state and load of a fleet, as those of one daemon. Pure."""
+
+from collections.abc import Sequence
+
+from genserve.fleet.member import Member
+from genserve.v1 import control_pb2, types_pb2
+
+_ORDER = (
+    types_pb2.PHASE_RUNNING,
+    types_pb2.PHASE_APPLYING,
+    types_pb2.PHASE_PAUSED,
+    types_pb2.PHASE_SLEEPING,
+    types_pb2.PHASE_TAINTED,
+    types_pb2.PHASE_STARTING,
+    types_pb2.PHASE_DRAINING,
+    types_pb2.PHASE_DEAD,
+)
+
+
+def fleet_state(
+    instance_id: str,
+    weight_version: int,
+    members: Sequence[Member],
+    pauses: Sequence[types_pb2.PauseLease],
+    *,
+    is_draining: bool,
+) -> types_pb2.EngineState:
+    """The state of the fleet: the phase of the replica that is best off, sums of requests, the fleet's own leases.
+    `members`: those that count, which are the READY ones if there are any."""
+    engines = [member.engine for member in members if member.engine is not None]
+    phases = {engine.phase for engine in engines}
+    phase = next((phase for phase in _ORDER if phase in phases), types_pb2.PHASE_STARTING)
+    return types_pb2.EngineState(
+        instance_id=instance_id,
+        weight_version=weight_version,
+        phase=types_pb2.PHASE_DRAINING if is_draining else phase,
+        pauses=pauses,
+        running_requests=sum(engine.running_requests for engine in engines),
+        waiting_requests=sum(engine.waiting_requests for engine in engines),
+        asleep_tags=sorted({tag for engine in engines for tag in engine.asleep_tags}),
+        weights_discarded=any(engine.weights_discarded for engine in engines),
+    )
+
+
+def fleet_load(members: Sequence[Member]) -> control_pb2.Load:
+    """Sums of sequences and tokens; means of shares."""
+    loads = [member.load for member in members if member.load is not None]
+    count = max(1, len(loads))
+    return control_pb2.Load(
+        running=sum(load.running for load in loads),
+        waiting=sum(load.waiting for load in loads),
+        kv_usage=sum(load.kv_usage for load in loads) / count,
+        tokens_per_second=sum(load.tokens_per_second for load in loads),
+        prefix_cache_hit_rate=sum(load.prefix_cache_hit_rate for load in loads) / count,
+    )

@@ -1,0 +1,131 @@
+"""Brings a replica to the version of the fleet, and pauses it where the fleet is paused."""
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from typing import Final
+
+from genserve.errors import GenserveError, NoReplicaError, PushNotFoundError
+from genserve.fleet.fleet import Fleet
+from genserve.fleet.leases import FleetLease, holder_with
+from genserve.fleet.member import Member
+from genserve.fleet.push.tree import MAX_PEERS
+from genserve.fleet.upstream import Upstream
+from genserve.fleet.version import Version
+from genserve.routing.replica import ReplicaState
+from genserve.v1 import control_pb2, types_pb2, weights_pb2
+from genserve.wire import duration_of
+
+log = logging.getLogger(__name__)
+
+_ASK_TIMEOUT_S: Final = 10.0
+_PAUSE_TIMEOUT_S: Final = 60.0
+_FETCH_TIMEOUT_S: Final = 3600.0
+"""A bound only: a fetch that stands still ends by itself after seconds."""
+_FIRST_PAUSE_S: Final = 0.5
+_MAX_PAUSE_S: Final = 30.0
+_WAITING: Final = (weights_pb2.PUSH_STATE_STAGED, weights_pb2.PUSH_STATE_PREPARED)
+
+
+class Sync:
+    """Looks after one replica. `is_busy`: whether it is about to get a push, which brings it a newer version."""
+
+    def __init__(self, fleet: Fleet, upstream: Upstream, is_busy: Callable[[Upstream], bool]) -> None:
+        self._fleet = fleet
+        self._upstream = upstream
+        self._is_busy = is_busy
+
+    @property
+    def _member(self) -> Member:
+        return self._upstream.member
+
+    async def run(self) -> None:
+        """Runs until it is cancelled."""
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            changed = self._fleet.states_changed.next
+            if not self._can_be_helped():
+                pause_s = _FIRST_PAUSE_S
+                await changed.wait()
+                continue
+            try:
+                await self._help()
+                self._member.sync_failure = ""
+            except GenserveError as error:
+                self._member.sync_failure = error.message
+                log.warning("replica %s could not be brought to the version of the fleet: %s",
+                            self._upstream.address, error.message)  # fmt: skip
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _MAX_PAUSE_S)
+            self._fleet.refresh()
+
+    def _can_be_helped(self) -> bool:
+        member, committed = self._member, self._fleet.committed
+        if self._fleet.where(member)[0] is not ReplicaState.SYNCING or committed is None or member.version is None:
+            return False
+        if self._needs_version(committed):
+            return member.version.number <= committed.number and not self._is_busy(self._upstream)
+        return bool(self._fleet.leases.missing(member.address))
+
+    def _needs_version(self, committed: Version) -> bool:
+        member = self._member
+        is_tainted = member.engine is not None and member.engine.phase == types_pb2.PHASE_TAINTED
+        return is_tainted or (member.version is not None and not member.version.is_same(committed))
+
+    async def _help(self) -> None:
+        committed = self._fleet.committed
+        assert committed is not None
+        for lease in self._fleet.leases.missing(self._member.address):
+            await self._pause(lease)
+        if self._needs_version(committed):
+            await self._fetch(committed)
+            self._member.serves(committed)
+
+    async def _pause(self, lease: FleetLease) -> None:
+        request = control_pb2.PauseRequest(
+            mode=lease.mode,
+            holder=holder_with(lease.holder, lease.lease_id),
+            request_id=lease.lease_id,
+            timeout=duration_of(_PAUSE_TIMEOUT_S),
+        )
+        if (remaining_s := lease.remaining_s()) is None:
+            request.no_expiry = True
+        else:
+            request.ttl.CopyFrom(duration_of(max(remaining_s, 0.1)))
+        answer = await self._upstream.ask(self._upstream.control.Pause, request, _PAUSE_TIMEOUT_S + _ASK_TIMEOUT_S)
+        self._fleet.leases.granted(lease.lease_id, lease.holder, self._upstream.address, answer.lease)
+
+    async def _fetch(self, committed: Version) -> None:
+        if await self._commits(committed):
+            return
+        upstream = self._upstream
+        peers = [other.address for other in self._fleet.ready if other is not upstream]
+        if not peers:
+            raise NoReplicaError(f"no replica has version {committed.number} to fetch it from")
+        random.shuffle(peers)
+        log.info("replica %s fetches version %d", upstream.address, committed.number)
+        request = weights_pb2.LoadWeightsRequest(
+            push_id=committed.push_id,
+            weight_version=committed.number,
+            force=True,
+            peers=weights_pb2.WeightPeers(addresses=peers[:MAX_PEERS], push_id=committed.push_id),
+            content_digest=committed.content_digest,
+        )
+        await upstream.ask(upstream.weights.LoadWeights, request, _FETCH_TIMEOUT_S)
+
+    async def _commits(self, committed: Version) -> bool:
+        """Whether the replica had the push already, and only its commit was missing."""
+        if not committed.push_id:
+            return False
+        upstream = self._upstream
+        asked = weights_pb2.GetPushRequest(push_id=committed.push_id)
+        try:
+            known = await upstream.ask(upstream.weights.GetPush, asked, _ASK_TIMEOUT_S)
+        except PushNotFoundError:
+            return False
+        if known.push.state not in _WAITING:
+            return False
+        request = weights_pb2.CommitPushRequest(push_id=committed.push_id)
+        await upstream.ask(upstream.weights.CommitPush, request, _FETCH_TIMEOUT_S)
+        return True

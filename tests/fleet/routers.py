@@ -1,0 +1,78 @@
+"""Scripted daemons behind a real router, and clients of both."""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from genserve.client import AsyncClient
+from genserve.config import ServeConfig
+from genserve.fleet.serve import RouteConfig, RunningRouter, start_router
+from genserve.fleet.settings import FleetSettings
+from genserve.routing.replica import ReplicaState
+from tests.rpc.conftest import Daemon, serving
+from tests.rpc.peers import CHECKPOINT
+
+QUICK = FleetSettings(
+    heartbeat_s=0.1, report_interval_s=0.1, silence_s=2.0, settle_s=5.0, wait_ready_s=10.0, straggler_s=2.0
+)
+MAX_STAGING_BYTES = 1 << 30
+
+
+@asynccontextmanager
+async def replica() -> AsyncIterator[Daemon]:
+    """A scripted daemon that takes weights of tests.rpc.peers."""
+    async with serving(ServeConfig(port=0), checkpoint=CHECKPOINT, max_staging_bytes=MAX_STAGING_BYTES) as daemon:
+        yield daemon
+
+
+@dataclass
+class RoutedFleet:
+    """Daemons, their router, and a client of it."""
+
+    daemons: list[Daemon]
+    running: RunningRouter
+    client: AsyncClient
+    stack: AsyncExitStack
+
+    def state(self, daemon: Daemon) -> ReplicaState:
+        """What the router takes a daemon to be."""
+        fleet = self.running.router.fleet
+        return fleet.where(fleet.upstreams[daemon.address].member)[0]
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Waits until something holds."""
+        import asyncio
+
+        async with asyncio.timeout(20):
+            while not holds():
+                await asyncio.sleep(0.01)
+
+    async def until_ready(self, count: int | None = None) -> None:
+        """Waits until so many replicas get requests; by default all."""
+        expected = len(self.daemons) if count is None else count
+        await self.until(lambda: len(self.running.router.fleet.ready) == expected)
+
+
+@asynccontextmanager
+async def routed(
+    num_replicas: int, settings: FleetSettings = QUICK, policies: str = "requests", **config: Any
+) -> AsyncIterator[RoutedFleet]:
+    """So many daemons, all ready."""
+    async with AsyncExitStack() as stack:
+        daemons = [await stack.enter_async_context(replica()) for _ in range(num_replicas)]
+        async with over(daemons, settings, policies, **config) as fleet:
+            await fleet.until_ready()
+            yield fleet
+
+
+@asynccontextmanager
+async def over(
+    daemons: Sequence[Daemon], settings: FleetSettings = QUICK, policies: str = "requests", **config: Any
+) -> AsyncIterator[RoutedFleet]:
+    """A router over daemons that run."""
+    async with AsyncExitStack() as stack:
+        route = RouteConfig([each.address for each in daemons], port=0, policies=policies, fleet=settings, **config)
+        running = await start_router(route, stack)
+        client = await stack.enter_async_context(AsyncClient(running.address))
+        yield RoutedFleet(list(daemons), running, client, stack)
