@@ -51,7 +51,8 @@ def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
         type=float,
         default=1.5,
         metavar="X",
-        help="with more than X times the mean of sequences a replica gets no request for its prefix (default: %(default)s)",
+        help="with more than X times the mean of sequences a replica gets no request for its prefix (default: "
+        "%(default)s)",
     )
     parser.add_argument(
         "--fanout",

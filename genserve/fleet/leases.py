@@ -9,7 +9,8 @@ import re
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -71,11 +72,13 @@ class Leases:
     def __init__(self) -> None:
         self._leases: dict[str, FleetLease] = {}
         self._ended: OrderedDict[str, None] = OrderedDict()
+        self._being_granted: set[str] = set()
 
     @property
     def active(self) -> list[FleetLease]:
-        """The leases that somebody holds, and nobody has ended."""
-        return [lease for lease in self._leases.values() if lease.lease_id not in self._ended]
+        """The leases that somebody holds, and nobody has ended. One that is being granted may still fail."""
+        known = self._leases.values()
+        return [each for each in known if each.lease_id not in self._ended and each.lease_id not in self._being_granted]
 
     def told(self, address: str, pauses: "Iterable[types_pb2.PauseLease]") -> bool:
         """A replica has told its leases: all of them. Whether it has others than before."""
@@ -92,6 +95,18 @@ class Leases:
                 if not lease.on_replicas:
                     del self._leases[lease.lease_id]
         return held != before
+
+    @contextmanager
+    def being_granted(self, lease_id: str) -> Iterator[bool]:
+        """While replicas are asked for a lease: whether it is a new one. It counts afterwards, if they have granted
+        it."""
+        is_new = lease_id not in self._leases or lease_id in self._ended
+        if is_new:
+            self._being_granted.add(lease_id)
+        try:
+            yield is_new
+        finally:
+            self._being_granted.discard(lease_id)
 
     def granted(self, lease_id: str, holder: str, address: str, lease: types_pb2.PauseLease) -> None:
         """A replica has granted a lease; its status will tell it too."""

@@ -1,5 +1,6 @@
 """Pauses of all replicas under one lease."""
 
+import asyncio
 from collections.abc import Mapping
 from typing import Final
 
@@ -36,24 +37,28 @@ class FleetPauses:
         own.CopyFrom(request)
         own.holder, own.request_id = holder_with(request.holder, lease_id), lease_id
         limit_s = (seconds_of(request.timeout) or _DEFAULT_TIMEOUT_S) + _ANSWER_S
-        outcomes = await everywhere(
-            self._replicas(), lambda upstream: upstream.ask(upstream.control.Pause, own, limit_s)
-        )
-        answer = control_pb2.PauseResponse()
-        failure: GenserveError | None = None
-        for upstream, outcome in outcomes.items():
-            if not isinstance(outcome, GenserveError):
-                self._fleet.leases.granted(lease_id, request.holder, upstream.address, outcome.lease)
-                answer.requests_kept += outcome.requests_kept
-                answer.requests_aborted += outcome.requests_aborted
-            elif not upstream.member.failure:  # a replica that is lost is paused when it is back
-                failure = failure or outcome
-        if failure is not None or not outcomes:
-            await self._end(lease_id)
-            raise self._fleet.none_ready() if failure is None else failure.again()
+        with self._fleet.leases.being_granted(lease_id) as is_new:
+            outcomes = await everywhere(
+                self._replicas(), lambda upstream: upstream.ask(upstream.control.Pause, own, limit_s)
+            )
+            granted = {each: got for each, got in outcomes.items() if not isinstance(got, GenserveError)}
+            # A replica that is lost is paused when it is back.
+            failures = [
+                got for each, got in outcomes.items() if isinstance(got, GenserveError) and not each.member.failure
+            ]
+            if failures or not granted:
+                if is_new:
+                    self._fleet.leases.ended(lease_id)
+                    await asyncio.shield(everywhere(granted, lambda each: _resume(each, granted[each].lease.lease_id)))
+                raise failures[0].again() if failures else self._fleet.none_ready()
+        for upstream, got in granted.items():
+            self._fleet.leases.granted(lease_id, request.holder, upstream.address, got.lease)
         self._fleet.refresh()
-        answer.lease.CopyFrom(self._fleet.leases.get(lease_id).message())
-        return answer
+        return control_pb2.PauseResponse(
+            lease=self._fleet.leases.get(lease_id).message(),
+            requests_kept=sum(got.requests_kept for got in granted.values()),
+            requests_aborted=sum(got.requests_aborted for got in granted.values()),
+        )
 
     async def renew(self, request: control_pb2.RenewPauseRequest) -> control_pb2.RenewPauseResponse:
         """Extends the lease on all replicas that have it. Raises PauseLeaseLostError if none has."""
@@ -102,21 +107,25 @@ class FleetPauses:
         on_replicas = dict(known.on_replicas)
         self._fleet.leases.ended(lease_id)
 
-        async def resume_one(upstream: Upstream) -> bool:
-            own = control_pb2.ResumeRequest(lease_id=on_replicas[upstream.address].lease_id)
-            try:
-                answer = await upstream.ask(upstream.control.Resume, own, _DEFAULT_TIMEOUT_S)
-            except PauseLeaseLostError:
-                return True
-            return bool(answer.lease_expired)
-
-        outcomes = await everywhere(self._having(known), resume_one)
+        outcomes = await everywhere(
+            self._having(known), lambda upstream: _resume(upstream, on_replicas[upstream.address].lease_id)
+        )
         self._fleet.refresh()
         _raise_first(outcomes)
         return any(outcome is True for outcome in outcomes.values())
 
     def _having(self, lease: FleetLease) -> list[Upstream]:
         return [upstream for upstream in self._replicas() if upstream.address in lease.on_replicas]
+
+
+async def _resume(upstream: Upstream, lease_id: str) -> bool:
+    """Ends the lease of a replica; whether it had expired."""
+    try:
+        request = control_pb2.ResumeRequest(lease_id=lease_id)
+        answer = await upstream.ask(upstream.control.Resume, request, _DEFAULT_TIMEOUT_S)
+    except PauseLeaseLostError:
+        return True
+    return bool(answer.lease_expired)
 
 
 def _raise_first(outcomes: Mapping[Upstream, object]) -> None:

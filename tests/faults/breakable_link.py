@@ -36,6 +36,12 @@ class BreakableLink:
         for writer in self._writers:
             writer.transport.abort()
 
+    def refuse(self) -> None:
+        """Does so, and takes no new ones: the daemon is gone."""
+        assert self._server is not None
+        self._server.close()
+        self.cut()
+
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None

@@ -1,20 +1,301 @@
-"""One push for all replicas."""
+"""One push for all replicas: on all of them, or on none."""
 
+import asyncio
+import uuid
+from contextlib import AsyncExitStack
+
+import grpc.aio
 import pytest
 
-from tests.fleet.routers import routed
-from tests.rpc.peers import content, weights
+from genserve.client import AsyncClient
+from genserve.errors import (
+    ApplyInProgressError,
+    DeadlineError,
+    FleetPushError,
+    ManifestMismatchError,
+    NoReplicaError,
+    PushNotFoundError,
+    PushRolledBackError,
+    UnsupportedError,
+)
+from genserve.fleet.settings import FleetSettings
+from genserve.routing.replica import ReplicaState
+from genserve.v1 import weights_pb2
+from genserve.wire import manifest_message
+from tests.faults.breakable_link import BreakableLink
+from tests.fleet.routers import QUICK, RoutedFleet, over, replica, routed
+from tests.rpc.conftest import Daemon
+from tests.rpc.peers import CHECKPOINT, content, data_of, weights
+from tests.support.paced_push import PacedPush
+from tests.support.scripted_engine import Gate
 
 
-@pytest.mark.parametrize("num_replicas", [1, 2, 4])
-async def test_a_push_is_applied_on_all_replicas(num_replicas: int) -> None:
-    """And all have its bytes."""
-    async with routed(num_replicas) as fleet:
-        result = await fleet.client.push_weights(weights(1), version=1, timeout_s=30)
-        assert result.push.state == "applied"
-        assert result.applied is not None and result.applied.active_version == 1
-        assert result.state.weight_version == 1
+def served(fleet: RoutedFleet) -> list[int]:
+    """The version of each daemon."""
+    return [daemon.engine.weight_version for daemon in fleet.daemons]
+
+
+def hold(version: int, daemon: Daemon) -> bool:
+    """Whether a daemon has the bytes of a version live."""
+    return (daemon.engine.weight_version, daemon.engine.live) == (version, content(version))
+
+
+@pytest.mark.parametrize(("num_replicas", "fanout"), [(1, 1), (2, 1), (4, 1), (5, 2), (4, 8)])
+async def test_a_push_is_applied_on_all_replicas(num_replicas: int, fanout: int) -> None:
+    """In a chain, a tree and a star; and all are ready at its version."""
+    settings = FleetSettings(heartbeat_s=0.1, report_interval_s=0.1, fanout=fanout)
+    async with routed(num_replicas, settings) as fleet:
+        for version in (1, 2):
+            result = await fleet.client.push_weights(weights(version), version=version, timeout_s=30)
+            assert result.push.state == "applied"
+            assert result.applied is not None
+            assert (result.applied.previous_version, result.applied.active_version) == (version - 1, version)
+            assert result.applied.requests_kept == 5 * num_replicas
+            assert result.state.weight_version == version
+            assert all(hold(version, daemon) for daemon in fleet.daemons)
+            assert len(fleet.running.router.fleet.ready) == num_replicas
+        assert not any(daemon.engine.misuses for daemon in fleet.daemons)
+
+
+async def test_all_are_prepared_before_one_commits() -> None:
+    """While one of them still prepares, nobody serves the new version."""
+    async with routed(3) as fleet:
+        gate = fleet.daemons[2].engine.gates["prepare_weights"] = Gate()
+        pushing = asyncio.create_task(fleet.client.push_weights(weights(1), version=1, timeout_s=30))
+        async with asyncio.timeout(20):
+            await gate.reached.wait()
+            await fleet.until(lambda: all(daemon.engine.prepared for daemon in fleet.daemons[:2]))
+        await asyncio.sleep(0.2)
+        assert served(fleet) == [0, 0, 0]
+        gate.open.set()
+        await pushing
+        assert served(fleet) == [1, 1, 1]
+
+
+async def test_a_replica_that_cannot_prepare_changes_nothing_anywhere() -> None:
+    """Its bytes are freed on all, and the next push passes."""
+    async with routed(3) as fleet:
+        fleet.daemons[1].engine.fails["prepare_weights"] = ManifestMismatchError("no room for it")
+        with pytest.raises(FleetPushError, match=r"nothing was changed, because 3 of 3 .*: no room for it"):
+            await fleet.client.push_weights(weights(1), version=1, timeout_s=30, push_id="p")
+        assert served(fleet) == [0, 0, 0]
         for daemon in fleet.daemons:
-            assert daemon.engine.weight_version == 1
-            assert daemon.engine.live == content(1)
+            with pytest.raises(PushNotFoundError):
+                daemon.registry.report("p")
+        await fleet.client.push_weights(weights(1), version=1, timeout_s=30, push_id="p")
+        assert served(fleet) == [1, 1, 1]
+
+
+async def test_with_min_replicas_the_others_go_on_without_it() -> None:
+    """It gets no requests until it has fetched the version."""
+    settings = FleetSettings(heartbeat_s=0.1, report_interval_s=0.1, min_replicas=2)
+    async with routed(3, settings) as fleet:
+        engine = fleet.daemons[1].engine
+        engine.fails["prepare_weights"] = ManifestMismatchError("no room for it")
+        gate = engine.gates["commit_weights"] = Gate()
+        await fleet.client.push_weights(weights(1), version=1, timeout_s=30)
+        assert served(fleet) == [1, 0, 1]
+        async with asyncio.timeout(20):
+            await gate.reached.wait()
+        assert fleet.state(fleet.daemons[1]) is ReplicaState.SYNCING
+        gate.open.set()
         await fleet.until_ready()
+        assert hold(1, fleet.daemons[1])
+
+
+async def test_a_replica_that_fails_to_commit_is_out_of_rotation_until_it_has_caught_up() -> None:
+    """The others serve the version: it is decided."""
+    async with routed(3) as fleet:
+        failing = fleet.daemons[2]
+        failing.engine.fails["commit_weights"] = PushRolledBackError("not now")
+        await fleet.client.push_weights(weights(1), version=1, timeout_s=30)
+        await fleet.until(lambda: hold(1, failing))
+        await fleet.until_ready()
+        assert not failing.engine.misuses
+
+
+async def test_if_no_replica_commits_the_push_has_failed() -> None:
+    """With the error of one of them, and nothing has changed."""
+    async with routed(2) as fleet:
+        for daemon in fleet.daemons:
+            daemon.engine.fails["pause"] = DeadlineError("not now")
+        with pytest.raises(DeadlineError, match="not now"):
+            await fleet.client.push_weights(weights(1), version=1, timeout_s=30)
+        assert served(fleet) == [0, 0]
+        await fleet.until_ready()
+
+
+async def test_a_daemon_that_joins_fetches_the_version_of_the_fleet() -> None:
+    """From a replica; it gets requests afterwards. So does one that has restarted with its checkpoint."""
+    async with routed(2) as fleet:
+        await fleet.client.push_weights(weights(3), version=3, timeout_s=30)
+        async with replica() as late:
+            fleet.running.router.add(late.address)
+            await fleet.until_ready(3)
+            assert hold(3, late)
+
+
+async def test_a_daemon_that_is_ahead_of_the_fleet_waits_for_a_newer_version() -> None:
+    """It is not set back, and it serves nothing that was not pushed to all."""
+    async with replica() as ahead, routed(2) as fleet:
+        await fleet.client.push_weights(weights(1), version=1, timeout_s=30)
+        async with AsyncClient(ahead.address) as client:
+            await client.push_weights(weights(7), version=7, timeout_s=30)
+        fleet.running.router.add(ahead.address)
+        members = fleet.running.router.fleet
+        await fleet.until(lambda: "waits for a newer" in members.where(members.upstreams[ahead.address].member)[1])
+        await fleet.client.push_weights(weights(8), version=8, timeout_s=30)
+        await fleet.until_ready(3)
+        assert hold(8, ahead)
+
+
+async def test_the_same_version_with_other_bytes_is_not_the_same() -> None:
+    """It was pushed to one of them alone, before it joined."""
+    async with replica() as other, routed(2) as fleet:
+        async with AsyncClient(other.address) as client:
+            await client.push_weights(weights(5), version=1, timeout_s=30)
+        await fleet.client.push_weights(weights(1), version=1, timeout_s=30)
+        fleet.running.router.add(other.address)
+        await fleet.until_ready(3)
+        assert hold(1, other)
+
+
+@pytest.mark.parametrize("committed", [0, 1])
+async def test_a_router_that_restarts_between_the_phases_finds_the_truth(committed: int) -> None:
+    """Prepared on all: nobody serves it, and a repeat of the push goes on. Committed on one: it is decided, and the
+    others follow."""
+    async with routed(3) as fleet:
+        await fleet.client.push_weights(weights(1), version=1, timeout_s=30)
+        prepared = await fleet.client.push_weights(
+            weights(2), version=2, timeout_s=30, push_id="p", attempt="a", action="prepare"
+        )
+        assert prepared.push.state == "prepared"
+        assert served(fleet) == [1, 1, 1]
+        if committed:
+            async with AsyncClient(fleet.daemons[1].address) as client:
+                await client.commit_push("p")
+        async with over(fleet.daemons) as again:
+            await again.until_ready()
+            if not committed:
+                assert (await again.client.status()).state.weight_version == 1
+                result = await again.client.push_weights(weights(2), version=2, timeout_s=30, push_id="p", attempt="a")
+                assert result.push.state == "applied"
+            assert all(hold(2, daemon) for daemon in fleet.daemons)
+            assert (await again.client.status()).state.weight_version == 2
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+async def test_a_replica_that_dies_while_a_push_arrives(lost: int) -> None:
+    """Whoever it is, the push does not pass by halves: the client sends again what is missing, or hears that it
+    failed; and a push to those that are left passes."""
+    async with AsyncExitStack() as stack:
+        daemons = [await stack.enter_async_context(replica()) for _ in range(3)]
+        links = [await stack.enter_async_context(BreakableLink(daemon.address)) for daemon in daemons]
+        addressed = sorted(zip(links, daemons, strict=True), key=lambda pair: pair[0].address)
+        async with over([], QUICK) as fleet:
+            for link, _ in addressed:
+                fleet.running.router.add(link.address)
+            await fleet.until_ready(3)
+            header = weights_pb2.PushHeader(
+                push_id="p", weight_version=1, manifest=manifest_message(CHECKPOINT.as_manifest()), attempt="a"
+            )
+            async with PacedPush(fleet.running.address, header, data_of(1)) as push:
+                push.send(0, 3 << 20)
+                await asyncio.sleep(0.3)
+                dead = addressed[lost][0]
+                dead.refuse()
+                push.send(3 << 20, len(data_of(1)))
+                with pytest.raises(grpc.aio.AioRpcError):
+                    await push.end()
+            assert [daemon.engine.weight_version for daemon in daemons] == [0, 0, 0]
+            await fleet.until_ready(2)
+            await fleet.client.push_weights(weights(1), version=1, timeout_s=30)
+            assert sorted(daemon.engine.weight_version for daemon in daemons) == [0, 1, 1]
+
+
+async def test_one_push_at_a_time() -> None:
+    """A second one is told which is on its way."""
+    async with routed(2) as fleet:
+        gate = fleet.daemons[0].engine.gates["prepare_weights"] = Gate()
+        pushing = asyncio.create_task(fleet.client.push_weights(weights(1), version=1, timeout_s=30, push_id="first"))
+        async with asyncio.timeout(20):
+            await gate.reached.wait()
+        with pytest.raises(ApplyInProgressError, match="first"):
+            await fleet.client.push_weights(weights(2), version=2, timeout_s=30)
+        gate.open.set()
+        await pushing
+
+
+async def test_staged_on_all_then_committed_or_discarded() -> None:
+    """As with one daemon."""
+    async with routed(3) as fleet:
+        client = fleet.client
+        staged = await client.push_weights(weights(1), version=1, timeout_s=30, push_id="s", action="stage")
+        assert staged.push.state == "staged"
+        assert (await client.get_push("s")).push.state == "staged"
+        assert served(fleet) == [0, 0, 0]
+        assert (await client.commit_push("s")).push.state == "applied"
+        assert served(fleet) == [1, 1, 1]
+        assert (await client.get_push("s")).push.state == "applied"
+        await client.push_weights(weights(2), version=2, timeout_s=30, push_id="t", action="stage")
+        await client.discard_push("t")
+        for call in (client.get_push("t"), client.commit_push("t"), client.discard_push("t")):
+            with pytest.raises(PushNotFoundError):
+                await call
+
+
+async def test_a_repeat_of_an_old_push_changes_nothing() -> None:
+    """It gets its first answer again, and the fleet serves what it served."""
+    async with routed(2) as fleet:
+        for version in (1, 2):
+            await fleet.client.push_weights(
+                weights(version), version=version, timeout_s=30, push_id=f"p{version}", attempt="a"
+            )
+        result = await fleet.client.push_weights(weights(1), version=1, timeout_s=30, push_id="p1", attempt="a")
+        assert result.push.state == "applied"
+        assert served(fleet) == [2, 2]
+        assert (await fleet.client.status()).state.weight_version == 2
+        assert len(fleet.running.router.fleet.ready) == 2
+
+
+async def test_weights_are_read_from_a_replica() -> None:
+    """Served ones, and their bytes."""
+    async with routed(2) as fleet:
+        await fleet.client.push_weights(weights(1), version=1, timeout_s=30, push_id="p")
+        assert (await fleet.client.get_weights()).weight_version == 1
+        pulled = await fleet.client.pull_weights()
+        assert {tensor.name: bytes(tensor.data) for tensor in pulled.tensors.values()} == content(1)
+
+
+async def test_a_fleet_loads_from_a_peer() -> None:
+    """One replica fetches it from there, and the others from that one."""
+    async with replica() as outside, routed(3) as fleet:
+        async with AsyncClient(outside.address) as client:
+            await client.push_weights(weights(4), version=4, timeout_s=30)
+        result = await fleet.client.load_weights(peers=[outside.address], timeout_s=30)
+        assert result.state.weight_version == 4
+        assert all(hold(4, daemon) for daemon in fleet.daemons)
+
+
+async def test_without_a_replica_nothing_can_be_pushed() -> None:
+    """The error says why."""
+    async with over([]) as fleet:
+        with pytest.raises(NoReplicaError, match="the fleet is empty"):
+            await fleet.client.push_weights(weights(1), version=1, timeout_s=30)
+
+
+async def test_vllms_own_transfer_is_refused() -> None:
+    """It would reach one replica alone."""
+    async with routed(1) as fleet:
+        with pytest.raises(UnsupportedError, match="call the replicas themselves"):
+            await fleet.client.start_weight_update()
+
+
+async def test_wrong_pushes_are_refused_as_by_a_daemon() -> None:
+    """With the same errors."""
+    async with routed(2) as fleet:
+        wrong = weights(1)
+        wrong.pop("a")
+        with pytest.raises(ManifestMismatchError, match="a"):
+            await fleet.client.push_weights(wrong, version=1, timeout_s=30, push_id=uuid.uuid4().hex)
+        assert served(fleet) == [0, 0]

@@ -2,9 +2,10 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Sequence
 
-from genserve.errors import FleetPushError, GenserveError
+from genserve.errors import ApplyInProgressError, FleetPushError, GenserveError
 from genserve.fleet.everywhere import everywhere
 from genserve.fleet.fleet import Fleet
 from genserve.fleet.push.commit import commit_everywhere
@@ -15,7 +16,8 @@ from genserve.v1 import weights_pb2
 
 log = logging.getLogger(__name__)
 
-_DISCARD_TIMEOUT_S = 10.0
+_DISCARD_TIMEOUT_S = 30.0
+_DISCARD_EVERY_S = 0.05
 _HAS_ALL = (weights_pb2.PUSH_STATE_STAGED, weights_pb2.PUSH_STATE_PREPARED, weights_pb2.PUSH_STATE_APPLIED)
 
 
@@ -166,25 +168,38 @@ class FleetPush:
                     have.append(upstream)
             if not done or len(self.replicas) - len(failures) < needed:
                 break
-        for task in waiting:
-            failures.setdefault(by_task[task].address, "it is too slow")
         if 1 + len(have) < needed:
             await self.discard()
             raise FleetPushError(
-                f"nothing was changed: {1 + len(have)} of {len(self.replicas)} replicas have push {self.push_id!r}, "
-                f"{needed} have to; {_told(failures)}",
+                f"nothing was changed, because {needed} of {len(self.replicas)} replicas have to take push "
+                f"{self.push_id!r}; {_told(failures)}",
                 metadata={"push_id": self.push_id},
             )
+        for task in waiting:
+            failures[by_task[task].address] = "it is too slow"
         for address, failure in failures.items():
             log.warning("push %s goes on without replica %s: %s", self.push_id, address, failure)
         return have
 
     async def discard(self) -> None:
-        """Frees its bytes on all replicas, as far as they answer."""
+        """Frees its bytes on all replicas, as far as they answer: those of a prepared push would be in the way of the
+        next one."""
+        if self._spread is not None:
+            await self._spread.end()
+        await everywhere(self.replicas, self._discard_on)
+
+    async def _discard_on(self, upstream: Upstream) -> None:
         request = weights_pb2.DiscardPushRequest(push_id=self.push_id, force=True)
-        await everywhere(
-            self.replicas, lambda upstream: upstream.ask(upstream.weights.DiscardPush, request, _DISCARD_TIMEOUT_S)
-        )
+        until_s = time.monotonic() + _DISCARD_TIMEOUT_S
+        while True:
+            try:
+                await upstream.ask(upstream.weights.DiscardPush, request, _DISCARD_TIMEOUT_S)
+                return
+            except ApplyInProgressError:
+                # It is prepared there, and can be discarded when that is done.
+                if time.monotonic() >= until_s:
+                    raise
+                await asyncio.sleep(_DISCARD_EVERY_S)
 
 
 def _failure(task: "asyncio.Task[weights_pb2.Push]", push: weights_pb2.Push) -> str:

@@ -1,0 +1,121 @@
+"""One lease pauses all replicas, and outlives the router."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from genserve.client import AsyncClient
+from genserve.errors import DeadlineError, InvalidFieldError, PauseLeaseLostError
+from tests.fleet.routers import RoutedFleet, over, replica, routed
+from tests.rpc.peers import content, weights
+
+
+def running(fleet: RoutedFleet) -> list[bool]:
+    """Whether each engine runs."""
+    return [daemon.engine.running for daemon in fleet.daemons]
+
+
+async def paused(client: AsyncClient, **options: Any) -> str:
+    """The id of a lease."""
+    return (await client.pause(**options)).lease.lease_id
+
+
+async def until_phase(fleet: RoutedFleet, phase: str) -> None:
+    """Waits until the fleet says so."""
+    async with asyncio.timeout(20):
+        while (await fleet.client.status()).state.phase != phase:
+            await asyncio.sleep(0.01)
+
+
+async def test_a_pause_stops_all_and_a_resume_lets_all_run() -> None:
+    """The status names one lease."""
+    async with routed(3) as fleet:
+        async with fleet.client.paused(holder="trainer") as lease:
+            assert running(fleet) == [False] * 3
+            (told,) = (await fleet.client.status()).state.pauses
+            assert (told.lease_id, told.holder) == (lease.lease_id, "trainer")
+            await until_phase(fleet, "paused")
+        assert running(fleet) == [True] * 3
+        await fleet.until(lambda: not fleet.running.router.fleet.leases.active)
+
+
+async def test_a_pause_that_fails_on_one_replica_is_undone_on_the_others() -> None:
+    """With its error."""
+    async with routed(3) as fleet:
+        fleet.daemons[1].engine.fails["pause"] = DeadlineError("it is stuck")
+        with pytest.raises(DeadlineError, match="it is stuck"):
+            await fleet.client.pause()
+        assert running(fleet) == [True] * 3
+
+
+async def test_a_push_under_the_lease_leaves_all_paused() -> None:
+    """It is applied under the lease of each replica."""
+    async with routed(2) as fleet:
+        lease_id = await paused(fleet.client, holder="trainer")
+        await fleet.client.push_weights(weights(1), version=1, pause_lease_id=lease_id, timeout_s=30)
+        assert running(fleet) == [False] * 2
+        assert all(daemon.engine.live == content(1) for daemon in fleet.daemons)
+        await fleet.client.resume(lease_id)
+        assert running(fleet) == [True] * 2
+
+
+async def test_another_router_knows_the_lease() -> None:
+    """It renews and ends it, and a repeat of the pause is the same one."""
+    async with routed(2) as fleet:
+        lease_id = await paused(fleet.client, holder="trainer", request_id="r", ttl_s=60)
+        async with over(fleet.daemons) as again:
+            await again.until_ready()
+            (told,) = (await again.client.status()).state.pauses
+            assert (told.lease_id, told.holder) == (lease_id, "trainer")
+            assert await paused(again.client, holder="trainer", request_id="r", ttl_s=60) == lease_id
+            await again.client.renew_pause(lease_id, ttl_s=30)
+            await again.client.resume(lease_id)
+            assert running(fleet) == [True] * 2
+            with pytest.raises(PauseLeaseLostError):
+                await again.client.renew_pause(lease_id)
+
+
+async def test_a_daemon_that_joins_a_paused_fleet_is_paused_first() -> None:
+    """And runs when the lease ends."""
+    async with routed(2) as fleet, replica() as late:
+        lease_id = await paused(fleet.client, holder="trainer", ttl_s=60)
+        fleet.running.router.add(late.address)
+        await fleet.until_ready(3)
+        assert not late.engine.running
+        await fleet.client.resume(lease_id)
+        await fleet.until(lambda: late.engine.running)
+
+
+async def test_a_lease_that_expires_ends_everywhere() -> None:
+    """No replica is paused again because another one still was."""
+    async with routed(3) as fleet:
+        await fleet.client.pause(ttl_s=0.5)
+        await fleet.until(lambda: running(fleet) == [True] * 3)
+        await asyncio.sleep(0.5)
+        assert running(fleet) == [True] * 3
+        await fleet.until_ready()
+
+
+async def test_force_ends_every_lease() -> None:
+    """Also those that the fleet does not know."""
+    async with routed(2) as fleet:
+        await fleet.client.pause()
+        await fleet.client.pause()
+        await fleet.client.resume(force=True)
+        assert running(fleet) == [True] * 2
+
+
+async def test_wrong_leases() -> None:
+    """As with one daemon."""
+    async with routed(1) as fleet:
+        for lease_id in ("unknown", "x" * 300):
+            with pytest.raises(PauseLeaseLostError):
+                await fleet.client.resume(lease_id)
+        with pytest.raises(InvalidFieldError, match="lease_id"):
+            await fleet.client.resume("")
+        with pytest.raises(InvalidFieldError, match="holder"):
+            await fleet.client.pause(holder="x" * 201)
+        with pytest.raises(InvalidFieldError, match="ttl"):
+            await fleet.client.pause(ttl_s=1e6)
+        assert running(fleet) == [True]
