@@ -16,6 +16,8 @@ from genserve.wire import duration_of
 
 log = logging.getLogger(__name__)
 
+ROUTER_FEATURE = "fleet"
+"""The feature of GetServerInfo that only a router has."""
 _FIRST_PAUSE_S = 0.2
 _MAX_PAUSE_S = 5.0
 
@@ -91,7 +93,10 @@ class Watch:
         self._fleet.refresh(None if leases_changed else upstream)
 
     def _check_kind(self, info: control_pb2.GetServerInfoResponse) -> None:
-        """Raises UnavailableError for a replica of another model, which could take neither weights nor requests."""
+        """Raises UnavailableError for a replica of another model, which could take neither weights nor requests, and
+        for a router, which may be this one."""
+        if ROUTER_FEATURE in info.features:
+            raise UnavailableError("it is a router, not a daemon")
         mine = Member(self._upstream.address)
         mine.connected(info)
         for other in self._fleet.members:

@@ -14,6 +14,8 @@ class BreakableLink:
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._passing = asyncio.Event()
+        self._passing.set()
         self.address = ""
         self.num_bytes = 0
         """Bytes towards the daemon so far."""
@@ -42,6 +44,19 @@ class BreakableLink:
         self._server.close()
         self.cut()
 
+    async def listen_again(self) -> None:
+        """At the same address, after `refuse`."""
+        host, _, port = self.address.rpartition(":")
+        self._server = await asyncio.start_server(self._accept, host, int(port))
+
+    def hold(self) -> None:
+        """Passes nothing on, without a word to either end, until `let_go`: a host that has vanished."""
+        self._passing.clear()
+
+    def let_go(self) -> None:
+        """Passes on again, with what was held."""
+        self._passing.set()
+
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
@@ -61,6 +76,7 @@ class BreakableLink:
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, counted: int) -> None:
         try:
             while data := await reader.read(64 << 10):
+                await self._passing.wait()
                 self.num_bytes += counted * len(data)
                 writer.write(data)
                 await writer.drain()

@@ -11,6 +11,7 @@ from genserve.fleet.everywhere import everywhere
 from genserve.fleet.pauses import FleetPauses
 from genserve.fleet.router import Router
 from genserve.fleet.upstream import Upstream
+from genserve.fleet.watch import ROUTER_FEATURE
 from genserve.routing.replica import ReplicaState
 from genserve.rpc.convert.control import watch_heartbeat_s, watch_interval_s
 from genserve.rpc.watchers import Watchers
@@ -96,7 +97,7 @@ class FleetControl(ControlServiceServicer):
         hidden = ("weight_transfer",)
         features = [feature for feature in info.features if feature not in hidden]
         del info.features[:]
-        info.features.extend([*features, "fleet"])
+        info.features.extend([*features, ROUTER_FEATURE])
         info.ClearField("weight_transfer")
         info.limits.max_num_seqs = (
             sum(each.member.max_num_seqs for each in self._fleet.ready) or info.limits.max_num_seqs

@@ -1,0 +1,208 @@
+"""Who belongs to the fleet, and who gets requests."""
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import grpc
+import grpc.aio
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from genserve.control.conditions import DaemonCondition
+from genserve.fleet.settings import FleetSettings
+from genserve.routing.replica import ReplicaState, Request
+from genserve.v1 import fleet_pb2
+from genserve.v1.fleet_pb2_grpc import FleetServiceStub
+from tests.faults.breakable_link import BreakableLink
+from tests.fleet.routers import over, replica, routed
+from tests.rpc.conftest import reason_of
+from tests.rpc.peers import content, weights
+
+READY = fleet_pb2.REPLICA_STATE_READY
+
+
+async def listed(stub: FleetServiceStub) -> dict[str, fleet_pb2.Replica]:
+    """The replicas by address."""
+    answer = await stub.ListReplicas(fleet_pb2.ListReplicasRequest(), timeout=5)
+    return {each.address: each for each in answer.replicas}
+
+
+async def test_replicas_are_listed_with_what_they_serve() -> None:
+    """In order of their addresses, with the version of the fleet and who has decided."""
+    async with routed(3) as fleet, grpc.aio.insecure_channel(fleet.running.address) as channel:
+        stub = FleetServiceStub(channel)
+        await fleet.client.push_weights(weights(2), version=2, push_id="p", timeout_s=30)
+        answer = await stub.ListReplicas(fleet_pb2.ListReplicasRequest(), timeout=5)
+        assert [each.address for each in answer.replicas] == sorted(daemon.address for daemon in fleet.daemons)
+        assert answer.weight_version == 2
+        assert [each.policy for each in answer.decisions] == ["requests"]
+        for each in answer.replicas:
+            assert (each.state, each.reason, each.push_id, each.max_num_seqs) == (READY, "", "p", 4)
+            assert len(each.content_digest) == 64
+        async with asyncio.timeout(10):
+            while any(each.engine.weight_version != 2 for each in (await listed(stub)).values()):
+                await asyncio.sleep(0.01)
+
+
+async def test_a_replica_is_added_drained_and_removed() -> None:
+    """By calls that may be repeated."""
+    async with routed(1) as fleet, replica() as other, grpc.aio.insecure_channel(fleet.running.address) as channel:
+        stub = FleetServiceStub(channel)
+        for _ in range(2):
+            await stub.AddReplica(fleet_pb2.AddReplicaRequest(address=other.address), timeout=5)
+        await fleet.until_ready(2)
+        upstream = fleet.running.router.find(other.address)
+        request = Request()
+        with fleet.running.router.fleet.carrying(request, upstream):
+            draining = asyncio.ensure_future(
+                stub.DrainReplica(fleet_pb2.DrainReplicaRequest(address=other.address), timeout=30)
+            )
+            await fleet.until(lambda: fleet.state(other) is ReplicaState.DRAINING)
+            for _ in range(20):
+                assert (await fleet.running.router.fleet.route(request)).address != other.address
+            assert not draining.done()
+        await draining
+        assert list(await listed(stub)) == [fleet.daemons[0].address]
+        await stub.AddReplica(fleet_pb2.AddReplicaRequest(address=other.address), timeout=5)
+        await fleet.until_ready(2)
+        await stub.RemoveReplica(fleet_pb2.RemoveReplicaRequest(address=other.address), timeout=5)
+        assert list(await listed(stub)) == [fleet.daemons[0].address]
+
+
+async def test_a_replica_that_is_drained_can_be_added_again() -> None:
+    """The call that drains it ends then."""
+    async with routed(2) as fleet:
+        router = fleet.running.router
+        upstream = router.find(fleet.daemons[0].address)
+        with router.fleet.carrying(Request(), upstream):
+            draining = asyncio.create_task(router.drain(upstream.address))
+            await fleet.until(lambda: fleet.state(fleet.daemons[0]) is ReplicaState.DRAINING)
+            router.add(upstream.address)
+            async with asyncio.timeout(5):
+                await draining
+            assert fleet.state(fleet.daemons[0]) is ReplicaState.READY
+
+
+@pytest.mark.parametrize("address", ["", "nowhere", ":50051", "host:0", "host:99999", "host:port", "unix:", "a b:1"])
+async def test_what_is_no_address_is_refused(address: str) -> None:
+    """By name."""
+    async with over([]) as fleet, grpc.aio.insecure_channel(fleet.running.address) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await FleetServiceStub(channel).AddReplica(fleet_pb2.AddReplicaRequest(address=address), timeout=5)
+        assert reason_of(caught.value) == "INVALID_FIELD"
+
+
+async def test_a_replica_that_is_not_there_is_not_found() -> None:
+    """For whoever removes or drains it."""
+    async with over([]) as fleet, grpc.aio.insecure_channel(fleet.running.address) as channel:
+        stub = FleetServiceStub(channel)
+        for call in (
+            stub.RemoveReplica(fleet_pb2.RemoveReplicaRequest(address="a:1"), timeout=5),
+            stub.DrainReplica(fleet_pb2.DrainReplicaRequest(address="a:1"), timeout=5),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call
+            assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+            assert reason_of(caught.value) == "REPLICA_NOT_FOUND"
+
+
+async def test_a_replica_that_is_killed_is_out_at_once_and_back_when_it_answers() -> None:
+    """Its reason says what is wrong. What it served meanwhile does not matter: it fetches what the fleet serves."""
+    async with AsyncExitStack() as stack:
+        daemons = [await stack.enter_async_context(replica()) for _ in range(2)]
+        link = await stack.enter_async_context(BreakableLink(daemons[0].address))
+        async with over([]) as fleet:
+            router = fleet.running.router
+            router.add(link.address)
+            router.add(daemons[1].address)
+            await fleet.until_ready(2)
+            link.cut()
+            await fleet.until(lambda: len(router.fleet.ready) == 1)
+            await fleet.until_ready(2)
+            link.refuse()
+            await fleet.until(lambda: len(router.fleet.ready) == 1)
+            state, reason = router.fleet.where(router.find(link.address).member)
+            assert (state, bool(reason)) == (ReplicaState.UNHEALTHY, True)
+            await fleet.client.push_weights(weights(1), version=1, timeout_s=30)
+            await link.listen_again()
+            await fleet.until_ready(2)
+            assert daemons[0].engine.live == content(1)
+
+
+async def test_a_replica_that_falls_silent_is_out_after_its_deadline() -> None:
+    """A host that vanishes closes no connection: nothing but the silence tells."""
+    settings = FleetSettings(heartbeat_s=0.1, report_interval_s=0.1, silence_s=0.7)
+    async with AsyncExitStack() as stack:
+        daemons = [await stack.enter_async_context(replica()) for _ in range(2)]
+        link = await stack.enter_async_context(BreakableLink(daemons[0].address))
+        async with over([], settings) as fleet:
+            router = fleet.running.router
+            router.add(link.address)
+            router.add(daemons[1].address)
+            await fleet.until_ready(2)
+            await asyncio.sleep(1.5)
+            assert len(router.fleet.ready) == 2, "idle is not silent"
+            link.hold()
+            await fleet.until(lambda: len(router.fleet.ready) == 1)
+            assert "said nothing for 0.7 s" in router.fleet.where(router.find(link.address).member)[1]
+            link.let_go()
+            await fleet.until_ready(2)
+
+
+async def test_a_router_is_no_replica() -> None:
+    """Not even of itself."""
+    async with routed(1) as fleet:
+        router = fleet.running.router
+        router.add(fleet.running.address)
+        await fleet.until(lambda: "is a router" in router.fleet.where(router.find(fleet.running.address).member)[1])
+        assert len(router.fleet.ready) == 1
+
+
+async def test_the_status_of_the_fleet() -> None:
+    """Sums, and the version of the fleet; first at once and then on every change."""
+    async with routed(3) as fleet:
+        status = await fleet.client.status()
+        assert (status.state.phase, status.load.running, status.load.waiting) == ("running", 9, 6)
+        info = await fleet.client.server_info()
+        assert "fleet" in info.features
+        assert info.limits.max_num_seqs == 12
+        assert not info.frontend_ports
+        async with fleet.client.watch_status() as watched:
+            assert (await anext(watched)).state.weight_version == 0
+            await fleet.client.push_weights(weights(1), version=1, timeout_s=30)
+            async for changed in watched:
+                if changed.state.weight_version == 1:
+                    break
+
+
+async def test_watchers_of_replicas_hear_of_every_state() -> None:
+    """All replicas each time."""
+    async with routed(1) as fleet, replica() as other, grpc.aio.insecure_channel(fleet.running.address) as channel:
+        call = FleetServiceStub(channel).WatchReplicas(fleet_pb2.WatchReplicasRequest(), timeout=30)
+        assert len((await call.read()).replicas) == 1
+        fleet.running.router.add(other.address)
+        while True:
+            told = await call.read()
+            if [each.state for each in told.replicas] == [READY, READY]:
+                break
+        call.cancel()
+
+
+async def test_a_replica_that_shuts_down_gets_no_requests() -> None:
+    """It says so before it ends."""
+    async with routed(2) as fleet:
+        fleet.daemons[0].board.become(DaemonCondition.DRAINING)
+        await fleet.until(lambda: fleet.state(fleet.daemons[0]) is ReplicaState.DRAINING)
+        assert len(fleet.running.router.fleet.ready) == 1
+
+
+async def test_a_router_without_replicas_does_not_serve() -> None:
+    """As its health says."""
+    async with over([]) as fleet, grpc.aio.insecure_channel(fleet.running.address) as channel, replica() as first:
+        stub = health_pb2_grpc.HealthStub(channel)
+        answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=5)
+        assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
+        fleet.running.router.add(first.address)
+        await fleet.until_ready(1)
+        answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=5)
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
