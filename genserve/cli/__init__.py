@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from genserve import __version__
-from genserve.cli import bench, doctor, generate, lora, route, serve
+from genserve.cli import bench, doctor, generate, lora, replicas, route, serve
 from genserve.cli.control import pause, resume, sleep, status, wake_up
 from genserve.cli.parser import CommandParser
 from genserve.cli.streams import abandon_output, prepare_output
@@ -76,6 +76,7 @@ def make_parser() -> argparse.ArgumentParser:
     commands = (
         serve,
         route,
+        replicas,
         generate,
         push,
         commit,

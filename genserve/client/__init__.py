@@ -22,6 +22,7 @@ from genserve.client.control.state import (
     ServerInfo,
     Status,
 )
+from genserve.client.fleet.replicas import FleetReplica, Replicas
 from genserve.client.generation.as_completed import CompletedStream
 from genserve.client.generation.calls import AbortResult
 from genserve.client.generation.many import ManyItem, ManyStream
@@ -67,6 +68,7 @@ __all__ = [
     "EngineState",
     "Finish",
     "FinishedUpdate",
+    "FleetReplica",
     "GenerateOptions",
     "GeneratedSequence",
     "Generation",
@@ -91,6 +93,7 @@ __all__ = [
     "PushOptions",
     "PushProgress",
     "PushResult",
+    "Replicas",
     "ResponseStream",
     "ResumeResult",
     "SendOptions",

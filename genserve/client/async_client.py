@@ -1,17 +1,18 @@
-"""The client for asyncio: one connection and the calls of the three services."""
+"""The client for asyncio: one connection and the calls of all services."""
 
 from types import TracebackType
 from typing import Self, Unpack
 
 from genserve.addresses import DEFAULT_TARGET
 from genserve.client.control.calls import ControlCalls
+from genserve.client.fleet.calls import FleetCalls
 from genserve.client.generation.calls import GenerationCalls
 from genserve.client.transport.connection import Connection, ConnectionSettings
 from genserve.client.weights.lora import LoraCalls
 from genserve.client.weights.vllm_transfer import TransferCalls
 
 
-class AsyncClient(GenerationCalls, LoraCalls, TransferCalls, ControlCalls):
+class AsyncClient(GenerationCalls, LoraCalls, TransferCalls, ControlCalls, FleetCalls):
     """Talks to the daemon at `target`: "host:port", "dns:///name:port" or "unix:/path".
 
     Use it with `async with`, or call `close`. It connects with the first call and belongs to the event loop of that

@@ -230,6 +230,11 @@ class Client(Closing):
     reset_cache = blocking(AsyncClient.reset_cache)
     sleep = blocking(AsyncClient.sleep, slack="pause_slack_s")
     wake_up = blocking(AsyncClient.wake_up)
+    list_replicas = blocking(AsyncClient.list_replicas)
+    watch_replicas = blocking_stream(AsyncClient.watch_replicas)
+    add_replica = blocking(AsyncClient.add_replica)
+    remove_replica = blocking(AsyncClient.remove_replica)
+    drain_replica = blocking(AsyncClient.drain_replica)
     wait_ready = blocking(AsyncClient.wait_ready)
 
     def close(self) -> None:

@@ -22,10 +22,11 @@ from genserve.client.transport.fields import is_seconds
 from genserve.client.transport.fork import forked_error, never_free_in_children
 from genserve.client.transport.response_stream import ResponseStream
 from genserve.errors import InvalidFieldError
-from genserve.v1 import control_pb2_grpc, generation_pb2_grpc, weights_pb2_grpc
+from genserve.v1 import control_pb2_grpc, fleet_pb2_grpc, generation_pb2_grpc, weights_pb2_grpc
 
 if TYPE_CHECKING:
     from genserve.v1.control_pb2_grpc import ControlServiceAsyncStub
+    from genserve.v1.fleet_pb2_grpc import FleetServiceAsyncStub
     from genserve.v1.generation_pb2_grpc import GenerationServiceAsyncStub
     from genserve.v1.weights_pb2_grpc import WeightServiceAsyncStub
 
@@ -112,6 +113,7 @@ class _Opened:
     generation: "GenerationServiceAsyncStub"
     weights: "WeightServiceAsyncStub"
     control: "ControlServiceAsyncStub"
+    fleet: "FleetServiceAsyncStub"
 
 
 class Connection:
@@ -167,6 +169,11 @@ class Connection:
     def control(self) -> "ControlServiceAsyncStub":
         """Stub of ControlService."""
         return self._open().control
+
+    @property
+    def fleet(self) -> "FleetServiceAsyncStub":
+        """Stub of FleetService, which a router has."""
+        return self._open().fleet
 
     async def unary(
         self,
@@ -269,6 +276,7 @@ class Connection:
                 generation_pb2_grpc.GenerationServiceStub(channel),
                 weights_pb2_grpc.WeightServiceStub(channel),
                 control_pb2_grpc.ControlServiceStub(channel),
+                fleet_pb2_grpc.FleetServiceStub(channel),
             )
         elif opened.loop is not loop:
             raise ClientMisuseError(

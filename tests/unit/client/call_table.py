@@ -56,6 +56,11 @@ ARGUMENTS: Final[dict[str, tuple[Any, ...]]] = {
     "reset_cache": (),
     "sleep": (),
     "wake_up": (),
+    "list_replicas": (),
+    "watch_replicas": (),
+    "add_replica": ("a:1",),
+    "remove_replica": ("a:1",),
+    "drain_replica": ("a:1",),
     "wait_ready": (),
     "close": (),
 }

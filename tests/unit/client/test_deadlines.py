@@ -28,6 +28,8 @@ DEFAULTS_S: Final[dict[str, float | None]] = {
     "wake_up": 300,
     "wait_ready": 600,
     "watch_status": None,
+    "watch_replicas": None,
+    "drain_replica": 300,
 }
 """By the method's name; the others have the time of control calls."""
 SLACK_S: Final = {

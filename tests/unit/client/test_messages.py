@@ -16,6 +16,7 @@ from genserve.client import (
     AsyncClient,
     EngineState,
     FinishedUpdate,
+    FleetReplica,
     HeldPause,
     Lora,
     PauseLease,
@@ -23,6 +24,7 @@ from genserve.client import (
     PulledWeights,
     Push,
     PushResult,
+    Replicas,
     ResumeResult,
     ServedWeights,
     ServerInfo,
@@ -30,7 +32,7 @@ from genserve.client import (
     Status,
 )
 from genserve.errors import GenserveError
-from genserve.v1 import control_pb2, generation_pb2, types_pb2, weights_pb2
+from genserve.v1 import control_pb2, fleet_pb2, generation_pb2, types_pb2, weights_pb2
 from tests.unit.client.call_table import ARGUMENTS, public_calls
 from tests.unit.client.silent_daemon import SilentDaemon, silent_daemon
 
@@ -95,6 +97,10 @@ CALLS: Final[tuple[tuple[str, tuple[Any, ...], dict[str, Any], Message], ...]] =
     ),
     ("unload_lora", ("a",), {}, control_pb2.UnloadLoraRequest(lora_name="a")),
     ("list_loras", (), {}, control_pb2.ListLorasRequest()),
+    ("list_replicas", (), {}, fleet_pb2.ListReplicasRequest()),
+    ("add_replica", ("a:1",), {}, fleet_pb2.AddReplicaRequest(address="a:1")),
+    ("remove_replica", ("a:1",), {}, fleet_pb2.RemoveReplicaRequest(address="a:1")),
+    ("drain_replica", ("a:1",), {}, fleet_pb2.DrainReplicaRequest(address="a:1")),
     (
         "init_weight_transfer", ({"a": 1},), {"timeout_s": 7},
         weights_pb2.InitWeightTransferRequest(init_info='{"a": 1}', timeout=seconds(7)),
@@ -130,7 +136,8 @@ CALLS: Final[tuple[tuple[str, tuple[Any, ...], dict[str, Any], Message], ...]] =
 """The call, its arguments, what it sends."""
 ELSEWHERE: Final = {
     "generate", "generate_many", "generate_as_completed", "stream", "stream_many", "tokenize", "push_weights",
-    "push_lora", "pause", "paused", "sleep", "wake_up", "watch_status", "wait_ready", "close",
+    "push_lora", "pause", "paused", "sleep", "wake_up", "watch_status", "watch_replicas",
+    "wait_ready", "close",
 }  # fmt: skip
 """Calls whose requests are those of other tests."""
 
@@ -168,6 +175,15 @@ WEIGHTS: Final = weights_pb2.GetWeightsResponse(weight_version=3, resident=True,
 STATUS: Final = control_pb2.GetStatusResponse(state=STATE, load=control_pb2.Load(running=1, waiting=2))
 PUSHED: Final = weights_pb2.GetPushResponse(push=PUSH, applied=APPLIED, state=STATE)
 COMMITTED: Final = weights_pb2.CommitPushResponse(push=PUSH, applied=APPLIED, state=STATE)
+REPLICA: Final = fleet_pb2.Replica(
+    address="a:1", state=fleet_pb2.REPLICA_STATE_SYNCING, reason="r", engine=STATE, inflight=4, max_num_seqs=8,
+    push_id="p", content_digest="d",
+)  # fmt: skip
+REPLICAS: Final = fleet_pb2.ListReplicasResponse(
+    replicas=[REPLICA, fleet_pb2.Replica(address="b:1")],
+    weight_version=3,
+    decisions=[fleet_pb2.PolicyDecisions(policy="requests", num_requests=2)],
+)
 ENGINE: Final = EngineState.of(STATE)
 STARTED: Final = weights_pb2.StartWeightUpdateResponse(update_id="u", requests_kept=2, requests_aborted=3, state=STATE)
 PAUSED: Final = control_pb2.PauseResponse(lease=LEASE, requests_kept=2, requests_aborted=3, state=STATE)
@@ -182,6 +198,10 @@ ANSWERS: Final[tuple[tuple[str, Message, Any], ...]] = (
     ("load_lora", control_pb2.LoadLoraResponse(lora=LORA), Lora.of(LORA)),
     ("unload_lora", control_pb2.UnloadLoraResponse(lora=LORA), Lora.of(LORA)),
     ("list_loras", control_pb2.ListLorasResponse(loras=[LORA, LORA], max_loras=3), [Lora.of(LORA), Lora.of(LORA)]),
+    ("list_replicas", REPLICAS, Replicas.of(REPLICAS)),
+    ("add_replica", fleet_pb2.AddReplicaResponse(replica=REPLICA), FleetReplica.of(REPLICA)),
+    ("remove_replica", fleet_pb2.RemoveReplicaResponse(replica=REPLICA), FleetReplica.of(REPLICA)),
+    ("drain_replica", fleet_pb2.DrainReplicaResponse(replica=REPLICA), FleetReplica.of(REPLICA)),
     ("init_weight_transfer", weights_pb2.InitWeightTransferResponse(backend="nccl", state=STATE), "nccl"),
     ("start_weight_update", STARTED, StartedUpdate("u", 2, 3, ENGINE)),
     ("update_weights", weights_pb2.UpdateWeightsResponse(state=STATE), None),

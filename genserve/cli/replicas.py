@@ -1,0 +1,85 @@
+"""`genserve replicas`: the replicas of a router."""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from genserve.cli.options import Subparsers, add_connection_options, open_client, seconds
+
+if TYPE_CHECKING:
+    from genserve.client import FleetReplica, Replicas
+
+_ACTIONS = {
+    "list": "show the replicas and what they serve",
+    "add": "add a daemon; it gets requests when it serves the version of the fleet",
+    "drain": "remove a replica when its requests have ended",
+    "remove": "remove a replica at once; its requests are cut off",
+}
+
+
+def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
+    """Adds the command."""
+    parser = subparsers.add_parser(
+        "replicas",
+        help="list, add, drain or remove the replicas of a router",
+        description="Manages the replicas of a router (genserve route), whose address is --target.",
+    )
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    for action, described in _ACTIONS.items():
+        one = actions.add_parser(action, help=described, description=f"{described[0].upper()}{described[1:]}.")
+        if action == "list":
+            one.add_argument("--watch", action="store_true", help="show every change until Ctrl-C")
+            one.add_argument("--json", action="store_true", help="print the replicas as one line of protobuf JSON")
+        else:
+            one.add_argument("address", metavar="HOST:PORT", help="address of the daemon, which names the replica")
+        if action == "drain":
+            one.add_argument("--timeout", type=seconds, default=300.0, metavar="TIME", help="deadline (default: 300s)")
+        add_connection_options(one)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the action and prints the replicas that belong to the fleet afterwards."""
+    with open_client(args) as client:
+        match args.action:
+            case "add":
+                client.add_replica(args.address)
+            case "drain":
+                client.drain_replica(args.address, timeout_s=args.timeout)
+            case "remove":
+                client.remove_replica(args.address)
+        watches, as_json = (args.watch, args.json) if args.action == "list" else (False, False)
+        shown: Iterable[Replicas] = client.watch_replicas() if watches else [client.list_replicas()]
+        for number, replicas in enumerate(shown):
+            if as_json:
+                from google.protobuf.json_format import MessageToDict
+
+                print(json.dumps(MessageToDict(replicas.message)), flush=True)
+                continue
+            if number > 0:
+                print("\x1b[H\x1b[2J" if sys.stdout.isatty() else "", end="" if sys.stdout.isatty() else "\n")
+            print(replica_table(replicas), flush=True)
+    return 0
+
+
+def replica_table(replicas: "Replicas") -> str:
+    """The version of the fleet, one line per replica, and who has decided."""
+    rows = [["REPLICA", "STATE", "VERSION", "RUNNING", "WAITING", "SENT", "TOKENS/S", ""]]
+    rows += [_row(each) for each in replicas.replicas]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = [f"version {replicas.weight_version}"]
+    lines += ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    if not replicas.replicas:
+        lines[1:] = ["no replica belongs to the fleet"]
+    if any(replicas.decisions.values()):
+        lines.append("decided by " + ", ".join(f"{policy} {count}" for policy, count in replicas.decisions.items()))
+    return "\n".join(lines)
+
+
+def _row(replica: "FleetReplica") -> list[str]:
+    version = "-" if replica.engine is None else str(replica.engine.weight_version)
+    load = replica.load
+    told = ("-", "-") if load is None else (str(load.running), str(load.waiting))
+    tokens_per_s = "-" if load is None else f"{load.tokens_per_second:.0f}"
+    return [replica.address, replica.state, version, *told, str(replica.inflight), tokens_per_s, replica.reason]

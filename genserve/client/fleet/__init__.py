@@ -1,0 +1,1 @@
+"""Calls of FleetService, which a router has."""
