@@ -1,4 +1,5 @@
-"""A TCP link to a daemon that can be cut, as the kernel cuts it when the process at one end is killed."""
+"""A TCP link to a daemon that can be cut, as the kernel cuts it when the process at one end is killed, or can fall
+silent, as when a host vanishes."""
 
 import asyncio
 from types import TracebackType
@@ -14,6 +15,8 @@ class BreakableLink:
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._flows = asyncio.Event()
+        self._flows.set()
         self.address = ""
         self.num_bytes = 0
         """Bytes towards the daemon so far."""
@@ -29,12 +32,23 @@ class BreakableLink:
         assert self._server is not None
         self._server.close()
         self.cut()
+        self._flows.set()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def cut(self) -> None:
         """Resets every connection, both ways; new ones are taken."""
         for writer in self._writers:
             writer.transport.abort()
+
+    def kill(self) -> None:
+        """Resets every connection, and takes no more."""
+        if self._server is not None:
+            self._server.close()
+        self.cut()
+
+    def silence(self) -> None:
+        """From now on nothing passes, and nobody is told."""
+        self._flows.clear()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -55,6 +69,7 @@ class BreakableLink:
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, counted: int) -> None:
         try:
             while data := await reader.read(64 << 10):
+                await self._flows.wait()
                 self.num_bytes += counted * len(data)
                 writer.write(data)
                 await writer.drain()
