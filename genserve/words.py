@@ -22,3 +22,10 @@ SleepTag = Literal["weights", "kv_cache", "scheduling"]
 FRONTEND_PORTS_KEY = "genserve-frontend-ports"
 """Initial metadata of a call of GenerationService that the daemon itself serves: the ports of its front ends, joined by
 commas. Absent if there are none."""
+
+FIRST_SLOT_KEY = "genserve-first-slot"
+"""Metadata of a call of GenerateMany: where the numbers of its sequences in columns begin; default 0. Whoever joins the
+answers of several daemons into one stream gives each of them its own SLOTS_PER_CALL numbers."""
+
+SLOTS_PER_CALL = 1 << 16
+"""As many sequences of a call of GenerateMany can have a number at once. The output of others comes as items."""

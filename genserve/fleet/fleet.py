@@ -131,18 +131,23 @@ class Fleet:
             return False
         return any(each.instance_id not in tried for each in eligible(request, self.replicas(), committed.number))
 
+    def choose(self, request: Request, tried: Collection[str] = ()) -> Upstream | None:
+        """Where a request goes, None if no replica may serve it now."""
+        committed = self.committed
+        if committed is None:
+            return None
+        decision = self.chain.route(request, self.replicas(), committed.number, tried)
+        return None if decision is None else self._upstreams[decision.candidates[0].address]
+
     async def route(self, request: Request, tried: Collection[str] = (), timeout_s: float | None = None) -> Upstream:
         """Where a request goes: waits until some replica may serve it. `tried`: instance ids of replicas that have
         failed for it. Raises NoReplicaError after `timeout_s`, or after the fleet's own limit."""
         limit_s = self.settings.wait_ready_s
         until_s = time.monotonic() + (limit_s if timeout_s is None else min(timeout_s, limit_s))
         while True:
-            committed = self.committed
-            if committed is not None:
-                decision = self.chain.route(request, self.replicas(), committed.number, tried)
-                if decision is not None:
-                    return self._upstreams[decision.candidates[0].address]
-            try:  # nothing was awaited since the decision, so no change was missed
+            if (chosen := self.choose(request, tried)) is not None:
+                return chosen
+            try:  # nothing was awaited since the choice, so no change was missed
                 async with asyncio.timeout(max(0.0, until_s - time.monotonic())):
                     await self.states_changed.wait()
             except TimeoutError:

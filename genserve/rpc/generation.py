@@ -11,6 +11,7 @@ from genserve.engine.protocol import Engine, GeneratingEngine
 from genserve.rpc.answers import Answers
 from genserve.rpc.convert.generation_request import detokenize_input, generation_request, tokenize_input
 from genserve.rpc.convert.generation_response import to_response
+from genserve.rpc.convert.token_columns import Slots, first_slot
 from genserve.rpc.received import Received
 from genserve.rpc.streams.generate_many import GenerateMany
 from genserve.rpc.streams.turns import Turns, Writer
@@ -89,8 +90,9 @@ class GenerationServicer(GenerationServiceServicer):
         context: "ServicerContext[Any, generation_pb2.GenerateManyResponse]",
     ) -> None:
         """Writes deltas of all requests of the stream; ends them when the client goes away."""
+        slots = Slots(first_slot(context.invocation_metadata() or ()))
         await context.send_initial_metadata(self._initial_metadata)
-        await GenerateMany(self._engine, self._board, context.write).run(request_iterator)
+        await GenerateMany(self._engine, self._board, context.write, slots).run(request_iterator)
 
     async def Abort(  # type: ignore[override]
         self, request: Received[generation_pb2.AbortRequest], context: "ServicerContext[Any, Any]"

@@ -1,4 +1,5 @@
-"""A TCP link to a daemon that can be cut, as the kernel cuts it when the process at one end is killed."""
+"""A TCP link to a daemon that can be cut, as the kernel cuts it when the process at one end is killed, or can fall
+silent, as when a host vanishes."""
 
 import asyncio
 from types import TracebackType
@@ -14,8 +15,8 @@ class BreakableLink:
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._passing = asyncio.Event()
-        self._passing.set()
+        self._flows = asyncio.Event()
+        self._flows.set()
         self.address = ""
         self.num_bytes = 0
         """Bytes towards the daemon so far."""
@@ -31,6 +32,7 @@ class BreakableLink:
         assert self._server is not None
         self._server.close()
         self.cut()
+        self._flows.set()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def cut(self) -> None:
@@ -38,24 +40,24 @@ class BreakableLink:
         for writer in self._writers:
             writer.transport.abort()
 
-    def refuse(self) -> None:
-        """Does so, and takes no new ones: the daemon is gone."""
-        assert self._server is not None
-        self._server.close()
+    def kill(self) -> None:
+        """Resets every connection, and takes no more."""
+        if self._server is not None:
+            self._server.close()
         self.cut()
 
-    async def listen_again(self) -> None:
-        """At the same address, after `refuse`."""
-        host, _, port = self.address.rpartition(":")
-        self._server = await asyncio.start_server(self._accept, host, int(port))
-
-    def hold(self) -> None:
-        """Passes nothing on, without a word to either end, until `let_go`: a host that has vanished."""
-        self._passing.clear()
+    def silence(self) -> None:
+        """From now on nothing passes, and nobody is told: a host that has vanished."""
+        self._flows.clear()
 
     def let_go(self) -> None:
-        """Passes on again, with what was held."""
-        self._passing.set()
+        """Everything passes again, also what was held."""
+        self._flows.set()
+
+    async def listen_again(self) -> None:
+        """At the same address, after `kill`."""
+        host, _, port = self.address.rpartition(":")
+        self._server = await asyncio.start_server(self._accept, host, int(port))
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -76,7 +78,7 @@ class BreakableLink:
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, counted: int) -> None:
         try:
             while data := await reader.read(64 << 10):
-                await self._passing.wait()
+                await self._flows.wait()
                 self.num_bytes += counted * len(data)
                 writer.write(data)
                 await writer.drain()

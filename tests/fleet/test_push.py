@@ -203,7 +203,7 @@ async def test_a_replica_that_dies_while_a_push_arrives(lost: int) -> None:
                 push.send(0, 3 << 20)
                 await asyncio.sleep(0.3)
                 dead = addressed[lost][0]
-                dead.refuse()
+                dead.kill()
                 push.send(3 << 20, len(data_of(1)))
                 with pytest.raises(grpc.aio.AioRpcError):
                     await push.end()

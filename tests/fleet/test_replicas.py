@@ -119,7 +119,7 @@ async def test_a_replica_that_is_killed_is_out_at_once_and_back_when_it_answers(
             link.cut()
             await fleet.until(lambda: len(router.fleet.ready) == 1)
             await fleet.until_ready(2)
-            link.refuse()
+            link.kill()
             await fleet.until(lambda: len(router.fleet.ready) == 1)
             state, reason = router.fleet.where(router.find(link.address).member)
             assert (state, bool(reason)) == (ReplicaState.UNHEALTHY, True)
@@ -142,7 +142,7 @@ async def test_a_replica_that_falls_silent_is_out_after_its_deadline() -> None:
             await fleet.until_ready(2)
             await asyncio.sleep(1.5)
             assert len(router.fleet.ready) == 2, "idle is not silent"
-            link.hold()
+            link.silence()
             await fleet.until(lambda: len(router.fleet.ready) == 1)
             assert "said nothing for 0.7 s" in router.fleet.where(router.find(link.address).member)[1]
             link.let_go()

@@ -56,7 +56,7 @@ def update(token: int, *, first: bool = False, last: bool = False) -> Generation
     return GenerationUpdate(PromptInfo(2, 0, None, None) if first else None, [delta], Usage(2, 0, 1) if last else None)
 
 
-@dataclass
+@dataclass(eq=False)
 class ScriptedStream:
     """Gives what the test puts: updates, of which the one with a usage is the last, or an error to raise. `closed` is
     set by `close`."""
@@ -187,11 +187,12 @@ async def serving(
     checkpoint: CheckpointIndex | None = CHECKPOINT,
     max_staging_bytes: int = MAX_STAGING_BYTES,
     processes: DaemonProcesses | None = None,
+    instance_id: str = "test",
 ) -> AsyncIterator[Daemon]:
     """Everything but the engine is real. `processes` that count as the daemon's own; by default one that is not this
     one, in which the trainer runs as well."""
     engine, leases = GeneratingEngine(), LeaseTable()
-    board = StateBoard(engine, lambda: leases.active, "test")
+    board = StateBoard(engine, lambda: leases.active, instance_id)
     pauses = PauseController(engine, leases, board)
     resident = ResidentStore(None, enabled=True)
     applier = PushApplier(engine, pauses, board, resident)

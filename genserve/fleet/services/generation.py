@@ -1,17 +1,127 @@
-"""Stub until the branch forward is merged."""
+"""GenerationService of a router."""
 
-from typing import Any
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError, Message
 
+from genserve.errors import DrainingError, EngineDeadError, GenserveError, InvalidFieldError, UnavailableError
 from genserve.fleet.fleet import Fleet
+from genserve.fleet.forward.generate import Generate, remaining_s
+from genserve.fleet.forward.generate_many import GenerateMany
+from genserve.fleet.forward.waiting import Waiting
+from genserve.fleet.upstream import Upstream
+from genserve.routing.replica import ReplicaState, Request
+from genserve.v1 import generation_pb2
+
+if TYPE_CHECKING:
+    from grpc.aio import ServicerContext
+
+T = TypeVar("T")
+M = TypeVar("M", bound=Message)
+
+ANSWER_TIMEOUT_S: Final = 30.0
+"""Of an abort, and of a prompt that is turned into tokens for a request that is resumed."""
 
 
 class FleetGeneration:
-    """Stub."""
+    """Tokens from the replicas. Messages are bytes on both sides; these are coroutines that write, as those of a
+    daemon."""
 
-    def __init__(self, fleet: Fleet) -> None: ...
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._waiting = Waiting()
+        self._turn = 0
+
+    async def Generate(self, request: bytes, context: "ServicerContext[bytes, bytes]") -> None:
+        """Writes what one replica answers, or another one if that does not begin to."""
+        await Generate(self._fleet, self._waiting, self._tokenize, context).run(request)
+
+    async def GenerateMany(
+        self, request_iterator: AsyncIterator[bytes], context: "ServicerContext[bytes, bytes]"
+    ) -> None:
+        """Writes what the replicas answer to the requests of a stream."""
+        await GenerateMany(self._fleet, self._waiting, self._tokenize, context).run(request_iterator)
+
+    async def Abort(self, request: bytes, context: "ServicerContext[bytes, bytes]") -> bytes:
+        """Ends requests on all replicas, and those that wait for one."""
+        message = _read(generation_pb2.AbortRequest, request)
+        waited = self._waiting.abort(None if message.all else message.request_ids)
+        states = (ReplicaState.READY, ReplicaState.SYNCING, ReplicaState.DRAINING)
+        timeout_s = _least(remaining_s(context))
+
+        async def ask(upstream: Upstream) -> generation_pb2.AbortResponse | None:
+            try:
+                return await upstream.ask(upstream.generation.Abort, message, timeout_s)
+            except (UnavailableError, EngineDeadError):
+                return None  # and so are its requests
+
+        asked = await asyncio.gather(*(ask(upstream) for upstream in self._fleet.in_state(*states)))
+        answers = [answer for answer in asked if answer is not None]
+        aborted = dict.fromkeys([*waited, *(each for answer in answers for each in answer.aborted_ids)])
+        unknown = dict.fromkeys(each for each in message.request_ids if each not in aborted)
+        response = generation_pb2.AbortResponse(aborted_ids=aborted, unknown_ids=() if message.all else unknown)
+        if answers:
+            response.state.CopyFrom(answers[0].state)
+        return response.SerializeToString()
+
+    async def Tokenize(self, request: bytes, context: "ServicerContext[bytes, bytes]") -> bytes:
+        """Token ids of text or a chat, from any replica."""
+        message = _read(generation_pb2.TokenizeRequest, request)
+        answer = await self._ask_any(lambda up: up.generation.Tokenize, message, remaining_s(context))
+        return bytes(answer.SerializeToString())
+
+    async def Detokenize(self, request: bytes, context: "ServicerContext[bytes, bytes]") -> bytes:
+        """Text of token ids, from any replica."""
+        message = _read(generation_pb2.DetokenizeRequest, request)
+        answer = await self._ask_any(lambda up: up.generation.Detokenize, message, remaining_s(context))
+        return bytes(answer.SerializeToString())
+
+    async def _tokenize(self, request: generation_pb2.TokenizeRequest) -> generation_pb2.TokenizeResponse:
+        return await self._ask_any(lambda up: up.generation.Tokenize, request, None)
+
+    async def _ask_any(
+        self, method: Callable[[Upstream], Callable[..., Awaitable[T]]], message: Message, limit_s: float | None
+    ) -> T:
+        """What a replica answers: the next one in turn, and another one if that is lost."""
+        timeout_s = _least(limit_s)
+        ready = self._fleet.ready
+        self._turn += 1
+        in_turn = [ready[(self._turn + index) % len(ready)] for index in range(len(ready))]
+        lost: GenserveError | None = None
+        for upstream in in_turn or [await self._fleet.route(Request(), (), timeout_s)]:
+            try:
+                return await upstream.ask(method(upstream), message, timeout_s)
+            except (UnavailableError, EngineDeadError, DrainingError) as error:
+                lost = error
+        raise lost if lost is not None else UnavailableError("no replica answers")
 
 
-def add_generation(server: grpc.aio.Server, servicer: Any) -> None:
-    """Stub."""
+def add_generation(server: grpc.aio.Server, servicer: FleetGeneration) -> None:
+    """Adds the service, with messages that are bytes."""
+    service = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"]
+    kinds: dict[tuple[bool, bool], Callable[..., grpc.RpcMethodHandler[Any, Any]]] = {
+        (False, False): grpc.unary_unary_rpc_method_handler,
+        (False, True): grpc.unary_stream_rpc_method_handler,
+        (True, True): grpc.stream_stream_rpc_method_handler,
+    }
+    handlers = {
+        method.name: kinds[method.client_streaming, method.server_streaming](getattr(servicer, method.name))
+        for method in service.methods
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, handlers),))
+    server.add_registered_method_handlers(service.full_name, handlers)
+
+
+def _least(limit_s: float | None) -> float:
+    return ANSWER_TIMEOUT_S if limit_s is None else min(limit_s, ANSWER_TIMEOUT_S)
+
+
+def _read(kind: type[M], data: bytes) -> M:
+    try:
+        return kind.FromString(data)
+    except DecodeError:
+        raise InvalidFieldError.of("frame", "is not a message of this method") from None

@@ -2,10 +2,17 @@
 GenerateMany: one column of a message takes all rows at once."""
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Final
 
 from genserve.engine.generation import GenerationUpdate, SequenceDelta
+from genserve.errors import InvalidFieldError
 from genserve.v1 import generation_pb2
+from genserve.words import FIRST_SLOT_KEY, SLOTS_PER_CALL
+
+MAX_FIRST_SLOT: Final = (1 << 32) - SLOTS_PER_CALL
+"""A slot is a uint32."""
+_MAX_DIGITS: Final = 10
 
 _VALUES_PER_ROW = 8
 """The cost of a row besides its tokens, characters and log-probabilities, in those."""
@@ -14,19 +21,30 @@ _Kind = tuple[int, int, bool]
 """What the rows of one TokenColumns share: weight version, width of the log-probabilities (-1 = none), token ids."""
 
 
-class Slots:
-    """Numbers of the sequences of one stream: as many as were ever in use at once."""
+def first_slot(metadata: Iterable[tuple[str, str | bytes]]) -> int:
+    """Where the numbers of the sequences of a call begin, by its metadata. Raises InvalidFieldError."""
+    text = next((value for key, value in metadata if key == FIRST_SLOT_KEY), "0")
+    if not (isinstance(text, str) and text.isdecimal() and len(text) <= _MAX_DIGITS and int(text) <= MAX_FIRST_SLOT):
+        raise InvalidFieldError.of(FIRST_SLOT_KEY, f"must be a number in [0, {MAX_FIRST_SLOT}]")
+    return int(text)
 
-    def __init__(self) -> None:
+
+class Slots:
+    """Numbers of the sequences of one stream: as many as were ever in use at once, up to `limit`, from `first` on."""
+
+    def __init__(self, first: int = 0, limit: int = SLOTS_PER_CALL) -> None:
         self._free: list[int] = []  # a heap
         self._freed: list[int] = []  # by the message that is being built
-        self._num_slots = 0
+        self._next = first
+        self._end = first + limit
 
     def take(self, count: int) -> list[int]:
-        """Numbers for so many sequences, the smallest ones that are free."""
+        """Numbers for so many sequences, the smallest ones that are free. None at all if there are not so many."""
+        if len(self._free) + self._end - self._next < count:
+            return []
         while len(self._free) < count:
-            self._free.append(self._num_slots)  # larger than all others, so the heap stays one
-            self._num_slots += 1
+            self._free.append(self._next)  # larger than all others, so the heap stays one
+            self._next += 1
         return [heapq.heappop(self._free) for _ in range(count)]
 
     def free(self, slots: Sequence[int]) -> None:

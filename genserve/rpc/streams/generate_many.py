@@ -71,12 +71,12 @@ class GenerateMany:
     what comes: memory is bounded by the outputs themselves.
     """
 
-    def __init__(self, engine: GeneratingEngine, board: HasPhase, write: Write) -> None:
+    def __init__(self, engine: GeneratingEngine, board: HasPhase, write: Write, slots: Slots | None = None) -> None:
         self._engine = engine
         self._board = board
         self._write = write
         self._running: dict[str, _Running] = {}
-        self._slots = Slots()
+        self._slots = Slots() if slots is None else slots
         self._ready: deque[_Running] = deque()
         self._refused: deque[tuple[str, GenserveError]] = deque()
         self._wake = asyncio.Event()
@@ -107,7 +107,7 @@ class GenerateMany:
             try:
                 action = await received.read(self._action)
             except Exception as error:  # too large to be read, or not a message
-                await self._refuse(_named_in(received.head), error)
+                await self._refuse(named_in(received.head), error)
                 continue
             if action.error is not None:
                 await self._refuse(action.request_id, action.error)
@@ -188,15 +188,19 @@ class GenerateMany:
     def _fill(self, item: generation_pb2.GenerateManyItem, running: _Running, update: GenerationUpdate) -> None:
         fill_response(item.response, update, running.stream.request_id)
         if running.slots is None and running.num_slots and update.usage is None:
-            running.slots = self._slots.take(running.num_slots)
-            item.slots.extend(running.slots)
+            slots = self._slots.take(running.num_slots)
+            if slots:
+                running.slots = slots
+                item.slots.extend(slots)
+            else:
+                running.num_slots = 0  # it goes on in items
 
     async def _close(self, reading: "asyncio.Task[None]") -> None:
         await asyncio.wait([reading])  # it may be about to begin another request
         await asyncio.gather(*(running.stream.close() for running in self._running.values()))
 
 
-def _named_in(head: bytes) -> str:
+def named_in(head: bytes) -> str:
     """The id of the request at the beginning of an unparsed GenerateManyRequest; "" if the client did not write it
     first."""
     try:

@@ -1,0 +1,145 @@
+"""Where one request has been tried, and where it is tried next."""
+
+import asyncio
+import time
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Final
+
+from genserve.errors import (
+    DrainingError,
+    EngineDeadError,
+    EngineTaintedError,
+    GenserveError,
+    NoReplicaError,
+    QueueFullError,
+    ReplicaLostError,
+    RequestIdInUseError,
+    UnavailableError,
+    WeightVersionMismatchError,
+)
+from genserve.fleet.fleet import Fleet
+from genserve.fleet.upstream import Upstream
+from genserve.routing.replica import Request
+
+MAX_LOST: Final = 3
+"""A request that is there whenever a replica dies may be why: it is not given to all of them in turn."""
+PROGRESS_TOKENS: Final = 16
+"""A replica that dies after so many tokens of a request does not die of it."""
+PAUSE_S: Final = 0.25
+"""Before a replica that was tried is tried again, because there is no other: it may start again, or come back."""
+
+LOST: Final = (UnavailableError, EngineDeadError, DrainingError)
+"""The replica is gone, or about to go."""
+
+
+class Attempts:
+    """One request. `choose` or `next` says where it goes, and counts it there until the next choice or `end`. `failed`
+    is told if that was in vain."""
+
+    def __init__(self, fleet: Fleet, request: Request, remaining_s: float | None = None) -> None:
+        self.request = request
+        self._fleet = fleet
+        limit_s = fleet.settings.wait_ready_s
+        self._wait_s = limit_s if remaining_s is None else min(limit_s, remaining_s)
+        self._until_s = time.monotonic() + self._wait_s
+        self._instance_id = ""
+        self._carried = ExitStack()
+        self._tried: set[str] = set()
+        self._lost: list[str] = []
+        self._full: QueueFullError | None = None
+        self._refusal: GenserveError | None = None
+
+    def choose(self) -> Upstream | None:
+        """Where it goes now, None if it has to wait. Raises WeightVersionMismatchError if the fleet has no such version
+        yet, as a daemon does."""
+        fleet, request = self._fleet, self._known()
+        chosen = fleet.choose(request, self._tried)
+        if chosen is None:
+            self._check_version(request)
+            return None
+        return self._sent_to(chosen)
+
+    async def next(self, *, has_begun: bool = False) -> Upstream:
+        """Where it goes, once some replica may serve it. Raises NoReplicaError, and what the replicas say if all refuse
+        it. `has_begun`: a part of the answer is delivered, so no refusal counts as long as there is time."""
+        fleet = self._fleet
+        while True:
+            if (chosen := self.choose()) is not None:
+                return chosen
+            request = self._known()
+            left_s = self._until_s - time.monotonic()
+            if not self._tried:
+                return self._sent_to(await fleet.route(request, (), max(0.0, left_s)))
+            refusal = self._full if self._full is not None else self._refusal
+            if refusal is not None and not has_begun and not fleet.elsewhere(request, self._tried):
+                raise refusal
+            if left_s <= 0:
+                raise NoReplicaError(fleet.why_none(request), retry_after_s=1.0)
+            await asyncio.sleep(min(PAUSE_S, left_s))
+            if not fleet.elsewhere(request, self._tried):
+                self._tried.clear()
+
+    def failed(self, error: GenserveError, upstream: Upstream) -> None:
+        """The replica did not serve it, and nothing of its answer was delivered. Raises the error to answer if it is
+        not to be tried elsewhere."""
+        self.end()
+        if isinstance(error, DrainingError):
+            pass
+        elif isinstance(error, LOST):
+            self._count_lost(upstream)
+        elif isinstance(error, QueueFullError):
+            self._full = error
+        elif isinstance(error, WeightVersionMismatchError):
+            self._check_version(self.request, error)
+            self._refusal = error
+        elif isinstance(error, EngineTaintedError):
+            self._refusal = error
+        elif not (isinstance(error, RequestIdInUseError) and upstream.address in self._lost):
+            raise error  # of a connection that broke, the daemon may not know yet
+        self._tried.add(self._instance_id)
+
+    def begin_again(self, upstream: Upstream, num_tokens: int) -> None:
+        """The replica is lost after so many tokens, and the request goes on elsewhere: it may wait as long as at first.
+        Raises ReplicaLostError if it has lost too many replicas."""
+        self.end()
+        if num_tokens >= PROGRESS_TOKENS:
+            self._lost.clear()
+        self._count_lost(upstream)
+        self._until_s = time.monotonic() + self._wait_s
+        self._tried.add(self._instance_id)
+
+    def end(self) -> None:
+        """It counts nowhere any more."""
+        self._carried.close()
+
+    def _count_lost(self, upstream: Upstream) -> None:
+        self._lost.append(upstream.address)
+        if len(self._lost) >= MAX_LOST:
+            lost = ", ".join(self._lost)
+            raise ReplicaLostError(f"replicas were lost with this request, one after the other: {lost}")
+
+    def _sent_to(self, upstream: Upstream) -> Upstream:
+        self._carried.close()
+        self._carried.enter_context(self._fleet.carrying(self.request, upstream))
+        engine = upstream.member.engine
+        self._instance_id = engine.instance_id if engine is not None else ""
+        return upstream
+
+    def _known(self) -> Request:
+        """The request. Nobody may know its adapter yet, or it may not exist: the replica says so."""
+        request = self.request
+        if request.lora_name and not self._fleet.elsewhere(request, ()):
+            return replace(request, lora_name="")
+        return request
+
+    def _check_version(self, request: Request, error: WeightVersionMismatchError | None = None) -> None:
+        committed, asked = self._fleet.committed, request.min_weight_version
+        if committed is None or asked is None or asked <= committed.number:
+            return
+        if error is None and self._fleet.elsewhere(request, ()):
+            return  # those that have it were tried
+        raise error or WeightVersionMismatchError(
+            f"version {committed.number} is served, the request needs {asked}",
+            metadata={"weight_version": str(committed.number)},
+        )

@@ -1,0 +1,97 @@
+"""One upstream call of a client's GenerateMany: to one replica, opened when it is first needed."""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Final
+
+import grpc.aio
+
+from genserve.errors import GenserveError
+from genserve.fleet.forward.attempts import Attempts
+from genserve.fleet.forward.forwarded import Forwarded
+from genserve.fleet.forward.resume import Resumption
+from genserve.fleet.upstream import Upstream
+from genserve.rpc.status import to_message
+from genserve.tensors.varint import read_varint
+from genserve.v1 import generation_pb2
+from genserve.words import FIRST_SLOT_KEY, SLOTS_PER_CALL
+
+_COLUMNS_TAG: Final = 0x12  # of `columns` in GenerateManyResponse
+
+
+@dataclass(slots=True)
+class Running:
+    """A request of the stream. `data`: what is sent to a replica, b"" if it will not be sent again. `leg`: where it
+    runs, None while it waits. `num_here`: items from there. `is_aborted`: the client has ended it."""
+
+    forwarded: Forwarded
+    attempts: Attempts
+    data: bytes
+    leg: "Leg | None" = None
+    num_here: int = 0
+    has_begun: bool = False
+    is_aborted: bool = False
+    aborted: "asyncio.Future[None] | None" = None
+
+    @property
+    def request_id(self) -> str:
+        """Its id in the stream."""
+        return self.forwarded.request_id
+
+    @property
+    def resumption(self) -> Resumption | None:
+        """How it goes on elsewhere, None if it may not."""
+        return self.forwarded.resumption
+
+    def error(self, error: GenserveError) -> generation_pb2.GenerateManyItem:
+        """Its end by an error."""
+        return generation_pb2.GenerateManyItem(request_id=self.request_id, error=to_message(error))
+
+    def response(self, response: generation_pb2.GenerateResponse) -> generation_pb2.GenerateManyItem:
+        """Its end by an answer of the router."""
+        return generation_pb2.GenerateManyItem(request_id=self.request_id, response=response)
+
+
+@dataclass(slots=True, eq=False)
+class Leg:
+    """An upstream call. `number`: which of the numbers of slots are its own. `requests`: those that it carries, by
+    their ids."""
+
+    upstream: Upstream
+    number: int
+    call: "grpc.aio.StreamStreamCall[bytes, bytes]"
+    requests: dict[str, Running] = field(default_factory=dict)
+    idle: asyncio.TimerHandle | None = None
+    _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @classmethod
+    def open(cls, upstream: Upstream, number: int, timeout_s: float | None) -> "Leg":
+        """Begins the call."""
+        metadata = ((FIRST_SLOT_KEY, str(number * SLOTS_PER_CALL)),)
+        return cls(upstream, number, upstream.generate_many(timeout=timeout_s, metadata=metadata))
+
+    async def write(self, data: bytes) -> None:
+        """Sends a message. If the call has ended, its reader tells that."""
+        try:
+            async with self._writing:
+                await self.call.write(data)
+        except (grpc.aio.AioRpcError, grpc.aio.InternalError, asyncio.InvalidStateError):
+            pass
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+
+
+def has_only_columns(frame: bytes) -> bool:
+    """Whether a GenerateManyResponse has no items: it tells of no request that begins or ends."""
+    position, end = 0, len(frame)
+    try:
+        while position < end:
+            if frame[position] != _COLUMNS_TAG:
+                return False
+            length, position = read_varint(frame, position + 1)
+            position += length
+    except (IndexError, ValueError):
+        return False
+    return position == end

@@ -1,0 +1,160 @@
+"""A router before daemons whose engines do as they are told: real sockets, and links that break."""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import grpc.aio
+
+from genserve.config import ServeConfig
+from genserve.engine.generation import (
+    Finish,
+    FinishReason,
+    GenerationUpdate,
+    LogprobColumns,
+    PromptInfo,
+    SequenceDelta,
+    Usage,
+    WeightSpan,
+)
+from genserve.fleet.fleet import Fleet
+from genserve.fleet.member import Member
+from genserve.fleet.services.generation import FleetGeneration, add_generation
+from genserve.fleet.settings import FleetSettings
+from genserve.fleet.upstream import Upstream
+from genserve.fleet.watch import Watch
+from genserve.routing.names import make_chain, parse_policies
+from genserve.rpc.listener import add_port, make_server
+from genserve.v1.generation_pb2_grpc import GenerationServiceStub
+from tests.faults.breakable_link import BreakableLink
+from tests.rpc.conftest import MAX_MESSAGE_BYTES, Daemon, ScriptedStream, serving
+
+if TYPE_CHECKING:
+    from genserve.v1.generation_pb2_grpc import GenerationServiceAsyncStub
+
+SETTINGS = FleetSettings(heartbeat_s=0.2, report_interval_s=0.1, silence_s=1.0, connect_timeout_s=5.0, wait_ready_s=3.0)
+LIMIT_S = 30.0  # far above what a busy machine takes
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Returns when it does."""
+    async with asyncio.timeout(LIMIT_S):
+        while not holds():
+            await asyncio.sleep(0.002)
+
+
+@dataclass
+class ScriptedFleet:
+    """`daemons` and the `links` that the router reaches them by; `address` is the router's."""
+
+    daemons: list[Daemon]
+    links: list[BreakableLink]
+    fleet: Fleet
+    service: FleetGeneration
+    channel: grpc.aio.Channel
+    address: str
+
+    @property
+    def generation(self) -> "GenerationServiceAsyncStub":
+        return GenerationServiceStub(self.channel)
+
+    async def running(self, request_id: str, besides: ScriptedStream | None = None) -> tuple[int, ScriptedStream]:
+        """Where a request runs, and the engine's side of it, once the server waits for its next update. `besides`: not
+        this one of it."""
+        found: list[tuple[int, ScriptedStream]] = []
+
+        def looks() -> bool:
+            found[:] = [
+                (number, stream)
+                for number, daemon in enumerate(self.daemons)
+                for stream in daemon.engine.streams
+                if stream.request_id == request_id and stream is not besides and not stream.is_finished
+            ]
+            return bool(found)
+
+        await until(looks)
+        await found[0][1].waiting.wait()
+        return found[0]
+
+    @property
+    def num_submitted(self) -> list[int]:
+        """Requests that each engine was given."""
+        return [len(daemon.engine.requests) for daemon in self.daemons]
+
+    async def alone(self, number: int) -> None:
+        """Returns when this replica alone is ready; the others are killed."""
+        for index, link in enumerate(self.links):
+            if index != number:
+                link.kill()
+        await until(lambda: [each.address for each in self.fleet.ready] == [self.links[number].address])
+
+
+@asynccontextmanager
+async def scripted_fleet(
+    count: int = 3, settings: FleetSettings = SETTINGS, policies: str = "requests", versions: tuple[int, ...] = ()
+) -> AsyncIterator[ScriptedFleet]:
+    """`versions`: what the replicas serve, if not 0. They count as ready whatever it is, as during a commit."""
+    async with AsyncExitStack() as stack:
+        config = ServeConfig(port=0, max_message_bytes=MAX_MESSAGE_BYTES)
+        daemons = [
+            await stack.enter_async_context(serving(config, instance_id=f"instance-{number}"))
+            for number in range(count)
+        ]
+        for daemon, version in zip(daemons, versions, strict=False):
+            daemon.engine.weight_version = version
+        links = [await stack.enter_async_context(BreakableLink(daemon.address)) for daemon in daemons]
+        chain = make_chain(parse_policies(policies), random.Random(0), time.monotonic)
+        fleet = Fleet(settings, chain)
+        upstreams = [Upstream(Member(link.address)) for link in links]
+        for upstream in upstreams:
+            stack.push_async_callback(upstream.close)
+            fleet.add(upstream)
+        watches = [asyncio.create_task(Watch(fleet, upstream).run()) for upstream in upstreams]
+        service = FleetGeneration(fleet)
+        server = make_server(MAX_MESSAGE_BYTES)
+        add_generation(server, service)
+        address = f"127.0.0.1:{add_port(server, '127.0.0.1:0')}"
+        await server.start()
+        stack.push_async_callback(server.stop, 0)
+        channel = await stack.enter_async_context(
+            grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)])
+        )
+        try:
+            await until(lambda: all(member.version is not None for member in fleet.members))
+            fleet.settle()
+            await until(lambda: len(fleet.ready) == count)
+            yield ScriptedFleet(daemons, links, fleet, service, channel, address)
+        finally:
+            for watch in watches:
+                watch.cancel()
+            await asyncio.wait(watches)
+
+
+def tokens(
+    ids: list[int],
+    start: int = 0,
+    version: int = 0,
+    *,
+    prompt: int | None = None,
+    finish: FinishReason | None = None,
+    index: int = 0,
+    num_prompt_tokens: int = 2,
+    with_logprobs: bool = False,
+) -> GenerationUpdate:
+    """New tokens of a sequence from `start` on, all under one version. `prompt`: the number of the prompt's tokens, on
+    the first message. `finish`: on the last one."""
+    end = start + len(ids)
+    spans = [WeightSpan(version, start, end)] if ids else []
+    logprobs = LogprobColumns([-float(i) for i in ids], [1] * len(ids), 0, [], []) if with_logprobs else None
+    whole = [WeightSpan(version, 0, end)] if end else []
+    total = sum(-float(i) for i in ids) if with_logprobs else None
+    last = None if finish is None else Finish(finish, None, end, whole, total)
+    return GenerationUpdate(
+        None if prompt is None else PromptInfo(prompt, 1, None, None),
+        [SequenceDelta(index, ids, "", logprobs, spans, last)],
+        None if finish is None else Usage(num_prompt_tokens, 1, end),
+    )
