@@ -9,6 +9,7 @@ from genserve.errors import GenserveError
 from genserve.fleet.everywhere import everywhere
 from genserve.fleet.fleet import Fleet
 from genserve.fleet.push.applied import merged
+from genserve.fleet.push.relay import is_lost
 from genserve.fleet.upstream import Upstream
 from genserve.fleet.version import Version
 from genserve.v1 import weights_pb2
@@ -35,7 +36,8 @@ async def commit_everywhere(
             upstream.member.version = None  # what it serves has to be asked
     if not answers:
         fleet.refresh()
-        raise failures[0].again()
+        # One that did not answer may have committed: this must not look as if nothing had changed.
+        raise next((error for error in failures if is_lost(error)), failures[0]).again()
     log.info("push %s is committed on %d of %d replicas after %.3f s", request.push_id, len(answers), len(replicas),
              time.monotonic() - began_s)  # fmt: skip
     fleet.refresh()

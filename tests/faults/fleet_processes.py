@@ -1,0 +1,125 @@
+"""Real daemons behind a real router, each in a process of its own, at addresses that outlive them."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess
+
+_START_TIMEOUT_S = 60.0
+_KV_CACHE_BYTES = 64 << 20
+
+
+class RouterProcess:
+    """`genserve route`. `address` is where it listens."""
+
+    def __init__(self, flags: Sequence[str], log: Path) -> None:
+        with log.open("ab") as stderr:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "genserve", "route", *flags],
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+                process_group=0,
+            )
+        timer = threading.Timer(_START_TIMEOUT_S, self.kill)
+        timer.start()
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        timer.cancel()
+        if " on " not in line:
+            raise AssertionError(f"the router ended with {self.process.wait()}:\n{log.read_text()[-4000:]}")
+        self.address = line.rsplit(" on ", 1)[1].strip()
+
+    def kill(self) -> None:
+        """Ends it, without a word."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def stop(self) -> int:
+        """Asks it to drain; the exit status."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(30)
+
+
+class FleetProcesses:
+    """So many daemons on one checkpoint, and their router."""
+
+    def __init__(self, checkpoint: Path, directory: Path, num_replicas: int, router_flags: Sequence[str] = ()) -> None:
+        self._checkpoint = checkpoint
+        self._directory = directory
+        self._router_flags = router_flags
+        self._lives = [0] * num_replicas
+        self.addresses = [f"127.0.0.1:{port}" for port in _free_ports(num_replicas + 1)]
+        self.router_address = self.addresses.pop()
+        self.daemons: list[DaemonProcess] = []
+        self.router: RouterProcess | None = None
+
+    @contextmanager
+    def running(self) -> Iterator["FleetProcesses"]:
+        """Everything runs inside the block, and is killed behind it."""
+        with ExitStack() as stack:
+            stack.callback(self._kill)
+            self.daemons = [self._started(index) for index in range(len(self.addresses))]
+            for daemon in self.daemons:
+                daemon.wait_serving()
+            self.start_router()
+            yield self
+
+    def start_router(self) -> None:
+        """At the same address as before."""
+        replicas = [flag for address in self.addresses for flag in ("--replica", address)]
+        port = self.router_address.rpartition(":")[2]
+        flags = ["--port", port, *replicas, *self._router_flags]
+        self.router = RouterProcess(flags, self._directory / "router")
+
+    def restart_router(self) -> None:
+        """After a kill."""
+        assert self.router is not None
+        self.router.kill()
+        self.start_router()
+
+    def kill(self, index: int) -> None:
+        """A daemon with its engine."""
+        self.daemons[index].kill()
+
+    def restart(self, index: int) -> None:
+        """With its checkpoint, as an orchestrator would; does not wait until it serves."""
+        self._lives[index] += 1
+        self.daemons[index] = self._started(index)
+
+    def signal(self, index: int, number: signal.Signals) -> None:
+        """Sends a signal to a daemon and its engine."""
+        os.killpg(self.daemons[index].process.pid, number)
+
+    @property
+    def log(self) -> str:
+        """What the router said."""
+        return (self._directory / "router").read_text(errors="replace")
+
+    def _started(self, index: int) -> DaemonProcess:
+        flags = ["--model", str(self._checkpoint), *SMALL_ENGINE, "--kv-cache-memory-bytes", str(_KV_CACHE_BYTES)]
+        flags += ["--port", self.addresses[index].rpartition(":")[2]]
+        return DaemonProcess(flags, self._directory / f"daemon.{index}.{self._lives[index]}")
+
+    def _kill(self) -> None:
+        for daemon in self.daemons:
+            daemon.kill()
+        if self.router is not None:
+            self.router.kill()
+
+
+def _free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [int(each.getsockname()[1]) for each in sockets]

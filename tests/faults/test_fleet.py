@@ -1,0 +1,197 @@
+"""Four real daemons behind a router: replicas and the router are killed, frozen and restarted."""
+
+import asyncio
+import signal
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from genserve.client import AsyncClient, Generation, WeightSpan
+from genserve.errors import ReplicaLostError
+from tests.faults.fleet_processes import FleetProcesses
+from tests.faults.fleet_states import all_ready, ready, until
+from tests.support import models
+
+NUM_REPLICAS = 4
+PROMPT = [5, 6, 7]
+
+
+@pytest.fixture(scope="module")
+def fleet(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetProcesses]:
+    """Kept for all tests: each leaves all replicas ready."""
+    flags = ["--silence", "3s", "--policy", "round-robin"]
+    with FleetProcesses(checkpoints["a"], tmp_path_factory.mktemp("fleet"), NUM_REPLICAS, flags).running() as running:
+        yield running
+
+
+@pytest.fixture
+async def client(fleet: FleetProcesses) -> AsyncIterator[AsyncClient]:
+    """Of the router."""
+    async with AsyncClient(fleet.router_address) as client:
+        await until(client, all_ready)
+        yield client
+
+
+async def push(client: AsyncClient, checkpoint: Path) -> int:
+    """The next version."""
+    version = (await client.status()).state.weight_version + 1
+    await client.push_weights(checkpoint, version=version, timeout_s=120)
+    return version
+
+
+async def serve_alike(fleet: FleetProcesses, version: int) -> None:
+    """All daemons say the same of a prompt, under this version."""
+    answers = []
+    for address in fleet.addresses:
+        async with AsyncClient(address) as client:
+            assert (await client.status()).state.weight_version == version
+            answers.append((await client.generate(PROMPT, max_tokens=12, ignore_eos=True, temperature=0)).token_ids)
+    assert all(answer == answers[0] for answer in answers)
+
+
+async def streamed(client: AsyncClient, **options: Any) -> tuple[list[int], list[WeightSpan]]:
+    """The tokens of an answer that comes token by token, and the spans of its finish."""
+    tokens: list[int] = []
+    spans: list[WeightSpan] = []
+    async with client.stream(PROMPT, ignore_eos=True, **options) as deltas:
+        async for delta in deltas:
+            for output in delta.outputs:
+                tokens += output.token_ids
+                if output.finish is not None:
+                    spans = output.finish.weight_spans
+    return tokens, spans
+
+
+def versions(generation: Generation) -> list[int]:
+    """Of its spans."""
+    return [span.version for span in generation.sequences[0].weight_spans]
+
+
+async def test_a_push_reaches_all_while_they_serve(
+    fleet: FleetProcesses, client: AsyncClient, checkpoints: dict[str, Path]
+) -> None:
+    """Streams go on, each under the old version and then the new one."""
+    running = [
+        asyncio.create_task(client.generate(PROMPT, max_tokens=400, ignore_eos=True)) for _ in range(2 * NUM_REPLICAS)
+    ]
+    await until(client, lambda replicas: all(each.inflight == 2 for each in replicas.replicas))
+    version = await push(client, checkpoints["b"])
+    after = await client.generate(PROMPT, max_tokens=4, ignore_eos=True)
+    assert versions(after) == [version]
+    for task in running:
+        assert versions(await task) in ([version - 1, version], [version])
+    await serve_alike(fleet, version)
+
+
+async def test_a_replica_that_is_killed_ends_its_own_streams_only(
+    fleet: FleetProcesses, client: AsyncClient, checkpoints: dict[str, Path]
+) -> None:
+    """It is out within a second; when it is back with the base checkpoint, it serves nothing before it has fetched the
+    version of the fleet."""
+    version = await push(client, checkpoints["b"])
+    streams = [asyncio.create_task(streamed(client, max_tokens=600)) for _ in range(2 * NUM_REPLICAS)]
+    await until(client, lambda replicas: all(each.inflight == 2 for each in replicas.replicas))
+    await asyncio.sleep(0.5)  # until all have tokens
+    killed_s = time.monotonic()
+    fleet.kill(1)
+    await until(client, lambda replicas: fleet.addresses[1] not in ready(replicas), timeout_s=5)
+    print(f"out of rotation after {time.monotonic() - killed_s:.2f} s")
+    outcomes = await asyncio.gather(*streams, return_exceptions=True)
+    lost = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+    assert [type(each) for each in lost] == [ReplicaLostError] * 2, lost
+    assert fleet.addresses[1] in str(lost[0])
+    fleet.restart(1)
+    seen: list[int] = []
+    while not all_ready(await client.list_replicas()):
+        seen += versions(await client.generate(PROMPT, max_tokens=4, ignore_eos=True))
+    assert set(seen) == {version}
+    await serve_alike(fleet, version)
+
+
+async def test_streams_that_may_be_resumed_are(fleet: FleetProcesses, client: AsyncClient) -> None:
+    """Elsewhere, from the tokens that were delivered; greedy tokens are those of a run that was not broken."""
+    expected = (await client.generate(PROMPT, max_tokens=600, ignore_eos=True, temperature=0.0)).token_ids
+    running = [
+        asyncio.create_task(streamed(client, max_tokens=600, temperature=0.0, text=False, resume=True))
+        for _ in range(NUM_REPLICAS)
+    ]
+    await until(client, lambda replicas: all(each.inflight == 1 for each in replicas.replicas))
+    await asyncio.sleep(0.5)
+    fleet.kill(2)
+    for task in running:
+        tokens, spans = await task
+        assert tokens == expected
+        assert (spans[0].start, spans[-1].end) == (0, 600)
+    fleet.restart(2)
+    await until(client, all_ready)
+
+
+async def test_a_replica_that_freezes_is_out_after_its_silence(fleet: FleetProcesses, client: AsyncClient) -> None:
+    """No connection breaks, and nothing but the watch tells."""
+    fleet.signal(3, signal.SIGSTOP)
+    try:
+        await until(client, lambda replicas: fleet.addresses[3] not in ready(replicas), timeout_s=15)
+        for _ in range(2 * NUM_REPLICAS):
+            await client.generate(PROMPT, max_tokens=4, ignore_eos=True)
+    finally:
+        fleet.signal(3, signal.SIGCONT)
+    await until(client, all_ready)
+
+
+async def test_a_replica_that_misses_a_push_catches_up(
+    fleet: FleetProcesses, client: AsyncClient, checkpoints: dict[str, Path]
+) -> None:
+    """It is away when the push comes, and is back with the old version."""
+    fleet.signal(0, signal.SIGSTOP)
+    try:
+        await until(client, lambda replicas: fleet.addresses[0] not in ready(replicas), timeout_s=15)
+        version = await push(client, checkpoints["a"])
+    finally:
+        fleet.signal(0, signal.SIGCONT)
+    await until(client, all_ready)
+    await serve_alike(fleet, version)
+
+
+async def test_a_router_that_is_killed_between_the_phases(
+    fleet: FleetProcesses, client: AsyncClient, checkpoints: dict[str, Path]
+) -> None:
+    """Nobody serves what was only prepared; the push that is repeated goes on where it was."""
+    version = (await client.status()).state.weight_version
+    await client.push_weights(
+        checkpoints["b"], version=version + 1, push_id="between", attempt="a", action="prepare", timeout_s=120
+    )
+    fleet.restart_router()
+    async with AsyncClient(fleet.router_address) as again:
+        await until(again, all_ready)
+        assert (await again.status()).state.weight_version == version
+        await serve_alike(fleet, version)
+        await again.push_weights(checkpoints["b"], version=version + 1, push_id="between", attempt="a", timeout_s=120)
+        await until(again, all_ready)
+    await serve_alike(fleet, version + 1)
+
+
+async def test_a_router_that_is_killed_while_some_have_committed(
+    fleet: FleetProcesses, client: AsyncClient, checkpoints: dict[str, Path]
+) -> None:
+    """The version is committed: the next router brings it to all."""
+    version = (await client.status()).state.weight_version + 1
+    await client.push_weights(
+        checkpoints["a"], version=version, push_id="some", attempt="a", action="prepare", timeout_s=120
+    )
+    assert fleet.router is not None
+    fleet.router.kill()
+    async with AsyncClient(fleet.addresses[2]) as replica:
+        await replica.commit_push("some")
+    fleet.start_router()
+    async with AsyncClient(fleet.router_address) as again:
+        await until(again, lambda replicas: all_ready(replicas) and replicas.weight_version == version)
+    await serve_alike(fleet, version)
+
+
+def test_the_checkpoints_differ(checkpoints: dict[str, Path]) -> None:
+    """Otherwise nothing here could fail."""
+    a, b = (models.load_tensors(checkpoints[name]) for name in "ab")
+    assert any((a[name] != b[name]).any() for name in a)
