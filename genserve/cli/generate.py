@@ -32,6 +32,7 @@ _PASSED_ON: Final[tuple[tuple[str, Any, str], ...]] = (
     ("priority", int, "requests with smaller values run first"),
     ("min-weight-version", int, "refuse the request while an older version is served"),
     ("request-id", str, "name of the request"),
+    ("session-id", str, "requests with the same one go to the same replica of a fleet"),
 )
 
 

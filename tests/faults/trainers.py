@@ -11,10 +11,10 @@ from typing import Any
 
 from genserve.client import AsyncClient, PushResult
 from genserve.errors import GenserveError
-from tests.faults.breakable_link import BreakableLink
 from tests.faults.contents import mixed
 from tests.faults.history import START_CONTENT, PushIntent
 from tests.faults.recorder import AnswerLost, Recorder
+from tests.support.breakable_link import BreakableLink
 from tests.support.raw_push import RawPush
 
 _STAGING_TTL_S = 20.0

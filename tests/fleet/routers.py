@@ -10,8 +10,8 @@ from genserve.config import ServeConfig
 from genserve.fleet.serve import RouteConfig, RunningRouter, start_router
 from genserve.fleet.settings import FleetSettings
 from genserve.routing.replica import ReplicaState
-from tests.rpc.conftest import Daemon, serving
 from tests.rpc.peers import CHECKPOINT
+from tests.support.scripted_daemon import Daemon, serving
 
 QUICK = FleetSettings(
     heartbeat_s=0.1, report_interval_s=0.1, silence_s=2.0, settle_s=5.0, wait_ready_s=10.0, straggler_s=2.0

@@ -30,8 +30,8 @@ from genserve.fleet.watch import Watch
 from genserve.routing.names import make_chain, parse_policies
 from genserve.rpc.listener import add_port, make_server
 from genserve.v1.generation_pb2_grpc import GenerationServiceStub
-from tests.faults.breakable_link import BreakableLink
-from tests.rpc.conftest import MAX_MESSAGE_BYTES, Daemon, ScriptedStream, serving
+from tests.support.breakable_link import BreakableLink
+from tests.support.scripted_daemon import MAX_MESSAGE_BYTES, Daemon, ScriptedStream, serving
 
 if TYPE_CHECKING:
     from genserve.v1.generation_pb2_grpc import GenerationServiceAsyncStub

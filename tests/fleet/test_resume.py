@@ -10,7 +10,7 @@ from genserve.errors import InvalidFieldError, QueueFullError
 from genserve.fleet.forward.resume import check_resume
 from genserve.v1 import generation_pb2
 from tests.fleet.scripted_fleet import ScriptedFleet, tokens, until
-from tests.rpc.conftest import field_of, reason_of
+from tests.support.scripted_daemon import field_of, reason_of
 
 Request = generation_pb2.GenerateRequest
 Response = generation_pb2.GenerateResponse

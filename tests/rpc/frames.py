@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from genserve.v1 import weights_pb2
-from tests.rpc.conftest import Daemon
+from tests.support.scripted_daemon import Daemon
 
 DATA = hashlib.sha256(b"1").digest()
 Frame = weights_pb2.PushWeightsRequest

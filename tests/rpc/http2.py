@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from tests.rpc.conftest import Daemon
+from tests.support.scripted_daemon import Daemon
 
 SETTINGS, PING, GOAWAY = 4, 6, 7
 """Types of frames."""

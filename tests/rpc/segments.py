@@ -10,8 +10,8 @@ import torch
 
 from genserve.errors import PushNotFoundError
 from genserve.v1 import weights_pb2
-from tests.rpc.conftest import Daemon
 from tests.rpc.frames import DATA, Frame
+from tests.support.scripted_daemon import Daemon
 
 WEIGHTS = {
     "a": numpy.frombuffer(DATA[:16], "float32").copy(),

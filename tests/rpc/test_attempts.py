@@ -12,8 +12,8 @@ import pytest
 from genserve.client import AsyncClient
 from genserve.errors import PushConflictError
 from genserve.v1 import weights_pb2
-from tests.rpc.conftest import Daemon, reason_of
 from tests.rpc.frames import DATA, END, Frame, header, push, refused
+from tests.support.scripted_daemon import Daemon, reason_of
 
 OTHER = hashlib.sha256(b"other").digest()
 APPLIED = weights_pb2.PUSH_STATE_APPLIED

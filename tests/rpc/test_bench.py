@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from genserve.cli import main
 from genserve.control.conditions import Phase
-from tests.rpc.conftest import Daemon, update
+from tests.support.scripted_daemon import Daemon, update
 
 
 async def bench(daemon: Daemon, *arguments: str) -> int:

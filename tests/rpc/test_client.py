@@ -23,8 +23,8 @@ from genserve.errors import (
     UnavailableError,
     WeightVersionMismatchError,
 )
-from tests.rpc.conftest import Daemon
 from tests.rpc.served import weights
+from tests.support.scripted_daemon import Daemon
 
 
 @pytest.fixture

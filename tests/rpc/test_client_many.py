@@ -16,8 +16,8 @@ from genserve.errors import (
     UnavailableError,
 )
 from genserve.v1 import generation_pb2
-from tests.rpc.conftest import Daemon, update
 from tests.support.phases import enter_phase
+from tests.support.scripted_daemon import Daemon, update
 
 Request = generation_pb2.GenerateManyRequest
 Response = generation_pb2.GenerateManyResponse

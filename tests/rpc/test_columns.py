@@ -27,7 +27,7 @@ from genserve.engine.generation import (
 )
 from genserve.errors import EngineDeadError, GenserveError
 from genserve.v1 import generation_pb2, types_pb2
-from tests.rpc.conftest import Daemon, ScriptedStream, serving
+from tests.support.scripted_daemon import Daemon, ScriptedStream, serving
 
 Request = generation_pb2.GenerateManyRequest
 Response = generation_pb2.GenerateManyResponse

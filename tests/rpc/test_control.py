@@ -20,8 +20,9 @@ from genserve.rpc.convert.control import ServerFacts
 from genserve.rpc.watchers import Watchers
 from genserve.v1 import control_pb2, types_pb2, weights_pb2
 from genserve.weights.lora.loader import LoraLoader
-from tests.rpc.conftest import MAX_MESSAGE_BYTES, MAX_STAGING_BYTES, Daemon, busier, field_of, reason_of
+from tests.rpc.conftest import busier
 from tests.support.phases import enter_phase
+from tests.support.scripted_daemon import MAX_MESSAGE_BYTES, MAX_STAGING_BYTES, Daemon, field_of, reason_of
 from tests.support.scripted_engine import Gate
 
 

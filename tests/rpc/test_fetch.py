@@ -16,8 +16,8 @@ from genserve.weights.push.pulled_push import PulledPush
 from genserve.worker import fetch
 from genserve.worker.contract.calls import Fetch, Progress
 from genserve.worker.fetch import FetchedBytes
-from tests.rpc.conftest import Daemon
 from tests.rpc.served import weights
+from tests.support.scripted_daemon import Daemon
 from tests.support.scripted_engine import Gate
 
 RANK = "dp0:pp0:pcp0:tp1"

@@ -14,8 +14,8 @@ from genserve.errors import (
     QueueFullError,
 )
 from genserve.v1 import generation_pb2
-from tests.rpc.conftest import Daemon, ScriptedStream, reason_of, serving, update
 from tests.support.phases import enter_phase
+from tests.support.scripted_daemon import Daemon, ScriptedStream, reason_of, serving, update
 
 Request = generation_pb2.GenerateManyRequest
 Response = generation_pb2.GenerateManyResponse

@@ -11,8 +11,8 @@ from genserve.control.conditions import Phase
 from genserve.errors import EngineDeadError, GenserveError, QueueFullError
 from genserve.v1 import generation_pb2
 from genserve.v1.generation_pb2_grpc import GenerationServiceStub
-from tests.rpc.conftest import Daemon, field_of, reason_of, update
 from tests.support.phases import enter_phase
+from tests.support.scripted_daemon import Daemon, field_of, reason_of, update
 
 PROMPT = generation_pb2.GenerateRequest(text="hi")
 RETRY_POLICY = {

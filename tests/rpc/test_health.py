@@ -8,8 +8,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from genserve.control.conditions import EngineCondition, Phase
 from genserve.rpc.server import SERVICE_NAMES
-from tests.rpc.conftest import Daemon
 from tests.support.phases import enter_phase
+from tests.support.scripted_daemon import Daemon
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING

@@ -3,9 +3,9 @@
 import struct
 
 from genserve.v1 import control_pb2, weights_pb2
-from tests.rpc.conftest import Daemon, field_of, reason_of
 from tests.rpc.frames import header, refused
 from tests.rpc.http2 import ACK, GOAWAY, PING, SETTINGS, connected, frame_bytes, frame_of
+from tests.support.scripted_daemon import Daemon, field_of, reason_of
 
 MAX_FRAME_SIZE, MAX_HEADER_LIST_SIZE = 5, 6
 """Settings of HTTP/2."""

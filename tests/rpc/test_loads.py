@@ -24,9 +24,9 @@ from genserve.rpc.frames import peer as peer_module
 from genserve.tensors.safetensors import StoredTensor, write_safetensors
 from genserve.v1 import weights_pb2
 from genserve.wire import manifest_message
-from tests.rpc.conftest import Daemon, serving
 from tests.rpc.peers import CHECKPOINT, MIB, TOTAL_BYTES, LyingPeer, content, data_of, listening, weights
 from tests.support.paced_push import PacedPush
+from tests.support.scripted_daemon import Daemon, serving
 
 Start = Callable[[], Any]
 

@@ -13,7 +13,7 @@ from genserve.cli import main
 from genserve.client import AsyncClient, Lora
 from genserve.errors import InvalidFieldError, LoraNotFoundError, ManifestMismatchError, UnsupportedError
 from tests.rpc.adapter import CONFIG, TENSORS
-from tests.rpc.conftest import Daemon
+from tests.support.scripted_daemon import Daemon
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from genserve.client.weights.sources import tensor_sources
 from genserve.v1 import control_pb2, weights_pb2
 from genserve.wire import manifest_message
 from tests.rpc.adapter import CONFIG, TENSORS
-from tests.rpc.conftest import Daemon, field_of, reason_of
 from tests.rpc.frames import END, Frame, push, refused
+from tests.support.scripted_daemon import Daemon, field_of, reason_of
 
 CONFIG_TEXT = json.dumps(CONFIG | {"target_modules": ["q"]})
 

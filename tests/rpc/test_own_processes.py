@@ -10,10 +10,10 @@ import pytest
 
 from genserve.config import ServeConfig
 from genserve.memory.daemon_processes import DaemonProcesses
-from tests.rpc.conftest import Daemon, field_of, serving
 from tests.rpc.frames import END, header, push, refused
 from tests.rpc.segments import memory, pipe, segment
 from tests.support.descriptor_holders import child, stranger
+from tests.support.scripted_daemon import Daemon, field_of, serving
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from genserve.config import ServeConfig
-from tests.rpc.conftest import Daemon, serving
 from tests.rpc.rank import NUM_RANKS, Model, stepped, weights
+from tests.support.scripted_daemon import Daemon, serving
 from tests.support.warm import process
 
 Answers = list[list[dict[str, Any]]]

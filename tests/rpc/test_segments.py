@@ -11,9 +11,9 @@ import grpc.aio
 import pytest
 
 from genserve.v1 import weights_pb2
-from tests.rpc.conftest import Daemon, field_of, reason_of
 from tests.rpc.frames import DATA, END, Frame, chunk, header, push, refused
 from tests.rpc.segments import has_bytes, memory, pipe, segment
+from tests.support.scripted_daemon import Daemon, field_of, reason_of
 
 
 async def test_memory_of_a_peer_on_this_host_is_copied(daemon: Daemon) -> None:

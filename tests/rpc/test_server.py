@@ -20,8 +20,8 @@ from genserve.rpc.listener import bind, require_free
 from genserve.rpc.server import SERVICE_NAMES
 from genserve.v1 import control_pb2
 from genserve.v1.control_pb2_grpc import ControlServiceStub
-from tests.rpc.conftest import Daemon, serving
 from tests.rpc.http2 import ACK, PING, SETTINGS, connected, frame_bytes, frame_of
+from tests.support.scripted_daemon import Daemon, serving
 
 
 async def reflect(daemon: Daemon, version: str, **request: str) -> reflection_pb2.ServerReflectionResponse:

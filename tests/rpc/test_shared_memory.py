@@ -8,9 +8,9 @@ import pytest
 from genserve.client import AsyncClient
 from genserve.config import ServeConfig
 from genserve.errors import InvalidFieldError, UnsupportedError
-from tests.rpc.conftest import Daemon, field_of, serving
 from tests.rpc.frames import DATA, END, header, refused
 from tests.rpc.segments import WEIGHTS, memory, segment
+from tests.support.scripted_daemon import Daemon, field_of, serving
 
 
 def num_segments() -> int:

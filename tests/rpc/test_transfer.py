@@ -5,7 +5,7 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from genserve.v1 import control_pb2, types_pb2, weights_pb2
-from tests.rpc.conftest import Daemon, field_of, reason_of
+from tests.support.scripted_daemon import Daemon, field_of, reason_of
 
 Init, Start = weights_pb2.InitWeightTransferRequest, weights_pb2.StartWeightUpdateRequest
 Update, Finish = weights_pb2.UpdateWeightsRequest, weights_pb2.FinishWeightUpdateRequest

@@ -9,7 +9,7 @@ import torch
 
 from genserve.errors import ManifestMismatchError, PushRolledBackError, UnsupportedError
 from genserve.integrations.trl import VLLMClient
-from tests.rpc.conftest import Daemon
+from tests.support.scripted_daemon import Daemon
 
 METADATA = [("a", "float32", [4]), ("b", "bfloat16", [8])]
 

@@ -10,9 +10,9 @@ from google.rpc import error_details_pb2
 from genserve.config import ServeConfig
 from genserve.control.conditions import Phase
 from genserve.v1 import weights_pb2
-from tests.rpc.conftest import CHECKPOINT, Daemon, detail_of, field_of, reason_of, serving
 from tests.rpc.frames import DATA, END, Frame, chunk, header, push, refused
 from tests.support.phases import enter_phase
+from tests.support.scripted_daemon import CHECKPOINT, Daemon, detail_of, field_of, reason_of, serving
 
 
 async def test_a_push_is_applied_and_its_outcome_can_be_asked_for(daemon: Daemon) -> None:

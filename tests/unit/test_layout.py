@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
-AREAS = {"engine", "faults", "gpu", "rpc", "unit"}
+AREAS = {"engine", "faults", "fleet", "gpu", "rpc", "unit"}
 """The others are no tests: what they share, the harness of benchmarks and an environment with TRL."""
 
 

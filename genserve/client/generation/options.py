@@ -131,9 +131,23 @@ class GenerateOptions(SamplingOptions, StopOptions, ConstraintOptions, OutputOpt
     """Refuse the request while the served version is smaller."""
     engine_params: Mapping[str, Any] | None
     """Any other field of vLLM's SamplingParams."""
+    session_id: str | None
+    """Requests with the same one go to the same replica of a fleet, as long as it can serve them. A daemon ignores
+    it."""
+    resume: bool | None
+    """Whether the request goes on elsewhere if the replica of a fleet that runs it is lost; default False. Only with
+    text=False, and without n, constraint, penalties, stop strings, bad_words and engine_params. A daemon ignores it."""
 
 
-_UNCHANGED: Final = ("request_id", "lora_name", "priority", "data_parallel_rank", "min_weight_version")
+_UNCHANGED: Final = (
+    "request_id",
+    "lora_name",
+    "priority",
+    "data_parallel_rank",
+    "min_weight_version",
+    "session_id",
+    "resume",
+)
 _STOP_FIELDS: Final = {"stop": "strings", "stop_token_ids": "token_ids", "time_budget_s": "time_budget"}
 _STOP_OPTIONS: Final = {field: option for option, field in _STOP_FIELDS.items()}
 

@@ -35,6 +35,7 @@ def test_every_option_reaches_a_field_of_its_own() -> None:
         "stream_interval": 3, "add_generation_prompt": True, "continue_final_message": True,
         "template_params": {"x": 3}, "request_id": "x", "lora_name": "x", "priority": 3, "data_parallel_rank": 3,
         "cache_salt": "x", "min_weight_version": 3, "engine_params": {"x": 3},
+        "session_id": "x", "resume": True,
     }  # fmt: skip
     assert values.keys() == GenerateOptions.__annotations__.keys()
     chat = [{"role": "user", "content": "hi"}]

@@ -181,7 +181,8 @@ def test_every_option_of_a_request() -> None:
         },
     }
     assert options.keys() == GenerateOptions.__annotations__.keys() - {
-        "json_schema", "grammar", "structural_tag", "choice", "json_object"
+        "json_schema", "grammar", "structural_tag", "choice", "json_object",
+        "session_id", "resume",  # for a router
     }  # fmt: skip
     message = sent(generate_request([said(each) for each in prompt.messages], options))  # type: ignore[arg-type]
     info = distinct(EngineInfo, max_model_len=4096, vocab_size=100)
