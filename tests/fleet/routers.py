@@ -61,6 +61,7 @@ async def routed(
     """So many daemons, all ready."""
     async with AsyncExitStack() as stack:
         daemons = [await stack.enter_async_context(replica()) for _ in range(num_replicas)]
+        daemons.sort(key=lambda daemon: daemon.address)  # a push goes from the first one to the last
         async with over(daemons, settings, policies, **config) as fleet:
             await fleet.until_ready()
             yield fleet

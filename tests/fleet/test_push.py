@@ -86,6 +86,17 @@ async def test_a_replica_that_cannot_prepare_changes_nothing_anywhere() -> None:
         assert served(fleet) == [1, 1, 1]
 
 
+async def test_what_the_first_replica_refuses_is_freed_on_all() -> None:
+    """The error is its own, and the next push passes."""
+    async with routed(3) as fleet:
+        fleet.daemons[0].engine.fails["prepare_weights"] = ManifestMismatchError("no room for it")
+        with pytest.raises(ManifestMismatchError, match="no room for it"):
+            await fleet.client.push_weights(weights(1), version=1, timeout_s=30, push_id="p")
+        assert served(fleet) == [0, 0, 0]
+        await fleet.client.push_weights(weights(1), version=1, timeout_s=30)
+        assert served(fleet) == [1, 1, 1]
+
+
 async def test_with_min_replicas_the_others_go_on_without_it() -> None:
     """It gets no requests until it has fetched the version."""
     settings = FleetSettings(heartbeat_s=0.1, report_interval_s=0.1, min_replicas=2)

@@ -5,11 +5,11 @@ import logging
 import time
 from collections.abc import AsyncIterator, Sequence
 
-from genserve.errors import ApplyInProgressError, FleetPushError, GenserveError
+from genserve.errors import ApplyInProgressError, FleetPushError, GenserveError, PushTruncatedError
 from genserve.fleet.everywhere import everywhere
 from genserve.fleet.fleet import Fleet
 from genserve.fleet.push.commit import commit_everywhere
-from genserve.fleet.push.relay import relay
+from genserve.fleet.push.relay import is_lost, relay
 from genserve.fleet.push.spread import Spread
 from genserve.fleet.upstream import Upstream
 from genserve.v1 import weights_pb2
@@ -36,6 +36,7 @@ class FleetPush:
         self._asked = header.action or weights_pb2.PUSH_ACTION_APPLY
         self._spread: Spread | None = None
         self._finishing: asyncio.Task[weights_pb2.PushWeightsResponse] | None = None
+        self._is_refused = False
         self.num_streams = 0
 
     @property
@@ -67,6 +68,9 @@ class FleetPush:
             heads = self.replicas if self._is_lora else (self.head,)
             received = await relay(own, frames, heads, timeout_s)
             return await self._finished(received[0])
+        except GenserveError as error:
+            self._note(error)
+            raise
         finally:
             await self._leave()
 
@@ -86,6 +90,9 @@ class FleetPush:
             return await self._finished(
                 weights_pb2.PushWeightsResponse(push=answer.push, applied=answer.applied, state=answer.state)
             )
+        except GenserveError as error:
+            self._note(error)
+            raise
         finally:
             await self._leave()
 
@@ -114,11 +121,18 @@ class FleetPush:
                 getattr(request, field).CopyFrom(getattr(header, field))
         self._spread = Spread(request, self.replicas, self._fleet.settings.fanout)
 
+    def _note(self, error: GenserveError) -> None:
+        """What the head has refused is refused for all. What was cut off may still go on."""
+        if not is_lost(error) and not isinstance(error, PushTruncatedError):
+            self._is_refused = True
+
     async def _leave(self) -> None:
         self.num_streams -= 1
         if self.is_over and self._spread is not None:
             spread, self._spread = self._spread, None
             await spread.end()
+            if self._is_refused and self._finishing is None:
+                await asyncio.shield(everywhere(self.replicas[1:], self._discard_on))
 
     async def _finished(self, received: weights_pb2.PushWeightsResponse) -> weights_pb2.PushWeightsResponse:
         """Waits for the outcome. What was begun goes on if the trainer does not wait for it."""
