@@ -26,8 +26,14 @@ async def commit_everywhere(
 ) -> weights_pb2.CommitPushResponse:
     """Commits at once on all of these replicas. From the first success on, requests go only to replicas that have
     committed; those that have failed catch up by themselves. Raises the error of one if none has succeeded."""
-    began_s = time.monotonic()
-    outcomes = await everywhere(replicas, lambda upstream: _commit(fleet, upstream, request))
+    committed_s: list[float] = []
+
+    async def commit(upstream: Upstream) -> weights_pb2.CommitPushResponse:
+        answer = await _commit(fleet, upstream, request)
+        committed_s.append(time.monotonic())
+        return answer
+
+    outcomes = await everywhere(replicas, commit)
     answers = [outcome for outcome in outcomes.values() if not isinstance(outcome, GenserveError)]
     failures = [outcome for outcome in outcomes.values() if isinstance(outcome, GenserveError)]
     for upstream, outcome in outcomes.items():
@@ -38,8 +44,9 @@ async def commit_everywhere(
         fleet.refresh()
         # One that did not answer may have committed: this must not look as if nothing had changed.
         raise next((error for error in failures if is_lost(error)), failures[0]).again()
-    log.info("push %s is committed on %d of %d replicas after %.3f s", request.push_id, len(answers), len(replicas),
-             time.monotonic() - began_s)  # fmt: skip
+    skew_s = max(committed_s) - min(committed_s)
+    counts = f"{len(answers)} of {len(replicas)} replicas"
+    log.info("push %s is committed on %s, the last %.3f s after the first", request.push_id, counts, skew_s)
     fleet.refresh()
     applied = merged([answer.applied for answer in answers if answer.HasField("applied")])
     return weights_pb2.CommitPushResponse(push=answers[0].push, applied=applied)
