@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING, TextIO
 
 from genserve.cli.options import Subparsers, add_apply_options, add_connection_options, count, open_client, seconds
+from genserve.cli.streams import print_json
 
 if TYPE_CHECKING:
     from genserve.client import PushProgress, PushResult
@@ -96,9 +97,7 @@ def add_version_options(parser: argparse.ArgumentParser, *, default: str) -> Non
 def print_result(result: "PushResult", args: argparse.Namespace) -> int:
     """Prints the outcome of a push, as the options say. Returns the exit status."""
     if args.json:
-        from google.protobuf.json_format import MessageToJson
-
-        print(MessageToJson(result.message, indent=None))
+        print_json(result.message)
     else:
         print_outcome(result)
         if result.push.state == "prepared":

@@ -227,17 +227,39 @@ async def test_status_is_a_table(genserve: Command) -> None:
     ]
 
 
-async def test_status_as_json_and_on_every_change(genserve: Command) -> None:
-    """A line a status, and in each how new weights are taken."""
+async def test_status_shows_where_else_the_daemon_serves(daemon: ScriptedDaemon, genserve: Command) -> None:
+    """The ports of its front ends, and that of its OpenAI server."""
+    daemon.frontend_ports, daemon.openai_port = [4001, 4002], 8000
+    _, output, _ = await genserve("status")
+    assert output.splitlines()[-2:] == ["serving  2 front ends, on ports 4001, 4002", "openai   HTTP on port 8000"]
+
+
+async def test_status_as_json_and_on_every_change(daemon: ScriptedDaemon, genserve: Command) -> None:
+    """A line a status, and in each how new weights are taken and where else the daemon serves."""
+    daemon.frontend_ports, daemon.openai_port = [4001, 4002], 8000
     _, output, _ = await genserve("status", "--watch", "--json")
     lines = [json.loads(line) for line in output.splitlines()]
-    assert {(line.pop("weightUpdate"), line.pop("weightUpdateReason")) for line in lines} == {
-        ("beside", "there is room")
-    }
+    for line in lines:
+        assert (line.pop("weightUpdate"), line.pop("weightUpdateReason")) == ("beside", "there is room")
+        assert (line.pop("frontendPorts"), line.pop("numFrontendsDown"), line.pop("openaiPort")) == (
+            [4001, 4002],
+            0,
+            8000,
+        )
     messages = [ParseDict(line, control_pb2.WatchStatusResponse()) for line in lines]
     assert [message.load.running for message in messages] == [0, 1]
-    _, output, _ = await genserve("status", "--json")
-    assert json.loads(output)["load"]["running"] == 3
+
+
+async def test_json_has_zeros_and_empty_lists(genserve: Command, checkpoint: str) -> None:
+    """A program that reads them need not know that protobuf's JSON leaves them out."""
+    status = json.loads((await genserve("status", "--json"))[1])
+    assert (status["state"]["weightVersion"], status["state"]["pauses"]) == (0, [])
+    assert (status["load"]["running"], status["load"]["waiting"]) == (3, 0)
+    assert (status["frontendPorts"], status["openaiPort"]) == ([], 0)
+    first = json.loads((await genserve("generate", "x", "--json"))[1].splitlines()[0])
+    assert first["outputs"][0]["index"] == 0
+    pushed = json.loads((await genserve("push", checkpoint, "--validate", "--json"))[1])
+    assert (pushed["push"]["issues"], pushed["push"]["receivedBytes"]) == ([], "0")
 
 
 # --- errors and usage

@@ -77,6 +77,9 @@ class ScriptedDaemon(
         self.renewed = asyncio.Event()
         self.resumed: list[str] = []
         self.watches: list[control_pb2.WatchStatusRequest] = []
+        # GetServerInfo
+        self.frontend_ports: list[int] = []
+        self.openai_port = 0
         # Sleep
         self.sleeps: list[Message] = []
         self.asleep_tags: list[str] = []
@@ -322,6 +325,8 @@ class ScriptedDaemon(
             versions=versions,
             weight_update="beside",
             weight_update_reason="there is room",
+            frontend_ports=self.frontend_ports,
+            openai_port=self.openai_port,
             state=self.state(),
         )
 
