@@ -42,10 +42,11 @@ from genserve.frontends.supervisor import FrontEnds
 from genserve.frontends.template import Template, fork_template
 from genserve.ingest.relay import IngestSettings
 from genserve.ingest.supervisor import IngestProcesses
+from genserve.listening import require_free
 from genserve.memory.allocator import freeze_objects, keep_freed_memory
 from genserve.memory.words import SharedWords
 from genserve.rpc.generation import abort_with
-from genserve.rpc.server import SERVER_OPTIONS, ServerParts, require_free, start_server
+from genserve.rpc.server import SERVER_OPTIONS, ServerParts, start_server
 from genserve.signals import children_ignore_interrupts, stop_on_signals
 from genserve.weights.apply import PushApplier
 from genserve.weights.lora import files as lora_files

@@ -5,10 +5,8 @@ all addresses of a server.
 """
 
 import asyncio
-import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Protocol
 
 import grpc.aio
@@ -26,6 +24,7 @@ from genserve.engine.types import EngineInfo
 from genserve.frontends.supervisor import FrontEnds
 from genserve.ingest import protocol as ingest_protocol
 from genserve.ingest.supervisor import IngestProcesses
+from genserve.listening import require_unused
 from genserve.memory.daemon_processes import DaemonProcesses
 from genserve.memory.host import host_id
 from genserve.rpc import health
@@ -249,29 +248,12 @@ def bind(server: grpc.aio.Server, host: str, port: int, uds: str) -> str:
     for clients: the TCP one if there is one. Raises OSError naming an address that cannot be used."""
     address = ""
     if uds:
-        _refuse_socket_in_use(uds)
+        require_unused(uds)
         address = f"unix:{uds}"
         _add_port(server, address)
     if port != -1:
         address = joined(host, _add_port(server, joined(host, port)))
     return address
-
-
-def require_free(host: str, port: int, uds: str) -> None:
-    """Raises OSError naming an address that `bind` could not use: better before the start of the engine than after."""
-    if uds:
-        if not Path(uds).parent.is_dir():
-            raise OSError(f"cannot listen on unix:{uds}: {Path(uds).parent} is not a directory")
-        _refuse_socket_in_use(uds)
-    if port == -1:
-        return
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-    except OSError as error:
-        raise OSError(f"cannot listen on {joined(host, port)}: {error.strerror}") from error
 
 
 def _add_port(server: grpc.aio.Server, address: str) -> int:
@@ -282,15 +264,3 @@ def _add_port(server: grpc.aio.Server, address: str) -> int:
     if port == 0:
         raise OSError(f"cannot listen on {address}")
     return port
-
-
-def _refuse_socket_in_use(path: str) -> None:
-    # gRPC removes an existing socket, even that of a running server.
-    if not Path(path).is_socket():
-        return
-    with socket.socket(socket.AF_UNIX) as probe:
-        try:
-            probe.connect(path)
-        except OSError:
-            return
-    raise OSError(f"cannot listen on unix:{path}: another process listens there")
