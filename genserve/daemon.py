@@ -43,6 +43,7 @@ from genserve.frontends.template import Template, fork_template
 from genserve.ingest.relay import IngestSettings
 from genserve.ingest.supervisor import IngestProcesses
 from genserve.listening import require_free
+from genserve.log_lines import PREFIX, write_log_lines
 from genserve.memory.allocator import freeze_objects, keep_freed_memory
 from genserve.memory.words import SharedWords
 from genserve.rpc.generation import abort_with
@@ -84,6 +85,7 @@ def main(argv: Sequence[str]) -> int:
     except ValueError as error:
         parser.error(str(error))
     keep_freed_memory()
+    write_log_lines()
     try:
         vllm_config.check_flags(flags, config.weight_update)
         openai_flags.check_flags(flags, config)
@@ -337,4 +339,4 @@ async def _cancel(tasks: Sequence["asyncio.Task[None]"]) -> None:
 
 
 def _say(line: str) -> None:
-    print(f"genserve: {line}", file=sys.stderr, flush=True)
+    print(f"{PREFIX}{line}", file=sys.stderr, flush=True)
