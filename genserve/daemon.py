@@ -119,7 +119,7 @@ async def serve(
         directory = local_directory(args.model)
         opened = None if directory is None else open_checkpoint(directory, _say)
         engine = await _start_engine(config, args)
-        stopped = stack.enter_context(_stopped_by_signal(config))
+        stopped = stack.enter_context(_stopped_by_signal())
         stack.push_async_callback(engine.stop)
         opened = opened_as_loaded(opened, directory, engine.checkpoint_directory, _say)
         daemon = await _build_services(config, engine, opened, args.load_format.lower(), template, stack)
@@ -132,7 +132,7 @@ async def serve(
         freeze_objects()
         daemon.announce(args.model, began_s)
         failure = await daemon.run_until_stopped(stopped)
-        return await daemon.drain() if failure is None else await daemon.fail(failure)
+        return await daemon.drain(stopped.signal_name) if failure is None else await daemon.fail(failure)
 
 
 async def _start_engine(config: ServeConfig, args: AsyncEngineArgs) -> VllmEngine:
@@ -195,9 +195,10 @@ class _Daemon:
         waiting.cancel()
         return self._failure()
 
-    async def drain(self) -> int:
+    async def drain(self, signal_name: str) -> int:
         """Lets running work end, within the drain timeout. Returns the exit status."""
         parts = self.parts
+        _say(f"{signal_name}: draining, {parts.config.drain_timeout_s:g} s at most; a second signal exits at once")
         drain = Drain(self.engine, parts.board, parts.pauses, parts.transfers, parts.pushes, self.http)
         try:
             drained = await drain.run(parts.config.drain_timeout_s)
@@ -279,16 +280,22 @@ def _sweep() -> None:
         _say(f"removed shared memory of killed engines: {', '.join(swept)}")
 
 
+class _Stopped(asyncio.Event):
+    """Set by the first signal, whose name it then has."""
+
+    signal_name = ""
+
+    def stop(self, signal_name: str) -> None:
+        """Says nothing: a daemon that has failed does not drain."""
+        self.signal_name = signal_name
+        self.set()
+
+
 @contextmanager
-def _stopped_by_signal(config: ServeConfig) -> Iterator[asyncio.Event]:
+def _stopped_by_signal() -> Iterator[_Stopped]:
     """Set by the first signal; a second one exits at once."""
-    stopped = asyncio.Event()
-
-    def stop(signal_name: str) -> None:
-        _say(f"{signal_name}: draining, {config.drain_timeout_s:g} s at most; a second signal exits at once")
-        stopped.set()
-
-    with stop_on_signals(stop):
+    stopped = _Stopped()
+    with stop_on_signals(stopped.stop):
         yield stopped
 
 
