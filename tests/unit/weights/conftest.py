@@ -143,6 +143,16 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
     assert ended == []
 
 
+@pytest.fixture
+async def takes_arriving_weights(rig: Rig) -> AsyncIterator[None]:
+    """Its workers are on this host, and hold nothing in the end."""
+    rig.engine.takes_arriving_weights = True
+    yield
+    await rig.registry.close()
+    async with rig.applier.between_pushes(5):
+        assert rig.engine.prepared == {}, "workers hold what nobody will use"
+
+
 def assert_unchanged(rig: Rig) -> None:
     """Version 0 is live and runs, nothing is left in the engine, and the board says so."""
     assert rig.engine.live == tensors(0)
