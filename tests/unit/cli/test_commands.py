@@ -172,6 +172,31 @@ async def test_push_of_a_broken_file_names_it(genserve: Command, tmp_path: Path)
         assert errors.count("\n") == 1
 
 
+async def test_a_load_takes_the_options_of_a_push(daemon: ScriptedDaemon, genserve: Command, checkpoint: str) -> None:
+    """The daemon is asked for the same, wherever the bytes are from; without a version for the one after the served."""
+    flags = ["--expected-version", "3", "--force", "--prepare", "--prepared-ttl", "5m", "--pause-mode", "wait"]
+    flags += ["--kv-policy", "reuse", "--lease", "l", "--prepare-mode", "paused"]
+    for version, asked in ((["--version", "2"], 2), ([], 7)):
+        daemon.weight_version = 6
+        await genserve("push", checkpoint, *flags, *version)
+        daemon.weight_version = 6
+        status, _, _ = await genserve("load", "/c", "--push-id", "p", *flags, *version)
+        assert (status, daemon.load.push_id, daemon.load.checkpoint_path) == (0, "p", "/c")
+        assert daemon.load.weight_version == daemon.header.weight_version == asked
+        for field in ("expected_version", "force", "action", "prepared_ttl", "apply"):
+            loaded, pushed = getattr(daemon.load, field), getattr(daemon.header, field)
+            assert loaded == pushed != type(pushed)(), field
+
+
+async def test_a_load_from_peers_takes_their_version(daemon: ScriptedDaemon, genserve: Command) -> None:
+    """Unless another one is asked for."""
+    await genserve("load", "--peer", "a:1", "--peer", "b:2", "--peer-push", "p")
+    assert (list(daemon.load.peers.addresses), daemon.load.peers.push_id) == (["a:1", "b:2"], "p")
+    assert daemon.load.weight_version == 0
+    await genserve("load", "--peer", "a:1", "--version", "4")
+    assert daemon.load.weight_version == 4
+
+
 # --- pause, resume, status
 
 
@@ -229,14 +254,16 @@ async def test_status_is_a_table(genserve: Command) -> None:
 
 async def test_status_shows_where_else_the_daemon_serves(daemon: ScriptedDaemon, genserve: Command) -> None:
     """The ports of its front ends, and that of its OpenAI server."""
-    daemon.frontend_ports, daemon.openai_port = [4001, 4002], 8000
+    daemon.info.frontend_ports.extend([4001, 4002])
+    daemon.info.openai_port = 8000
     _, output, _ = await genserve("status")
     assert output.splitlines()[-2:] == ["serving  2 front ends, on ports 4001, 4002", "openai   HTTP on port 8000"]
 
 
 async def test_status_as_json_and_on_every_change(daemon: ScriptedDaemon, genserve: Command) -> None:
     """A line a status, and in each how new weights are taken and where else the daemon serves."""
-    daemon.frontend_ports, daemon.openai_port = [4001, 4002], 8000
+    daemon.info.frontend_ports.extend([4001, 4002])
+    daemon.info.openai_port = 8000
     _, output, _ = await genserve("status", "--watch", "--json")
     lines = [json.loads(line) for line in output.splitlines()]
     for line in lines:
