@@ -13,10 +13,9 @@ from safetensors.numpy import save_file
 from genserve.errors import NotResidentError, WeightVersionMismatchError
 from genserve.tensors.manifest import Manifest, TensorSpec
 from genserve.tensors.safetensors import CheckpointFileError
-from genserve.weights.byte_sources import CheckpointBytes
 from genserve.weights.checkpoint import CheckpointIndex
 from genserve.weights.checkpoint_files import CheckpointFile, CheckpointFiles, FileChangedError
-from genserve.weights.checkpoint_space import CheckpointSpace
+from genserve.weights.checkpoint_space import CheckpointBytes, CheckpointSpace
 from genserve.weights.resident import ResidentStore, ResidentVersion
 from tests.unit.weights.conftest import Rig, header, send, weights
 
