@@ -50,17 +50,17 @@ from genserve.rpc.generation import abort_with
 from genserve.rpc.server import SERVER_OPTIONS, ServerParts, start_server
 from genserve.signals import children_ignore_interrupts, stop_on_signals
 from genserve.weights.apply import PushApplier
-from genserve.weights.lora import files as lora_files
-from genserve.weights.lora.loader import LoraLoader
-from genserve.weights.quota import limit_bytes
-from genserve.weights.registry import PushRegistry
-from genserve.weights.version_zero import (
+from genserve.weights.checkpoint.version_zero import (
     OpenedCheckpoint,
     local_directory,
     open_checkpoint,
     opened_as_loaded,
     resident_store,
 )
+from genserve.weights.lora import files as lora_files
+from genserve.weights.lora.loader import LoraLoader
+from genserve.weights.quota import limit_bytes
+from genserve.weights.registry import PushRegistry
 from genserve.weights.vllm_transfer import TransferUpdates
 
 DESCRIPTION = (

@@ -21,9 +21,9 @@ from genserve.control.sleep import SleepController
 from genserve.control.state import StateBoard
 from genserve.tensors.manifest import Manifest
 from genserve.weights.apply import PushApplier
-from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor
-from genserve.weights.checkpoint_files import CheckpointFiles
-from genserve.weights.checkpoint_space import CheckpointBytes, CheckpointSpace
+from genserve.weights.checkpoint.files import CheckpointFiles
+from genserve.weights.checkpoint.index import CheckpointIndex, CheckpointTensor
+from genserve.weights.checkpoint.space import CheckpointBytes, CheckpointSpace
 from genserve.weights.lora.loader import LoraLoader
 from genserve.weights.push.stream import PushStream
 from genserve.weights.push.types import PushHeader, PushOutcome
