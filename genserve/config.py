@@ -85,14 +85,15 @@ class ServeConfig:
     )
     ingest_processes: int = _setting(
         -1,
-        "number of processes that receive pushes, each on a free port; 0 = none, the daemon's own port receives "
-        "everything; -1 = none on machines with up to 4 cores, otherwise a quarter of the cores, at most 4",
+        f"number of processes that receive pushes, each on a free port, at most {MAX_INGEST_PROCESSES}; 0 = none, the "
+        "daemon's own port receives everything; -1 = none on machines with up to 4 cores, otherwise a quarter of the "
+        "cores, at most 4",
     )
     frontends: int = _setting(
         -1,
-        "number of processes that serve requests for tokens beside the daemon, each on a free port; 0 = none, the "
-        "daemon's own port serves everything; -1 = none on machines with up to 8 cores, otherwise an eighth of the "
-        "cores, at most 4",
+        "number of processes that serve requests for tokens beside the daemon, each on a free port, at most "
+        f"{MAX_FRONTENDS}; 0 = none, the daemon's own port serves everything; -1 = none on machines with up to 8 "
+        "cores, otherwise an eighth of the cores, at most 4",
     )
     no_shared_memory: bool = _setting(
         False, "receive pushed weights only as bytes: do not read shared memory of trainers on this host"

@@ -42,24 +42,26 @@ from genserve.frontends.supervisor import FrontEnds
 from genserve.frontends.template import Template, fork_template
 from genserve.ingest.relay import IngestSettings
 from genserve.ingest.supervisor import IngestProcesses
+from genserve.listening import require_free
+from genserve.log_lines import PREFIX, write_log_lines
 from genserve.memory.allocator import freeze_objects, keep_freed_memory
 from genserve.memory.words import SharedWords
 from genserve.rpc.generation import abort_with
-from genserve.rpc.listener import SERVER_OPTIONS, require_free
+from genserve.rpc.listener import SERVER_OPTIONS
 from genserve.rpc.server import ServerParts, start_server
 from genserve.signals import children_ignore_interrupts, stop_on_signals
 from genserve.weights.apply import PushApplier
-from genserve.weights.lora import files as lora_files
-from genserve.weights.lora.loader import LoraLoader
-from genserve.weights.quota import limit_bytes
-from genserve.weights.registry import PushRegistry
-from genserve.weights.version_zero import (
+from genserve.weights.checkpoint.version_zero import (
     OpenedCheckpoint,
     local_directory,
     open_checkpoint,
     opened_as_loaded,
     resident_store,
 )
+from genserve.weights.lora import files as lora_files
+from genserve.weights.lora.loader import LoraLoader
+from genserve.weights.quota import limit_bytes
+from genserve.weights.registry import PushRegistry
 from genserve.weights.vllm_transfer import TransferUpdates
 
 DESCRIPTION = (
@@ -84,6 +86,7 @@ def main(argv: Sequence[str]) -> int:
     except ValueError as error:
         parser.error(str(error))
     keep_freed_memory()
+    write_log_lines()
     try:
         vllm_config.check_flags(flags, config.weight_update)
         openai_flags.check_flags(flags, config)
@@ -117,7 +120,7 @@ async def serve(
         directory = local_directory(args.model)
         opened = None if directory is None else open_checkpoint(directory, _say)
         engine = await _start_engine(config, args)
-        stopped = stack.enter_context(_stopped_by_signal(config))
+        stopped = stack.enter_context(_stopped_by_signal())
         stack.push_async_callback(engine.stop)
         opened = opened_as_loaded(opened, directory, engine.checkpoint_directory, _say)
         daemon = await _build_services(config, engine, opened, args.load_format.lower(), template, stack)
@@ -130,7 +133,7 @@ async def serve(
         freeze_objects()
         daemon.announce(args.model, began_s)
         failure = await daemon.run_until_stopped(stopped)
-        return await daemon.drain() if failure is None else await daemon.fail(failure)
+        return await daemon.drain(stopped.signal_name) if failure is None else await daemon.fail(failure)
 
 
 async def _start_engine(config: ServeConfig, args: AsyncEngineArgs) -> VllmEngine:
@@ -193,9 +196,10 @@ class _Daemon:
         waiting.cancel()
         return self._failure()
 
-    async def drain(self) -> int:
+    async def drain(self, signal_name: str) -> int:
         """Lets running work end, within the drain timeout. Returns the exit status."""
         parts = self.parts
+        _say(f"{signal_name}: draining, {parts.config.drain_timeout_s:g} s at most; a second signal exits at once")
         drain = Drain(self.engine, parts.board, parts.pauses, parts.transfers, parts.pushes, self.http)
         try:
             drained = await drain.run(parts.config.drain_timeout_s)
@@ -277,16 +281,22 @@ def _sweep() -> None:
         _say(f"removed shared memory of killed engines: {', '.join(swept)}")
 
 
+class _Stopped(asyncio.Event):
+    """Set by the first signal, whose name it then has."""
+
+    signal_name = ""
+
+    def stop(self, signal_name: str) -> None:
+        """Says nothing: a daemon that has failed does not drain."""
+        self.signal_name = signal_name
+        self.set()
+
+
 @contextmanager
-def _stopped_by_signal(config: ServeConfig) -> Iterator[asyncio.Event]:
+def _stopped_by_signal() -> Iterator[_Stopped]:
     """Set by the first signal; a second one exits at once."""
-    stopped = asyncio.Event()
-
-    def stop(signal_name: str) -> None:
-        _say(f"{signal_name}: draining, {config.drain_timeout_s:g} s at most; a second signal exits at once")
-        stopped.set()
-
-    with stop_on_signals(stop):
+    stopped = _Stopped()
+    with stop_on_signals(stopped.stop):
         yield stopped
 
 
@@ -337,4 +347,4 @@ async def _cancel(tasks: Sequence["asyncio.Task[None]"]) -> None:
 
 
 def _say(line: str) -> None:
-    print(f"genserve: {line}", file=sys.stderr, flush=True)
+    print(f"{PREFIX}{line}", file=sys.stderr, flush=True)

@@ -42,9 +42,10 @@ def _exit_on_interrupt(done: threading.Event) -> None:
 
 @contextmanager
 def stop_on_signals(stop: Callable[[str], None]) -> Iterator[None]:
-    """The first SIGINT or SIGTERM calls `stop` with its name; a second one exits now."""
+    """The first SIGINT or SIGTERM calls `stop` with its name; a second one exits now. After the block the process ends
+    by itself, and a first signal changes nothing."""
     loop = asyncio.get_running_loop()
-    seen = False
+    seen, is_over = False, False
 
     def on_signal(number: signal.Signals) -> None:
         nonlocal seen
@@ -52,15 +53,18 @@ def stop_on_signals(stop: Callable[[str], None]) -> Iterator[None]:
             print(f"genserve: second {number.name}, exiting now", file=sys.stderr, flush=True)
             os._exit(128 + number)
         seen = True
-        stop(number.name)
+        if not is_over:
+            stop(number.name)
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal, number)
     try:
         yield
     finally:
+        is_over = True
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
+            signal.signal(number, lambda received, _: on_signal(signal.Signals(received)))
 
 
 def ending(status: int) -> str:

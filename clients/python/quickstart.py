@@ -17,6 +17,8 @@ from safetensors.torch import load_file
 
 import genserve
 from genserve.client import AsyncClient, Generation, PushResult
+from genserve.errors import GenserveError
+from genserve.launcher import DaemonFailedError
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 STORIES = [f"Chapter {i}. Once upon a time, in a land far away," for i in range(1, 9)]
@@ -25,8 +27,19 @@ NOISE = 0.1
 WIDTH = 48
 
 
+def run() -> int:
+    """Runs the demo; the exit status. What a daemon has failed with is told in a few lines."""
+    try:
+        return asyncio.run(main())
+    except (DaemonFailedError, GenserveError) as error:
+        # The notes are from genserve.launch: how the daemon has ended, and where its log is.
+        causes = [f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())]
+        print("\n== The demo has failed", *causes, sep="\n  ", file=sys.stderr)
+        return 1
+
+
 async def main() -> int:
-    """Runs the demo; the exit status."""
+    """Shows everything; the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", help="a running daemon; default: start one on the built-in model")
     parser.add_argument("--model", type=Path, help="directory of the checkpoint that it serves; needed with --target")
@@ -52,9 +65,14 @@ async def show(target: str, model: Path) -> int:
         changed_weights = noisy(load_tensors(model))
         step(f"{len(STORIES)} long streams start; weights version {version + 1} is pushed while they run")
         streams = [asyncio.create_task(story(client, prompt)) for prompt in STORIES]
-        await asyncio.sleep(1)
-        report(await client.push_weights(changed_weights, version=version + 1))
-        stories = [await stream for stream in streams]
+        try:
+            await asyncio.sleep(1)
+            report(await client.push_weights(changed_weights, version=version + 1))
+            stories = [await stream for stream in streams]
+        finally:  # after a failure the others fail too, or would run on
+            for stream in streams:
+                stream.cancel()
+            await asyncio.gather(*streams, return_exceptions=True)
         say("")
         for index, (generation, longest_gap_s) in enumerate(stories, 1):
             say(f"stream {index}  {picture(generation)}  longest wait for a token {1000 * longest_gap_s:4.0f} ms")
@@ -147,4 +165,4 @@ def say(line: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(asyncio.run(main()))
+    sys.exit(run())

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from genserve.cli.options import Subparsers, add_connection_options, open_client, seconds
-from genserve.cli.streams import read_input
+from genserve.cli.streams import print_json, read_input
 
 if TYPE_CHECKING:
     from genserve.client import Generation, PromptLike
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
             if first_token_s is None and any(output.token_ids for output in delta.outputs):
                 first_token_s = time.monotonic() - started_at
             if args.json:
-                _print_json(delta.message)
+                print_json(delta.message)
             elif args.n is None or args.n == 1:
                 print(delta.text, end="", flush=True)
     if not args.json:
@@ -105,12 +105,6 @@ def _prompt(args: argparse.Namespace) -> "PromptLike":
         return str(text)
     system = [{"role": "system", "content": args.system}] if args.system is not None else []
     return [*system, {"role": "user", "content": text}]
-
-
-def _print_json(message: Any) -> None:
-    from google.protobuf.json_format import MessageToJson
-
-    print(MessageToJson(message, indent=None), flush=True)
 
 
 def _print_rest(generation: "Generation") -> None:

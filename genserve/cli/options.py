@@ -11,7 +11,7 @@ from genserve.addresses import DEFAULT_TARGET
 from genserve.words import KvPolicy, PauseMode, PrepareMode, SleepTag
 
 if TYPE_CHECKING:
-    from genserve.client import AsyncClient, Client
+    from genserve.client import ApplyOptions, AsyncClient, Client
 
 Subparsers = argparse._SubParsersAction  # argparse has no public name for what add_subparsers returns
 
@@ -62,6 +62,17 @@ def add_apply_options(parser: argparse.ArgumentParser) -> None:
         choices=PREPARE_MODES,
         help="generation while the version is prepared: running, or paused, which is soonest done (default: running)",
     )
+
+
+def apply_options(args: argparse.Namespace) -> "ApplyOptions":
+    """What `add_apply_options` and --expected-version have parsed, as the client takes it."""
+    return {
+        "expected_version": args.expected_version,
+        "pause_mode": args.pause_mode,
+        "kv_policy": args.kv_policy,
+        "pause_lease_id": args.lease,
+        "prepare_mode": args.prepare_mode,
+    }
 
 
 def open_client(args: argparse.Namespace) -> "Client":

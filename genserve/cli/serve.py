@@ -11,7 +11,10 @@ import warnings
 from collections.abc import Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from genserve.config import ServeConfig
 
 # These two calls are made at the import, so that they hold in vLLM's processes too: each of them imports the main
 # script again, and with it this module, before it imports anything else.
@@ -33,7 +36,14 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(args: argparse.Namespace) -> int:
     """Runs the daemon until a signal or a failure; the exit status."""
-    _check_own(args.flags)
+    if _asks_for_own_help(args.flags):
+        print(_own_help(), end="")
+        return 0
+    try:
+        _require_free(_check_own(args.flags))
+    except OSError as error:
+        print(f"genserve: {error}", file=sys.stderr)
+        return 1
     # vLLM logs a lot while it starts. The daemon prints what matters; VLLM_LOGGING_LEVEL=INFO shows the rest.
     if "VLLM_LOGGING_LEVEL" not in os.environ:
         os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
@@ -53,37 +63,69 @@ def run(args: argparse.Namespace) -> int:
     return daemon.main(args.flags)
 
 
-def _check_own(flags: Sequence[str]) -> None:
+def _asks_for_own_help(flags: Sequence[str]) -> bool:
+    # As in vLLM's parser: of several the last one counts, and case does not.
+    asked = [flag for flag in flags if flag.startswith("--help=")]
+    return bool(asked) and asked[-1].lower() == "--help=genserve"
+
+
+def _own_help() -> str:
+    """Each of genserve's flags. vLLM's parser would say the same, seconds later."""
+    from genserve.config import ServeConfig
+
+    # Without a usage, which would hide that vLLM's flags are taken too.
+    parser = argparse.ArgumentParser(
+        usage=argparse.SUPPRESS, add_help=False, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    ServeConfig.add_flags(parser)
+    return parser.format_help()
+
+
+def _check_own(flags: Sequence[str]) -> "ServeConfig | None":
     """Refuses invalid values of genserve's flags, a model that does not exist, and flags that neither genserve nor vLLM
-    has, before vLLM is imported to parse the others, which takes seconds. Exits as argparse does."""
+    has, before vLLM is imported to parse the others, which takes seconds. Exits as argparse does. Returns the settings;
+    None if only the daemon knows them, or prints help."""
     from genserve.config import OPENAI_FLAGS, ServeConfig, check_model
 
     # As in vLLM's parser: underscores are accepted, and a file may contain more flags.
     dashed = [re.sub("^--[^=]+", lambda flag: flag[0].replace("_", "-"), flag) for flag in flags]
     if any(flag.partition("=")[0] == "--config" for flag in dashed):
-        return
+        return None
     parser = _OwnFlags(prog="genserve serve", add_help=False, allow_abbrev=False)
     ServeConfig.add_flags(parser)
     parser.add_argument("--model")
     try:
         known, others = parser.parse_known_args(dashed)
-        ServeConfig.from_flags(vars(known))
+        config = ServeConfig.from_flags(vars(known))
         if known.model is not None:
             check_model(known.model)
         openai = [f"--{name.replace('_', '-')}" for name in OPENAI_FLAGS]
-        unknown = _unknown(others, [*parser._option_string_actions, *openai])
-        if unknown:
-            raise ValueError(f"unrecognized arguments: {' '.join(unknown)}")
+        own = list(parser._option_string_actions)
+        if unknown := _unknown(others, openai):
+            hints = [each for name in unknown for each in own if each.startswith(name)]
+            meant = f" (write {', '.join(hints)} in full)" if hints else ""
+            raise ValueError(f"unrecognized arguments: {' '.join(unknown)}{meant}")
     except ValueError as error:
         parser.error(str(error))
+    return None if any(re.match("(-h|--help)(=|$)", flag) for flag in others) else config
 
 
-def _unknown(arguments: Sequence[str], own: Sequence[str]) -> list[str]:
-    """The flags among the arguments that neither genserve nor vLLM has. Empty if vLLM's flags are not known."""
+def _require_free(config: "ServeConfig | None") -> None:
+    """Raises OSError for an address that the daemon will not be able to listen on."""
+    from genserve.listening import require_free
+
+    if config is not None and not config.headless:
+        require_free(config.host, config.port, config.uds)
+        require_free(config.host, config.openai_port, flag="--openai-port")
+
+
+def _unknown(arguments: Sequence[str], openai: Sequence[str]) -> list[str]:
+    """The flags among the arguments that neither vLLM's engine has nor `openai`, its server. Empty if vLLM's flags are
+    not known."""
     engines = _vllm_flags()
     if not engines:
         return []
-    known = (*own, *engines, "--help")
+    known = (*openai, *engines, "--help")
     # What has a space in its name is a value.
     names = [re.split("[=.]", each, maxsplit=1)[0] for each in arguments if re.match("--[^ =.]+($|[=.])", each)]
     # vLLM's parser takes the beginning of a name, --no-NAME for some, and --NAME.KEY for a key of a JSON object.

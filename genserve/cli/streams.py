@@ -1,11 +1,15 @@
 """Standard input and output: neither their encoding nor their absence ends a command with a traceback."""
 
 import io
+import json
 import os
 import sys
-from typing import TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from genserve.errors import InvalidFieldError
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
 
 
 def prepare_output() -> None:
@@ -40,3 +44,12 @@ def _reopen_null(fd: int) -> None:
     if null != fd:
         os.dup2(null, fd)
         os.close(null)
+
+
+def print_json(message: "Message", **more: Any) -> None:
+    """Prints a message as one line of protobuf JSON, with `more` in it. Zeros are written too: a program that reads the
+    version 0 should not have to know that it may be missing."""
+    from google.protobuf.json_format import MessageToDict
+
+    fields = MessageToDict(message, always_print_fields_with_no_presence=True)
+    print(json.dumps({**fields, **more}), flush=True)

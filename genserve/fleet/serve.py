@@ -22,11 +22,12 @@ from genserve.fleet.services.generation import FleetGeneration, add_generation
 from genserve.fleet.services.replicas import FleetReplicas
 from genserve.fleet.services.weights import FleetWeights, add_weights
 from genserve.fleet.settings import FleetSettings
+from genserve.listening import require_free
 from genserve.routing.names import DEFAULT_POLICIES, make_chain, parse_policies
 from genserve.routing.policies.prefix_aware import OVERLOAD_THRESHOLD
 from genserve.rpc import health
 from genserve.rpc.health import HealthServicer
-from genserve.rpc.listener import bind, make_server, require_free
+from genserve.rpc.listener import bind, make_server
 from genserve.rpc.reflection import add_reflection
 from genserve.signals import stop_on_signals
 from genserve.v1 import control_pb2, fleet_pb2, generation_pb2, weights_pb2

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final, Self
 
+from genserve.log_lines import LEVELS, PREFIX
+
 _SERVING_PREFIX: Final = b"genserve: serving "
-_OWN_PREFIXES: Final = ("genserve: ", "genserve serve: error: ")
+_OWN_PREFIXES: Final = (PREFIX, "genserve serve: error: ")
 _NUM_LAST_READS: Final = 256
 _READ_BYTES: Final = 64 << 10
 _TAIL_BYTES: Final = 64 << 10
@@ -68,15 +70,17 @@ class StdoutReader:
 
 
 def last_words(log: Path) -> str:
-    """ ": " and why a daemon ended, in one line: the last line of its own on stderr, or the last lines of others; "" if
-    there is none, or the log was removed. Raises OSError."""
+    """ ": " and why a daemon ended, in one line: the last line of its own on stderr, if possible one that it has not
+    logged as a warning or an error, or the last lines of others; "" if there is none, or the log was removed. Raises
+    OSError."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
-            said = file.read().decode(errors="replace")
+            text = file.read().decode(errors="replace")
     except FileNotFoundError:
         return ""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     own = [line.removeprefix(prefix) for line in lines for prefix in _OWN_PREFIXES if line.startswith(prefix)]
-    words = own[-1] if own else "; ".join(lines[-_TAIL_LINES:])
+    said = [line for line in own if not line.startswith(LEVELS)] or own
+    words = said[-1] if said else "; ".join(lines[-_TAIL_LINES:])
     return f": {words}" if words else ""

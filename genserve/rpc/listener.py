@@ -1,11 +1,9 @@
 """A gRPC server as all processes of genserve make one, and the addresses that it listens on."""
 
-import socket
-from pathlib import Path
-
 import grpc.aio
 
 from genserve.addresses import joined
+from genserve.listening import require_unused
 from genserve.rpc.interceptor import StatusInterceptor
 
 SERVER_OPTIONS = (
@@ -39,29 +37,12 @@ def bind(server: grpc.aio.Server, host: str, port: int, uds: str) -> str:
     for clients: the TCP one if there is one. Raises OSError naming an address that cannot be used."""
     address = ""
     if uds:
-        _refuse_socket_in_use(uds)
+        require_unused(uds)
         address = f"unix:{uds}"
         add_port(server, address)
     if port != -1:
         address = joined(host, add_port(server, joined(host, port)))
     return address
-
-
-def require_free(host: str, port: int, uds: str) -> None:
-    """Raises OSError naming an address that `bind` could not use: better before the start of the engine than after."""
-    if uds:
-        if not Path(uds).parent.is_dir():
-            raise OSError(f"cannot listen on unix:{uds}: {Path(uds).parent} is not a directory")
-        _refuse_socket_in_use(uds)
-    if port == -1:
-        return
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-    except OSError as error:
-        raise OSError(f"cannot listen on {joined(host, port)}: {error.strerror}") from error
 
 
 def add_port(server: grpc.aio.Server, address: str) -> int:
@@ -73,15 +54,3 @@ def add_port(server: grpc.aio.Server, address: str) -> int:
     if port == 0:
         raise OSError(f"cannot listen on {address}")
     return port
-
-
-def _refuse_socket_in_use(path: str) -> None:
-    # gRPC removes an existing socket, even that of a running server.
-    if not Path(path).is_socket():
-        return
-    with socket.socket(socket.AF_UNIX) as probe:
-        try:
-            probe.connect(path)
-        except OSError:
-            return
-    raise OSError(f"cannot listen on unix:{path}: another process listens there")

@@ -39,7 +39,7 @@ from genserve.v1 import control_pb2, generation_pb2, weights_pb2
 from genserve.v1.control_pb2_grpc import add_ControlServiceServicer_to_server
 from genserve.v1.generation_pb2_grpc import add_GenerationServiceServicer_to_server
 from genserve.v1.weights_pb2_grpc import add_WeightServiceServicer_to_server
-from genserve.weights.checkpoint import CheckpointIndex
+from genserve.weights.checkpoint.index import CheckpointIndex
 from genserve.weights.lora.loader import LoraLoader
 from genserve.weights.registry import PushRegistry
 from genserve.weights.resident import ResidentStore

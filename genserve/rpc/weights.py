@@ -37,7 +37,7 @@ from genserve.rpc.frames.push import Frames, read_chunks, read_header
 from genserve.rpc.status import known_error, to_message
 from genserve.v1 import weights_pb2
 from genserve.v1.weights_pb2_grpc import WeightServiceServicer
-from genserve.weights.checkpoint import CheckpointIndex
+from genserve.weights.checkpoint.index import CheckpointIndex
 from genserve.weights.load.loader import WeightLoader
 from genserve.weights.push.pulled_push import PulledPush
 from genserve.weights.push.segments import OwnRing, SegmentReader

@@ -1,15 +1,10 @@
-"""Where the bytes of a version are: in an arena, or in the files of the checkpoint that the engine has loaded."""
+"""Where the bytes of a version are: in an arena, or elsewhere."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Protocol
 
 import numpy as np
 
-from genserve.errors import NotResidentError
 from genserve.memory.arena import Arena
-from genserve.tensors.safetensors import CheckpointFileError
-from genserve.weights.checkpoint_space import CheckpointSpace
 
 CHANGED = "are unknown, because the checkpoint's files have changed since the daemon started"
 
@@ -55,42 +50,3 @@ class ArenaBytes:
     def close(self) -> None:
         """Frees the memory."""
         self.arena.close()
-
-
-class CheckpointBytes:
-    """The files of the checkpoint that the engine has loaded."""
-
-    def __init__(self, space: CheckpointSpace) -> None:
-        self.held_bytes = 0  # the kernel caches pages of files, and drops them as it needs
-        self._space: CheckpointSpace | None = space
-
-    def check(self) -> None:
-        """Checks every file."""
-        with self._unchanged() as space:
-            space.files.check()
-
-    def view(self, start: int, end: int) -> memoryview:
-        """The bytes [start, end), read."""
-        data = memoryview(bytearray(end - start))
-        self.read_into(start, data)
-        return data
-
-    def read_into(self, start: int, target: memoryview) -> None:
-        """From the files."""
-        with self._unchanged() as space:
-            space.read_into(start, target)
-
-    @contextmanager
-    def _unchanged(self) -> Iterator[CheckpointSpace]:
-        if self._space is None:
-            raise ValueError("closed")
-        try:
-            yield self._space
-        except CheckpointFileError as error:
-            raise NotResidentError(
-                f"the bytes of the served version {CHANGED} ({error}): push a complete version"
-            ) from error
-
-    def close(self) -> None:
-        """Closes the files, each when nobody reads it any more."""
-        self._space = None

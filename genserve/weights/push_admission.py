@@ -15,7 +15,7 @@ from genserve.tensors.manifest import (
     structural_issues,
     too_many_tensors,
 )
-from genserve.weights.checkpoint import CheckpointIndex, checkpoint_issues
+from genserve.weights.checkpoint.index import CheckpointIndex, checkpoint_issues
 from genserve.weights.lora.config import LoraConfig, check_lora_name, lora_issues
 from genserve.weights.push.types import ApplyOptions, LoraAdapter, PushAction, PushHeader
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from genserve.errors import StagingFullError
 from genserve.memory.available import require_memory
 from genserve.tensors.manifest import Manifest
-from genserve.weights.checkpoint import CheckpointIndex
+from genserve.weights.checkpoint.index import CheckpointIndex
 from genserve.weights.push.lifecycle import State
 from genserve.weights.push.live_push import LivePush
 from genserve.weights.resident import ResidentStore

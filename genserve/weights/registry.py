@@ -19,7 +19,7 @@ from genserve.errors import ApplyInProgressError, DrainingError, PushConflictErr
 from genserve.memory.arena import allocate_arena
 from genserve.tensors.manifest import Manifest, PushIssue, completed
 from genserve.weights.apply import PushApplier
-from genserve.weights.checkpoint import CheckpointIndex
+from genserve.weights.checkpoint.index import CheckpointIndex
 from genserve.weights.completion import Completion
 from genserve.weights.lora.loader import LoraLoader
 from genserve.weights.push.attempt import Attempt

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from vllm.lora.request import LoRARequest
 
+from genserve.log_lines import write_log_lines
 from genserve.worker.contract.calls import (
     Ack,
     AddLora,
@@ -37,6 +38,7 @@ class WeightExchangeExtension:
 
     def genserve_attach(self, wire: dict[str, Any]) -> dict[str, Any]:
         """Attach -> Attached."""
+        write_log_lines()
         rank = self._weight_checksum_prefix().rstrip(":")  # type: ignore[attr-defined]
 
         def attach() -> None:

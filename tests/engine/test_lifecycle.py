@@ -16,6 +16,7 @@ import pytest
 
 from genserve.client import AsyncClient, Client, UnavailableError
 from genserve.errors import DrainingError, EngineDeadError, GenserveError
+from genserve.launcher.output import last_words
 from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess
 
 
@@ -100,10 +101,13 @@ async def test_when_the_engine_is_killed_every_call_ends_and_the_daemon_exits_wi
         with pytest.raises((EngineDeadError, UnavailableError)):
             await pending
         assert time.monotonic() - killed_at < 10
+    # As who has launched it does now. It does not drain any more, and its last words stay those of its end.
+    own_daemon.process.send_signal(signal.SIGTERM)
     assert await asyncio.to_thread(own_daemon.process.wait, 30) == 1
     _, alive = psutil.wait_procs(started, timeout=15)
     assert alive == []
     assert re.search(r"genserve: the engine has died: EngineCore\w* was ended by SIGKILL$", own_daemon.stderr, re.M)
+    assert last_words(own_daemon._log).startswith(": the engine has died: ")
 
 
 async def test_a_taken_port_is_named(client: AsyncClient, daemon: DaemonProcess, checkpoints: dict[str, Path]) -> None:

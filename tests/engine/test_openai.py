@@ -4,6 +4,7 @@ It is the server in Python, which vLLM's package for the CPU has. With VLLM_RUST
 """
 
 import asyncio
+import json
 import os
 import resource
 import signal
@@ -23,6 +24,7 @@ from tests.engine.outputs import next_version, wait_idle
 from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess
 
 PAGE = Path(__file__).parents[2] / "docs" / "openai.md"
+WRITTEN_URL = "http://127.0.0.1:8000"
 PROMPT = [5, 6, 7, 8]
 RUST = os.environ.get("VLLM_RUST_FRONTEND_PATH", "")
 SERVER = "vllm-rs" if RUST else "APIServer"
@@ -92,10 +94,12 @@ def url_of(process: DaemonProcess) -> str:
 
 
 def started(checkpoint: Path, log: Path, *more: str) -> DaemonProcess:
-    """A daemon with an OpenAI server, whose environment asks vLLM for all the routes that it has."""
-    flags = ["--model", str(checkpoint), "--served-model-name", "policy", *SMALL_ENGINE, "--openai-port", "0"]
+    """The daemon of the page, on a free port, whose environment asks vLLM for all the routes that it has."""
+    command, written_port = block("sh", "genserve serve", PAGE).split(), WRITTEN_URL.rpartition(":")[2]
+    assert command[:4] == ["genserve", "serve", "--openai-port", written_port]
+    flags = ["--model", str(checkpoint), *SMALL_ENGINE, "--openai-port", "0", *command[4:]]
     routes = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
-    return DaemonProcess([*flags, "--api-key", "secret", *more], log, routes)
+    return DaemonProcess([*flags, *more], log, routes)
 
 
 @pytest.fixture(scope="module")
@@ -170,10 +174,26 @@ async def test_the_port_is_told(served: Served) -> None:
 
 
 async def test_the_example_of_the_page_works(process: DaemonProcess, capsys: pytest.CaptureFixture[str]) -> None:
-    """docs/openai.md, with the address of this daemon."""
-    example = block("python", "OpenAI(", PAGE).replace("http://127.0.0.1:8000", url_of(process))
-    await asyncio.to_thread(exec, example, {})
-    assert capsys.readouterr().out.strip() != ""
+    """docs/openai.md, with the address of this daemon: text at once, then as it comes."""
+    example = block("python", "OpenAI(", PAGE).replace(WRITTEN_URL, url_of(process)).replace("8)", "8, temperature=0)")
+    await asyncio.to_thread(exec, example.replace("stream=True", "stream=True, temperature=0"), {})
+    told = capsys.readouterr().out
+    assert told[: len(told) // 2] == told[len(told) // 2 + 1 :] != ""
+
+
+@pytest.mark.parametrize("number", range(3))
+async def test_a_command_of_the_page_works(process: DaemonProcess, number: int) -> None:
+    """With the real curl: the list of models, an answer, and a streamed one."""
+    commands = block("sh", "curl", PAGE).replace("\\\n", "").replace(WRITTEN_URL, url_of(process)).strip().splitlines()
+    assert len(commands) == 3
+    done = await asyncio.create_subprocess_shell(f"{commands[number]} --silent", stdout=asyncio.subprocess.PIPE)
+    told = (await asyncio.wait_for(done.communicate(), 60))[0].decode()
+    if number == 0:
+        assert [model["id"] for model in json.loads(told)["data"]] == ["policy"]
+    elif number == 1:
+        assert json.loads(told)["usage"]["completion_tokens"] == 8
+    else:
+        assert told.count("data: {") > 1 and told.endswith("data: [DONE]\n\n")
 
 
 async def test_a_pause_freezes_answers_until_the_resume(served: Served) -> None:

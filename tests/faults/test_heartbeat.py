@@ -78,7 +78,7 @@ async def is_given_up(daemon: Subject, silence: Callable[[], object], *, flags_t
     # What ranks share lies in /dev/shm until the next daemon starts: what was stopped could only be killed.
     await asyncio.to_thread(sweep, min_age_s=0.0)
     assert await remains.left() == []
-    assert "giving up the engine" in daemon.process.stderr
+    assert "\ngenserve: error: giving up the engine" in daemon.process.stderr
     assert "Traceback" not in daemon.process.stderr.split("giving up the engine", 1)[1]
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from tests.mutants.operators import Mutant, mutants_of, sites_of
 from tests.mutants.trials import NOT_COVERED, SURVIVED, TIMEOUT, LineMap, try_mutants, warm_up
 
-PACKAGES = ("weights", "control", "rpc", "client")
+PACKAGES = ("weights", "control", "rpc", "client", "routing")
 TESTS = ("tests/unit", "tests/rpc")
 # Not a verdict on the tests: nothing in them runs the line, or the bug makes them wait.
 _OTHER_ENDS = (TIMEOUT, SURVIVED, NOT_COVERED)

@@ -12,7 +12,7 @@ from genserve.tensors.checksum import crc32c_of
 from genserve.tensors.chunk_frame import chunk_frame
 from genserve.tensors.safetensors import StoredTensor
 from genserve.v1 import weights_pb2
-from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor
+from genserve.weights.checkpoint.index import CheckpointIndex, CheckpointTensor
 from genserve.wire import manifest_message
 
 MIB = 1 << 20

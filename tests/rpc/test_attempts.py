@@ -279,7 +279,7 @@ async def test_the_clients_of_two_attempts_are_told(daemon: Daemon) -> None:
     def tensors(fill: float) -> dict[str, Any]:
         return {"a": numpy.full(4, fill, "float32"), "b": numpy.full(8, fill, "float16")}
 
-    from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor
+    from genserve.weights.checkpoint.index import CheckpointIndex, CheckpointTensor
 
     daemon.registry._checkpoint = CheckpointIndex(
         {"a": CheckpointTensor("F32", (4,), 16), "b": CheckpointTensor("F16", (8,), 16)}

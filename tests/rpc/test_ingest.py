@@ -26,7 +26,7 @@ from genserve.memory.ring import NAME_PREFIX, NUM_PIECES, PIECE_BYTES
 from genserve.v1 import weights_pb2
 from genserve.v1.control_pb2 import GetServerInfoRequest
 from genserve.v1.weights_pb2_grpc import WeightServiceStub
-from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor
+from genserve.weights.checkpoint.index import CheckpointIndex, CheckpointTensor
 from tests.rpc.frames import DATA, END, Frame, chunk, header
 from tests.rpc.segments import WEIGHTS, has_bytes, memory, segment
 from tests.support.scripted_daemon import MAX_MESSAGE_BYTES, Daemon, field_of, reason_of, serving

@@ -16,7 +16,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 from genserve.config import ServeConfig
 from genserve.rpc import listener
-from genserve.rpc.listener import bind, require_free
+from genserve.rpc.listener import bind
 from genserve.rpc.server import SERVICE_NAMES
 from genserve.v1 import control_pb2
 from genserve.v1.control_pb2_grpc import ControlServiceStub
@@ -131,28 +131,6 @@ async def test_a_unix_socket_in_use_is_not_taken_away(tmp_path: Path) -> None:
     assert path.is_socket()
     async with serving(ServeConfig(port=-1, uds=str(path))) as daemon:
         await daemon.control.GetStatus(control_pb2.GetStatusRequest())
-
-
-def test_an_address_that_cannot_be_used_is_told_before_an_engine_starts(tmp_path: Path) -> None:
-    """A port in use, an unknown host, a Unix socket in use, and one in no directory."""
-    path = tmp_path / "s"
-    with socket.socket() as taken, socket.socket(socket.AF_UNIX) as taken_path:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        taken_path.bind(str(path))
-        taken_path.listen()
-        port = taken.getsockname()[1]
-        for host, number, uds, named in (
-            ("127.0.0.1", port, "", f"127.0.0.1:{port}"),
-            ("no.such.host.invalid", 0, "", "no.such.host.invalid:0"),
-            ("", -1, str(path), f"unix:{path}"),
-            ("", -1, "/none/s", "unix:/none/s: /none is not a directory"),
-        ):
-            with pytest.raises(OSError, match=f"cannot listen on {named}"):
-                require_free(host, number, uds)
-    path.unlink()
-    require_free("localhost", 0, str(path))
-    require_free("", -1, "")
 
 
 async def test_ipv6_addresses_are_written_with_brackets() -> None:

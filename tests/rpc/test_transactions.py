@@ -11,7 +11,7 @@ from genserve.config import ServeConfig
 from genserve.rpc.frames import push as push_frames
 from genserve.tensors.chunk_frame import Chunk
 from genserve.v1 import control_pb2, types_pb2, weights_pb2
-from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor
+from genserve.weights.checkpoint.index import CheckpointIndex, CheckpointTensor
 from tests.rpc.frames import DATA, END, Frame, chunk, header, push, refused
 from tests.support.scripted_daemon import Daemon, field_of, reason_of, serving
 

@@ -31,7 +31,7 @@ from genserve.v1.control_pb2_grpc import ControlServiceStub
 from genserve.v1.generation_pb2_grpc import GenerationServiceStub
 from genserve.v1.weights_pb2_grpc import WeightServiceStub
 from genserve.weights.apply import PushApplier
-from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor
+from genserve.weights.checkpoint.index import CheckpointIndex, CheckpointTensor
 from genserve.weights.lora.loader import LoraLoader
 from genserve.weights.registry import PushRegistry
 from genserve.weights.resident import ResidentStore

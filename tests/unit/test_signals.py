@@ -19,6 +19,19 @@ async def main():
 
 asyncio.run(main())
 """
+ENDING = """
+import signal, sys, uvloop
+from genserve.signals import stop_on_signals
+
+async def main():
+    with stop_on_signals(print):
+        pass
+
+uvloop.run(main())
+for number in (signal.SIGTERM,) * int(sys.argv[1]):
+    signal.raise_signal(number)
+sys.exit(3)
+"""
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -32,6 +45,15 @@ def test_a_second_signal_exits_at_once(number: signal.Signals) -> None:
         assert process.poll() is None
         process.send_signal(number)
         assert process.wait(10) == 128 + number
+
+
+def test_a_signal_does_not_change_the_status_of_a_process_that_ends() -> None:
+    """Who has started a daemon that fails tells it to stop: the status is that of the failure. A second signal ends it
+    all the same."""
+    for num_signals, status, told in ((1, 3, ""), (2, 128 + signal.SIGTERM, "genserve: second SIGTERM, exiting now\n")):
+        command = [sys.executable, "-c", ENDING, str(num_signals)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, done.stdout, done.stderr) == (status, "", told)
 
 
 def test_the_end_of_a_process_is_named_as_people_know_it() -> None:

@@ -1,16 +1,25 @@
 """`genserve status`: shows the state of the daemon, once or on every change."""
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from genserve.cli.options import Subparsers, add_connection_options, open_client
+from genserve.cli.streams import print_json
 
 if TYPE_CHECKING:
     from genserve.client import Client, EngineState, PauseLease, ServerInfo, Status
+
+_OF_THE_DAEMON: Final = {
+    "weightUpdate": "weight_update",
+    "weightUpdateReason": "weight_update_reason",
+    "frontendPorts": "frontend_ports",
+    "numFrontendsDown": "num_frontends_down",
+    "openaiPort": "openai_port",
+}
+"""What GetServerInfo tells, under its names in JSON, and their names in ServerInfo."""
 
 
 def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
@@ -24,7 +33,7 @@ def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
     parser.add_argument(
         "--json",
         action="store_true",
-        help="print each status as one line of protobuf JSON, with weightUpdate and weightUpdateReason added",
+        help=f"print each status as one line of protobuf JSON, and with it {', '.join(_OF_THE_DAEMON)}",
     )
     add_connection_options(parser)
 
@@ -35,11 +44,7 @@ def run(args: argparse.Namespace) -> int:
         info = client.server_info()
         for number, status in enumerate(_statuses(client, watch=args.watch)):
             if args.json:
-                from google.protobuf.json_format import MessageToDict
-
-                # As GetServerInfo names them: of the daemon, and not of one status.
-                ways = {"weightUpdate": info.weight_update, "weightUpdateReason": info.weight_update_reason}
-                print(json.dumps({**MessageToDict(status.message), **ways}), flush=True)
+                print_json(status.message, **{name: getattr(info, field) for name, field in _OF_THE_DAEMON.items()})
                 continue
             if number > 0:
                 print("\x1b[H\x1b[2J" if sys.stdout.isatty() else "", end="" if sys.stdout.isatty() else "\n")
@@ -53,8 +58,8 @@ def state_line(state: "EngineState") -> str:
 
 
 def status_table(status: "Status", info: "ServerInfo", now: datetime) -> str:
-    """One line for each of phase, model, load and how new weights are taken, one for what is asleep, one for each
-    pause."""
+    """One line for each of phase, model, load and how new weights are taken, one for front ends, for the OpenAI server
+    and for what is asleep if there are any, one for each pause."""
     state, load = status.state, status.load
     rows = [
         ("phase", state.phase),
@@ -64,6 +69,7 @@ def status_table(status: "Status", info: "ServerInfo", now: datetime) -> str:
         ("cache", f"{load.kv_usage:.0%} in use, {load.prefix_cache_hit_rate:.0%} prefix hits"),
         ("updates", f"{info.weight_update}: {info.weight_update_reason}"),
         *([("serving", _frontends_row(info))] if info.frontend_ports or info.num_frontends_down else []),
+        *([("openai", f"HTTP on port {info.openai_port}")] if info.openai_port else []),
         *([("asleep", _asleep_row(state))] if state.asleep_tags else []),
         *(("pause", _lease_row(lease, now)) for lease in state.pauses),
     ]

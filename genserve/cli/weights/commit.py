@@ -2,7 +2,14 @@
 
 import argparse
 
-from genserve.cli.options import Subparsers, add_apply_options, add_connection_options, open_client, seconds
+from genserve.cli.options import (
+    Subparsers,
+    add_apply_options,
+    add_connection_options,
+    apply_options,
+    open_client,
+    seconds,
+)
 from genserve.cli.weights.push import print_outcome
 
 
@@ -25,12 +32,8 @@ def run(args: argparse.Namespace) -> int:
     with open_client(args) as client:
         result = client.commit_push(
             args.push_id,
-            expected_version=args.expected_version,
-            pause_mode=args.pause_mode,
-            kv_policy=args.kv_policy,
-            pause_lease_id=args.lease,
-            prepare_mode=args.prepare_mode,
             timeout_s=args.timeout,
+            **apply_options(args),
         )
     print_outcome(result)
     return 0

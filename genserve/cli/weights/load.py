@@ -2,8 +2,8 @@
 
 import argparse
 
-from genserve.cli.options import Subparsers, add_apply_options, add_connection_options, open_client, seconds
-from genserve.cli.weights.push import add_version_options, print_result
+from genserve.cli.options import Subparsers, open_client
+from genserve.cli.weights.push import add_push_options, print_result, push_options, version_of
 
 
 def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
@@ -32,33 +32,19 @@ def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
         "--peer-push", metavar="ID", default="", help="what the peers have of this push, not what they serve"
     )
     parser.add_argument("--push-id", metavar="ID", default="", help="go on with a load that was interrupted")
-    add_version_options(parser, default="the served one + 1; of peers, theirs")
-    add_apply_options(parser)
-    parser.add_argument("--timeout", type=seconds, default=600.0, metavar="TIME", help="deadline (default: 600s)")
-    parser.add_argument("--json", action="store_true", help="print the outcome as protobuf JSON")
-    add_connection_options(parser)
+    add_push_options(parser, default="the served one + 1; of peers, theirs")
 
 
 def run(args: argparse.Namespace) -> int:
     """Loads, and prints the steps."""
     with open_client(args) as client:
-        version = args.version
-        if version is None and not args.peer:
-            version = client.status().state.weight_version + 1
         result = client.load_weights(
             args.path,
             peers=args.peer,
             peer_push_id=args.peer_push,
             push_id=args.push_id,
-            version=version,
-            expected_version=args.expected_version,
-            action=args.action,
-            prepared_ttl_s=args.prepared_ttl,
-            force=args.force,
-            pause_mode=args.pause_mode,
-            kv_policy=args.kv_policy,
-            pause_lease_id=args.lease,
-            prepare_mode=args.prepare_mode,
+            version=args.version if args.peer else version_of(args, client),
             timeout_s=args.timeout,
+            **push_options(args),
         )
     return print_result(result, args)

@@ -5,10 +5,25 @@ import sys
 import time
 from typing import TYPE_CHECKING, TextIO
 
-from genserve.cli.options import Subparsers, add_apply_options, add_connection_options, count, open_client, seconds
+from genserve.cli.options import (
+    Subparsers,
+    add_apply_options,
+    add_connection_options,
+    apply_options,
+    count,
+    open_client,
+    seconds,
+)
+from genserve.cli.streams import print_json
 
 if TYPE_CHECKING:
-    from genserve.client import PushProgress, PushResult
+    from genserve.client import ApplyOptions, Client, PushProgress, PushResult
+    from genserve.words import PushAction
+
+    class _EveryPush(ApplyOptions):
+        action: PushAction
+        prepared_ttl_s: float
+        force: bool
 
 
 _ACTIONS = {
@@ -26,7 +41,6 @@ def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
         description="Pushes weights into the daemon, which applies them while it serves.",
     )
     parser.add_argument("path", metavar="PATH", help="a .safetensors file or a checkpoint directory")
-    add_version_options(parser, default="the served one + 1")
     parser.add_argument("--partial", action="store_true", help="allow missing tensors, which keep their present values")
     parser.add_argument("--streams", type=count, default=1, metavar="N", help="number of parallel streams (default: 1)")
     parser.add_argument(
@@ -34,10 +48,7 @@ def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
         action=argparse.BooleanOptionalAction,
         help="send the weights through shared memory, or never (default: if the daemon can use it)",
     )
-    add_apply_options(parser)
-    parser.add_argument("--timeout", type=seconds, default=600.0, metavar="TIME", help="deadline (default: 600s)")
-    parser.add_argument("--json", action="store_true", help="print the outcome as protobuf JSON")
-    add_connection_options(parser)
+    add_push_options(parser, default="the served one + 1")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -45,27 +56,17 @@ def run(args: argparse.Namespace) -> int:
     from genserve.errors import InvalidFieldError
 
     with open_client(args) as client:
-        version = args.version
-        if version is None:
-            version = client.status().state.weight_version + 1
-        progress = ProgressDisplay(sys.stderr)
+        version, progress = version_of(args, client), ProgressDisplay(sys.stderr)
         try:
             result = client.push_weights(
                 args.path,
                 version=version,
-                expected_version=args.expected_version,
-                action=args.action,
-                prepared_ttl_s=args.prepared_ttl,
                 streams=args.streams,
                 shared_memory=args.shared_memory,
                 partial=args.partial,
-                pause_mode=args.pause_mode,
-                kv_policy=args.kv_policy,
-                pause_lease_id=args.lease,
-                prepare_mode=args.prepare_mode,
-                force=args.force,
                 progress=progress.show,
                 timeout_s=args.timeout,
+                **push_options(args),
             )
         except ValueError as error:  # the file is not what it claims to be
             raise InvalidFieldError(str(error)) from error
@@ -74,9 +75,10 @@ def run(args: argparse.Namespace) -> int:
     return print_result(result, args)
 
 
-def add_version_options(parser: argparse.ArgumentParser, *, default: str) -> None:
-    """Adds which version it is and what to do with it: --version, --expected-version, --force, and --validate, --stage
-    or --prepare as `action`. `default` says which version it is without --version."""
+def add_push_options(parser: argparse.ArgumentParser, *, default: str) -> None:
+    """Adds what every push has, wherever its bytes are from: which version it is and what to do with it (--version,
+    --expected-version, --force, and --validate, --stage or --prepare as `action`), how it is applied, --timeout and
+    --json. `default` says which version it is without --version."""
     parser.add_argument("--version", type=int, metavar="N", help=f"version of the weights (default: {default})")
     parser.add_argument("--expected-version", type=int, metavar="N", help="refuse unless this version is served")
     parser.add_argument("--force", action="store_true", help="accept a version that is not above the served one")
@@ -91,14 +93,32 @@ def add_version_options(parser: argparse.ArgumentParser, *, default: str) -> Non
         metavar="TIME",
         help="how long --prepare waits for `genserve commit` (default: 60s)",
     )
+    add_apply_options(parser)
+    parser.add_argument("--timeout", type=seconds, default=600.0, metavar="TIME", help="deadline (default: 600s)")
+    parser.add_argument("--json", action="store_true", help="print the outcome as protobuf JSON")
+    add_connection_options(parser)
+
+
+def push_options(args: argparse.Namespace) -> "_EveryPush":
+    """What `add_push_options` has parsed, as the client takes it."""
+    return {
+        **apply_options(args),
+        "action": args.action,
+        "prepared_ttl_s": args.prepared_ttl,
+        "force": args.force,
+    }
+
+
+def version_of(args: argparse.Namespace, client: "Client") -> int:
+    """The version that was asked for, or the one after the served one."""
+    asked: int | None = args.version
+    return client.status().state.weight_version + 1 if asked is None else asked
 
 
 def print_result(result: "PushResult", args: argparse.Namespace) -> int:
     """Prints the outcome of a push, as the options say. Returns the exit status."""
     if args.json:
-        from google.protobuf.json_format import MessageToJson
-
-        print(MessageToJson(result.message, indent=None))
+        print_json(result.message)
     else:
         print_outcome(result)
         if result.push.state == "prepared":

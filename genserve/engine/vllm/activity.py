@@ -1,4 +1,4 @@
-"""What the engine's processes did lately, from /proc: whether they work, stand still, or were stopped."""
+"""What the engine's processes do, from /proc: whether they work, stand still, or were stopped."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -6,51 +6,77 @@ from dataclasses import dataclass
 
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 _STOPPED = frozenset("tT")
-_WAITS_FOR_IO = "D"
-_RUNS = "R"
+_WORKS = frozenset("RD")
+"""R: runs, or would if it had a CPU. D: waits in the kernel for a disk or a device."""
 
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """`cpu_s`: CPU seconds of all processes since they began, including ended ones. `runs`: whether a process would run
-    if it had a CPU. `stopped`: whether a signal or a debugger stopped a process. `waits_for_io`: whether a process
-    waits in the kernel for a disk or a device. `steps`: steps of the engine with results, of the data-parallel engine
-    with the fewest."""
+    """`cpu_s`: CPU seconds of all processes since they began, including ended ones. `works`: whether a thread runs,
+    would run if it had a CPU, or waits for a disk or a device. `stopped`: whether a signal or a debugger stopped a
+    process. `steps`: steps of the engine with results, of the data-parallel engine with the fewest."""
 
     cpu_s: float
-    runs: bool
+    works: bool
     stopped: bool
-    waits_for_io: bool
     steps: int
 
 
-def observer(pids: Sequence[int], steps: Callable[[], int]) -> Callable[[], Activity]:
-    """Observes these processes and their descendants. Processes that have ended do not count."""
+class Processes:
+    """These processes and their descendants. Those that have ended do not count."""
 
-    def observe() -> Activity:
-        cpu_s, states = 0.0, set()
-        for pid in pids:
-            for fields in _tree(pid):
-                states.add(fields[0])
-                # Its own CPU time, and that of children that have ended, such as compilers.
-                cpu_s += sum(map(int, fields[11:15])) / _TICKS_PER_SECOND
-        return Activity(cpu_s, _RUNS in states, not _STOPPED.isdisjoint(states), _WAITS_FOR_IO in states, steps())
+    def __init__(self, pids: Sequence[int], steps: Callable[[], int]) -> None:
+        self._pids = pids
+        self._steps = steps
 
-    return observe
+    def any_stopped(self) -> bool:
+        """Whether one is stopped. A stop holds all threads of a process, so its first one tells: cheap."""
+        return any(fields[0] in _STOPPED for _, fields in self._all())
+
+    def activity(self) -> Activity:
+        """What they do. Reads every thread, of which there may be hundreds: for when an engine is judged."""
+        cpu_s, stopped, states = 0.0, False, set[str]()
+        for pid, fields in self._all():
+            # Its own CPU time, and that of children that have ended, such as compilers.
+            cpu_s += sum(map(int, fields[11:15])) / _TICKS_PER_SECOND
+            stopped = stopped or fields[0] in _STOPPED
+            # A process reports the state of its first thread, which may sleep while another one works.
+            states.update(_thread_states(pid))
+        return Activity(cpu_s, not _WORKS.isdisjoint(states), stopped, self._steps())
+
+    def _all(self) -> Iterator[tuple[int, list[str]]]:
+        for pid in self._pids:
+            yield from _tree(pid)
 
 
-def _tree(pid: int) -> Iterator[list[str]]:
-    """The fields of /proc/PID/stat from the third (the state) on, of a process and its descendants."""
+def _tree(pid: int) -> Iterator[tuple[int, list[str]]]:
+    """A process and its descendants, each with the fields of its /proc/PID/stat from the third (the state) on."""
     try:
-        with open(f"/proc/{pid}/stat") as stat:
-            # The name in the second field may contain anything.
-            fields = stat.read().rpartition(")")[2].split()
+        fields = _stat(f"/proc/{pid}")
         children = [child for task in os.listdir(f"/proc/{pid}/task") for child in _children(pid, task)]
     except (FileNotFoundError, ProcessLookupError):
         return
-    yield fields
+    yield pid, fields
     for child in children:
         yield from _tree(child)
+
+
+def _thread_states(pid: int) -> Iterator[str]:
+    try:
+        tasks = os.listdir(f"/proc/{pid}/task")
+    except (FileNotFoundError, ProcessLookupError):
+        return
+    for task in tasks:
+        try:
+            yield _stat(f"/proc/{pid}/task/{task}")[0]
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+
+
+def _stat(directory: str) -> list[str]:
+    with open(f"{directory}/stat") as stat:
+        # The name in the second field may contain anything.
+        return stat.read().rpartition(")")[2].split()
 
 
 def _children(pid: int, task: str) -> list[int]:

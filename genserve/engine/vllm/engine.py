@@ -28,7 +28,7 @@ from genserve.engine.types import (
     SleepTag,
     WeightDigest,
 )
-from genserve.engine.vllm.activity import observer
+from genserve.engine.vllm.activity import Processes
 from genserve.engine.vllm.clients.interruption import EngineInterruption, Watch, of_vllm
 from genserve.engine.vllm.clients.others import OtherClients
 from genserve.engine.vllm.clients.rows import ClientRows
@@ -162,8 +162,8 @@ class VllmEngine:
             limits = HeartbeatLimits(heartbeat_timeout_s, VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS)
             # internal: the engine's processes. Those of Ray may be on other hosts, and tell nothing.
             pids = [p.pid for p in getattr(self._llm.engine_core.resources.engine_manager, "processes", [])]
-            observe = observer(pids, self._meter.steps) if pids else None
-            await Heartbeat(self._liveness, self._workers.ping, observe, limits, tell).run()
+            processes = Processes(pids, self._meter.steps) if pids else None
+            await Heartbeat(self._liveness, self._workers.ping, processes, limits, tell).run()
         await self._liveness.wait_dead()
 
     async def stop(self) -> None:

@@ -4,17 +4,17 @@ A ping takes the path of every call: through EngineCore's input thread and its l
 does. EngineCore takes calls between two steps, so an unanswered ping means one of two things. Either a step takes long
 (a long prefill on the CPU, a kernel that is compiled): then the processes work, and the step ends by itself. Or no
 answer will ever come: the processes are stopped or idle, or steps continue although the ping is not read. This module
-decides which it is.
+decides which it is. Processes that get no CPU because other programs use it all are not idle: their threads could run.
 """
 
 import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from genserve.engine.vllm.activity import Activity
 from genserve.engine.vllm.liveness import Liveness
@@ -25,7 +25,9 @@ _INTERVAL_S = 1.0
 # and rarely: vLLM's idle workers spin for a second after each call.
 _WORKERS_INTERVAL_S = 30.0
 _LOOKS_PER_TIMEOUT = 20
-# Share of one core below which processes do nothing. Idle processes use a hundredth, a step uses a whole core.
+# Share of one core below which processes do nothing, and the share of looks below which none of their threads wants to.
+# Idle processes use a hundredth of a core; a step uses a whole one, if other programs leave it one. A single look does
+# not count: threads that wake each other may all seem to sleep, because they are read one after the other.
 _IDLE_SHARE = 0.2
 # More steps than can be running when a ping arrives, one for each pipeline-parallel rank.
 _UNREAD_STEPS = 16
@@ -42,23 +44,33 @@ class HeartbeatLimits:
     step_s: float
 
 
+class Observed(Protocol):
+    """The engine's processes."""
+
+    def any_stopped(self) -> bool:
+        """Whether a signal or a debugger has stopped one. Asked after each ping."""
+
+    def activity(self) -> Activity:
+        """What they do. Asked only while an answer is late."""
+
+
 class Heartbeat:
-    """Pings an engine. `ping` returns when EngineCore has answered, and on request every worker. `observe` returns what
-    its processes do; None = unknown, so they are taken to work. `tell` is called when it stops answering (False) and
-    when it answers again."""
+    """Pings an engine. `ping` returns when EngineCore has answered, and on request every worker. `processes` are those
+    of the engine; None = unknown, so they are taken to work. `tell` is called when it stops answering (False) and when
+    it answers again."""
 
     def __init__(
         self,
         liveness: Liveness,
         ping: Callable[[bool], Coroutine[Any, Any, None]],
-        observe: Callable[[], Activity] | None,
+        processes: Observed | None,
         limits: HeartbeatLimits,
         tell: Callable[[bool], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._liveness = liveness
         self._ping = ping
-        self._observe = observe
+        self._processes = processes
         self._limits = limits
         self._tell = tell
         self._clock = clock
@@ -99,13 +111,12 @@ class Heartbeat:
             await asyncio.wait({pinging}, timeout=self._look_s)
             if pinging.done():
                 pinging.result()
-                if self._observe is None or not self._observe().stopped:
+                if not self._any_stopped():
                     return True
                 self._judge()
                 return False
             # A stopped process never explains a long call, so this is judged in any case.
-            is_stopped = self._observe is not None and self._observe().stopped
-            if excuses & self._liveness.occupying and not is_stopped:
+            if excuses & self._liveness.occupying and not self._any_stopped():
                 self._forget()
                 continue
             # Only time in which this loop could have received an answer counts: the daemon itself may have been
@@ -113,6 +124,9 @@ class Heartbeat:
             self._silent_s += min(self._clock() - began_s, 2 * self._look_s)
             self._judge()
         return False
+
+    def _any_stopped(self) -> bool:
+        return self._processes is not None and self._processes.any_stopped()
 
     def _answered(self) -> None:
         if self._is_silent:
@@ -143,24 +157,26 @@ class Heartbeat:
     def _reason(self) -> str | None:
         """Why the engine will not answer any more, from the recent activity of its processes; None if it may."""
         window_s = self._limits.timeout_s / 2
-        if self._observe is None or self._silent_s < window_s:
+        if self._processes is None or self._silent_s < window_s:
             return None
-        now = self._observe()
+        now = self._processes.activity()
         self._seen.append((self._silent_s, now))
         while len(self._seen) > 1 and self._seen[1][0] <= self._silent_s - window_s:
             self._seen.popleft()
         self._first = self._first or now
-        since_s, before = self._seen[0]
-        return hopeless(before, now, self._silent_s - since_s, now.steps - self._first.steps)
+        looks = [activity for _, activity in self._seen]
+        return hopeless(looks, self._silent_s - self._seen[0][0], now.steps - self._first.steps)
 
 
-def hopeless(before: Activity, now: Activity, elapsed_s: float, num_steps: int) -> str | None:
-    """Why an engine that does not answer never will; None if a long step may be the cause. `before` was `elapsed_s`
-    seconds ago; `num_steps` have ended since the ping."""
+def hopeless(looks: Sequence[Activity], elapsed_s: float, num_steps: int) -> str | None:
+    """Why an engine that does not answer never will; None if a long step may be the cause. `looks` were taken within
+    `elapsed_s` seconds, the last one now; `num_steps` have ended since the ping."""
+    before, now = looks[0], looks[-1]
     if now.stopped:
         return "one of its processes is stopped"
     if num_steps >= _UNREAD_STEPS:
         return "it continues its steps but does not read calls"
-    if not (now.waits_for_io or now.runs) and now.cpu_s - before.cpu_s < _IDLE_SHARE * elapsed_s:
+    at_work = sum(look.works for look in looks) >= _IDLE_SHARE * len(looks)
+    if not at_work and now.cpu_s - before.cpu_s < _IDLE_SHARE * elapsed_s:
         return "its processes use no CPU"
     return None

@@ -10,9 +10,9 @@ from genserve.errors import InvalidFieldError
 from genserve.tensors.manifest import Manifest
 from genserve.tensors.ranges import Range
 from genserve.tensors.safetensors import CheckpointFileError
-from genserve.weights.checkpoint import CheckpointIndex
-from genserve.weights.checkpoint_files import CheckpointFiles
-from genserve.weights.checkpoint_space import CheckpointSpace
+from genserve.weights.checkpoint.files import CheckpointFiles
+from genserve.weights.checkpoint.index import CheckpointIndex
+from genserve.weights.checkpoint.space import CheckpointSpace
 from genserve.weights.load.types import Offer
 from genserve.weights.push.claims import Claim
 from genserve.weights.push.stream import PushStream

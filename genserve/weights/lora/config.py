@@ -13,7 +13,7 @@ from typing import Any
 from genserve.control.arguments import check_text
 from genserve.errors import InvalidFieldError
 from genserve.tensors.manifest import Manifest, PushIssue, TensorSpec, bounded
-from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor
+from genserve.weights.checkpoint.index import CheckpointIndex, CheckpointTensor
 
 _PAIRS = ((".lora_A.", ".lora_B."), (".lora_embedding_A", ".lora_embedding_B"))
 _PREFIX = "base_model.model."

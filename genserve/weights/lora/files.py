@@ -14,8 +14,8 @@ from genserve.errors import InvalidFieldError
 from genserve.memory.arena import Arena
 from genserve.tensors.manifest import Manifest
 from genserve.tensors.safetensors import CheckpointFileError, encoded_header
-from genserve.weights.checkpoint import CheckpointIndex
-from genserve.weights.checkpoint_files import CheckpointFile
+from genserve.weights.checkpoint.files import CheckpointFile
+from genserve.weights.checkpoint.index import CheckpointIndex
 from genserve.weights.lora.config import LoraConfig, lora_issues
 
 CONFIG = "adapter_config.json"

@@ -14,7 +14,7 @@ from genserve.control.turn import uninterrupted
 from genserve.engine.protocol import Engine
 from genserve.engine.types import LoadedLora
 from genserve.errors import UnsupportedError
-from genserve.weights.checkpoint import CheckpointIndex
+from genserve.weights.checkpoint.index import CheckpointIndex
 from genserve.weights.lora.config import LoraConfig, check_lora_name
 from genserve.weights.lora.files import LoraFiles
 from genserve.weights.push.live_push import LivePush

@@ -172,6 +172,31 @@ async def test_push_of_a_broken_file_names_it(genserve: Command, tmp_path: Path)
         assert errors.count("\n") == 1
 
 
+async def test_a_load_takes_the_options_of_a_push(daemon: ScriptedDaemon, genserve: Command, checkpoint: str) -> None:
+    """The daemon is asked for the same, wherever the bytes are from; without a version for the one after the served."""
+    flags = ["--expected-version", "3", "--force", "--prepare", "--prepared-ttl", "5m", "--pause-mode", "wait"]
+    flags += ["--kv-policy", "reuse", "--lease", "l", "--prepare-mode", "paused"]
+    for version, asked in ((["--version", "2"], 2), ([], 7)):
+        daemon.weight_version = 6
+        await genserve("push", checkpoint, *flags, *version)
+        daemon.weight_version = 6
+        status, _, _ = await genserve("load", "/c", "--push-id", "p", *flags, *version)
+        assert (status, daemon.load.push_id, daemon.load.checkpoint_path) == (0, "p", "/c")
+        assert daemon.load.weight_version == daemon.header.weight_version == asked
+        for field in ("expected_version", "force", "action", "prepared_ttl", "apply"):
+            loaded, pushed = getattr(daemon.load, field), getattr(daemon.header, field)
+            assert loaded == pushed != type(pushed)(), field
+
+
+async def test_a_load_from_peers_takes_their_version(daemon: ScriptedDaemon, genserve: Command) -> None:
+    """Unless another one is asked for."""
+    await genserve("load", "--peer", "a:1", "--peer", "b:2", "--peer-push", "p")
+    assert (list(daemon.load.peers.addresses), daemon.load.peers.push_id) == (["a:1", "b:2"], "p")
+    assert daemon.load.weight_version == 0
+    await genserve("load", "--peer", "a:1", "--version", "4")
+    assert daemon.load.weight_version == 4
+
+
 # --- pause, resume, status
 
 
@@ -227,17 +252,41 @@ async def test_status_is_a_table(genserve: Command) -> None:
     ]
 
 
-async def test_status_as_json_and_on_every_change(genserve: Command) -> None:
-    """A line a status, and in each how new weights are taken."""
+async def test_status_shows_where_else_the_daemon_serves(daemon: ScriptedDaemon, genserve: Command) -> None:
+    """The ports of its front ends, and that of its OpenAI server."""
+    daemon.info.frontend_ports.extend([4001, 4002])
+    daemon.info.openai_port = 8000
+    _, output, _ = await genserve("status")
+    assert output.splitlines()[-2:] == ["serving  2 front ends, on ports 4001, 4002", "openai   HTTP on port 8000"]
+
+
+async def test_status_as_json_and_on_every_change(daemon: ScriptedDaemon, genserve: Command) -> None:
+    """A line a status, and in each how new weights are taken and where else the daemon serves."""
+    daemon.info.frontend_ports.extend([4001, 4002])
+    daemon.info.openai_port = 8000
     _, output, _ = await genserve("status", "--watch", "--json")
     lines = [json.loads(line) for line in output.splitlines()]
-    assert {(line.pop("weightUpdate"), line.pop("weightUpdateReason")) for line in lines} == {
-        ("beside", "there is room")
-    }
+    for line in lines:
+        assert (line.pop("weightUpdate"), line.pop("weightUpdateReason")) == ("beside", "there is room")
+        assert (line.pop("frontendPorts"), line.pop("numFrontendsDown"), line.pop("openaiPort")) == (
+            [4001, 4002],
+            0,
+            8000,
+        )
     messages = [ParseDict(line, control_pb2.WatchStatusResponse()) for line in lines]
     assert [message.load.running for message in messages] == [0, 1]
-    _, output, _ = await genserve("status", "--json")
-    assert json.loads(output)["load"]["running"] == 3
+
+
+async def test_json_has_zeros_and_empty_lists(genserve: Command, checkpoint: str) -> None:
+    """A program that reads them need not know that protobuf's JSON leaves them out."""
+    status = json.loads((await genserve("status", "--json"))[1])
+    assert (status["state"]["weightVersion"], status["state"]["pauses"]) == (0, [])
+    assert (status["load"]["running"], status["load"]["waiting"]) == (3, 0)
+    assert (status["frontendPorts"], status["openaiPort"]) == ([], 0)
+    first = json.loads((await genserve("generate", "x", "--json"))[1].splitlines()[0])
+    assert first["outputs"][0]["index"] == 0
+    pushed = json.loads((await genserve("push", checkpoint, "--validate", "--json"))[1])
+    assert (pushed["push"]["issues"], pushed["push"]["receivedBytes"]) == ([], "0")
 
 
 # --- errors and usage

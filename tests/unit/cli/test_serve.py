@@ -1,12 +1,15 @@
 """What `genserve serve` does before the daemon imports vLLM, and to the processes that vLLM starts."""
 
+import socket
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from genserve.cli import main, serve
+from genserve.config import MAX_FRONTENDS, MAX_INGEST_PROCESSES, ServeConfig
 
 _MAIN = """
 import atexit, gc, multiprocessing
@@ -49,16 +52,54 @@ def test_serve_gets_its_flags_untouched(monkeypatch: pytest.MonkeyPatch) -> None
         (["--model=~"], "--model: no directory ~: write the path in full, ~ is not expanded here"),
         (["--api-key", "a", "--openai-port", "70000"], "--openai-port must be in [-1, 65535], is 70000"),
         (["--bogus", "1", "--max-model-length=7"], "error: unrecognized arguments: --bogus --max-model-length\n"),
+        (["--frontend", "2"], "error: unrecognized arguments: --frontend (write --frontends in full)\n"),
+        (["--openai_p=0", "--help"], "--openai-p (write --openai-port in full)\n"),
+        (["--no-headless"], "error: unrecognized arguments: --no-headless\n"),
     ],
 )
 def test_what_is_wrong_with_our_own_flags_is_told_before_vllm_is_imported(flags: list[str], says: str) -> None:
-    """The import takes seconds. The error is one line."""
-    program = "import sys; from genserve.cli import main\ntry: main()\nfinally: print('vllm' in sys.modules)"
-    command = [sys.executable, "-c", program, "serve", *flags]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    """The import takes seconds. The error is one line. Shortened flags are vLLM's alone: which flag a beginning means
+    changes when one is added."""
+    done = serve_without_vllm(*flags)
     assert (done.returncode, done.stdout) == (2, "False\n")
     assert says in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("flag", ["--port", "--openai-port"])
+def test_a_port_in_use_is_told_before_vllm_is_imported(flag: str) -> None:
+    """But not to those who only ask for help, or serve nothing."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        flags = ["--port", "0", flag, str(port)]
+        done = serve_without_vllm(*flags)
+        told = f"127.0.0.1:{port}{' (--openai-port)' if flag != '--port' else ''}"
+        assert (done.returncode, done.stdout) == (1, "False\n")
+        assert done.stderr == f"genserve: cannot listen on {told}: Address already in use\n"
+        for more in ("--help", "--help=openai", "--headless"):
+            serve._require_free(serve._check_own([*flags, more]))
+
+
+@pytest.mark.parametrize("flags", [["--help=Genserve"], ["--help=all", "--help=genserve", "--bogus"]])
+def test_the_help_on_our_own_flags_does_not_import_vllm(flags: list[str]) -> None:
+    """Each with its default; limits that are checked are told."""
+    done = serve_without_vllm(*flags)
+    *lines, imported = done.stdout.splitlines()
+    assert (done.returncode, done.stderr, imported) == (0, "", "False")
+    listed = [line.split()[0] for line in lines if line.startswith("  --")]
+    assert listed == [f"--{setting.name.replace('_', '-')}" for setting in fields(ServeConfig)]
+    text = " ".join(" ".join(lines).split())
+    for told in ("(default: 50051)", f"at most {MAX_FRONTENDS}; 0 = none", f"at most {MAX_INGEST_PROCESSES}; 0 = none"):
+        assert told in text
+
+
+def serve_without_vllm(*flags: str) -> "subprocess.CompletedProcess[str]":
+    """Runs the command; its last line on stdout says whether vLLM was imported."""
+    program = "import sys; from genserve.cli import main\ntry: status = main()\nfinally: print('vllm' in sys.modules)"
+    command = [sys.executable, "-c", f"{program}\nsys.exit(status)", "serve", *flags]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +109,7 @@ def test_what_is_wrong_with_our_own_flags_is_told_before_vllm_is_imported(flags:
         ["--config", "x.yaml", "--host=0.0.0.0"],
         ["--model", "Qwen/Qwen3-8B"],
         ["--model", "/"],
-        ["--max_model_len", "7", "--tensor-par=2", "--heartbeat-time", "5s", "-tp", "2"],
+        ["--max_model_len", "7", "--tensor-par=2", "-tp", "2"],
         ["--no-enable-prefix-caching", "--hf-overrides.rope_scaling.factor=2", "--compilation-config.mode+", "3"],
         ["--help"],
         ["--help=genserve"],
@@ -77,8 +118,8 @@ def test_what_is_wrong_with_our_own_flags_is_told_before_vllm_is_imported(flags:
     ],
 )
 def test_flags_may_be_written_as_vllm_takes_them(flags: list[str]) -> None:
-    """With underscores, shortened, by the key of an object, or in a file that only vLLM reads; a model may be a
-    repository's name."""
+    """With underscores, shortened if they are vLLM's, by the key of an object, or in a file that only vLLM reads; a
+    model may be a repository's name."""
     serve._check_own(flags)
 
 

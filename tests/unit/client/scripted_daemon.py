@@ -54,8 +54,7 @@ class ScriptedDaemon(
         self.words: Sequence[str] = ("Once", " upon", " a", " time")
         self.hangs_after: int | None = None
         self.delay_s = 0.0
-        self.hanging = asyncio.Event()
-        self.cancelled = asyncio.Event()
+        self.hanging, self.cancelled = asyncio.Event(), asyncio.Event()
         self.fail: Callable[[Any], Any] | None = None
         # PushWeights
         self.weight_version = 0
@@ -68,6 +67,7 @@ class ScriptedDaemon(
         self.lookups_hang = False
         self.checksums: list[bool] = []
         self.applied = asyncio.Event()
+        self.load = weights_pb2.LoadWeightsRequest()
         # vLLM's own weight transfer
         self.transfers: list[Message] = []
         # Pause
@@ -77,6 +77,9 @@ class ScriptedDaemon(
         self.renewed = asyncio.Event()
         self.resumed: list[str] = []
         self.watches: list[control_pb2.WatchStatusRequest] = []
+        self.info = control_pb2.GetServerInfoResponse(model="smol", vocab_size=512, weight_update="beside")
+        self.info.weight_update_reason = "there is room"
+        self.info.versions.add(component="vllm", version="1")
         # Sleep
         self.sleeps: list[Message] = []
         self.asleep_tags: list[str] = []
@@ -181,6 +184,10 @@ class ScriptedDaemon(
         if self.loses_answer:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
         return weights_pb2.PushWeightsResponse(push=self._push(), applied=self._applied(), state=self.state())
+
+    async def LoadWeights(self, request: Any, context: Any) -> weights_pb2.LoadWeightsResponse:
+        self.load = request
+        return weights_pb2.LoadWeightsResponse(push=self._push(), applied=self._applied(), state=self.state())
 
     async def GetPush(self, request: Any, context: Any) -> weights_pb2.GetPushResponse:
         if self.lookups_hang:
@@ -315,15 +322,8 @@ class ScriptedDaemon(
             yield control_pb2.WatchStatusResponse(state=self.state(), load=control_pb2.Load(running=running))
 
     async def GetServerInfo(self, request: Any, context: Any) -> control_pb2.GetServerInfoResponse:
-        versions = [control_pb2.ComponentVersion(component="vllm", version="1")]
-        return control_pb2.GetServerInfoResponse(
-            model="smol",
-            vocab_size=512,
-            versions=versions,
-            weight_update="beside",
-            weight_update_reason="there is room",
-            state=self.state(),
-        )
+        self.info.state.CopyFrom(self.state())
+        return self.info
 
     async def ResetCache(self, request: Any, context: Any) -> control_pb2.ResetCacheResponse:
         return control_pb2.ResetCacheResponse(reset=True, state=self.state())

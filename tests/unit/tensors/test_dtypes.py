@@ -20,8 +20,8 @@ from genserve.memory.arena import Arena
 from genserve.tensors.dtypes import FRAMEWORK_NAMES, ITEM_BYTES, SUB_BYTE, DtypeError
 from genserve.tensors.manifest import Manifest, TensorSpec, completed, structural_issues
 from genserve.tensors.safetensors import CheckpointFileError, StoredTensor, read_checkpoint, write_safetensors
-from genserve.weights.checkpoint import CheckpointIndex
-from genserve.weights.checkpoint_files import CheckpointFiles
+from genserve.weights.checkpoint.files import CheckpointFiles
+from genserve.weights.checkpoint.index import CheckpointIndex
 from genserve.weights.push_admission import examine
 from genserve.worker.arena_tensors import ArenaTensors
 from genserve.worker.contract.calls import Prepare

@@ -7,7 +7,7 @@ import pytest
 
 from genserve.errors import InvalidFieldError, ManifestMismatchError
 from genserve.tensors.manifest import MAX_TENSORS, Manifest, PushIssue, TensorSpec, structural_issues
-from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor
+from genserve.weights.checkpoint.index import CheckpointIndex, CheckpointTensor
 from genserve.weights.push_admission import check_num_tensors, examine, refuse_issues
 
 

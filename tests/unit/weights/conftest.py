@@ -21,10 +21,9 @@ from genserve.control.sleep import SleepController
 from genserve.control.state import StateBoard
 from genserve.tensors.manifest import Manifest
 from genserve.weights.apply import PushApplier
-from genserve.weights.byte_sources import CheckpointBytes
-from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor
-from genserve.weights.checkpoint_files import CheckpointFiles
-from genserve.weights.checkpoint_space import CheckpointSpace
+from genserve.weights.checkpoint.files import CheckpointFiles
+from genserve.weights.checkpoint.index import CheckpointIndex, CheckpointTensor
+from genserve.weights.checkpoint.space import CheckpointBytes, CheckpointSpace
 from genserve.weights.lora.loader import LoraLoader
 from genserve.weights.push.stream import PushStream
 from genserve.weights.push.types import PushHeader, PushOutcome
@@ -141,6 +140,16 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
     wait_for_threads()  # the next test would count as its own what they free
     assert rig.engine.misuses == []
     assert ended == []
+
+
+@pytest.fixture
+async def takes_arriving_weights(rig: Rig) -> AsyncIterator[None]:
+    """Its workers are on this host, and hold nothing in the end."""
+    rig.engine.takes_arriving_weights = True
+    yield
+    await rig.registry.close()
+    async with rig.applier.between_pushes(5):
+        assert rig.engine.prepared == {}, "workers hold what nobody will use"
 
 
 def assert_unchanged(rig: Rig) -> None:

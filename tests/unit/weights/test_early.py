@@ -20,10 +20,7 @@ from tests.unit.weights.transfers import HALF, finish
 BYTES = len(weights(0))
 
 
-@pytest.fixture(autouse=True)
-def takes_arriving_weights(rig: Rig) -> None:
-    """Its workers are on this host."""
-    rig.engine.takes_arriving_weights = True
+pytestmark = pytest.mark.usefixtures("takes_arriving_weights")
 
 
 async def until_called(rig: Rig, call: str, times: int = 1) -> None:

@@ -1,7 +1,6 @@
 """A push that is prepared and waits for its commit: what it costs, who asks again, and what fails."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
@@ -29,15 +28,7 @@ from tests.unit.weights.conftest import (
 )
 from tests.unit.weights.prepared import PART, commit, preparing, state, until_freed
 
-
-@pytest.fixture(autouse=True)
-async def takes_arriving_weights(rig: Rig) -> AsyncIterator[None]:
-    """Its workers are on this host, and hold nothing in the end."""
-    rig.engine.takes_arriving_weights = True
-    yield
-    await rig.registry.close()
-    async with rig.applier.between_pushes(5):
-        assert rig.engine.prepared == {}, "workers hold what nobody will use"
+pytestmark = pytest.mark.usefixtures("takes_arriving_weights")
 
 
 async def test_it_waits_beside_the_live_version_and_its_commit_only_exchanges(rig: Rig) -> None:

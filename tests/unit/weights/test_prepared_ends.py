@@ -1,7 +1,6 @@
 """What ends the waiting of a push that is prepared, and what does not: workers hold nothing for nobody."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,15 +30,7 @@ from tests.unit.weights.conftest import (
 from tests.unit.weights.prepared import PART, commit, preparing, state, until_freed
 from tests.unit.weights.transfers import HALF, finish
 
-
-@pytest.fixture(autouse=True)
-async def takes_arriving_weights(rig: Rig) -> AsyncIterator[None]:
-    """Its workers are on this host, and hold nothing in the end."""
-    rig.engine.takes_arriving_weights = True
-    yield
-    await rig.registry.close()
-    async with rig.applier.between_pushes(5):
-        assert rig.engine.prepared == {}, "workers hold what nobody will use"
+pytestmark = pytest.mark.usefixtures("takes_arriving_weights")
 
 
 async def test_another_push_that_is_applied_ends_it(rig: Rig) -> None:

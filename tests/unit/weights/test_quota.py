@@ -8,7 +8,7 @@ import pytest
 from genserve.errors import ApplyInProgressError, StagingFullError
 from genserve.tensors.manifest import Manifest
 from genserve.weights import quota
-from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor
+from genserve.weights.checkpoint.index import CheckpointIndex, CheckpointTensor
 from genserve.weights.push.lifecycle import State
 from genserve.weights.quota import Evictions, limit_bytes, naming_wide_tensors, plan_evictions
 

@@ -24,7 +24,7 @@ from genserve.errors import (
     WeightVersionMismatchError,
 )
 from genserve.tensors.manifest import Manifest
-from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor
+from genserve.weights.checkpoint.index import CheckpointIndex, CheckpointTensor
 from genserve.weights.push.types import ApplyOptions, PushAction, PushState
 from tests.support.phases import enter_phase
 from tests.support.scripted_engine import Gate

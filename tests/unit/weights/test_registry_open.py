@@ -140,7 +140,7 @@ async def test_a_dry_run_needs_the_manifest_itself(rig: Rig) -> None:
 
 def large_manifest():  # type: ignore[no-untyped-def]
     """A good one that does not fit beside two staged pushes: F64 for F32, which is cast on load."""
-    from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor
+    from genserve.weights.checkpoint.index import CheckpointIndex, CheckpointTensor
     from tests.unit.weights.conftest import CHECKPOINT
 
     return CheckpointIndex(dict(CHECKPOINT.tensors) | {"a": CheckpointTensor("F64", (4,), 32)}).as_manifest()

@@ -16,6 +16,7 @@ from genserve.engine.vllm.openai.flags import server_flags
 from genserve.engine.vllm.openai.launch import Launch
 from genserve.engine.vllm.openai.relay import Relay
 from genserve.engine.vllm.openai.server import OpenAIServer
+from genserve.listening import bound_socket
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,19 +41,6 @@ def prepare(config: ServeConfig, flags: argparse.Namespace) -> OpenAISetup | Non
     choice = choose(os.environ, Path(vllm.__file__).parent)
     if choice.binary:
         os.environ[USE_VARIABLE] = "1"  # vLLM then leaves the normalisation of images to that server
-    listener = _bound(config.host, config.openai_port)
+    listener = bound_socket(config.host, config.openai_port, "--openai-port")
+    listener.listen()  # so that no other program takes the port while the engine starts
     return OpenAISetup(replace(config, openai_port=listener.getsockname()[1]), flags, listener, choice)
-
-
-def _bound(host: str, port: int) -> socket.socket:
-    """Listens, so that no other program takes the port while the engine starts."""
-    family, _, _, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen()
-    except OSError as error:
-        listener.close()
-        raise OSError(f"cannot listen on {host}:{port} (--openai-port): {error.strerror}") from error
-    return listener

@@ -71,7 +71,9 @@ def engine_args(flags: argparse.Namespace) -> AsyncEngineArgs:
     except LocalEntryNotFoundError as error:  # without a network vLLM looks for both here
         raise start_failure.EngineStartError(_not_in_cache(flags)) from error
     except Exception as error:
-        raise start_failure.EngineStartError(start_failure.in_one_line(error)) from error
+        raise start_failure.EngineStartError(
+            start_failure.naming(flags.model, start_failure.in_one_line(error))
+        ) from error
     if current_platform.is_cpu() and args.kv_cache_memory_bytes is None and "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
         # vLLM uses nearly all memory of the machine, and a push needs some: the staged bytes and the prepared version.
         args.kv_cache_memory_bytes = CPU_KV_CACHE_BYTES
@@ -149,7 +151,7 @@ def start_explained(args: AsyncEngineArgs) -> AbstractContextManager[None]:
         "handlers": {name: {**each, **level} for name, each in default["handlers"].items()},
         "loggers": {name: {**each, **level} for name, each in default["loggers"].items()},
     }
-    return start_failure.explained(config, use)
+    return start_failure.explained(config, use, args.model)
 
 
 def _extension(asked: str) -> str:

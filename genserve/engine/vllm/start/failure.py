@@ -41,11 +41,11 @@ class ReportHandler(logging.Handler):
 
 
 @contextmanager
-def explained(logging_config: Mapping[str, Any], use: Callable[[str], None]) -> Iterator[None]:
+def explained(logging_config: Mapping[str, Any], use: Callable[[str], None], model: str) -> Iterator[None]:
     """Turns an exception within the block into an EngineStartError, which names the root cause.
 
     `logging_config` is what vLLM would pass to logging.config.dictConfig; `use` makes it read this from a JSON file
-    instead.
+    instead. `model` is what --model says.
     """
     with TemporaryDirectory(prefix="genserve-start-") as directory:
         report, config = Path(directory, "report"), Path(directory, "logging.json")
@@ -60,7 +60,7 @@ def explained(logging_config: Mapping[str, Any], use: Callable[[str], None]) -> 
             reported = report.read_text(encoding="utf-8").splitlines()
             # The first one: if a rank fails, the others fail after it because their connections end.
             causes = [line for line in reported if _POINTS_ELSEWHERE not in line]
-            raise EngineStartError(causes[0] if causes else in_one_line(error)) from error
+            raise EngineStartError(naming(model, causes[0] if causes else in_one_line(error))) from error
 
 
 def in_one_line(error: BaseException) -> str:
@@ -74,6 +74,15 @@ def in_one_line(error: BaseException) -> str:
     else:
         text = str(error) if type(error) in (ValueError, EngineStartError) else f"{type(error).__name__}: {error}"
     return " ".join(text.split())[:_MAX_LENGTH]
+
+
+def naming(model: str, reason: str) -> str:
+    """The reason in one line, with the model if it is about files that cannot be loaded: transformers and the hub raise
+    OSError without a number for these, and do not always say whose files they are."""
+    kind = f"{OSError.__name__}: "
+    if model in reason or not reason.startswith(kind) or reason.startswith(f"{kind}[Errno"):
+        return reason
+    return f"--model {model}: {reason.removeprefix(kind)}"
 
 
 def _with_report(default: Mapping[str, Any], path: str) -> dict[str, Any]:

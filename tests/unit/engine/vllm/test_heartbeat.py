@@ -5,17 +5,19 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 
 import pytest
 
-from genserve.engine.vllm.activity import Activity, observer
+from genserve.engine.vllm.activity import Activity, Processes
 from genserve.engine.vllm.heartbeat import Heartbeat, HeartbeatLimits, hopeless
 from genserve.engine.vllm.liveness import Liveness
 from genserve.errors import DeadlineError, EngineDeadError
 
-IDLE = Activity(cpu_s=10.0, runs=False, stopped=False, waits_for_io=False, steps=100)
+IDLE = Activity(cpu_s=10.0, works=False, stopped=False, steps=100)
+WORKS = replace(IDLE, works=True)
 LIMITS = HeartbeatLimits(timeout_s=0.4, step_s=1.2)
 
 
@@ -40,7 +42,10 @@ class Pinged:
         finally:
             self.num_pending -= 1
 
-    def observe(self) -> Activity:
+    def any_stopped(self) -> bool:
+        return self.seen.stopped
+
+    def activity(self) -> Activity:
         self.seen = replace(self.seen, cpu_s=self.seen.cpu_s + self.works)
         return self.seen
 
@@ -49,7 +54,7 @@ class Pinged:
 async def pinged() -> AsyncIterator[Pinged]:
     engine = Pinged()
     engine.answers.set()
-    heartbeat = Heartbeat(engine.liveness, engine.ping, engine.observe, LIMITS, engine.told.append)
+    heartbeat = Heartbeat(engine.liveness, engine.ping, engine, LIMITS, engine.told.append)
     beating = asyncio.create_task(heartbeat.run())
     yield engine
     beating.cancel()
@@ -79,7 +84,7 @@ async def test_a_death_that_somebody_else_has_found_ends_it_at_once(monkeypatch:
     engine = Pinged()
     engine.answers.set()
     limits = replace(LIMITS, timeout_s=300.0)
-    beating = asyncio.create_task(Heartbeat(engine.liveness, engine.ping, engine.observe, limits, print).run())
+    beating = asyncio.create_task(Heartbeat(engine.liveness, engine.ping, engine, limits, print).run())
     while engine.num_pings == 0 or engine.num_pending > 0:
         await asyncio.sleep(0)
     await asyncio.sleep(0.05)
@@ -152,19 +157,26 @@ async def test_a_worker_that_breaks_off_ends_the_heartbeat(pinged: Pinged) -> No
 
 
 @pytest.mark.parametrize(
-    ("now", "num_steps", "says"),
+    ("looks", "num_steps", "says"),
     [
-        (IDLE, 0, "use no CPU"),
-        (replace(IDLE, waits_for_io=True), 0, None),
-        (replace(IDLE, cpu_s=IDLE.cpu_s + 2.0), 0, None),
-        (replace(IDLE, cpu_s=IDLE.cpu_s + 2.0, stopped=True), 0, "is stopped"),
-        (replace(IDLE, cpu_s=IDLE.cpu_s + 2.0), 2, None),
-        (replace(IDLE, cpu_s=IDLE.cpu_s + 2.0), 16, "does not read calls"),
+        ([IDLE] * 10, 0, "use no CPU"),
+        ([IDLE], 0, None),
+        ([WORKS] * 10, 0, None),
+        ([WORKS, WORKS, *[IDLE] * 8], 0, None),
+        ([WORKS, *[IDLE] * 9], 0, "use no CPU"),
+        ([IDLE, replace(IDLE, cpu_s=IDLE.cpu_s + 2.0)], 0, None),
+        ([IDLE, replace(IDLE, cpu_s=IDLE.cpu_s + 0.4)], 0, "use no CPU"),
+        ([IDLE, replace(WORKS, cpu_s=IDLE.cpu_s + 2.0, stopped=True)], 0, "is stopped"),
+        ([IDLE, replace(IDLE, cpu_s=IDLE.cpu_s + 2.0)], 2, None),
+        ([IDLE, replace(IDLE, cpu_s=IDLE.cpu_s + 2.0)], 16, "does not read calls"),
     ],
 )
-def test_what_processes_do_tells_whether_an_answer_may_come(now: Activity, num_steps: int, says: str | None) -> None:
-    """A long step works and ends none; a few steps may have been on their way."""
-    reason = hopeless(IDLE, now, 2.5, num_steps)
+def test_what_processes_do_tells_whether_an_answer_may_come(
+    looks: list[Activity], num_steps: int, says: str | None
+) -> None:
+    """A long step works and ends none; a few steps may have been on their way. An engine at work may seem idle in most
+    looks, and an idle one that polls something may seem at work in one."""
+    reason = hopeless(looks, 2.5 * (len(looks) > 1), num_steps)
     assert reason is None if says is None else says in str(reason)
 
 
@@ -174,19 +186,52 @@ def test_processes_are_observed_with_their_children() -> None:
     with subprocess.Popen([sys.executable, "-c", burn], stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
         parent.stdout.readline()
-        observe = observer([parent.pid], lambda: 7)
+        processes = Processes([parent.pid], lambda: 7)
         try:
-            before = observe()
-            while observe().cpu_s < before.cpu_s + 0.1:
+            before = processes.activity()
+            while processes.activity().cpu_s < before.cpu_s + 0.1:
                 pass
-            assert not before.stopped
-            assert before.steps == 7
+            assert (before.stopped, before.steps) == (False, 7)
+            assert not processes.any_stopped()
             with open(f"/proc/{parent.pid}/task/{parent.pid}/children") as children:
                 child = int(children.read())
             os.kill(child, signal.SIGSTOP)
-            while not observe().stopped:
+            while not (processes.any_stopped() and processes.activity().stopped):
                 pass
             os.kill(child, signal.SIGKILL)
         finally:
             parent.kill()
-    assert observe() == Activity(0.0, False, False, False, 7)
+    assert processes.activity() == Activity(0.0, False, False, 7)
+    assert not processes.any_stopped()
+
+
+@pytest.mark.parametrize(
+    ("work", "cause"), [("while True: pass", "no step may take that long"), ("event.wait()", "use no CPU")]
+)
+async def test_processes_that_get_no_cpu_are_at_work_and_those_that_want_none_are_not(work: str, cause: str) -> None:
+    """A machine whose CPUs are taken by other programs. A worker prepares a version in a thread that is not its first
+    one; the first one sleeps."""
+    core = min(os.sched_getaffinity(0))
+    worker = f"import os, threading; event = threading.Event(); os.sched_setaffinity(0, {{{core}}}); os.nice(19)\n"
+    worker += f"def work():\n    {work}\nthreading.Thread(target=work).start(); print(flush=True); event.wait()"
+    other = f"import os; os.sched_setaffinity(0, {{{core}}}); print(flush=True)\nwhile True: pass"
+    with ExitStack() as stack:
+        running = [stack.enter_context(_running(program)) for program in (worker, other, other)]
+        processes, limits = Processes([running[0].pid], lambda: 0), HeartbeatLimits(timeout_s=1.0, step_s=3.0)
+        liveness, before = Liveness(), processes.activity()
+        unanswered = Heartbeat(liveness, lambda _: asyncio.Event().wait(), processes, limits, lambda _: None)
+        await asyncio.wait_for(unanswered.run(), 60)
+        assert processes.activity().cpu_s - before.cpu_s < 0.2 * limits.timeout_s, "otherwise it tests nothing"
+        assert cause in liveness.cause_of_death
+
+
+@contextmanager
+def _running(program: str) -> Iterator["subprocess.Popen[bytes]"]:
+    """A program that has written a line, until the end of the block."""
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        try:
+            yield process
+        finally:
+            process.kill()

@@ -8,7 +8,7 @@ import pytest
 
 from genserve.errors import InvalidFieldError
 from genserve.tensors.manifest import Manifest, PushIssue
-from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor
+from genserve.weights.checkpoint.index import CheckpointIndex, CheckpointTensor
 from genserve.weights.lora.config import LoraConfig, lora_issues
 
 MAX_RANK = 8

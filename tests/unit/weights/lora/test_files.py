@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from genserve.errors import InvalidFieldError
 from genserve.memory.arena import Arena
 from genserve.tensors.safetensors import CheckpointFileError
-from genserve.weights.checkpoint_files import CheckpointFile
+from genserve.weights.checkpoint.files import CheckpointFile
 from genserve.weights.lora.config import LoraConfig
 from genserve.weights.lora.files import LoraFiles, sweep
 from tests.unit.weights.conftest import num_arenas

@@ -15,7 +15,7 @@ from genserve.errors import (
     PushTruncatedError,
 )
 from genserve.tensors.checksum import crc32c_of
-from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor
+from genserve.weights.checkpoint.index import CheckpointIndex, CheckpointTensor
 from genserve.weights.push.types import PushAction, PushState
 from tests.unit.weights.conftest import CHECKPOINT, Rig, further, header, num_arenas, send, tensors, weights
 

@@ -51,7 +51,7 @@ def failing_start(logged: Sequence[tuple[str, Exception]]) -> None:
 
 def reason(*logged: tuple[str, Exception]) -> str:
     """What is raised then."""
-    with pytest.raises(EngineStartError) as caught, explained(CONFIG, configure):
+    with pytest.raises(EngineStartError) as caught, explained(CONFIG, configure, "some/model"):
         failing_start(logged)
     return str(caught.value)
 
@@ -62,11 +62,11 @@ def test_the_reason_is_the_first_exception_that_ended_a_process() -> None:
     assert (
         reason(
             ("Could not load a plugin", ImportError("plugin")),
-            ("WorkerProc failed to start.", OSError("no space\n  left")),
+            ("WorkerProc failed to start.", MemoryError("no space\n  left")),
             ("WorkerProc failed to start.", RuntimeError("connection closed by peer")),
             ("EngineCore failed to start.", Exception("See stack trace for root cause.")),
         )
-        == "OSError: no space left"
+        == "MemoryError: no space left"
     )
 
 
@@ -77,7 +77,10 @@ def test_without_a_reason_vllm_s_own_words_are_all_there_is() -> None:
 
 def test_a_refused_configuration_is_one_line_of_what_is_wrong() -> None:
     """Raised before any process has started."""
-    with pytest.raises(EngineStartError, match=r"^a must be even; b must be odd$"), explained(CONFIG, configure):
+    with (
+        pytest.raises(EngineStartError, match=r"^a must be even; b must be odd$"),
+        explained(CONFIG, configure, "some/model"),
+    ):
         raise Validation("2 validation errors\n  a\n  b\nFor further information visit an address")
 
 
@@ -85,7 +88,7 @@ def test_a_refused_configuration_is_one_line_of_what_is_wrong() -> None:
     ("error", "says"),
     [
         (ValueError("a must be\n even"), "a must be even"),
-        (OSError("no space"), "OSError: no space"),
+        (MemoryError("no space"), "MemoryError: no space"),
         (KeyError(), "KeyError"),
     ],
 )
@@ -94,16 +97,33 @@ def test_a_reason_begins_with_the_class_of_the_exception_unless_that_says_nothin
     assert reason(("EngineCore failed to start.", error)) == says
 
 
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (OSError("cannot connect to 'https://hub'"), "--model some/model: cannot connect to 'https://hub'"),
+        (OSError("some/model is no repository"), "OSError: some/model is no repository"),
+        (OSError(28, "No space left on device"), "OSError: [Errno 28] No space left on device"),
+        (RuntimeError("out of memory"), "RuntimeError: out of memory"),
+    ],
+)
+def test_a_model_whose_files_cannot_be_loaded_is_named(error: Exception, says: str) -> None:
+    """Whether a process of the engine fails, or the daemon does."""
+    assert reason(("EngineCore failed to start.", error)) == says
+    with pytest.raises(EngineStartError) as caught, explained(CONFIG, configure, "some/model"):
+        raise error
+    assert str(caught.value) == says
+
+
 def test_a_reason_of_our_own_stays_as_it_is() -> None:
     """Such as a setting that is refused, before any process has started."""
-    with pytest.raises(EngineStartError, match=r"^--a cannot be$"), explained(CONFIG, configure):
+    with pytest.raises(EngineStartError, match=r"^--a cannot be$"), explained(CONFIG, configure, "some/model"):
         raise EngineStartError("--a cannot be")
 
 
 def test_nothing_is_left_of_a_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No file, and what fails later is logged as ever."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with explained(CONFIG, configure):
+    with explained(CONFIG, configure, "some/model"):
         assert len(list(tmp_path.iterdir())) == 1
     assert list(tmp_path.iterdir()) == []
     log("EngineCore failed to start.", OSError("late"))

@@ -11,7 +11,7 @@ from typing import Any
 
 from genserve.tensors.manifest import Manifest, PushIssue, TensorSpec, bounded, too_many_tensors
 from genserve.tensors.safetensors import CheckpointFileError, read_header
-from genserve.weights.checkpoint_files import CheckpointFile, CheckpointFiles
+from genserve.weights.checkpoint.files import CheckpointFile, CheckpointFiles
 
 _CASTABLE = frozenset({"F16", "BF16", "F32", "F64"})
 _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "tok_embeddings.weight")

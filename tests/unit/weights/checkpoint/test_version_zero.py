@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from genserve.errors import NotResidentError
-from genserve.weights.version_zero import local_directory, open_checkpoint, opened_as_loaded, resident_store
+from genserve.weights.checkpoint.version_zero import local_directory, open_checkpoint, opened_as_loaded, resident_store
 
 
 @pytest.fixture

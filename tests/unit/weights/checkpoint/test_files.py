@@ -13,10 +13,9 @@ from safetensors.numpy import save_file
 from genserve.errors import NotResidentError, WeightVersionMismatchError
 from genserve.tensors.manifest import Manifest, TensorSpec
 from genserve.tensors.safetensors import CheckpointFileError
-from genserve.weights.byte_sources import CheckpointBytes
-from genserve.weights.checkpoint import CheckpointIndex
-from genserve.weights.checkpoint_files import CheckpointFile, CheckpointFiles, FileChangedError
-from genserve.weights.checkpoint_space import CheckpointSpace
+from genserve.weights.checkpoint.files import CheckpointFile, CheckpointFiles, FileChangedError
+from genserve.weights.checkpoint.index import CheckpointIndex
+from genserve.weights.checkpoint.space import CheckpointBytes, CheckpointSpace
 from genserve.weights.resident import ResidentStore, ResidentVersion
 from tests.unit.weights.conftest import Rig, header, send, weights
 
@@ -221,6 +220,6 @@ def test_a_disk_that_fails_is_told_with_the_file(file: Path, monkeypatch: pytest
             opened.read(0, 8)
     index = file.parent / "model.safetensors.index.json"
     index.write_text("{}")
-    monkeypatch.setattr("genserve.weights.checkpoint_files.read_weight_map", fail)
+    monkeypatch.setattr("genserve.weights.checkpoint.files.read_weight_map", fail)
     with pytest.raises(CheckpointFileError, match=f"^{re.escape(str(index))}: Input/output error$"):
         CheckpointFiles.open(file.parent)

@@ -11,8 +11,8 @@ from safetensors.numpy import save_file
 
 from genserve.tensors.manifest import Manifest, TensorSpec, structural_issues
 from genserve.tensors.safetensors import MAX_HEADER_BYTES, CheckpointFileError
-from genserve.weights.checkpoint import CheckpointIndex, CheckpointTensor, checkpoint_issues
-from genserve.weights.checkpoint_files import CheckpointFiles
+from genserve.weights.checkpoint.files import CheckpointFiles
+from genserve.weights.checkpoint.index import CheckpointIndex, CheckpointTensor, checkpoint_issues
 
 EMBED = {"model.embed_tokens.weight": np.zeros((4, 2), np.float16)}
 HEAD = {"lm_head.weight": np.zeros((4, 2), np.float16)}

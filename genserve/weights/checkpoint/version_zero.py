@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from genserve.tensors.safetensors import CheckpointFileError
-from genserve.weights.byte_sources import CheckpointBytes
-from genserve.weights.checkpoint import CheckpointIndex
-from genserve.weights.checkpoint_files import CheckpointFiles
-from genserve.weights.checkpoint_space import CheckpointSpace
+from genserve.weights.checkpoint.files import CheckpointFiles
+from genserve.weights.checkpoint.index import CheckpointIndex
+from genserve.weights.checkpoint.space import CheckpointBytes, CheckpointSpace
 from genserve.weights.resident import ResidentStore, ResidentVersion
 
 # vLLM's load formats under which the weights are those of the safetensors files. With "dummy" they are random.
