@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -11,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess
+from tests.support.daemon_process import DaemonProcess
 
 _START_TIMEOUT_S = 60.0
 _KV_CACHE_BYTES = 64 << 20
@@ -106,7 +107,8 @@ class FleetProcesses:
         return (self._directory / "router").read_text(errors="replace")
 
     def _started(self, index: int) -> DaemonProcess:
-        flags = ["--model", str(self._checkpoint), *SMALL_ENGINE, "--kv-cache-memory-bytes", str(_KV_CACHE_BYTES)]
+        flags = ["--model", str(self._checkpoint), "--max-model-len", "2048"]
+        flags += ["--kv-cache-memory-bytes", str(_KV_CACHE_BYTES)]
         flags += ["--port", self.addresses[index].rpartition(":")[2]]
         return DaemonProcess(flags, self._directory / f"daemon.{index}.{self._lives[index]}")
 
@@ -118,8 +120,15 @@ class FleetProcesses:
 
 
 def _free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [int(each.getsockname()[1]) for each in sockets]
+    """Ports that the kernel gives to nobody else: a daemon may have ended when its port is needed again."""
+    ports: list[int] = []
+    while len(ports) < count:
+        port = random.randrange(20_000, 32_000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        if port not in ports:
+            ports.append(port)
+    return ports
