@@ -1,10 +1,10 @@
 """`genserve route`: one endpoint for many daemons."""
 
 import argparse
-import asyncio
 import sys
 
 from genserve.cli.options import Subparsers, seconds
+from genserve.errors import GenserveError
 
 
 def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
@@ -88,10 +88,14 @@ def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Routes until a signal. Returns the exit status."""
-    from genserve.errors import GenserveError
-    from genserve.fleet.serve import RouteConfig, serve
-    from genserve.fleet.settings import FleetSettings
+    try:
+        import uvloop
 
+        from genserve.fleet.serve import RouteConfig, serve
+        from genserve.fleet.settings import FleetSettings
+    except ModuleNotFoundError as error:
+        print(f'genserve: the router is not installed ({error}): pip install "genserve[route]"', file=sys.stderr)
+        return 1
     try:
         settings = FleetSettings(
             silence_s=args.silence,
@@ -112,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
             drain_timeout_s=args.drain_timeout,
             fleet=settings,
         )
-        return asyncio.run(serve(config))
     except (ValueError, GenserveError) as error:
         print(f"genserve route: error: {error}", file=sys.stderr)
         return 2
+    return uvloop.run(serve(config))

@@ -4,13 +4,13 @@ import asyncio
 import logging
 import uuid
 from contextlib import suppress
-from typing import Final
 
 from genserve.addresses import check_replica
 from genserve.errors import GenserveError, InvalidFieldError, QueueFullError, ReplicaNotFoundError
 from genserve.fleet.fleet import Fleet
 from genserve.fleet.member import Member
 from genserve.fleet.push.pushes import FleetPushes
+from genserve.fleet.settings import MAX_REPLICAS
 from genserve.fleet.state import fleet_load, fleet_state
 from genserve.fleet.sync import Sync
 from genserve.fleet.upstream import Upstream
@@ -19,8 +19,6 @@ from genserve.routing.replica import ReplicaState
 from genserve.v1 import control_pb2, types_pb2
 
 log = logging.getLogger(__name__)
-
-MAX_REPLICAS: Final = 1024
 
 
 class Router:

@@ -5,15 +5,15 @@ import logging
 import random
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 
 import grpc.aio
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
-from genserve.addresses import is_loopback
-from genserve.fleet.discovery import DnsReplicas
+from genserve.addresses import check_replica, is_loopback
+from genserve.fleet.discovery import DnsReplicas, split_name
 from genserve.fleet.fleet import Fleet
 from genserve.fleet.push.pushes import FleetPushes
 from genserve.fleet.router import Router
@@ -37,6 +37,7 @@ from genserve.v1.fleet_pb2_grpc import add_FleetServiceServicer_to_server
 DEFAULT_PORT = 50050
 MAX_MESSAGE_BYTES = 256 << 20
 """A bound on the messages of clients; each replica has its own, which is smaller."""
+MAX_DRAIN_TIMEOUT_S = 24 * 3600.0
 _CLOSE_GRACE_S = 2.0
 SERVICE_NAMES = tuple(
     service.full_name
@@ -72,8 +73,26 @@ class RouteConfig:
             )
         if not self.overload_threshold >= 1:
             raise ValueError(f"--overload-threshold must be at least 1, is {self.overload_threshold:g}")
+        for address in self.replicas:
+            with _naming("--replica"):
+                check_replica(address)
+        for name in self.dns:
+            with _naming("--dns"):
+                split_name(name)
+        with _naming("--policy"):
+            parse_policies(self.policies)
         if len(set(self.replicas)) < len(self.replicas):
             raise ValueError("--replica names the same address twice")
+        if not 0 <= self.drain_timeout_s <= MAX_DRAIN_TIMEOUT_S:
+            raise ValueError(f"--drain-timeout must be in [0, {MAX_DRAIN_TIMEOUT_S:g}] s, is {self.drain_timeout_s:g}")
+
+
+@contextmanager
+def _naming(flag: str) -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{flag}: {error}") from None
 
 
 class _Serving:
@@ -100,6 +119,7 @@ class RunningRouter:
 
     address: str
     router: Router
+    pushes: FleetPushes
     server: grpc.aio.Server
 
     async def drain(self, timeout_s: float) -> None:
@@ -136,7 +156,7 @@ async def start_router(config: RouteConfig, stack: AsyncExitStack) -> RunningRou
     background = [asyncio.create_task(router.settle(), name="settle")]
     background += [asyncio.create_task(each.run(), name="dns") for each in discoveries]
     stack.push_async_callback(_cancel, background)
-    return RunningRouter(address, router, server)
+    return RunningRouter(address, router, pushes, server)
 
 
 async def serve(config: RouteConfig) -> int:

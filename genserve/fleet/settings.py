@@ -1,6 +1,10 @@
 """How a router watches its replicas, and what it allows."""
 
 from dataclasses import dataclass
+from typing import Final
+
+MAX_REPLICAS: Final = 1024
+MAX_WAIT_S: Final = 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,3 +26,14 @@ class FleetSettings:
     fanout: int = 1
     min_replicas: int = 0
     straggler_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.fanout <= MAX_REPLICAS:
+            raise ValueError(f"--fanout must be in [1, {MAX_REPLICAS}], is {self.fanout}")
+        if not 0 <= self.min_replicas <= MAX_REPLICAS:
+            raise ValueError(f"--min-replicas must be in [0, {MAX_REPLICAS}], is {self.min_replicas}")
+        if not self.silence_s > self.heartbeat_s:
+            raise ValueError(f"--silence must be above {self.heartbeat_s:g} s, is {self.silence_s:g}")
+        for name, value in (("--settle", self.settle_s), ("--wait-ready", self.wait_ready_s)):
+            if not 0 <= value <= MAX_WAIT_S:
+                raise ValueError(f"{name} must be in [0, {MAX_WAIT_S:g}] s, is {value:g}")

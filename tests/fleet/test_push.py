@@ -310,3 +310,28 @@ async def test_wrong_pushes_are_refused_as_by_a_daemon() -> None:
         with pytest.raises(ManifestMismatchError, match="a"):
             await fleet.client.push_weights(wrong, version=1, timeout_s=30, push_id=uuid.uuid4().hex)
         assert served(fleet) == [0, 0]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+async def test_a_trainer_that_goes_away_is_in_nobodys_way(share: float) -> None:
+    """Before it has sent everything nothing is applied. Afterwards the push goes on without it: the replicas may have
+    prepared it already. In either case the next push passes."""
+    async with routed(3) as fleet:
+        gate = fleet.daemons[0].engine.gates["prepare_weights"] = Gate()
+        header = weights_pb2.PushHeader(
+            push_id="p", weight_version=1, manifest=manifest_message(CHECKPOINT.as_manifest()), attempt="a"
+        )
+        async with PacedPush(fleet.running.address, header, data_of(1)) as push:
+            push.send(0, int(share * len(data_of(1))))
+            if share == 1:
+                ending = asyncio.create_task(push.end())
+                async with asyncio.timeout(20):
+                    await gate.reached.wait()
+                ending.cancel()
+            await asyncio.sleep(0.2)
+        await asyncio.sleep(0.2)
+        gate.open.set()
+        await fleet.until(lambda: not fleet.running.pushes.are_live)
+        assert served(fleet) == [int(share)] * 3
+        await fleet.client.push_weights(weights(2), version=2, timeout_s=30)
+        assert all(hold(2, daemon) for daemon in fleet.daemons)

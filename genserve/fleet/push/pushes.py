@@ -33,16 +33,21 @@ class FleetPushes:
         # Who received a push, so that a stream that was cut off goes on where its bytes are.
         self._heads: OrderedDict[str, str] = OrderedDict()
 
+    @property
+    def are_live(self) -> bool:
+        """Whether a push is on its way."""
+        return bool(self._live)
+
     def includes(self, upstream: Upstream) -> bool:
         """Whether a replica is about to get a push."""
         return any(upstream in push.replicas for push in self._live.values())
 
     async def take(
-        self, header: weights_pb2.PushHeader, frames: AsyncIterator[bytes], timeout_s: float | None
+        self, header: weights_pb2.PushHeader, frames: AsyncIterator[bytes]
     ) -> weights_pb2.PushWeightsResponse:
         """Takes one stream of a trainer, and returns the outcome."""
         header.push_id = header.push_id or uuid.uuid4().hex
-        return await self._run(header, lambda push: push.take(header, frames, timeout_s))
+        return await self._run(header, lambda push: push.take(header, frames))
 
     async def load(self, request: weights_pb2.LoadWeightsRequest) -> weights_pb2.PushWeightsResponse:
         """The same for a version that a replica fetches from elsewhere."""
@@ -69,12 +74,12 @@ class FleetPushes:
         push = self._live.get(header.push_id)
         if push is None:
             push = self._live[header.push_id] = self._begun(header)
-        try:
-            return await take(push)
-        finally:
-            if push.is_over and self._live.get(push.push_id) is push:
-                del self._live[push.push_id]
-                self._fleet.states_changed.tell()  # who waits to fetch a version may go on
+        return await take(push)
+
+    def _ended(self, push: FleetPush) -> None:
+        if self._live.get(push.push_id) is push:
+            del self._live[push.push_id]
+            self._fleet.states_changed.tell()  # who waits to fetch a version may go on
 
     def _begun(self, header: weights_pb2.PushHeader) -> FleetPush:
         applies = header.action in _APPLIES and not header.HasField("lora")
@@ -94,7 +99,7 @@ class FleetPushes:
         self._heads.move_to_end(header.push_id)
         while len(self._heads) > _MAX_HEADS:
             self._heads.popitem(last=False)
-        return FleetPush(self._fleet, header, replicas)
+        return FleetPush(self._fleet, header, replicas, self._ended)
 
     async def report(self, push_id: str) -> weights_pb2.GetPushResponse:
         """How far a push has come where it is received, and what applying it did on all replicas. Raises
