@@ -8,6 +8,8 @@ from typing import Any, Self
 
 from genserve.addresses import is_loopback
 
+FLAG_GROUP = "genserve"
+"""Title of the daemon's own flags: --help=genserve shows them."""
 MAX_INGEST_PROCESSES = 64
 MAX_FRONTENDS = 64
 MAX_TIMEOUT_S = 24 * 3600.0
@@ -178,7 +180,7 @@ class ServeConfig:
     @classmethod
     def add_flags(cls, parser: argparse.ArgumentParser) -> None:
         """Adds a flag for each setting."""
-        group = parser.add_argument_group("genserve", "How the daemon listens and what it allows.")
+        group = parser.add_argument_group(FLAG_GROUP, "How the daemon listens and what it allows.")
         for setting in fields(cls):
             assert setting.default is not MISSING
             flag = f"--{setting.name.replace('_', '-')}"

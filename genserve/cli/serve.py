@@ -65,8 +65,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _asks_for_own_help(flags: Sequence[str]) -> bool:
     # As in vLLM's parser: of several the last one counts, and case does not.
+    from genserve.config import FLAG_GROUP
+
     asked = [flag for flag in flags if flag.startswith("--help=")]
-    return bool(asked) and asked[-1].lower() == "--help=genserve"
+    return bool(asked) and asked[-1].lower() == f"--help={FLAG_GROUP}"
 
 
 def _own_help() -> str:

@@ -1,10 +1,13 @@
 """What `genserve serve` refuses from its flags alone: at once, before a model is prepared or looked for."""
 
+from pathlib import Path
+
 import pytest
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from genserve import daemon
 from genserve.cli import serve
+from genserve.config import ServeConfig
 from genserve.engine.vllm.start import config
 from genserve.engine.vllm.start.config import AsyncEngineArgs
 
@@ -62,6 +65,20 @@ def test_wrong_usage_of_vllms_flags_is_one_line(flags: list[str], capsys: pytest
     assert errors.startswith("genserve serve: error: ")
     assert flags[0] in errors
     assert errors.count("\n") == 1
+
+
+def test_our_flags_cannot_be_shortened_in_a_file_either(
+    nothing_is_looked_for: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command cannot check what is in it. vLLM's flags can be shortened everywhere."""
+    (tmp_path / "flags.yaml").write_text("frontend: 2\n")
+    with pytest.raises(SystemExit):
+        daemon.main(["--config", str(tmp_path / "flags.yaml"), "--port", "0"])
+    assert capsys.readouterr().err == "genserve serve: error: unrecognized arguments: --frontend 2\n"
+    parser = config.parser("genserve serve", "")
+    ServeConfig.add_flags(parser)
+    flags = parser.parse_args(["--tensor-par=2", "--frontends", "3"])
+    assert (flags.tensor_parallel_size, flags.frontends) == (2, 3)
 
 
 def test_every_flag_of_the_engine_is_known_before_vllm_is_imported() -> None:

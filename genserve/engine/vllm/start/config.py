@@ -6,7 +6,7 @@ import sys
 from contextlib import AbstractContextManager, nullcontext
 from importlib.metadata import version as installed_version
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import vllm
 from huggingface_hub.errors import LocalEntryNotFoundError
@@ -17,7 +17,7 @@ from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.utils.import_utils import resolve_obj_by_qualname
 
-from genserve.config import CPU_KV_CACHE_BYTES, ways
+from genserve.config import CPU_KV_CACHE_BYTES, FLAG_GROUP, ways
 from genserve.engine.types import EngineInfo
 from genserve.engine.vllm.start import failure as start_failure
 from genserve.engine.vllm.start import refusals
@@ -47,6 +47,12 @@ class _Parser(FlexibleArgumentParser):
         """Prints one line, because the usage of hundreds of flags would hide it."""
         print(f"{self.prog}: error: {message}", file=sys.stderr)
         raise SystemExit(2)
+
+    def _get_option_tuples(self, option_string: str) -> list[Any]:
+        """The flags that a shortened one may mean: never one of the daemon's, also in the file that --config names."""
+        # internal: argparse's. Each tuple begins with the action of a flag, whose container is its group.
+        found: list[Any] = super()._get_option_tuples(option_string)
+        return [each for each in found if each[0].container.title != FLAG_GROUP]
 
     def format_help(self) -> str:
         """vLLM's help. It lists the groups if --help=WORD is in none of them."""
