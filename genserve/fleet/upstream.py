@@ -1,7 +1,7 @@
 """The connection to one replica."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
@@ -113,7 +113,7 @@ class Upstream:
         await self._channel.close()
 
 
-async def frames_of(call: AsyncIterator[bytes], upstream: Upstream) -> AsyncIterator[bytes]:
+async def frames_of(call: AsyncIterable[bytes], upstream: Upstream) -> AsyncIterator[bytes]:
     """The messages of a running call. Raises GenserveError."""
     with upstream.raising():
         async for frame in call:
