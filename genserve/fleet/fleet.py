@@ -71,10 +71,12 @@ class Fleet:
         upstream.cut()
         self.refresh()
 
-    def lost(self, upstream: Upstream, failure: str) -> None:
-        """A replica does not answer: its calls end, so that requests can go elsewhere."""
+    def lost(self, upstream: Upstream, failure: str, *, cuts: bool = True) -> None:
+        """A replica does not answer: its calls end, so that requests can go elsewhere, unless it `cuts` none because it
+        ends them itself."""
         upstream.member.lost(failure)
-        upstream.cut()
+        if cuts:
+            upstream.cut()
         self.refresh()
 
     def commit(self, version: Version) -> None:
