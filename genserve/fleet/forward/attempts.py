@@ -29,8 +29,16 @@ PROGRESS_TOKENS: Final = 16
 PAUSE_S: Final = 0.25
 """Before a replica that was tried is tried again, because there is no other: it may start again, or come back."""
 
-LOST: Final = (UnavailableError, EngineDeadError, DrainingError)
-"""The replica is gone, or about to go."""
+_LOST: Final = (UnavailableError, EngineDeadError, DrainingError)
+_BROKEN_CODES: Final = ("CANCELLED", "INTERNAL", "UNKNOWN")
+"""Of a status that no daemon has written: with these, too, gRPC ends the streams of a connection that breaks."""
+
+
+def is_lost(error: GenserveError) -> bool:
+    """Whether the replica is gone, or about to go."""
+    if isinstance(error, _LOST):
+        return True
+    return "reason" not in error.metadata and error.metadata.get("code") in _BROKEN_CODES
 
 
 class Attempts:
@@ -46,7 +54,7 @@ class Attempts:
         self._instance_id = ""
         self._carried = ExitStack()
         self._tried: set[str] = set()
-        self._lost: list[str] = []
+        self._lost: dict[str, str] = {}  # addresses by instance ids
         self._full: QueueFullError | None = None
         self._refusal: GenserveError | None = None
 
@@ -86,16 +94,16 @@ class Attempts:
         self.end()
         if isinstance(error, DrainingError):
             pass
-        elif isinstance(error, LOST):
+        elif is_lost(error):
             self._count_lost(upstream)
         elif isinstance(error, QueueFullError):
-            self._full = error
+            self._full = error.with_traceback(None)
         elif isinstance(error, WeightVersionMismatchError):
             self._check_version(self.request, error)
-            self._refusal = error
+            self._refusal = error.with_traceback(None)
         elif isinstance(error, EngineTaintedError):
-            self._refusal = error
-        elif not (isinstance(error, RequestIdInUseError) and upstream.address in self._lost):
+            self._refusal = error.with_traceback(None)
+        elif not (isinstance(error, RequestIdInUseError) and self._instance_id in self._lost):
             raise error  # of a connection that broke, the daemon may not know yet
         self._tried.add(self._instance_id)
 
@@ -114,10 +122,13 @@ class Attempts:
         self._carried.close()
 
     def _count_lost(self, upstream: Upstream) -> None:
-        self._lost.append(upstream.address)
-        if len(self._lost) >= MAX_LOST:
-            lost = ", ".join(self._lost)
-            raise ReplicaLostError(f"replicas were lost with this request, one after the other: {lost}")
+        self._lost[self._instance_id] = upstream.address
+        engines = [member.engine for member in self._fleet.members]
+        back = {engine.instance_id for engine in engines if engine is not None}  # only a connection broke
+        back.discard(self._instance_id)  # its watch may not know yet
+        dead = [address for instance_id, address in self._lost.items() if instance_id not in back]
+        if len(dead) >= MAX_LOST:
+            raise ReplicaLostError(f"replicas died with this request, one after the other: {', '.join(dead)}")
 
     def _sent_to(self, upstream: Upstream) -> Upstream:
         self._carried.close()

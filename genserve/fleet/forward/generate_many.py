@@ -17,14 +17,14 @@ from genserve.errors import (
     UnavailableError,
 )
 from genserve.fleet.fleet import Fleet
-from genserve.fleet.forward.attempts import LOST, Attempts
+from genserve.fleet.forward.attempts import Attempts, is_lost
 from genserve.fleet.forward.forwarded import Forwarded, replica_lost
 from genserve.fleet.forward.generate import remaining_s
 from genserve.fleet.forward.leg import Leg, Running, has_only_columns
 from genserve.fleet.forward.resume import Tokenize
 from genserve.fleet.forward.routed import parsed
 from genserve.fleet.forward.waiting import AbortedWhileWaitingError, Waiting
-from genserve.fleet.upstream import Upstream
+from genserve.fleet.upstream import Upstream, frames_of
 from genserve.rpc.status import to_message
 from genserve.rpc.streams.generate_many import named_in
 from genserve.v1 import generation_pb2
@@ -190,8 +190,8 @@ class GenerateMany:
         upstream = leg.upstream
         error: GenserveError = UnavailableError(f"replica {upstream.address} has ended the stream")
         try:
-            with upstream.running(leg.call), upstream.raising():
-                async for frame in leg.call:
+            with upstream.running(leg.call):
+                async for frame in frames_of(leg.call, upstream):
                     await self._pass_on(leg, frame)
         except GenserveError as raised:
             error = raised.with_traceback(None)
@@ -242,7 +242,7 @@ class GenerateMany:
     def _failed(self, running: Running, leg: Leg, item: _Item) -> _Item | None:
         """What the client is told instead of an error, None if the request goes on elsewhere."""
         error = error_of_status(item.error, leg.upstream.address)
-        if running.num_here and not isinstance(error, LOST):
+        if running.num_here and not is_lost(error):
             self._end(running)
             return item
         return self._lost(running, leg, error, item)
@@ -256,7 +256,7 @@ class GenerateMany:
         try:
             if running.num_here == 0:
                 running.attempts.failed(error, upstream)
-            elif not isinstance(error, LOST):
+            elif not is_lost(error):
                 raise error
             elif resumption is None:
                 raise replica_lost(upstream, None, error)
@@ -324,7 +324,8 @@ class GenerateMany:
             raise
         finally:
             self._num_writes -= 1
-            self._changed.set()
+            if not self._requests:
+                self._changed.set()
 
     # --- tasks
 
