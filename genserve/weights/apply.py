@@ -291,7 +291,7 @@ class PushApplier:
         else:
             # In one turn of the event loop: whoever hears of the version finds its bytes.
             push.serve()
-            named = {"push_id": push.push_id, "content_digest": push.weights_digest}
+            named = {"push_id": push.push_id, "content_digest": push.weights_digest, "origin": push.weights_origin}
             self._resident.replace(ResidentVersion(version, push.weights, ArenaBytes(push.arena), **named))
             self._board.tell_applied()
             return None

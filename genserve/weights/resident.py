@@ -25,17 +25,24 @@ _GAVE_WAY = "were freed for a larger push"
 
 
 class ResidentVersion:
-    """A version with bytes in the daemon. `manifest` places all of its tensors. `push_id`: the push that brought it, ""
-    if none did. `content_digest`: of these tensors, "" if nobody has computed it."""
+    """A version with bytes in the daemon. `manifest` places all of its tensors. `push_id` and `origin`: those of the
+    push that brought it, "" if none did. `content_digest`: of these tensors, "" if nobody has computed it."""
 
     def __init__(
-        self, weight_version: int, manifest: Manifest, source: ByteSource, push_id: str = "", content_digest: str = ""
+        self,
+        weight_version: int,
+        manifest: Manifest,
+        source: ByteSource,
+        push_id: str = "",
+        content_digest: str = "",
+        origin: str = "",
     ) -> None:
         self.weight_version = weight_version
         self.manifest = manifest
         self.source = source
         self.push_id = push_id
         self.content_digest = content_digest
+        self.origin = origin
         self.num_readers = 0
         self._gone = False
 

@@ -1,15 +1,16 @@
 """A real gRPC server on a free port, with the real controllers, on an engine that does as it is told."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import grpc.aio
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 
+from genserve.client import AsyncClient
 from genserve.config import ServeConfig
 from genserve.control.leases import LeaseTable
 from genserve.control.pause import PauseController
@@ -37,6 +38,7 @@ from genserve.weights.lora.loader import LoraLoader
 from genserve.weights.registry import PushRegistry
 from genserve.weights.resident import ResidentStore
 from genserve.weights.vllm_transfer import TransferUpdates
+from tests.rpc import peers
 from tests.support.idle_process import idle_process
 from tests.support.scripted_engine import ScriptedEngine
 
@@ -48,6 +50,8 @@ if TYPE_CHECKING:
 CHECKPOINT = CheckpointIndex({"a": CheckpointTensor("F32", (4,), 16), "b": CheckpointTensor("BF16", (8,), 16)})
 MAX_STAGING_BYTES = 1000
 MAX_MESSAGE_BYTES = 1 << 20
+
+Start: TypeAlias = "Callable[[], Awaitable[tuple[Daemon, AsyncClient]]]"
 
 
 def update(token: int, *, first: bool = False, last: bool = False) -> GenerationUpdate:
@@ -231,6 +235,20 @@ async def serving(
 async def daemon() -> AsyncIterator[Daemon]:
     async with serving(ServeConfig(port=0, max_message_bytes=MAX_MESSAGE_BYTES)) as running:
         yield running
+
+
+@pytest.fixture
+async def daemons() -> AsyncIterator[Start]:
+    """Starts daemons for the weights of `peers`, each with a client of it."""
+    async with AsyncExitStack() as stack:
+
+        async def start() -> tuple[Daemon, AsyncClient]:
+            config = ServeConfig(port=0, no_shared_memory=True)
+            running = serving(config, checkpoint=peers.CHECKPOINT, max_staging_bytes=100 * peers.MIB)
+            daemon = await stack.enter_async_context(running)
+            return daemon, await stack.enter_async_context(AsyncClient(daemon.address))
+
+        yield start
 
 
 def busier(load: Load, running: int) -> Load:

@@ -26,8 +26,8 @@ Call: TypeAlias = "grpc.aio.UnaryStreamCall[weights_pb2.PullWeightsRequest, Fram
 
 STALL_TIMEOUT_S = 10.0
 _METHOD = "/genserve.v1.WeightService/PullWeights"
+_MAX_FRAME_BYTES = 64 << 20  # as what a daemon takes from a client; a chunk has 1 MiB
 _OPTIONS = (
-    ("grpc.max_receive_message_length", -1),  # the first frame has a manifest, which `frame_parser` bounds
     ("grpc.enable_http_proxy", 0),
     # A peer that vanishes without closing the connection is noticed.
     ("grpc.keepalive_time_ms", 10_000),
@@ -54,6 +54,9 @@ class PeerSource:
         self._address = address
         self._push_id = push_id
         self._parse = frame_parser(max_header_bytes)
+        # gRPC holds a frame in memory before anybody can refuse it.
+        max_frame_bytes = max(_MAX_FRAME_BYTES, max_header_bytes or 0)
+        self._options = (*_OPTIONS, ("grpc.max_receive_message_length", max_frame_bytes))
         self._check_num_tensors = check_num_tensors
 
     @property
@@ -71,7 +74,7 @@ class PeerSource:
             # Without any range everything would be sent: the first byte is asked for again, to be compared.
             for start, end in missing or ((0, 1),):
                 request.ranges.add(start=start, end=end)
-        async with grpc.aio.insecure_channel(self._address, _OPTIONS) as channel:
+        async with grpc.aio.insecure_channel(self._address, self._options) as channel:
             pull: grpc.aio.UnaryStreamMultiCallable[weights_pb2.PullWeightsRequest, Frame] = channel.unary_stream(
                 _METHOD, weights_pb2.PullWeightsRequest.SerializeToString, response_deserializer=self._parse
             )
@@ -93,9 +96,10 @@ class _Pulled:
     def __init__(self, header: weights_pb2.PushHeader, manifest: Manifest, frames: AsyncIterator[Frame]) -> None:
         self.weight_version = header.weight_version
         self.manifest = manifest
+        self.origin = header.attempt
         self.content_digest = header.content_digest
-        # The same push has the same bytes on every peer.
-        self.identity = f"load of {header.push_id}" if header.push_id else header.content_digest
+        # Not the push's id: on one peer it may be that of a push that was sent again, with other bytes.
+        self.identity = header.attempt or header.content_digest
         self._frames = frames
 
     async def send(self, stream: PushStream) -> None:

@@ -18,12 +18,16 @@ MAX_CHUNK_BYTES = 64 << 20
 
 
 class Pullable(Protocol):
-    """Bytes to pull. `push_id` names the push that brings them, and `content_digest` is that of their contents; "" =
-    unknown. The byte space has `size_bytes`, of which `manifest` places the tensors."""
+    """Bytes to pull. `push_id` names the push that brings them, `origin` whose bytes they are, and `content_digest` is
+    that of their contents; "" = unknown. The byte space has `size_bytes`, of which `manifest` places the tensors."""
 
     @property
     def push_id(self) -> str:
         """The push."""
+
+    @property
+    def origin(self) -> str:
+        """The origin."""
 
     @property
     def weight_version(self) -> int:
@@ -105,6 +109,7 @@ def _header(pulled: Pullable) -> bytes:
         weight_version=pulled.weight_version,
         manifest=manifest_message(pulled.manifest),
         manifest_digest=pulled.manifest.digest,
+        attempt=pulled.origin,
         content_digest=pulled.content_digest,
     )
     return weights_pb2.PullWeightsResponse(header=header).SerializeToString()
