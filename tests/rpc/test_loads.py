@@ -1,8 +1,11 @@
 """Daemons that fetch weights themselves: from files, and from each other over real sockets."""
 
 import asyncio
+import gc
+import json
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +54,8 @@ async def test_a_daemon_loads_a_checkpoint_of_its_host(daemons: Start, checkpoin
         ({"checkpoint_path": "/proc/self/mem", "version": 3}, "checkpoint_path"),
         ({"checkpoint_path": "/dev/zero", "version": 3}, "checkpoint_path"),
         ({"checkpoint_path": "/tmp\0", "version": 3}, "checkpoint_path"),
+        ({"checkpoint_path": "/" + 300 * "x", "version": 3}, "checkpoint_path"),
+        ({"checkpoint_path": 3000 * "/x", "version": 3}, "checkpoint_path"),
         ({"peers": [""], "version": 3}, "peers.addresses[0]"),
         ({"peers": ["127.0.0.1:1", "x" * 257]}, "peers.addresses[1]"),
         ({"peers": ["127.0.0.1:1"] * 65}, "peers.addresses"),
@@ -87,6 +92,33 @@ async def test_a_checkpoint_with_other_tensors_is_refused(daemons: Start, tmp_pa
     with pytest.raises(ManifestMismatchError, match="'c' is not in the checkpoint"):
         await client.load_weights(tmp_path, version=1)
     assert not daemon.registry._pushes
+
+
+@pytest.mark.parametrize(
+    "shard", ["\0.safetensors", "\ud800.safetensors", "../a.safetensors", "x" * 300 + ".safetensors"]
+)
+async def test_files_that_cannot_be_are_the_fault_of_their_index(daemons: Start, tmp_path: Path, shard: str) -> None:
+    """They are not the daemon's; and nothing stays open."""
+    _, client = await daemons()
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": shard}}))
+    (tmp_path / "other.safetensors").write_bytes(b"")
+    with pytest.raises(InvalidFieldError, match="on the daemon's host"):
+        await client.load_weights(tmp_path, version=3)
+    (tmp_path / "model.safetensors.index.json").unlink()
+    gc.disable()
+    try:
+        with pytest.raises(InvalidFieldError):
+            await client.load_weights(tmp_path, version=3)
+        assert not any(str(tmp_path) in opened for opened in open_files())
+    finally:
+        gc.enable()
+
+
+def open_files() -> Iterator[str]:
+    """What this process has open."""
+    for descriptor in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # the directory's own
+            yield os.readlink(f"/proc/self/fd/{descriptor}")
 
 
 async def test_files_that_change_while_they_are_read_are_noticed(

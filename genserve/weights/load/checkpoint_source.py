@@ -50,8 +50,10 @@ class CheckpointSource:
         try:
             files = CheckpointFiles.open(self._path) if self._path.is_dir() else CheckpointFiles([self._path])
             return CheckpointSpace(CheckpointIndex.read(files), files)
-        except OSError as error:  # a name that is too long, a directory that may not be entered
-            raise CheckpointFileError(f"{self._path}: {error.strerror}") from error
+        except CheckpointFileError:
+            raise
+        except (OSError, ValueError) as error:  # a directory that may not be entered, a name that no file can have
+            raise CheckpointFileError(f"{self._path}: {error}") from error
 
 
 class _Files:
