@@ -1239,7 +1239,7 @@ class PullWeightsRequest(_message.Message):
     """Pull the bytes of this push instead of the served version. Those that are still to arrive are sent when they do."""
     @_builtins.property
     def ranges(self) -> _containers.RepeatedCompositeFieldContainer[Global___ByteRange]:
-        """The parts of the byte space to send; default all of it."""
+        """The parts of the byte space to send, at most 4096; default all of it."""
 
     def __init__(
         self,

@@ -25,6 +25,7 @@ from tests.rpc.peers import (
     until,
     weights,
 )
+from tests.support.paced_push import PacedPush
 
 HEADER = weights_pb2.PushHeader(weight_version=1, manifest=manifest_message(CHECKPOINT.as_manifest()))
 HEADER_FRAME = weights_pb2.PullWeightsResponse(header=HEADER).SerializeToString()
@@ -108,6 +109,22 @@ async def interrupted(late: AsyncClient, first: Daemon, num_bytes: int, **fields
     await until(late, "p", num_bytes)
     load.cancel()
     await asyncio.wait([load])
+
+
+async def test_a_load_with_more_holes_than_a_peer_takes_ranges_goes_on(daemons: Start) -> None:
+    """It asks for the last of them as one, and what it has of that is compared."""
+    daemon, client = await daemons()
+    peer = LyingPeer(data_of(1), "p")
+    header = weights_pb2.PushHeader(attempt="origin of p", push_id="mine")
+    header.MergeFrom(HEADER)
+    async with PacedPush(daemon.address, header, data_of(1)) as push:
+        for start in range(1, 5000 * 2, 2):
+            push.send(start, start + 1)
+        await until(client, "mine", 5000)
+    async with listening(peer) as address:
+        await client.load_weights(peers=[address], push_id="mine")
+    assert daemon.engine.live == content(1)
+    assert (len(peer.asked[0]), peer.asked[0][-1]) == (4096, (8190, TOTAL_BYTES))
 
 
 async def test_bytes_of_another_push_under_the_same_id_are_not_mixed_in(daemons: Start) -> None:

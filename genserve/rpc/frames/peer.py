@@ -14,6 +14,7 @@ from genserve.errors import (
     ManifestMismatchError,
     PushTruncatedError,
 )
+from genserve.rpc.frames.pull import MAX_RANGES
 from genserve.rpc.frames.push import Frame, frame_parser, read_chunks, read_header
 from genserve.tensors.manifest import Manifest
 from genserve.tensors.ranges import Range
@@ -71,8 +72,7 @@ class PeerSource:
         if weight_version and not self._push_id:
             request.weight_version = weight_version
         if missing is not None:
-            # Without any range everything would be sent: the first byte is asked for again, to be compared.
-            for start, end in missing or ((0, 1),):
+            for start, end in _asked(missing):
                 request.ranges.add(start=start, end=end)
         async with grpc.aio.insecure_channel(self._address, self._options) as channel:
             pull: grpc.aio.UnaryStreamMultiCallable[weights_pb2.PullWeightsRequest, Frame] = channel.unary_stream(
@@ -88,6 +88,15 @@ class PeerSource:
                     # In a thread: a manifest of a hundred thousand tensors would delay every token stream.
                     offer = _Pulled(header, await asyncio.to_thread(manifest_of, header.manifest), frames)
                 yield offer
+
+
+def _asked(missing: tuple[Range, ...]) -> Iterator[Range]:
+    """Ranges that a peer takes, with all that is missing: what is sent again is compared."""
+    yield from missing[: MAX_RANGES - 1]
+    if rest := missing[MAX_RANGES - 1 :]:
+        yield rest[0][0], rest[-1][1]
+    if not missing:
+        yield 0, 1  # without any range everything would be sent
 
 
 class _Pulled:

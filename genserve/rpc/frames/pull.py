@@ -15,6 +15,8 @@ from genserve.wire import manifest_message
 
 DEFAULT_CHUNK_BYTES = 1 << 20
 MAX_CHUNK_BYTES = 64 << 20
+# Each is looked at on the event loop, and again whenever bytes arrive.
+MAX_RANGES = 4096
 
 
 class Pullable(Protocol):
@@ -121,6 +123,8 @@ def _chunk(pulled: Pullable, start: int, end: int) -> bytes:
 
 
 def _ranges(asked: Sequence[weights_pb2.ByteRange], pulled: Pullable) -> list[Range]:
+    if len(asked) > MAX_RANGES:
+        raise InvalidFieldError.of("ranges", f"must be at most {MAX_RANGES}, are {len(asked)}")
     for index, each in enumerate(asked):
         if not each.start < each.end <= pulled.size_bytes:
             raise InvalidFieldError.of(
