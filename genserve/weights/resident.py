@@ -78,14 +78,18 @@ class ResidentVersion:
     @contextmanager
     def _while_here(self) -> Iterator[None]:
         try:
-            if self._gone:
-                raise ValueError("closed")
+            self._check_here()
             yield
+            self._check_here()  # closed meanwhile, its descriptor may be that of other memory
         except ValueError as closed:
             raise WeightVersionMismatchError(
                 f"version {self.weight_version} was replaced, and its memory is in use: pull the served version",
                 metadata={"weight_version": str(self.weight_version)},
             ) from closed
+
+    def _check_here(self) -> None:
+        if self._gone:
+            raise ValueError("closed")
 
     @asynccontextmanager
     async def as_arena(self) -> AsyncIterator[Arena]:
