@@ -296,7 +296,7 @@ class PushRegistry:
         header = replace(push.header, action=PushAction.APPLY, apply=apply, num_streams=1)
         if expected_version is not None:
             header = replace(header, expected_version=expected_version)
-        self._completion.check(header)  # a commit that is refused leaves the push prepared
+        self._completion.check_commit(header)  # a commit that is refused leaves the push prepared
         attempt = push.begin_commit(header)
         self._completion.start(push, self._ended)
         return await asyncio.shield(attempt.result)
