@@ -2,12 +2,19 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 
 from genserve.client import AsyncClient
-from genserve.errors import InvalidFieldError, PeersFailedError, PushConflictError, PushNotFoundError
+from genserve.errors import (
+    InvalidFieldError,
+    PeersFailedError,
+    PushConflictError,
+    PushNotFoundError,
+    WeightVersionMismatchError,
+)
 from genserve.rpc.frames import peer as peer_module
 from genserve.tensors.chunk_frame import chunk_frame
 from genserve.v1 import weights_pb2
@@ -182,3 +189,18 @@ async def _origin(daemon: Daemon, push_id: str) -> str:
     async for frame in daemon.weights.PullWeights(weights_pb2.PullWeightsRequest(push_id=push_id)):
         return str(frame.header.attempt)
     raise AssertionError
+
+
+async def test_a_pull_that_broke_does_not_go_on_with_another_version_under_the_number() -> None:
+    """`force` allows the number of the served one."""
+
+    for origin, is_other in (("p", False), ("another", True)):
+        peer = LyingPeer(data_of(1), "p", breaks_after=2 * MIB, origin="p")
+
+        def replaced(*_: int, peer: LyingPeer = peer, origin: str = origin) -> None:
+            peer._origin = origin
+
+        async with listening(peer) as address, AsyncClient(address) as client:
+            with pytest.raises(WeightVersionMismatchError) if is_other else nullcontext():
+                assert (await client.pull_weights(progress=replaced)).total_bytes == TOTAL_BYTES
+        assert len(peer.asked) == 2
