@@ -40,6 +40,8 @@ class ScriptedSource:
         await asyncio.sleep(self.opens_s)
         if self.fails:
             raise SourceError("it is gone")
+        if weight_version not in (0, self.weight_version):
+            raise SourceError(f"it has version {self.weight_version}")
         yield self
 
     async def send(self, stream: PushStream) -> None:
