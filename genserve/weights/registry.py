@@ -203,6 +203,8 @@ class PushRegistry:
 
     def _join(self, push: LivePush, header: PushHeader) -> PushStream:
         self.check_free()
+        if header.yields and push.meets_other(header):
+            raise push.in_progress()
         try:
             attempt = push.join(header)
             if attempt.num_opened == 0:

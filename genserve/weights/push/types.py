@@ -79,7 +79,7 @@ class PushHeader:
     tensors are an adapter. `attempt` names the streams whose bytes belong together; "" = the streams that are open at a
     time. `prepared_ttl_s`: seconds that a prepared push waits for its commit. `content_digest` is what
     `tensors.content` computes of the push's tensors; "" = not compared. `origin`: see `LivePush.origin`; "" = this
-    daemon is it.
+    daemon is it. `yields`: it gives way to another attempt that is being sent, instead of being in conflict with it.
     """
 
     push_id: str
@@ -97,6 +97,7 @@ class PushHeader:
     prepared_ttl_s: float = DEFAULT_PREPARED_TTL_S
     content_digest: str = ""
     origin: str = ""
+    yields: bool = False
 
     @property
     def lora_name(self) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from genserve.errors import (
+    ApplyInProgressError,
     ChecksumMismatchError,
     InvalidFieldError,
     ManifestMismatchError,
@@ -16,9 +17,10 @@ from genserve.errors import (
     VersionNotNewerError,
 )
 from genserve.tensors.manifest import Manifest
+from genserve.weights import registry as registry_module
 from genserve.weights.load import loader as loader_module
 from genserve.weights.push.types import PushAction, PushOutcome, PushState
-from tests.unit.weights.conftest import MANIFEST, Rig, assert_unchanged, header, tensors
+from tests.unit.weights.conftest import MANIFEST, Rig, assert_unchanged, header, send, tensors, weights
 from tests.unit.weights.load.scripted_source import ScriptedSource, contents, load_of, loader
 
 OTHER = "0" * 64
@@ -126,6 +128,19 @@ async def test_what_is_discarded_between_two_sources_stays_discarded(rig: Rig) -
     assert len(one.asked) == 2
     assert_unchanged(rig)
     assert rig.engine.calls == []
+
+
+async def test_a_load_never_ends_what_a_trainer_is_sending(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has all daemons of a fleet load the push also asks the one that the trainer sends it to."""
+    monkeypatch.setattr(registry_module, "_LEAVE_TIMEOUT_S", 0.01)
+    stream = await rig.registry.open(header(attempt="trainer"))
+    send(stream, weights(1), 0, 16)
+    with pytest.raises(ApplyInProgressError):
+        await loaded(rig, ScriptedSource(identity="a"))
+    send(stream, weights(1))
+    await stream.finish()
+    stream.detach()
+    assert rig.engine.live == tensors(1)
 
 
 async def test_a_load_without_anything_new_ends_with_the_time_to_live(rig: Rig) -> None:
