@@ -18,6 +18,7 @@ from genserve.errors import (
 from genserve.rpc.frames import peer as peer_module
 from genserve.tensors.chunk_frame import chunk_frame
 from genserve.v1 import weights_pb2
+from genserve.weights.load import loader as loader_module
 from genserve.wire import manifest_message
 from tests.rpc.conftest import Daemon, Start
 from tests.rpc.peers import (
@@ -38,6 +39,12 @@ HEADER = weights_pb2.PushHeader(weight_version=1, manifest=manifest_message(CHEC
 HEADER_FRAME = weights_pb2.PullWeightsResponse(header=HEADER).SerializeToString()
 END_FRAME = weights_pb2.PullWeightsResponse(end=weights_pb2.PushEnd()).SerializeToString()
 CHUNK_FRAME = chunk_frame(0, [b"x"], None)
+
+
+@pytest.fixture(autouse=True)
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader_module, "_FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr(loader_module, "_MAX_DELAY_S", 0.01)
 
 
 class SendingPeer(LyingPeer):

@@ -19,7 +19,7 @@ from genserve.rpc.frames.push import Frame, frame_parser, read_chunks, read_head
 from genserve.tensors.manifest import Manifest
 from genserve.tensors.ranges import Range
 from genserve.v1 import weights_pb2
-from genserve.weights.load.types import Offer, SourceError
+from genserve.weights.load.types import Offer, SourceError, SourceSilentError
 from genserve.weights.push.stream import PushStream
 from genserve.wire import manifest_of
 
@@ -119,16 +119,17 @@ class _Pulled:
 
 async def _frames(call: Call) -> AsyncGenerator[Frame, None]:
     """The frames of a pull. Raises SourceError when it fails or stalls."""
-    frames = aiter(call)
+    frames, silence = aiter(call), SourceError
     try:
         while True:
             async with asyncio.timeout(STALL_TIMEOUT_S):
                 frame = await anext(frames, None)
             if frame is None:
                 return
+            silence = SourceSilentError
             yield frame
     except TimeoutError:
-        raise SourceError(f"it sent nothing for {STALL_TIMEOUT_S:g} s") from None
+        raise silence(f"it sent nothing for {STALL_TIMEOUT_S:g} s") from None
     except grpc.aio.AioRpcError as error:
         raise SourceError(f"it answered {error.code().name}: {error.details()}") from None
     finally:

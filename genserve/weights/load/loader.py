@@ -25,7 +25,15 @@ from genserve.errors import (
 from genserve.tensors.manifest import Manifest
 from genserve.tensors.ranges import Range
 from genserve.weights.load.checkpoint_source import CheckpointSource
-from genserve.weights.load.types import CheckpointPath, Load, Offer, Peers, SourceError, WeightSource
+from genserve.weights.load.types import (
+    CheckpointPath,
+    Load,
+    Offer,
+    Peers,
+    SourceError,
+    SourceSilentError,
+    WeightSource,
+)
 from genserve.weights.push.stream import PushStream, until_expired
 from genserve.weights.push.types import PushAction, PushHeader, PushOutcome, PushReport, PushState
 from genserve.weights.push_admission import check_header
@@ -116,8 +124,9 @@ class _Loading:
         """Raises as `WeightLoader.load`."""
         delay_s, now_s = _FIRST_DELAY_S, asyncio.get_running_loop().time
         until_s = now_s() + self._load.staging_ttl_s
-        while self._num_idle_rounds < _MAX_IDLE_ROUNDS:
-            self._num_idle_rounds += 1
+        is_silent = True
+        while is_silent or self._num_idle_rounds < _MAX_IDLE_ROUNDS:
+            self._num_idle_rounds, is_silent = self._num_idle_rounds + 1, False
             for source in self._sources:
                 if source.name in self._unfit:
                     continue
@@ -128,6 +137,7 @@ class _Loading:
                     return await self._fetch(source)
                 except (SourceError, ChecksumMismatchError) as error:
                     self._note(source, error)
+                    is_silent |= isinstance(error, SourceSilentError)
                 self._check_here()
                 if self._num_received() > self._num_before:
                     self._num_idle_rounds, delay_s = 0, _FIRST_DELAY_S

@@ -14,6 +14,10 @@ class SourceError(Exception):
     """A source does not have the version, or does not go on to send it; another one may. The message says why."""
 
 
+class SourceSilentError(SourceError):
+    """A source has the version and sends nothing more of it: perhaps its own sender pauses."""
+
+
 @dataclass(frozen=True, slots=True)
 class CheckpointPath:
     """A directory of the daemon's host with safetensors files, or one such file."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from genserve.tensors.manifest import Manifest
 from genserve.tensors.ranges import Range
 from genserve.weights.load.loader import WeightLoader
-from genserve.weights.load.types import Load, Offer, Peers, SourceError, WeightSource
+from genserve.weights.load.types import Load, Offer, Peers, SourceError, SourceSilentError, WeightSource
 from genserve.weights.push.stream import PushStream
 from tests.unit.weights.conftest import MANIFEST, Rig, weights
 
@@ -17,7 +17,8 @@ from tests.unit.weights.conftest import MANIFEST, Rig, weights
 @dataclass
 class ScriptedSource:
     """Has the bytes of `version`, and sends at most `sends_bytes` of those that are asked for. `before` and `after` are
-    called when it is asked, and when it has sent them; `opens_s` is how long it takes to answer."""
+    called when it is asked, and when it has sent them; if it `is_silent` no end follows these; `opens_s` is how long it
+    takes to answer."""
 
     name: str = "one"
     version: int = 1
@@ -28,6 +29,7 @@ class ScriptedSource:
     manifest: Manifest = MANIFEST
     sends_bytes: int = 1 << 20
     fails: bool = False
+    is_silent: bool = False
     opens_s: float = 0.0
     before: Callable[[], None] = lambda: None
     after: Callable[[], None] = lambda: None
@@ -52,6 +54,8 @@ class ScriptedSource:
             stream.write(start, data[start:end], None)
             left -= end - start
         self.after()
+        if self.is_silent:
+            raise SourceSilentError("it is silent")
         if left == 0:
             raise SourceError("it broke off")
 

@@ -130,6 +130,30 @@ async def test_what_is_discarded_between_two_sources_stays_discarded(rig: Rig) -
     assert rig.engine.calls == []
 
 
+async def test_a_silent_source_is_asked_again_until_the_time_to_live_is_over(rig: Rig) -> None:
+    """Its trainer may pause, or what it has may take long to be checked there. Nothing is sent twice meanwhile."""
+    slow = ScriptedSource(identity="a", sends_bytes=20, is_silent=True)
+
+    def go_on() -> None:
+        if len(slow.asked) == 10:
+            slow.is_silent, slow.sends_bytes = False, 100
+        elif len(slow.asked) > 1:
+            slow.sends_bytes = 0
+
+    slow.before = go_on
+    await loaded(rig, slow)
+    assert rig.engine.live == tensors(1)
+    assert slow.asked == [None] + 9 * [((20, 32),)]
+    dead = ScriptedSource("dead", 2, 2, identity="b", sends_bytes=0, is_silent=True)
+    other = ScriptedSource("other", 2, 2, identity="c")
+    await loaded(rig, dead, other, push_id="p2")
+    assert rig.engine.live == tensors(2)
+    began_s = asyncio.get_running_loop().time()
+    with pytest.raises((PeersFailedError, PushNotFoundError)):
+        await loaded(rig, dead, push_id="p3", force=True, staging_ttl_s=0.1)
+    assert 0.05 < asyncio.get_running_loop().time() - began_s < 2.0
+
+
 async def test_a_load_never_ends_what_a_trainer_is_sending(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever has all daemons of a fleet load the push also asks the one that the trainer sends it to."""
     monkeypatch.setattr(registry_module, "_LEAVE_TIMEOUT_S", 0.01)
