@@ -150,8 +150,7 @@ class PushRegistry:
             if self._outcomes.repeated(header) is not None:
                 return self._repeat(applied, header.attempt)
         check_weights(self._board.engine_condition, self._board.daemon_condition)
-        if self._closed:
-            raise DrainingError("the daemon is shutting down")
+        self.check_open()
         self._outcomes.check_refused(header)
         if header.action is PushAction.PREPARE:
             self._pushes.check_place(header.push_id)
@@ -185,7 +184,7 @@ class PushRegistry:
         arena = await allocate(manifest.total_bytes)
         if self._closed:
             await asyncio.to_thread(arena.close)
-            raise DrainingError("the daemon is shutting down")
+            self.check_open()
         staging = Staging(header.push_id, manifest, arena)
         push = LivePush(header, digest, staging, size_bytes, self._clock, self._pushes.changed)
         self._pushes.add(push)
@@ -258,6 +257,11 @@ class PushRegistry:
     def release(self) -> None:
         """Allows pushes again."""
         self._reserved_for = ""
+
+    def check_open(self) -> None:
+        """Raises DrainingError after `close`."""
+        if self._closed:
+            raise DrainingError("the daemon is shutting down")
 
     def check_free(self) -> None:
         """Raises ApplyInProgressError while an update excludes pushes."""

@@ -235,6 +235,7 @@ class _Loading:
                 self._pushes.discard(self._load.push_id)
 
     def _check_here(self) -> None:
+        self._pushes.check_open()
         if self._is_here and self._report() is None:
             raise PushNotFoundError(
                 f"push {self._load.push_id!r} was discarded, or nothing new came for too long: {self._about()}",

@@ -9,6 +9,7 @@ import pytest
 from genserve.errors import (
     ApplyInProgressError,
     ChecksumMismatchError,
+    DrainingError,
     InvalidFieldError,
     ManifestMismatchError,
     PeersFailedError,
@@ -165,6 +166,18 @@ async def test_a_load_never_ends_what_a_trainer_is_sending(rig: Rig, monkeypatch
     await stream.finish()
     stream.detach()
     assert rig.engine.live == tensors(1)
+
+
+async def test_a_shutdown_ends_a_load_between_two_sources(rig: Rig) -> None:
+    """As one that receives: the caller asks another daemon, and nobody has discarded anything."""
+    closing: list[asyncio.Task[None]] = []
+    one = ScriptedSource("one", identity="a", sends_bytes=20)
+    two = ScriptedSource("two", identity="a", fails=True, opens_s=0.01)
+    two.before = lambda: closing.append(asyncio.create_task(rig.registry.close()))
+    with pytest.raises(DrainingError):
+        await loaded(rig, one, two)
+    await closing[0]
+    assert (len(one.asked), len(two.asked)) == (1, 1)
 
 
 async def test_a_load_without_anything_new_ends_with_the_time_to_live(rig: Rig) -> None:
