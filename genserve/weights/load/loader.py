@@ -43,6 +43,7 @@ MAX_PEERS = 64
 _MAX_IDLE_ROUNDS = 3
 _FIRST_DELAY_S = 0.2
 _MAX_DELAY_S = 2.0
+_NO_TENSORS = Manifest((), 0)
 
 
 class WeightLoader:
@@ -124,7 +125,7 @@ class _Loading:
         """Raises as `WeightLoader.load`."""
         delay_s, now_s = _FIRST_DELAY_S, asyncio.get_running_loop().time
         until_s = now_s() + self._load.staging_ttl_s
-        is_silent = True
+        is_silent = False
         while is_silent or self._num_idle_rounds < _MAX_IDLE_ROUNDS:
             self._num_idle_rounds, is_silent = self._num_idle_rounds + 1, False
             for source in self._sources:
@@ -252,9 +253,6 @@ class _Loading:
 
     def _about(self) -> str:
         return "; ".join(f"{name}: {failure}" for name, failure in self._failures.items())
-
-
-_NO_TENSORS = Manifest((), 0)
 
 
 def _header(load: Load, manifest: Manifest, *, weight_version: int) -> PushHeader:
