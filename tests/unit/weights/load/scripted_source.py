@@ -1,7 +1,6 @@
 """Sources that bring what a test says."""
 
 import asyncio
-import hashlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -69,9 +68,3 @@ def loader(rig: Rig, *sources: WeightSource) -> WeightLoader:
 def load_of(*sources: WeightSource, **fields: object) -> Load:
     """Push p1 from these."""
     return replace(Load(Peers(tuple(source.name for source in sources)), "p1"), **fields)  # type: ignore[arg-type]
-
-
-def contents(version: int) -> str:
-    """The digest of the contents of a version."""
-    data = weights(version)
-    return hashlib.sha256(b"a\tF32\t4\n" + data[:16] + b"b\tBF16\t8\n" + data[16:]).hexdigest()

@@ -21,8 +21,8 @@ from genserve.tensors.manifest import Manifest
 from genserve.weights import registry as registry_module
 from genserve.weights.load import loader as loader_module
 from genserve.weights.push.types import PushAction, PushOutcome, PushState
-from tests.unit.weights.conftest import MANIFEST, Rig, assert_unchanged, header, send, tensors, weights
-from tests.unit.weights.load.scripted_source import ScriptedSource, contents, load_of, loader
+from tests.unit.weights.conftest import MANIFEST, Rig, assert_unchanged, contents, header, send, tensors, weights
+from tests.unit.weights.load.scripted_source import ScriptedSource, load_of, loader
 
 OTHER = "0" * 64
 
