@@ -10,6 +10,7 @@ Workers import this module: it needs only the standard library unless an arena i
 import asyncio
 import mmap
 import os
+import threading
 import weakref
 from collections.abc import Callable
 
@@ -21,10 +22,13 @@ _COMPARED_AT_ONCE_BYTES = 256 << 10
 
 
 class Arena:
-    """`size_bytes` of memory, made by `allocate`. Use it from one thread at a time."""
+    """`size_bytes` of memory, made by `allocate`. Write to it from one thread at a time. Any thread may view and close
+    it."""
 
     def __init__(self, fd: int, size_bytes: int) -> None:
         self._fd = fd
+        # The descriptor is not closed between its check and its use: its number may be that of another file then.
+        self._using = threading.Lock()
         self._size_bytes = size_bytes
         self._mapped: Callable[[], mmap.mmap | None] = _unmapped
         self._writable: mmap.mmap | None = None
@@ -54,9 +58,10 @@ class Arena:
         more_bytes = size_bytes - self._size_bytes
         if more_bytes > 0:
             _reserve(self._fd, self._size_bytes, more_bytes)
-            self._size_bytes = size_bytes
-            self._mapped = _unmapped
-            self._writable = None
+            with self._using:
+                self._size_bytes = size_bytes
+                self._mapped = _unmapped
+                self._writable = None
 
     @property
     def path(self) -> str:
@@ -81,17 +86,18 @@ class Arena:
     def target(self, offset: int, length: int) -> memoryview:
         """The bytes at `offset` for writing, also by threads: the view keeps the memory alive if the arena is closed
         meanwhile. Raises ValueError outside of the arena, StagingFullError if it cannot be mapped."""
-        self._check(offset, length)
-        if length == 0:
-            return memoryview(bytearray())
-        if self._writable is None:
-            # Kept with its page tables: a write to a mapped page takes a third of the time of pwrite, a write to an
-            # unmapped page takes as long as pwrite.
-            try:
-                self._writable = mmap.mmap(self._fd, self._size_bytes)
-            except OSError as error:
-                raise StagingFullError(f"{self._size_bytes} bytes could not be mapped: {error.strerror}") from error
-        return memoryview(self._writable)[offset : offset + length]
+        with self._using:
+            self._check(offset, length)
+            if length == 0:
+                return memoryview(bytearray())
+            if self._writable is None:
+                # Kept with its page tables: a write to a mapped page takes a third of the time of pwrite, a write to an
+                # unmapped page takes as long as pwrite.
+                try:
+                    self._writable = mmap.mmap(self._fd, self._size_bytes)
+                except OSError as error:
+                    raise StagingFullError(f"{self._size_bytes} bytes could not be mapped: {error.strerror}") from error
+            return memoryview(self._writable)[offset : offset + length]
 
     def write(self, offset: int, data: bytes | memoryview) -> None:
         """Copies `data` to `offset`; releases the GIL meanwhile. Raises as `target`."""
@@ -115,29 +121,34 @@ class Arena:
 
     def view(self, offset: int, length: int) -> memoryview:
         """The bytes at `offset`, read-only and not copied; they keep the memory alive. Raises ValueError outside."""
-        self._check(offset, length)
-        if length == 0:
-            return memoryview(b"")
-        mapped = self._mapped()
-        if mapped is None:
-            mapped = mmap.mmap(self._fd, self._size_bytes, prot=mmap.PROT_READ)
-            # Unmapped with its last view: no view can dangle, and nothing is mapped without need.
-            self._mapped = weakref.ref(mapped)
-        return memoryview(mapped)[offset : offset + length]
+        with self._using:
+            self._check(offset, length)
+            if length == 0:
+                return memoryview(b"")
+            mapped = self._mapped()
+            if mapped is None:
+                mapped = mmap.mmap(self._fd, self._size_bytes, prot=mmap.PROT_READ)
+                # Unmapped with its last view: no view can dangle, and nothing is mapped without need.
+                self._mapped = weakref.ref(mapped)
+            return memoryview(mapped)[offset : offset + length]
 
     def close(self) -> None:
         """Frees the memory as soon as no worker maps it and no view is left. Safe to call more than once. It takes
         about 0.2 s per GiB, so call it in a thread."""
-        if self._fd == -1:
-            return
-        fd, self._fd = self._fd, -1
+        with self._using:
+            if self._fd == -1:
+                return
+            fd, self._fd = self._fd, -1
+            maps = [self._mapped(), self._writable]
+            self._mapped, self._writable = _unmapped, None
         # Unmapping takes a third of the time and holds Python's global lock: in pieces, other threads get their turn.
         # The kernel frees the pages with the last reference, which is the descriptor; this does not need the lock.
-        for mapped in filter(None, (self._mapped(), self._writable)):
+        while maps:
+            if (mapped := maps.pop()) is None:
+                continue
             for start in range(0, self._size_bytes, _UNMAPPED_AT_ONCE_BYTES):
                 mapped.madvise(mmap.MADV_DONTNEED, start, min(_UNMAPPED_AT_ONCE_BYTES, self._size_bytes - start))
             del mapped
-        self._mapped, self._writable = _unmapped, None
         os.close(fd)
 
     def _check(self, offset: int, length: int) -> None:

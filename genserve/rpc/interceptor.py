@@ -79,13 +79,13 @@ def _guarded_behavior(behavior: Behavior, method: str) -> Behavior:
             # A write to, or read from, a client that is gone.
             raise asyncio.CancelledError("the client is gone") from error
         except Exception as error:
-            # An error in a local would make a cycle with its own traceback, and keep the request, which may be a large
-            # frame of a push, until the garbage collector comes by.
             status, outcome = status_of(error, method)
-            await context.abort_with_status(status)
         finally:
             if log.isEnabledFor(logging.DEBUG):
                 log.debug("%s %s %.3f s", method, outcome, time.monotonic() - started_s)
+        # The error is gone here. In a local, or as the context of the one that gRPC raises and keeps, it would keep the
+        # frames of its traceback until the garbage collector comes by: a large frame of a push, open files.
+        await context.abort_with_status(status)
 
     return guarded
 

@@ -92,7 +92,11 @@ def read_header(path: Path, size_bytes: int, read: Callable[[int, int], bytes]) 
 def read_weight_map(index: Path) -> dict[str, str]:
     """The file of each tensor, by the names of both, as the index of a checkpoint says: files beside the index. Raises
     CheckpointFileError, or OSError if the index cannot be read."""
-    weight_map = _parse_json(index, index.read_bytes()).get("weight_map")
+    with index.open("rb") as file:
+        data = file.read(MAX_HEADER_BYTES + 1)
+    if len(data) > MAX_HEADER_BYTES:
+        raise CheckpointFileError(f"{index}: is longer than {MAX_HEADER_BYTES} bytes")
+    weight_map = _parse_json(index, data).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise CheckpointFileError(f"{index}: has no weight_map")
     for shard in sorted(set(weight_map.values())):

@@ -292,7 +292,9 @@ class PushHeader(_message.Message):
     attempt: _builtins.str
     """Names one attempt at delivering the push; the same on all streams of the attempt, also after a break. Bytes of
     another attempt do not count until they are sent again. Empty = an attempt ends when none of its streams is left,
-    so a push that breaks is sent again as a whole. At most 256 printable characters; a random UUID is good.
+    so a push that breaks is sent again as a whole. At most 256 printable characters; a random UUID is good. In a pull
+    it names the daemon's memory that the bytes first came to: bytes of two pulls are the same if it is, whichever
+    daemons they are from. The id does not say so, because another push may be sent under it.
     """
     content_digest: _builtins.str
     """SHA-256, in hex, of the contents: for each tensor, in order of the names, the line
@@ -859,7 +861,7 @@ class LoadWeightsRequest(_message.Message):
 
     @_builtins.property
     def staging_ttl(self) -> _duration_pb2.Duration:
-        """As in PushHeader: if nothing new arrives for as long, the call ends and the bytes are freed."""
+        """As in PushHeader: if nothing new arrives for as long, the call ends, and the bytes are freed."""
 
     @_builtins.property
     def prepared_ttl(self) -> _duration_pb2.Duration:
@@ -1241,7 +1243,7 @@ class PullWeightsRequest(_message.Message):
     """Pull the bytes of this push instead of the served version. Those that are still to arrive are sent when they do."""
     @_builtins.property
     def ranges(self) -> _containers.RepeatedCompositeFieldContainer[Global___ByteRange]:
-        """The parts of the byte space to send; default all of it."""
+        """The parts of the byte space to send, at most 4096; default all of it."""
 
     def __init__(
         self,

@@ -27,7 +27,7 @@ from genserve.weights.byte_sources import ArenaBytes
 from genserve.weights.preparation import Preparation
 from genserve.weights.push.lifecycle import State
 from genserve.weights.push.live_push import LivePush
-from genserve.weights.push.types import Applied, PrepareMode
+from genserve.weights.push.types import Applied, ApplyOptions, PrepareMode
 from genserve.weights.resident import ResidentStore, ResidentVersion
 
 _DISCARD_TIMEOUT_S = 30.0
@@ -163,6 +163,11 @@ class PushApplier:
         if not isinstance(error, GenserveError):
             raise PushRolledBackError(f"the weights could not be applied; nothing changed: {error!r}") from error
 
+    def check(self, options: ApplyOptions) -> None:
+        """Raises PauseLeaseLostError."""
+        if options.pause_lease_id:
+            self._pauses.require(options.pause_lease_id)
+
     async def apply(self, push: LivePush) -> Applied:
         """Prepares, pauses, commits and resumes, all within the header's `apply.timeout_s`. What was replaced is freed
         after the answer, before anything else is applied.
@@ -216,8 +221,7 @@ class PushApplier:
     async def _apply(self, push: LivePush, deadline_s: float) -> Applied:
         options = push.header.apply
         previous_version = self._engine.weight_version
-        if options.pause_lease_id:
-            self._pauses.require(options.pause_lease_id)  # reported now, not after a long preparation
+        self.check(options)  # reported now, not after a long preparation
         try:
             if options.prepare_mode is PrepareMode.RUNNING:
                 preparation, prepare_s = await self._finish(push, deadline_s)
@@ -291,7 +295,7 @@ class PushApplier:
         else:
             # In one turn of the event loop: whoever hears of the version finds its bytes.
             push.serve()
-            named = {"push_id": push.push_id, "content_digest": push.weights_digest}
+            named = {"push_id": push.push_id, "content_digest": push.weights_digest, "origin": push.weights_origin}
             self._resident.replace(ResidentVersion(version, push.weights, ArenaBytes(push.arena), **named))
             self._board.tell_applied()
             return None

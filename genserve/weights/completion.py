@@ -132,6 +132,11 @@ class Completion:
         check_weights(self._board.engine_condition, self._board.daemon_condition)
         check_version(header, self._engine.weight_version)
 
+    def check_commit(self, header: PushHeader) -> None:
+        """As `check`, and what applying it as the header says would raise before anything is tried."""
+        self.check(header)
+        self._applier.check(header.apply)
+
     async def close(self) -> None:
         """Returns when workers hold nothing of any push. Call it when all pushes are gone."""
         await self._applier.close()

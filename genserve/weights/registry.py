@@ -150,8 +150,7 @@ class PushRegistry:
             if self._outcomes.repeated(header) is not None:
                 return self._repeat(applied, header.attempt)
         check_weights(self._board.engine_condition, self._board.daemon_condition)
-        if self._closed:
-            raise DrainingError("the daemon is shutting down")
+        self.check_open()
         self._outcomes.check_refused(header)
         if header.action is PushAction.PREPARE:
             self._pushes.check_place(header.push_id)
@@ -185,7 +184,7 @@ class PushRegistry:
         arena = await allocate(manifest.total_bytes)
         if self._closed:
             await asyncio.to_thread(arena.close)
-            raise DrainingError("the daemon is shutting down")
+            self.check_open()
         staging = Staging(header.push_id, manifest, arena)
         push = LivePush(header, digest, staging, size_bytes, self._clock, self._pushes.changed)
         self._pushes.add(push)
@@ -203,6 +202,8 @@ class PushRegistry:
 
     def _join(self, push: LivePush, header: PushHeader) -> PushStream:
         self.check_free()
+        if header.yields and push.meets_other(header):
+            raise push.in_progress()
         try:
             attempt = push.join(header)
             if attempt.num_opened == 0:
@@ -257,6 +258,11 @@ class PushRegistry:
         """Allows pushes again."""
         self._reserved_for = ""
 
+    def check_open(self) -> None:
+        """Raises DrainingError after `close`."""
+        if self._closed:
+            raise DrainingError("the daemon is shutting down")
+
     def check_free(self) -> None:
         """Raises ApplyInProgressError while an update excludes pushes."""
         if self._reserved_for:
@@ -296,7 +302,7 @@ class PushRegistry:
         header = replace(push.header, action=PushAction.APPLY, apply=apply, num_streams=1)
         if expected_version is not None:
             header = replace(header, expected_version=expected_version)
-        self._completion.check(header)  # a commit that is refused leaves the push prepared
+        self._completion.check_commit(header)  # a commit that is refused leaves the push prepared
         attempt = push.begin_commit(header)
         self._completion.start(push, self._ended)
         return await asyncio.shield(attempt.result)

@@ -25,17 +25,24 @@ _GAVE_WAY = "were freed for a larger push"
 
 
 class ResidentVersion:
-    """A version with bytes in the daemon. `manifest` places all of its tensors. `push_id`: the push that brought it, ""
-    if none did. `content_digest`: of these tensors, "" if nobody has computed it."""
+    """A version with bytes in the daemon. `manifest` places all of its tensors. `push_id` and `origin`: those of the
+    push that brought it, "" if none did. `content_digest`: of these tensors, "" if nobody has computed it."""
 
     def __init__(
-        self, weight_version: int, manifest: Manifest, source: ByteSource, push_id: str = "", content_digest: str = ""
+        self,
+        weight_version: int,
+        manifest: Manifest,
+        source: ByteSource,
+        push_id: str = "",
+        content_digest: str = "",
+        origin: str = "",
     ) -> None:
         self.weight_version = weight_version
         self.manifest = manifest
         self.source = source
         self.push_id = push_id
         self.content_digest = content_digest
+        self.origin = origin
         self.num_readers = 0
         self._gone = False
 
@@ -71,14 +78,18 @@ class ResidentVersion:
     @contextmanager
     def _while_here(self) -> Iterator[None]:
         try:
-            if self._gone:
-                raise ValueError("closed")
+            self._check_here()
             yield
+            self._check_here()  # closed meanwhile, its descriptor may be that of other memory
         except ValueError as closed:
             raise WeightVersionMismatchError(
                 f"version {self.weight_version} was replaced, and its memory is in use: pull the served version",
                 metadata={"weight_version": str(self.weight_version)},
             ) from closed
+
+    def _check_here(self) -> None:
+        if self._gone:
+            raise ValueError("closed")
 
     @asynccontextmanager
     async def as_arena(self) -> AsyncIterator[Arena]:

@@ -8,12 +8,15 @@ from typing import Any
 import grpc.aio
 import numpy as np
 
+from genserve.client import AsyncClient
+from genserve.errors import PushNotFoundError
 from genserve.tensors.checksum import crc32c_of
 from genserve.tensors.chunk_frame import chunk_frame
 from genserve.tensors.safetensors import StoredTensor
 from genserve.v1 import weights_pb2
 from genserve.weights.checkpoint.index import CheckpointIndex, CheckpointTensor
 from genserve.wire import manifest_message
+from tests.support.paced_push import PacedPush
 
 MIB = 1 << 20
 CHECKPOINT = CheckpointIndex(
@@ -45,9 +48,11 @@ class LyingPeer:
         breaks_after: int | None = None,
         stalls: bool = False,
         breaks_again_after: int | None = None,
+        origin: str = "",
     ) -> None:
         self._data = data
         self._push_id = push_id
+        self._origin = origin or f"origin of {push_id}"
         self._breaks_after = breaks_after
         self._breaks_again_after = breaks_again_after
         self._stalls = stalls
@@ -56,7 +61,10 @@ class LyingPeer:
     async def pull(self, request: weights_pb2.PullWeightsRequest, context: Any) -> AsyncIterator[bytes]:
         self.asked.append([(each.start, each.end) for each in request.ranges])
         header = weights_pb2.PushHeader(
-            push_id=self._push_id, weight_version=1, manifest=manifest_message(CHECKPOINT.as_manifest())
+            push_id=self._push_id,
+            attempt=self._origin,
+            weight_version=1,
+            manifest=manifest_message(CHECKPOINT.as_manifest()),
         )
         yield weights_pb2.PullWeightsResponse(header=header).SerializeToString()
         num_sent = 0
@@ -94,3 +102,23 @@ async def listening(peer: LyingPeer) -> AsyncIterator[str]:
 def data_of(version: int) -> bytes:
     """The byte space of a version."""
     return b"".join(content(version)[name] for name in "ab")
+
+
+def sending(address: str, version: int, push_id: str, content_of: int = 0) -> PacedPush:
+    """A push of a version whose bytes, those of `content_of` if that is given, the test sends."""
+    header = weights_pb2.PushHeader(
+        push_id=push_id, weight_version=version, manifest=manifest_message(CHECKPOINT.as_manifest()), attempt="1"
+    )
+    return PacedPush(address, header, data_of(content_of or version))
+
+
+async def until(client: AsyncClient, push_id: str, received_bytes: int) -> None:
+    """Waits until a push has so many bytes."""
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                if (await client.get_push(push_id)).push.received_bytes >= received_bytes:
+                    return
+            except PushNotFoundError:
+                pass
+            await asyncio.sleep(0.005)

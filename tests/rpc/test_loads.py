@@ -1,48 +1,29 @@
 """Daemons that fetch weights themselves: from files, and from each other over real sockets."""
 
 import asyncio
+import gc
+import json
 import os
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from genserve.client import AsyncClient
-from genserve.config import ServeConfig
 from genserve.errors import (
     InvalidFieldError,
     ManifestMismatchError,
     PeersFailedError,
     PushConflictError,
-    PushNotFoundError,
     VersionNotNewerError,
     WeightVersionMismatchError,
 )
 from genserve.rpc.frames import peer as peer_module
 from genserve.tensors.safetensors import StoredTensor, write_safetensors
 from genserve.v1 import weights_pb2
-from genserve.wire import manifest_message
-from tests.rpc.peers import CHECKPOINT, MIB, TOTAL_BYTES, LyingPeer, content, data_of, listening, weights
-from tests.support.paced_push import PacedPush
-from tests.support.scripted_daemon import Daemon, serving
-
-Start = Callable[[], Any]
-
-
-@pytest.fixture
-async def daemons() -> AsyncIterator[Start]:
-    """Starts daemons, each with a client of it."""
-    async with AsyncExitStack() as stack:
-
-        async def start() -> tuple[Daemon, AsyncClient]:
-            config = ServeConfig(port=0, no_shared_memory=True)
-            running = serving(config, checkpoint=CHECKPOINT, max_staging_bytes=100 * MIB)
-            daemon = await stack.enter_async_context(running)
-            return daemon, await stack.enter_async_context(AsyncClient(daemon.address))
-
-        yield start
+from tests.rpc.conftest import Start
+from tests.rpc.peers import MIB, TOTAL_BYTES, LyingPeer, content, data_of, listening, sending, until, weights
 
 
 @pytest.fixture
@@ -50,26 +31,6 @@ def checkpoint(tmp_path: Path) -> Path:
     """A directory with version 3."""
     write_safetensors(tmp_path / "model.safetensors", weights(3).values())
     return tmp_path
-
-
-def sending(daemon: Daemon, version: int, push_id: str) -> PacedPush:
-    """A push of a version whose bytes the test sends."""
-    header = weights_pb2.PushHeader(
-        push_id=push_id, weight_version=version, manifest=manifest_message(CHECKPOINT.as_manifest()), attempt="1"
-    )
-    return PacedPush(daemon.address, header, data_of(version))
-
-
-async def until(client: AsyncClient, push_id: str, received_bytes: int) -> None:
-    """Waits until a push has so many bytes."""
-    async with asyncio.timeout(20):
-        while True:
-            try:
-                if (await client.get_push(push_id)).push.received_bytes >= received_bytes:
-                    return
-            except PushNotFoundError:
-                pass
-            await asyncio.sleep(0.005)
 
 
 async def test_a_daemon_loads_a_checkpoint_of_its_host(daemons: Start, checkpoint: Path) -> None:
@@ -93,6 +54,8 @@ async def test_a_daemon_loads_a_checkpoint_of_its_host(daemons: Start, checkpoin
         ({"checkpoint_path": "/proc/self/mem", "version": 3}, "checkpoint_path"),
         ({"checkpoint_path": "/dev/zero", "version": 3}, "checkpoint_path"),
         ({"checkpoint_path": "/tmp\0", "version": 3}, "checkpoint_path"),
+        ({"checkpoint_path": "/" + 300 * "x", "version": 3}, "checkpoint_path"),
+        ({"checkpoint_path": 3000 * "/x", "version": 3}, "checkpoint_path"),
         ({"peers": [""], "version": 3}, "peers.addresses[0]"),
         ({"peers": ["127.0.0.1:1", "x" * 257]}, "peers.addresses[1]"),
         ({"peers": ["127.0.0.1:1"] * 65}, "peers.addresses"),
@@ -129,6 +92,33 @@ async def test_a_checkpoint_with_other_tensors_is_refused(daemons: Start, tmp_pa
     with pytest.raises(ManifestMismatchError, match="'c' is not in the checkpoint"):
         await client.load_weights(tmp_path, version=1)
     assert not daemon.registry._pushes
+
+
+@pytest.mark.parametrize(
+    "shard", ["\0.safetensors", "\ud800.safetensors", "../a.safetensors", "x" * 300 + ".safetensors"]
+)
+async def test_files_that_cannot_be_are_the_fault_of_their_index(daemons: Start, tmp_path: Path, shard: str) -> None:
+    """They are not the daemon's; and nothing stays open."""
+    _, client = await daemons()
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": shard}}))
+    (tmp_path / "other.safetensors").write_bytes(b"")
+    with pytest.raises(InvalidFieldError, match="on the daemon's host"):
+        await client.load_weights(tmp_path, version=3)
+    (tmp_path / "model.safetensors.index.json").unlink()
+    gc.disable()
+    try:
+        with pytest.raises(InvalidFieldError):
+            await client.load_weights(tmp_path, version=3)
+        assert not any(str(tmp_path) in opened for opened in open_files())
+    finally:
+        gc.enable()
+
+
+def open_files() -> Iterator[str]:
+    """What this process has open."""
+    for descriptor in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # the directory's own
+            yield os.readlink(f"/proc/self/fd/{descriptor}")
 
 
 async def test_files_that_change_while_they_are_read_are_noticed(
@@ -182,7 +172,7 @@ async def test_a_push_passes_through_daemons_while_it_arrives(daemons: Start) ->
     chain = [await daemons() for _ in range(2)]
     targets = [first.address, chain[0][0].address]
     loads = []
-    async with sending(first, 1, "p") as push:
+    async with sending(first.address, 1, "p") as push:
         push.send(MIB, 3 * MIB)
         await until(client, "p", 2 * MIB)
         for target, (_, each) in zip(targets, chain, strict=True):
@@ -203,7 +193,7 @@ async def test_a_push_that_never_ends_is_not_applied_by_those_who_pulled_it(daem
     """Its trainer is gone after the last byte: no peer says that it is complete."""
     first, client = await daemons()
     late_daemon, late = await daemons()
-    async with sending(first, 1, "p") as push:
+    async with sending(first.address, 1, "p") as push:
         push.send(0, TOTAL_BYTES)
         load = asyncio.create_task(late.load_weights(peers=[first.address], peer_push_id="p", push_id="p"))
         await until(late, "p", TOTAL_BYTES)

@@ -192,7 +192,8 @@ class WeightCalls(ServiceCalls):
         arriving there, or what they serve. `version` may be left out with peers: it is theirs then.
 
         If this call ends early, the bytes stay staged, and a call with the same `push_id` continues. Raises
-        PeersFailedError, and as `push_weights`.
+        PeersFailedError, PushNotFoundError if the push is discarded meanwhile or nothing new arrives for its
+        `staging_ttl_s`, and as `push_weights`.
         """
         refuse_unknown(options, LoadOptions)
         request = load_request(checkpoint_path, peers, peer_push_id, version, options)

@@ -11,7 +11,7 @@ from genserve.client.transport.connection import Connection
 from genserve.client.transport.fields import build
 from genserve.client.weights.frames import computes_checksums
 from genserve.client.weights.sources import to_torch
-from genserve.errors import ChecksumMismatchError, PushTruncatedError, UnavailableError
+from genserve.errors import ChecksumMismatchError, PushTruncatedError, UnavailableError, WeightVersionMismatchError
 from genserve.tensors.checksum import crc32c_of
 from genserve.tensors.manifest import Manifest
 from genserve.tensors.safetensors import StoredTensor, write_safetensors
@@ -60,6 +60,7 @@ class Download:
         self._clock = asyncio.get_running_loop().time
         self._deadline_s = None if timeout_s is None else self._clock() + timeout_s
         self._manifest: Manifest | None = None
+        self._origin = ""
         self._memory = bytearray()
         self._received_bytes = 0  # chunks arrive in order
 
@@ -97,9 +98,15 @@ class Download:
 
     def _take(self, frame: weights_pb2.PullWeightsResponse) -> None:
         if frame.HasField("header"):
+            header = frame.header
             if self._manifest is None:
-                self._manifest, self._version = manifest_of(frame.header.manifest), frame.header.weight_version
-                self._memory = bytearray(self._manifest.total_bytes)
+                self._manifest, self._version = manifest_of(header.manifest), header.weight_version
+                self._memory, self._origin = bytearray(self._manifest.total_bytes), header.attempt
+            elif header.attempt != self._origin:
+                raise WeightVersionMismatchError(
+                    f"version {self._version} was replaced by another one under its number",
+                    metadata={"weight_version": str(self._version)},
+                )
             return
         chunk = frame.chunk
         if chunk.HasField("crc32c") and computes_checksums() and crc32c_of(chunk.data) != chunk.crc32c:

@@ -14,11 +14,12 @@ from genserve.errors import (
     ManifestMismatchError,
     PushTruncatedError,
 )
+from genserve.rpc.frames.pull import MAX_RANGES
 from genserve.rpc.frames.push import Frame, frame_parser, read_chunks, read_header
 from genserve.tensors.manifest import Manifest
 from genserve.tensors.ranges import Range
 from genserve.v1 import weights_pb2
-from genserve.weights.load.types import Offer, SourceError
+from genserve.weights.load.types import Offer, SourceError, SourceSilentError
 from genserve.weights.push.stream import PushStream
 from genserve.wire import manifest_of
 
@@ -26,8 +27,8 @@ Call: TypeAlias = "grpc.aio.UnaryStreamCall[weights_pb2.PullWeightsRequest, Fram
 
 STALL_TIMEOUT_S = 10.0
 _METHOD = "/genserve.v1.WeightService/PullWeights"
+_MAX_FRAME_BYTES = 64 << 20  # as what a daemon takes from a client; a chunk has 1 MiB
 _OPTIONS = (
-    ("grpc.max_receive_message_length", -1),  # the first frame has a manifest, which `frame_parser` bounds
     ("grpc.enable_http_proxy", 0),
     # A peer that vanishes without closing the connection is noticed.
     ("grpc.keepalive_time_ms", 10_000),
@@ -54,6 +55,9 @@ class PeerSource:
         self._address = address
         self._push_id = push_id
         self._parse = frame_parser(max_header_bytes)
+        # gRPC holds a frame in memory before anybody can refuse it.
+        max_frame_bytes = max(_MAX_FRAME_BYTES, max_header_bytes or 0)
+        self._options = (*_OPTIONS, ("grpc.max_receive_message_length", max_frame_bytes))
         self._check_num_tensors = check_num_tensors
 
     @property
@@ -68,10 +72,9 @@ class PeerSource:
         if weight_version and not self._push_id:
             request.weight_version = weight_version
         if missing is not None:
-            # Without any range everything would be sent: the first byte is asked for again, to be compared.
-            for start, end in missing or ((0, 1),):
+            for start, end in _asked(missing):
                 request.ranges.add(start=start, end=end)
-        async with grpc.aio.insecure_channel(self._address, _OPTIONS) as channel:
+        async with grpc.aio.insecure_channel(self._address, self._options) as channel:
             pull: grpc.aio.UnaryStreamMultiCallable[weights_pb2.PullWeightsRequest, Frame] = channel.unary_stream(
                 _METHOD, weights_pb2.PullWeightsRequest.SerializeToString, response_deserializer=self._parse
             )
@@ -87,15 +90,25 @@ class PeerSource:
                 yield offer
 
 
+def _asked(missing: tuple[Range, ...]) -> Iterator[Range]:
+    """Ranges that a peer takes, with all that is missing: what is sent again is compared."""
+    yield from missing[: MAX_RANGES - 1]
+    if rest := missing[MAX_RANGES - 1 :]:
+        yield rest[0][0], rest[-1][1]
+    if not missing:
+        yield 0, 1  # without any range everything would be sent
+
+
 class _Pulled:
     """The offer of a peer."""
 
     def __init__(self, header: weights_pb2.PushHeader, manifest: Manifest, frames: AsyncIterator[Frame]) -> None:
         self.weight_version = header.weight_version
         self.manifest = manifest
+        self.origin = header.attempt
         self.content_digest = header.content_digest
-        # The same push has the same bytes on every peer.
-        self.identity = f"load of {header.push_id}" if header.push_id else header.content_digest
+        # Not the push's id: on one peer it may be that of a push that was sent again, with other bytes.
+        self.identity = header.attempt or header.content_digest
         self._frames = frames
 
     async def send(self, stream: PushStream) -> None:
@@ -106,16 +119,17 @@ class _Pulled:
 
 async def _frames(call: Call) -> AsyncGenerator[Frame, None]:
     """The frames of a pull. Raises SourceError when it fails or stalls."""
-    frames = aiter(call)
+    frames, silence = aiter(call), SourceError
     try:
         while True:
             async with asyncio.timeout(STALL_TIMEOUT_S):
                 frame = await anext(frames, None)
             if frame is None:
                 return
+            silence = SourceSilentError
             yield frame
     except TimeoutError:
-        raise SourceError(f"it sent nothing for {STALL_TIMEOUT_S:g} s") from None
+        raise silence(f"it sent nothing for {STALL_TIMEOUT_S:g} s") from None
     except grpc.aio.AioRpcError as error:
         raise SourceError(f"it answered {error.code().name}: {error.details()}") from None
     finally:

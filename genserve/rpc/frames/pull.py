@@ -15,15 +15,21 @@ from genserve.wire import manifest_message
 
 DEFAULT_CHUNK_BYTES = 1 << 20
 MAX_CHUNK_BYTES = 64 << 20
+# Each is looked at on the event loop, and again whenever bytes arrive.
+MAX_RANGES = 4096
 
 
 class Pullable(Protocol):
-    """Bytes to pull. `push_id` names the push that brings them, and `content_digest` is that of their contents; "" =
-    unknown. The byte space has `size_bytes`, of which `manifest` places the tensors."""
+    """Bytes to pull. `push_id` names the push that brings them, `origin` whose bytes they are, and `content_digest` is
+    that of their contents; "" = unknown. The byte space has `size_bytes`, of which `manifest` places the tensors."""
 
     @property
     def push_id(self) -> str:
         """The push."""
+
+    @property
+    def origin(self) -> str:
+        """The origin."""
 
     @property
     def weight_version(self) -> int:
@@ -105,6 +111,7 @@ def _header(pulled: Pullable) -> bytes:
         weight_version=pulled.weight_version,
         manifest=manifest_message(pulled.manifest),
         manifest_digest=pulled.manifest.digest,
+        attempt=pulled.origin,
         content_digest=pulled.content_digest,
     )
     return weights_pb2.PullWeightsResponse(header=header).SerializeToString()
@@ -116,6 +123,8 @@ def _chunk(pulled: Pullable, start: int, end: int) -> bytes:
 
 
 def _ranges(asked: Sequence[weights_pb2.ByteRange], pulled: Pullable) -> list[Range]:
+    if len(asked) > MAX_RANGES:
+        raise InvalidFieldError.of("ranges", f"must be at most {MAX_RANGES}, are {len(asked)}")
     for index, each in enumerate(asked):
         if not each.start < each.end <= pulled.size_bytes:
             raise InvalidFieldError.of(

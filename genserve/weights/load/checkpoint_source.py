@@ -47,14 +47,20 @@ class CheckpointSource:
             raise InvalidFieldError.of(_FIELD, f"{error} (on the daemon's host)") from error
 
     def _open(self) -> CheckpointSpace:
-        files = CheckpointFiles.open(self._path) if self._path.is_dir() else CheckpointFiles([self._path])
-        return CheckpointSpace(CheckpointIndex.read(files), files)
+        try:
+            files = CheckpointFiles.open(self._path) if self._path.is_dir() else CheckpointFiles([self._path])
+            return CheckpointSpace(CheckpointIndex.read(files), files)
+        except CheckpointFileError:
+            raise
+        except (OSError, ValueError) as error:  # a directory that may not be entered, a name that no file can have
+            raise CheckpointFileError(f"{self._path}: {error}") from error
 
 
 class _Files:
     """The offer of open files."""
 
     weight_version = 0
+    origin = ""
     content_digest = ""
 
     def __init__(self, space: CheckpointSpace, missing: Sequence[Range]) -> None:

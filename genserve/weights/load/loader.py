@@ -13,23 +13,37 @@ from genserve.control.arguments import check_text
 from genserve.errors import (
     ChecksumMismatchError,
     FieldViolation,
+    GenserveError,
     InvalidFieldError,
+    ManifestMismatchError,
     PeersFailedError,
     PushConflictError,
     PushNotFoundError,
     PushTruncatedError,
+    VersionNotNewerError,
 )
+from genserve.tensors.manifest import Manifest
 from genserve.tensors.ranges import Range
 from genserve.weights.load.checkpoint_source import CheckpointSource
-from genserve.weights.load.types import CheckpointPath, Load, Offer, Peers, SourceError, WeightSource
-from genserve.weights.push.stream import until_expired
+from genserve.weights.load.types import (
+    CheckpointPath,
+    Load,
+    Offer,
+    Peers,
+    SourceError,
+    SourceSilentError,
+    WeightSource,
+)
+from genserve.weights.push.stream import PushStream, until_expired
 from genserve.weights.push.types import PushAction, PushHeader, PushOutcome, PushReport, PushState
+from genserve.weights.push_admission import check_header
 from genserve.weights.registry import PushRegistry
 
 MAX_PEERS = 64
 _MAX_IDLE_ROUNDS = 3
 _FIRST_DELAY_S = 0.2
 _MAX_DELAY_S = 2.0
+_NO_TENSORS = Manifest((), 0)
 
 
 class WeightLoader:
@@ -44,19 +58,17 @@ class WeightLoader:
         call continues. A repeat for an applied push gets its outcome.
 
         Raises InvalidFieldError for a source that cannot be, PeersFailedError if no peer sends what is missing,
+        PushNotFoundError if what has arrived is discarded meanwhile, or expires because nothing new comes,
         ChecksumMismatchError if none has the contents that the digest names, and as `PushRegistry.open` and
         `PushStream.finish`.
         """
-        check_text(load.push_id, "push_id")
-        sources = self._sources(load.source)
         load = replace(load, push_id=load.push_id or uuid.uuid4().hex)
+        with _naming_fields():  # what is wrong later is due to what a source has
+            check_header(_header(load, _NO_TENSORS, weight_version=load.weight_version or 1))
+        sources = self._sources(load.source)
         known = self._known(load.push_id)
         if known is not None:
-            if load.weight_version not in (0, known.push.weight_version):
-                raise PushConflictError(
-                    f"push {load.push_id!r} exists with version {known.push.weight_version}",
-                    metadata={"push_id": load.push_id, "weight_version": str(known.push.weight_version)},
-                )
+            _check_same(load, known.push)
             if known.push.state is PushState.APPLIED:
                 return known
             load = replace(load, weight_version=known.push.weight_version)
@@ -78,7 +90,7 @@ class WeightLoader:
             check_text(address, f"peers.addresses[{index}]")
             if not address:
                 raise InvalidFieldError.of(f"peers.addresses[{index}]", "is empty")
-        return [self._open_peer(address, source.push_id) for address in source.addresses]
+        return [self._open_peer(address, source.push_id) for address in dict.fromkeys(source.addresses)]
 
 
 class _Loading:
@@ -95,71 +107,103 @@ class _Loading:
         report = self._report()
         self._attempt = "" if report is None else report.attempt
         """Whose bytes count; "" = those of any source."""
+        self._content_digest = load.content_digest
+        """Of these bytes; "" = unknown."""
         self._failures: dict[str, str] = {}
+        self._unfit: dict[str, GenserveError] = {}
+        """Why what a source has cannot be taken, by its name. It is not asked again."""
         self._bringers: set[str] = set()
-        self._liars: set[str] = set()
         self._mixes = True
         """Whether one source may go on where another one has stopped; not after that has made wrong contents."""
+        self._began_anew: set[str] = set()
+        self._num_before = 0
+        self._num_idle_rounds = 0
+        self._is_here = False
+        """Whether this load has opened the push, which stays until somebody else ends it."""
 
     async def run(self) -> PushOutcome:
         """Raises as `WeightLoader.load`."""
-        num_idle, delay_s = 0, _FIRST_DELAY_S
-        while num_idle < _MAX_IDLE_ROUNDS and len(self._liars) < len(self._sources):
-            num_idle += 1
+        delay_s, now_s = _FIRST_DELAY_S, asyncio.get_running_loop().time
+        until_s = now_s() + self._load.staging_ttl_s
+        is_silent = False
+        while is_silent or self._num_idle_rounds < _MAX_IDLE_ROUNDS:
+            self._num_idle_rounds, is_silent = self._num_idle_rounds + 1, False
             for source in self._sources:
-                if source.name not in self._liars:
-                    before = self._num_received()
-                    try:
-                        return await self._fetch(source)
-                    except (SourceError, ChecksumMismatchError) as error:
-                        self._note(source, error)
-                    if self._num_received() > before:
-                        num_idle, delay_s = 0, _FIRST_DELAY_S
-                    elif num_idle > 1:
-                        self._attempt = ""  # nobody goes on with it: the next source may begin anew
+                if source.name in self._unfit:
+                    continue
+                if now_s() >= until_s:  # peers that do not answer take their time, each
+                    raise self._error()
+                self._num_before = self._num_received()
+                try:
+                    return await self._fetch(source)
+                except (SourceError, ChecksumMismatchError) as error:
+                    self._note(source, error)
+                    is_silent |= isinstance(error, SourceSilentError)
+                self._check_here()
+                if self._num_received() > self._num_before:
+                    self._num_idle_rounds, delay_s = 0, _FIRST_DELAY_S
+                    until_s = now_s() + self._load.staging_ttl_s
+            if len(self._unfit) == len(self._sources):
+                break
             await asyncio.sleep(delay_s)
             delay_s = min(2 * delay_s, _MAX_DELAY_S)
         raise self._error()
 
     async def _fetch(self, source: WeightSource) -> PushOutcome:
-        load = self._load
-        async with source.open(self._missing(), load.weight_version) as offer:
-            if load.content_digest and offer.content_digest not in ("", load.content_digest):
-                raise SourceError(f"it has other contents: their digest is {offer.content_digest}")
-            attempt = offer.identity or f"load {uuid.uuid4().hex}"
-            if self._attempt not in ("", attempt):
-                raise SourceError("nothing says that it has the bytes of which some are here")
-            with _naming_fields():
-                stream = await self._pushes.open(self._header(offer, attempt))
-            # The next source must have the same version.
-            load = self._load = replace(load, weight_version=load.weight_version or offer.weight_version)
-            self._attempt = attempt if offer.identity else ""
-            try:
-                if load.action is not PushAction.VALIDATE:
-                    self._bringers.add(source.name)
-                    async with until_expired(stream):
-                        await offer.send(stream)
-                return await stream.finish()
-            except PushTruncatedError as error:
-                raise SourceError(error.message) from None
-            finally:
-                stream.detach()
+        async with source.open(self._missing(), self._load.weight_version) as offer:
+            if self._goes_on(offer):
+                return await self._take(source, offer)
+        if self._num_idle_rounds < _MAX_IDLE_ROUNDS or source.name in self._began_anew:
+            raise SourceError("nothing says that it has the bytes of which some are here")
+        self._began_anew.add(source.name)  # once, because two sources would take turns for ever
+        self._begin_anew()
+        async with source.open(None, self._load.weight_version) as offer:
+            return await self._take(source, offer)
 
-    def _header(self, offer: Offer, attempt: str) -> PushHeader:
-        load = self._load
-        return PushHeader(
-            push_id=load.push_id,
-            weight_version=load.weight_version or offer.weight_version,
-            expected_version=load.expected_version,
-            manifest=offer.manifest,
-            action=load.action,
-            apply=load.apply,
-            staging_ttl_s=load.staging_ttl_s,
-            prepared_ttl_s=load.prepared_ttl_s,
-            force=load.force,
+    def _goes_on(self, offer: Offer) -> bool:
+        """Whether nothing is lost if these bytes join those that are here."""
+        is_same = offer.content_digest == self._content_digest != ""  # and compared at the end
+        return is_same or self._attempt in ("", offer.identity)
+
+    def _begin_anew(self) -> None:
+        self._attempt, self._content_digest, self._num_before = "", self._load.content_digest, 0
+
+    async def _take(self, source: WeightSource, offer: Offer) -> PushOutcome:
+        """Stages what a source sends, and carries out the push when every byte is there."""
+        if self._load.content_digest and offer.content_digest not in ("", self._load.content_digest):
+            raise SourceError(f"it has other contents: their digest is {offer.content_digest}")
+        stream = await self._open(source, offer)
+        try:
+            if self._load.action is not PushAction.VALIDATE:
+                self._bringers.add(source.name)
+                async with until_expired(stream):
+                    await offer.send(stream)
+            return await stream.finish()
+        except PushTruncatedError as error:
+            raise SourceError(error.message) from None
+        finally:
+            stream.detach()
+
+    async def _open(self, source: WeightSource, offer: Offer) -> PushStream:
+        attempt = self._attempt or offer.identity or f"load {uuid.uuid4().hex}"
+        header = replace(
+            _header(self._load, offer.manifest, weight_version=self._load.weight_version or offer.weight_version),
             attempt=attempt,
-            content_digest=load.content_digest or offer.content_digest,
+            origin=offer.origin,
+            content_digest=self._content_digest or offer.content_digest,
         )
+        self._check_here()  # or it would be opened again
+        try:
+            with _naming_fields():
+                stream = await self._pushes.open(header)
+        except (InvalidFieldError, ManifestMismatchError, VersionNotNewerError) as error:
+            self._unfit[source.name] = error.again()
+            raise SourceError(error.message) from None
+        self._load = replace(self._load, weight_version=header.weight_version)  # the next source must have the same
+        self._attempt = attempt if offer.identity else ""
+        self._content_digest = header.content_digest
+        self._is_here = self._load.action is not PushAction.VALIDATE
+        return stream
 
     def _report(self) -> PushReport | None:
         try:
@@ -182,20 +226,60 @@ class _Loading:
         self._failures[source.name] = str(error)
         if isinstance(error, ChecksumMismatchError):
             if self._bringers == {source.name}:
-                self._liars.add(source.name)
+                self._unfit[source.name] = error.again()
             self._mixes = False
         if not self._mixes:
-            self._attempt = ""
+            self._begin_anew()
             self._bringers.clear()
+            self._is_here = False
             with suppress(PushNotFoundError):
                 self._pushes.discard(self._load.push_id)
 
-    def _error(self) -> PeersFailedError | ChecksumMismatchError:
-        about = "; ".join(f"{name}: {failure}" for name, failure in self._failures.items())
+    def _check_here(self) -> None:
+        self._pushes.check_open()
+        if self._is_here and self._report() is None:
+            raise PushNotFoundError(
+                f"push {self._load.push_id!r} was discarded, or nothing new came for too long: {self._about()}",
+                metadata={"push_id": self._load.push_id},
+            )
+
+    def _error(self) -> GenserveError:
         metadata = {"push_id": self._load.push_id}
-        if self._liars:
-            return ChecksumMismatchError(f"no source has the contents of the digest: {about}", metadata=metadata)
-        return PeersFailedError(f"no peer sends the version: {about}", metadata=metadata)
+        if any(isinstance(error, ChecksumMismatchError) for error in self._unfit.values()):
+            return ChecksumMismatchError(f"no source has what the digest names: {self._about()}", metadata=metadata)
+        if len(self._unfit) == len(self._sources):
+            return next(iter(self._unfit.values()))
+        return PeersFailedError(f"no peer sends the version: {self._about()}", metadata=metadata)
+
+    def _about(self) -> str:
+        return "; ".join(f"{name}: {failure}" for name, failure in self._failures.items())
+
+
+def _header(load: Load, manifest: Manifest, *, weight_version: int) -> PushHeader:
+    """What the request says."""
+    return PushHeader(
+        push_id=load.push_id,
+        weight_version=weight_version,
+        expected_version=load.expected_version,
+        manifest=manifest,
+        action=load.action,
+        apply=load.apply,
+        staging_ttl_s=load.staging_ttl_s,
+        prepared_ttl_s=load.prepared_ttl_s,
+        force=load.force,
+        content_digest=load.content_digest,
+        yields=True,  # a load that meets the trainer's own push must not end it
+    )
+
+
+def _check_same(load: Load, push: PushReport) -> None:
+    """Raises PushConflictError unless what is to be loaded can be a push that is here."""
+    digests = {load.content_digest, push.content_digest} - {""}
+    if push.lora_name or load.weight_version not in (0, push.weight_version) or len(digests) > 1:
+        raise PushConflictError(
+            f"push {load.push_id!r} exists with version {push.weight_version}, or another digest or an adapter",
+            metadata={"push_id": load.push_id, "weight_version": str(push.weight_version)},
+        )
 
 
 @contextmanager

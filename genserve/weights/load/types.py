@@ -14,6 +14,10 @@ class SourceError(Exception):
     """A source does not have the version, or does not go on to send it; another one may. The message says why."""
 
 
+class SourceSilentError(SourceError):
+    """A source has the version and sends nothing more of it: perhaps its own sender pauses."""
+
+
 @dataclass(frozen=True, slots=True)
 class CheckpointPath:
     """A directory of the daemon's host with safetensors files, or one such file."""
@@ -48,8 +52,8 @@ class Load:
 
 class Offer(Protocol):
     """A version that a source has. `weight_version` 0 = it has no number. Sources with the same `identity` have the
-    same bytes, so that one can go on where another has stopped; "" = nothing is known about this. `content_digest` ""
-    = unknown."""
+    same bytes, so that one can go on where another has stopped; "" = nothing is known about this. So do other daemons
+    with the same `origin`, "" = it is this daemon. `content_digest` "" = unknown."""
 
     @property
     def weight_version(self) -> int:
@@ -62,6 +66,10 @@ class Offer(Protocol):
     @property
     def identity(self) -> str:
         """Whose bytes they are."""
+
+    @property
+    def origin(self) -> str:
+        """As `LivePush.origin`."""
 
     @property
     def content_digest(self) -> str:

@@ -5,6 +5,7 @@ It owns no task and no rule about other pushes: `registry` decides who may open 
 
 import asyncio
 import time
+import uuid
 from collections.abc import Callable
 
 from genserve.control.change import Change
@@ -61,6 +62,7 @@ class LivePush:
         """Whether its tensors were compared with each other: bytes that are there do not change."""
         self.content_digest = ""
         """Computed when every byte is there, if it is needed."""
+        self._nonce = uuid.uuid4().hex
         self._staged_as: PushHeader | None = None
         self._error: GenserveError | None = None
         self._clock = clock
@@ -70,6 +72,12 @@ class LivePush:
     def push_id(self) -> str:
         """Its id."""
         return self.header.push_id
+
+    @property
+    def origin(self) -> str:
+        """Names the memory that took the bytes first, here or in the daemon that they were fetched from: what bears the
+        same name, wherever it is, never differs. An id does not: another push may be sent under it."""
+        return self.header.origin or self._nonce
 
     @property
     def arena(self) -> Arena:
@@ -110,6 +118,11 @@ class LivePush:
         """Digest of the contents of `weights`, as far as it is known: a push that was completed is more than what it
         brought."""
         return self.content_digest if self.weights is self.staging.manifest else ""
+
+    @property
+    def weights_origin(self) -> str:
+        """The origin of `weights`: what this daemon has completed is its own."""
+        return self.origin if self.weights is self.staging.manifest else f"{self._nonce} completed"
 
     def join(self, header: PushHeader) -> Attempt:
         """The attempt that a stream with this header takes part in; a new one unless somebody is at it.

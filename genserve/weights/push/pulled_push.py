@@ -13,6 +13,7 @@ class PulledPush:
 
     def __init__(self, push: LivePush, resident: ResidentStore) -> None:
         self._push = push
+        self._origin = push.origin
         self._weights = push.weights
         self._resident = resident
 
@@ -20,6 +21,11 @@ class PulledPush:
     def push_id(self) -> str:
         """Its id."""
         return self._push.push_id
+
+    @property
+    def origin(self) -> str:
+        """Whose bytes it brings."""
+        return self._origin
 
     @property
     def weight_version(self) -> int:
@@ -42,15 +48,16 @@ class PulledPush:
         return self._weights.total_bytes
 
     def there(self, start: int, end: int) -> Range | None:
-        """The first bytes of [start, end) that are there. Their content does not change any more. Raises
-        PushNotFoundError and PushRolledBackError if no more will come."""
+        """The first bytes of [start, end) that are there and count: those that another attempt has left may be of
+        another origin. Their content does not change any more. Raises PushNotFoundError and PushRolledBackError if no
+        more will come."""
         self._check()
         if self._is_complete:
             return start, end
         if self._push.lifecycle.state is State.FAILED:
             about = "; ".join(issue.description for issue in self._push.issues)
             raise PushRolledBackError(f"push {self.push_id!r} has failed here: {about}")
-        return self._push.staging.there(start, end)
+        return self._push.staging.first_counted(start, end)
 
     async def wait(self) -> None:
         """Returns when bytes have arrived, or the push has another state."""
@@ -78,6 +85,11 @@ class PulledPush:
 
     def _check(self) -> None:
         push = self._push
+        if self._origin != push.origin:
+            raise PushNotFoundError(
+                f"another attempt at push {self.push_id!r} has begun, from elsewhere",
+                metadata={"push_id": self.push_id},
+            )
         if self._weights is not push.weights and self._weights is not push.staging.manifest:
             raise PushNotFoundError(
                 f"push {self.push_id!r} was completed from another version since", metadata={"push_id": self.push_id}

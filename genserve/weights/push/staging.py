@@ -165,9 +165,9 @@ class Staging:
                     metadata={"push_id": self._push_id, "offset": str(start)},
                 )
 
-    def there(self, start: int, end: int) -> tuple[int, int] | None:
-        """The first bytes of [start, end) that have arrived, whether they count or not; None if there are none."""
-        return self._there.first_in(start, end)
+    def first_counted(self, start: int, end: int) -> tuple[int, int] | None:
+        """The first bytes of [start, end) that count; None if there are none."""
+        return self._counted.first_in(start, end)
 
     @property
     def has_every_byte(self) -> bool:

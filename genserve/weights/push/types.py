@@ -78,7 +78,8 @@ class PushHeader:
     `manifest`. `staging_ttl_s`: seconds that bytes are kept after the last frame with something new. `lora`: the
     tensors are an adapter. `attempt` names the streams whose bytes belong together; "" = the streams that are open at a
     time. `prepared_ttl_s`: seconds that a prepared push waits for its commit. `content_digest` is what
-    `tensors.content` computes of the push's tensors; "" = not compared.
+    `tensors.content` computes of the push's tensors; "" = not compared. `origin`: see `LivePush.origin`; "" = this
+    daemon is it. `yields`: it gives way to another attempt that is being sent, instead of being in conflict with it.
     """
 
     push_id: str
@@ -95,6 +96,8 @@ class PushHeader:
     attempt: str = ""
     prepared_ttl_s: float = DEFAULT_PREPARED_TTL_S
     content_digest: str = ""
+    origin: str = ""
+    yields: bool = False
 
     @property
     def lora_name(self) -> str:

@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -136,6 +138,28 @@ def test_view_outlives_the_arena() -> None:
     arena.close()
     target[:] = b"de"  # by a thread that nobody waited for
     assert bytes(view) == b"dec"
+
+
+@pytest.mark.parametrize("use", [lambda arena: arena.view(0, 5), lambda arena: arena.target(0, 5)])
+def test_an_arena_that_is_closed_while_it_is_mapped_is_mapped_whole(
+    monkeypatch: pytest.MonkeyPatch, use: Callable[[Arena], memoryview]
+) -> None:
+    """Without its descriptor the map would be of nothing, or of the file that has got the number."""
+    arena, map_file = Arena.allocate(5), mmap.mmap
+    arena.write(0, b"bytes")
+    arena._writable = None
+    closing = threading.Thread(target=arena.close)
+
+    def map_late(fd: int, *args: Any, **fields: Any) -> mmap.mmap:
+        closing.start()
+        closing.join(0.05)
+        return map_file(fd, *args, **fields)
+
+    monkeypatch.setattr(mmap, "mmap", map_late)
+    assert use(arena) == b"bytes"
+    closing.join(5)
+    with pytest.raises(ValueError, match="closed"):
+        use(arena)
 
 
 def test_more_than_the_machine_has_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

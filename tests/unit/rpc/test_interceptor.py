@@ -1,7 +1,9 @@
 """What a handler raises ends its call in the right way, whatever the timing."""
 
 import asyncio
+import gc
 import logging
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -62,6 +64,29 @@ async def test_an_error_of_ours_becomes_its_status() -> None:
     with pytest.raises(grpc.aio.AbortError):
         await (await guarded(QueueFullError("full"))).unary_unary(None, context)  # type: ignore[misc]
     assert context.status.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_nothing_keeps_what_a_handler_that_failed_has_held() -> None:
+    """gRPC keeps the error that ends a call: it must not lead to the handler's frames."""
+    known: list[weakref.ref[Context]] = []
+
+    async def behavior(request: object, context: Context) -> None:
+        held = Context()
+        known.append(weakref.ref(held))
+        raise QueueFullError("full") from ValueError("why")
+
+    async def continuation(details: object) -> Handler:
+        return grpc.unary_unary_rpc_method_handler(behavior)
+
+    handler = await StatusInterceptor().intercept_service(continuation, SimpleNamespace(method="/a/b"))  # type: ignore[arg-type]
+    assert handler is not None
+    gc.disable()
+    try:
+        with pytest.raises(grpc.aio.AbortError) as kept:
+            await handler.unary_unary(None, Context())  # type: ignore[misc]
+        assert (kept.value.__context__, known[0]()) == (None, None)
+    finally:
+        gc.enable()
 
 
 async def test_calls_are_logged_at_debug_only(caplog: pytest.LogCaptureFixture) -> None:

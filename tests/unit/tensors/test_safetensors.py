@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import struct
 import time
 from pathlib import Path
@@ -63,6 +64,14 @@ def test_an_index_may_not_lead_out_of_its_directory(shard: str, tmp_path: Path) 
     """Shards lie beside the index; paths are refused."""
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": shard}}))
     with pytest.raises(CheckpointFileError, match="not the name of"):
+        read_checkpoint(tmp_path)
+
+
+def test_an_index_is_not_read_to_its_end_however_long_it_is(tmp_path: Path) -> None:
+    """A sparse file takes no space, and any amount of memory."""
+    (tmp_path / "model.safetensors.index.json").touch()
+    os.truncate(tmp_path / "model.safetensors.index.json", 1 << 40)
+    with pytest.raises(CheckpointFileError, match="is longer than 100000000 bytes"):
         read_checkpoint(tmp_path)
 
 

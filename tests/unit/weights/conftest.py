@@ -47,6 +47,12 @@ def tensors(version: int) -> dict[str, bytes]:
     return {"a": weights(version)[:16], "b": weights(version)[16:]}
 
 
+def contents(version: int) -> str:
+    """As PushHeader.content_digest says it."""
+    data = weights(version)
+    return hashlib.sha256(b"a\tF32\t4\n" + data[:16] + b"b\tBF16\t8\n" + data[16:]).hexdigest()
+
+
 def header(push_id: str = "p1", weight_version: int = 1, **fields: Any) -> PushHeader:
     """A header with the checkpoint's manifest."""
     manifest: Manifest | None = fields.pop("manifest", MANIFEST)

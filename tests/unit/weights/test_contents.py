@@ -9,16 +9,10 @@ from genserve.errors import ChecksumMismatchError, DeadlineError, PushConflictEr
 from genserve.tensors.manifest import Manifest
 from genserve.weights.push.staging import Staging
 from genserve.weights.push.types import ApplyOptions, PushAction, PushState
-from tests.unit.weights.conftest import MANIFEST, Rig, assert_unchanged, header, weights
+from tests.unit.weights.conftest import MANIFEST, Rig, assert_unchanged, contents, header, weights
 from tests.unit.weights.prepared import PART, commit, preparing, state
 
 OTHER = "0" * 64
-
-
-def contents(version: int) -> str:
-    """As PushHeader.content_digest says it."""
-    data = weights(version)
-    return hashlib.sha256(b"a\tF32\t4\n" + data[:16] + b"b\tBF16\t8\n" + data[16:]).hexdigest()
 
 
 @pytest.mark.parametrize("action", [PushAction.APPLY, PushAction.STAGE, PushAction.PREPARE])

@@ -4,7 +4,13 @@ import asyncio
 
 import pytest
 
-from genserve.errors import DrainingError, PushConflictError, PushTruncatedError, VersionNotNewerError
+from genserve.errors import (
+    DrainingError,
+    PauseLeaseLostError,
+    PushConflictError,
+    PushTruncatedError,
+    VersionNotNewerError,
+)
 from genserve.weights.push.staging import Staging
 from genserve.weights.push.types import ApplyOptions, PushAction, PushState
 from tests.support.scripted_engine import Gate
@@ -91,3 +97,14 @@ async def test_a_commit_waits_for_a_check_and_no_longer(rig: Rig, monkeypatch: p
     results = await asyncio.wait_for(asyncio.gather(pushing, committing, return_exceptions=True), 2)
     assert [type(result).__name__ for result in results] == ["DeadlineError", "DeadlineError"]
     gate.open.set()
+
+
+@pytest.mark.parametrize("action", [PushAction.PREPARE, PushAction.STAGE])
+async def test_a_commit_under_a_lease_that_is_lost_changes_nothing(rig: Rig, action: PushAction) -> None:
+    """What is prepared stays so: a replica with a wrong lease need not make the others of its fleet wait."""
+    before = (await rig.push(header(action=action))).push
+    with pytest.raises(PauseLeaseLostError):
+        await rig.registry.commit("p1", ApplyOptions(pause_lease_id="gone"))
+    assert rig.registry.report("p1").push == before
+    await rig.registry.commit("p1", ApplyOptions())
+    assert rig.engine.calls.count("prepare_weights") == 1

@@ -285,3 +285,19 @@ def test_a_store_without_a_version_takes_no_memory() -> None:
     """What counts towards the limit is what is there."""
     empty = ResidentStore(None, enabled=True)
     assert (empty.served, empty.served_bytes, empty.spare_bytes) == (None, 0, 0)
+
+
+async def test_what_is_freed_while_it_is_read_is_not_taken_for_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A descriptor that is closed between its check and its use may be that of other memory, or of none: zeros."""
+    target = Arena.allocate(MANIFEST.total_bytes)
+    for read in (lambda v: v.view(0, 8), lambda v: v.copy_into(target, MANIFEST.tensors[:1])):
+        freed = version(1)
+
+        def view(arena: Arena, offset: int, length: int, freed: ResidentVersion = freed) -> memoryview:
+            freed.free()
+            return memoryview(bytes(length))
+
+        monkeypatch.setattr(Arena, "view", view)
+        with pytest.raises(WeightVersionMismatchError):
+            read(freed)
+    target.close()

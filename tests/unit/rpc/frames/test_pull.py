@@ -65,6 +65,15 @@ async def test_a_range_that_is_not_there_is_named(
     assert [violation.field for violation in caught.value.violations] == [field]
 
 
+async def test_a_pull_has_a_bounded_number_of_ranges(version: ResidentVersion) -> None:
+    """The event loop looks at each of them."""
+    ranges = [(2 * index, 2 * index + 1) for index in range(4096)]
+    assert len(await pulled(version, *ranges)) == 4096
+    with pytest.raises(InvalidFieldError) as caught:
+        await pulled(version, *ranges, (9, 10))
+    assert [violation.field for violation in caught.value.violations] == ["ranges"]
+
+
 async def test_a_chunk_has_at_most_64_mebibytes(version: ResidentVersion) -> None:
     """A larger one would be refused by most clients."""
     with pytest.raises(InvalidFieldError) as caught:
