@@ -8,7 +8,7 @@ from google.rpc import error_details_pb2
 
 from genserve.control.conditions import Phase
 from genserve.engine.generation import FinishReason, TokenPrompt
-from genserve.errors import InvalidFieldError, QueueFullError, WeightVersionMismatchError
+from genserve.errors import InvalidFieldError, QueueFullError, UnsupportedError, WeightVersionMismatchError
 from genserve.fleet.forward.attempts import MAX_LOST
 from genserve.v1 import generation_pb2
 from tests.fleet.scripted_fleet import ScriptedFleet, scripted_fleet, tokens, until
@@ -16,6 +16,12 @@ from tests.support.phases import enter_phase
 from tests.support.scripted_daemon import detail_of, field_of, reason_of
 
 Request = generation_pb2.GenerateRequest
+
+
+class FutureError(UnsupportedError):
+    """With a reason that nobody knows here."""
+
+    reason = "FROM_THE_FUTURE"
 
 
 def asked(request_id: str = "a", **fields: object) -> Request:
@@ -94,6 +100,19 @@ async def test_other_errors_pass_unchanged_and_are_not_tried_again(router: Scrip
         await router.generation.Generate(asked(), timeout=20).read()
     assert (reason_of(raised.value), field_of(raised.value)) == ("INVALID_FIELD", "sampling.top_p")
     assert sum(router.num_submitted) == 1
+
+
+async def test_an_error_that_this_version_does_not_know_passes_as_it_is(router: ScriptedFleet) -> None:
+    """Code, text and details: those of the replica itself."""
+    told = []
+    for daemon in router.daemons:
+        daemon.engine.refusal = FutureError("of a newer daemon", metadata={"when": "later"})
+    for stub in (router.generation, router.daemons[0].generation):
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await stub.Generate(asked(), timeout=20).read()
+        error = raised.value
+        told.append((error.code(), error.details(), dict(error.trailing_metadata())["grpc-status-details-bin"]))
+    assert told[0] == told[1] and b"FROM_THE_FUTURE" in told[0][2]
 
 
 async def test_a_replica_that_is_lost_before_the_first_message_is_replaced(router: ScriptedFleet) -> None:

@@ -27,7 +27,8 @@ from genserve.engine.generation import (
 )
 from genserve.errors import EngineDeadError, GenserveError
 from genserve.v1 import generation_pb2, types_pb2
-from tests.support.scripted_daemon import Daemon, ScriptedStream, serving
+from genserve.words import FIRST_SLOT_KEY
+from tests.support.scripted_daemon import Daemon, ScriptedStream, field_of, reason_of, serving, update
 
 Request = generation_pb2.GenerateManyRequest
 Response = generation_pb2.GenerateManyResponse
@@ -324,3 +325,16 @@ def test_rows_of_several_requests_are_a_delta_each() -> None:
     ]
     empty = generation_pb2.TokenColumns()
     assert list(sequences.deltas(empty)) == []
+
+
+async def test_a_router_says_where_slots_begin(daemon: Daemon) -> None:
+    """Refused if it is no slot."""
+    request = Request(generate=generation_pb2.GenerateRequest(request_id="a", text="x"), form=COLUMNS)
+    call = daemon.generation.GenerateMany(timeout=10, metadata=((FIRST_SLOT_KEY, "4000000000"),))
+    await call.write(request)
+    (await daemon.stream(0)).put(update(1, first=True))
+    assert list((await call.read()).items[0].slots) == [4_000_000_000]
+    call.cancel()
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await daemon.generation.GenerateMany(timeout=10, metadata=((FIRST_SLOT_KEY, "-1"),)).read()
+    assert (reason_of(raised.value), field_of(raised.value)) == ("INVALID_FIELD", FIRST_SLOT_KEY)

@@ -89,12 +89,12 @@ class Attempts:
         elif isinstance(error, LOST):
             self._count_lost(upstream)
         elif isinstance(error, QueueFullError):
-            self._full = error
+            self._full = error.with_traceback(None)
         elif isinstance(error, WeightVersionMismatchError):
             self._check_version(self.request, error)
-            self._refusal = error
+            self._refusal = error.with_traceback(None)
         elif isinstance(error, EngineTaintedError):
-            self._refusal = error
+            self._refusal = error.with_traceback(None)
         elif not (isinstance(error, RequestIdInUseError) and upstream.address in self._lost):
             raise error  # of a connection that broke, the daemon may not know yet
         self._tried.add(self._instance_id)

@@ -1,6 +1,6 @@
 """One call of Generate: to the replica that is chosen, and to another one if that does not begin to answer."""
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from genserve.errors import GenserveError, NoReplicaError, ReplicaLostError
 from genserve.fleet.fleet import Fleet
@@ -9,11 +9,13 @@ from genserve.fleet.forward.forwarded import Forwarded, NumTokens, replica_lost
 from genserve.fleet.forward.resume import Resumption, Tokenize
 from genserve.fleet.forward.routed import parsed
 from genserve.fleet.forward.waiting import AbortedWhileWaitingError, Waiting
-from genserve.fleet.upstream import Upstream
+from genserve.fleet.upstream import Upstream, frames_of
 from genserve.v1 import generation_pb2
 
 if TYPE_CHECKING:
-    from grpc.aio import ServicerContext
+    from grpc.aio import ServicerContext, UnaryStreamCall
+
+UpstreamCall: TypeAlias = "UnaryStreamCall[bytes, bytes]"
 
 _LONG_S: Final = 366 * 24 * 3600.0
 """A deadline beyond this is none."""
@@ -36,6 +38,7 @@ class Generate:
         self._tokenize = tokenize
         self._context = context
         self._data = b""
+        self._refusal: tuple[GenserveError, UpstreamCall] | None = None
         self._is_admitted = False
         self._has_begun = False  # a message was delivered
         self._num_here = 0  # messages of the replica that it is sent to
@@ -54,9 +57,11 @@ class Generate:
                 if upstream is None:
                     upstream = await self._waiting.wait(forwarded.request_id, attempts.next(has_begun=self._has_begun))
                 self._num_here = 0
+                call = upstream.generate(self._data, timeout=remaining_s(self._context))
                 try:
-                    return await self._once(forwarded, upstream, num_tokens)
+                    return await self._once(call, forwarded, upstream, num_tokens)
                 except GenserveError as error:
+                    self._refusal = error.with_traceback(None), call
                     if self._num_here == 0:
                         attempts.failed(error, upstream)
                         continue
@@ -71,17 +76,22 @@ class Generate:
             if lost is None:
                 raise
             raise lost from None
+        except GenserveError as error:
+            if self._refusal is not None and self._refusal[0] is error:
+                await self._pass_on(self._refusal[1])
+            raise
         except AbortedWhileWaitingError:
             await self._context.write(forwarded.aborted().SerializeToString())
         finally:
             attempts.end()
+            self._refusal = None  # with its frames
 
-    async def _once(self, forwarded: Forwarded, upstream: Upstream, num_tokens: NumTokens) -> None:
+    async def _once(self, call: UpstreamCall, forwarded: Forwarded, upstream: Upstream, num_tokens: NumTokens) -> None:
         """To one replica."""
         context, resumption = self._context, forwarded.resumption
-        call = upstream.generate(self._data, timeout=remaining_s(context))
-        with upstream.running(call), upstream.raising():
-            await call.initial_metadata()
+        with upstream.running(call):
+            with upstream.raising():
+                await call.initial_metadata()
             if not call.done():  # a refusal is a status, with no metadata before it
                 if resumption is not None:
                     resumption.admitted()
@@ -89,7 +99,7 @@ class Generate:
                     self._is_admitted = True
                     # Not those of the replica: the ports of its front ends are not the router's.
                     await context.send_initial_metadata(())
-            async for frame in call:
+            async for frame in frames_of(call, upstream):
                 delivered = frame
                 if resumption is not None:
                     response = generation_pb2.GenerateResponse.FromString(frame)
@@ -99,6 +109,11 @@ class Generate:
                 await context.write(delivered)
                 self._has_begun = True
                 self._num_here += 1
+
+    async def _pass_on(self, call: UpstreamCall) -> None:
+        """Ends the call as the replica has ended it, with what this version does not know of the error as well."""
+        metadata = tuple(await call.trailing_metadata() or ())
+        await self._context.abort(await call.code(), await call.details() or "", metadata)
 
     async def _is_over(
         self, resumption: Resumption, attempts: Attempts, upstream: Upstream, error: GenserveError

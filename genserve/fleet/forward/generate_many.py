@@ -24,7 +24,7 @@ from genserve.fleet.forward.leg import Leg, Running, has_only_columns
 from genserve.fleet.forward.resume import Tokenize
 from genserve.fleet.forward.routed import parsed
 from genserve.fleet.forward.waiting import AbortedWhileWaitingError, Waiting
-from genserve.fleet.upstream import Upstream
+from genserve.fleet.upstream import Upstream, frames_of
 from genserve.rpc.status import to_message
 from genserve.rpc.streams.generate_many import named_in
 from genserve.v1 import generation_pb2
@@ -190,8 +190,8 @@ class GenerateMany:
         upstream = leg.upstream
         error: GenserveError = UnavailableError(f"replica {upstream.address} has ended the stream")
         try:
-            with upstream.running(leg.call), upstream.raising():
-                async for frame in leg.call:
+            with upstream.running(leg.call):
+                async for frame in frames_of(leg.call, upstream):
                     await self._pass_on(leg, frame)
         except GenserveError as raised:
             error = raised.with_traceback(None)

@@ -15,8 +15,10 @@ from genserve.engine.generation import (
     Usage,
     WeightSpan,
 )
-from genserve.rpc.convert.token_columns import ColumnsOfStep, Slots
+from genserve.errors import InvalidFieldError
+from genserve.rpc.convert.token_columns import MAX_FIRST_SLOT, ColumnsOfStep, Slots, first_slot
 from genserve.v1 import generation_pb2
+from genserve.words import FIRST_SLOT_KEY
 
 LOGPROBS = LogprobColumns([-1.0, -2.0], [1, 2], 1, [8, 9], [-0.5, -0.25])
 ROW = SequenceDelta(0, [5, 6], "abc", LOGPROBS, [WeightSpan(3, 4, 6)], None)
@@ -116,3 +118,21 @@ def test_the_smallest_free_numbers_are_taken() -> None:
     slots.free([2])
     slots.end_message()
     assert slots.take(2) == [2, 3]
+
+
+def test_numbers_begin_where_they_are_told_to_and_end_there() -> None:
+    """Who has none gets none of them, and leaves what there is to others."""
+    slots = Slots(10, 3)
+    assert (slots.take(2), slots.take(2), slots.take(1), slots.take(1)) == ([10, 11], [], [12], [])
+    slots.free([11])
+    slots.end_message()
+    assert slots.take(1) == [11]
+
+
+def test_the_first_number_is_a_slot() -> None:
+    """So that all of a call's are."""
+    assert first_slot([]) == first_slot([("other", "7")]) == 0
+    assert first_slot([("other", b"7"), (FIRST_SLOT_KEY, str(MAX_FIRST_SLOT))]) == MAX_FIRST_SLOT
+    for wrong in ("", "-1", "1.5", "x", "²", str(MAX_FIRST_SLOT + 1), "9" * 5000, b"7"):
+        with pytest.raises(InvalidFieldError, match=FIRST_SLOT_KEY):
+            first_slot([(FIRST_SLOT_KEY, wrong)])
