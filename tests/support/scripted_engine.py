@@ -142,6 +142,7 @@ class ScriptedEngine:
         self.backend = ""
         self.loras = ScriptedLoras(self)
         self.max_loras = 0
+        self.max_model_len = 64
         self.can_sleep = True
         self.takes_arriving_weights = False
         self.free = asyncio.Event()
@@ -169,7 +170,7 @@ class ScriptedEngine:
             "scripted",
             "Scripted",
             "bfloat16",
-            *(8, "cpu", 64, 4, 4, 1, 1, 1, {}),
+            *(8, "cpu", self.max_model_len, 4, 4, 1, 1, 1, {}),
             weight_transfer=self.backend,
             logprobs_mode="processed_logprobs",
             max_loras=self.max_loras,

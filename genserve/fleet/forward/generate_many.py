@@ -324,7 +324,8 @@ class GenerateMany:
             raise
         finally:
             self._num_writes -= 1
-            self._changed.set()
+            if not self._requests:
+                self._changed.set()
 
     # --- tasks
 
