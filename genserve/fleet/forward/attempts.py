@@ -29,8 +29,16 @@ PROGRESS_TOKENS: Final = 16
 PAUSE_S: Final = 0.25
 """Before a replica that was tried is tried again, because there is no other: it may start again, or come back."""
 
-LOST: Final = (UnavailableError, EngineDeadError, DrainingError)
-"""The replica is gone, or about to go."""
+_LOST: Final = (UnavailableError, EngineDeadError, DrainingError)
+_BROKEN_CODES: Final = ("CANCELLED", "INTERNAL", "UNKNOWN")
+"""Of a status that no daemon has written: with these, too, gRPC ends the streams of a connection that breaks."""
+
+
+def is_lost(error: GenserveError) -> bool:
+    """Whether the replica is gone, or about to go."""
+    if isinstance(error, _LOST):
+        return True
+    return "reason" not in error.metadata and error.metadata.get("code") in _BROKEN_CODES
 
 
 class Attempts:
@@ -86,7 +94,7 @@ class Attempts:
         self.end()
         if isinstance(error, DrainingError):
             pass
-        elif isinstance(error, LOST):
+        elif is_lost(error):
             self._count_lost(upstream)
         elif isinstance(error, QueueFullError):
             self._full = error.with_traceback(None)

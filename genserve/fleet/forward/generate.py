@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from genserve.errors import GenserveError, NoReplicaError, ReplicaLostError
 from genserve.fleet.fleet import Fleet
-from genserve.fleet.forward.attempts import LOST, Attempts
+from genserve.fleet.forward.attempts import Attempts, is_lost
 from genserve.fleet.forward.forwarded import Forwarded, NumTokens, replica_lost
 from genserve.fleet.forward.resume import Resumption, Tokenize
 from genserve.fleet.forward.routed import parsed
@@ -65,7 +65,7 @@ class Generate:
                     if self._num_here == 0:
                         attempts.failed(error, upstream)
                         continue
-                    if not isinstance(error, LOST):
+                    if not is_lost(error):
                         raise
                     if forwarded.resumption is None:
                         raise replica_lost(upstream, num_tokens.count(), error) from None

@@ -17,7 +17,7 @@ from genserve.errors import (
     UnavailableError,
 )
 from genserve.fleet.fleet import Fleet
-from genserve.fleet.forward.attempts import LOST, Attempts
+from genserve.fleet.forward.attempts import Attempts, is_lost
 from genserve.fleet.forward.forwarded import Forwarded, replica_lost
 from genserve.fleet.forward.generate import remaining_s
 from genserve.fleet.forward.leg import Leg, Running, has_only_columns
@@ -242,7 +242,7 @@ class GenerateMany:
     def _failed(self, running: Running, leg: Leg, item: _Item) -> _Item | None:
         """What the client is told instead of an error, None if the request goes on elsewhere."""
         error = error_of_status(item.error, leg.upstream.address)
-        if running.num_here and not isinstance(error, LOST):
+        if running.num_here and not is_lost(error):
             self._end(running)
             return item
         return self._lost(running, leg, error, item)
@@ -256,7 +256,7 @@ class GenerateMany:
         try:
             if running.num_here == 0:
                 running.attempts.failed(error, upstream)
-            elif not isinstance(error, LOST):
+            elif not is_lost(error):
                 raise error
             elif resumption is None:
                 raise replica_lost(upstream, None, error)
