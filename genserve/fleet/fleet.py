@@ -77,11 +77,13 @@ class Fleet:
         upstream.cut()
         self.refresh()
 
-    def lost(self, upstream: Upstream, failure: str) -> None:
-        """A replica does not answer: its calls end, so that requests can go elsewhere."""
+    def lost(self, upstream: Upstream, failure: str, *, cuts: bool = True) -> None:
+        """A replica does not answer: its calls end, so that requests can go elsewhere, unless it `cuts` none because it
+        ends them itself."""
         upstream.member.lost(failure)
         self.leases.told(upstream.address, [])
-        upstream.cut()
+        if cuts:
+            upstream.cut()
         self.refresh()
 
     def commit(self, version: Version) -> None:

@@ -6,7 +6,7 @@ import logging
 import grpc.aio
 
 from genserve.client.transport.errors import error_of
-from genserve.errors import GenserveError, UnavailableError
+from genserve.errors import DrainingError, GenserveError, UnavailableError
 from genserve.fleet.fleet import Fleet
 from genserve.fleet.member import Member
 from genserve.fleet.upstream import Upstream
@@ -43,7 +43,7 @@ class Watch:
             except GenserveError as error:
                 if self._member.engine is not None:
                     pause_s = _FIRST_PAUSE_S  # it was there
-                self._fleet.lost(self._upstream, error.message)
+                self._fleet.lost(self._upstream, error.message, cuts=not isinstance(error, DrainingError))
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _MAX_PAUSE_S)
 
@@ -76,7 +76,7 @@ class Watch:
         except grpc.aio.AioRpcError as error:
             raise error_of(error, self._upstream.address) from None
         if not isinstance(report, control_pb2.WatchStatusResponse):
-            raise UnavailableError("it has shut down")
+            raise DrainingError("it has shut down")  # the ends of its last requests may be on their way still
         return report
 
     async def _take(self, report: control_pb2.WatchStatusResponse, *, has_loras: bool) -> None:

@@ -8,7 +8,13 @@ from google.rpc import error_details_pb2
 
 from genserve.control.conditions import Phase
 from genserve.engine.generation import FinishReason, TokenPrompt
-from genserve.errors import InvalidFieldError, QueueFullError, UnsupportedError, WeightVersionMismatchError
+from genserve.errors import (
+    DrainingError,
+    InvalidFieldError,
+    QueueFullError,
+    UnsupportedError,
+    WeightVersionMismatchError,
+)
 from genserve.fleet.forward.attempts import MAX_LOST
 from genserve.v1 import generation_pb2
 from tests.fleet.scripted_fleet import ScriptedFleet, scripted_fleet, tokens, until
@@ -265,3 +271,60 @@ async def test_any_replica_tokenizes(router: ScriptedFleet) -> None:
         assert list(answer.token_ids) == [0, 97, 98]
         text = await router.generation.Detokenize(generation_pb2.DetokenizeRequest(token_ids=[97, 98]), timeout=5)
         assert text.text == "ab"
+
+
+async def test_a_replica_that_shuts_down_ends_what_it_runs(router: ScriptedFleet) -> None:
+    """Its watch ends with its last request, whose end may be on its way still."""
+    call = router.generation.Generate(asked(), timeout=20)
+    number, stream = await router.running("a")
+    stream.put(tokens([7], prompt=3))
+    await call.read()
+    router.daemons[number].board.end()
+    await until(lambda: len(router.fleet.ready) == 2)
+    stream.put(tokens([8], 1, finish=FinishReason.EOS))
+    assert (await call.read()).HasField("usage")
+
+
+async def test_a_request_waits_while_replicas_start_again(router: ScriptedFleet) -> None:
+    """All of them shut down: the first one that is back takes it."""
+    for daemon in router.daemons:
+        daemon.engine.refusal = DrainingError("it shuts down")
+    call = router.generation.Generate(asked(), timeout=20)
+    await until(lambda: min(router.num_submitted) >= 2)
+    router.daemons[1].engine.refusal = None
+    number, stream = await router.running("a")
+    assert number == 1
+    stream.put(tokens([7], prompt=3, finish=FinishReason.EOS))
+    assert (await call.read()).HasField("usage")
+
+
+async def test_a_connection_that_breaks_is_used_again() -> None:
+    """By the same replica, where there is no other."""
+    async with scripted_fleet(1) as router:
+        call = router.generation.Generate(asked(), timeout=20)
+        _, lost = await router.running("a")
+        router.links[0].cut()
+        _, stream = await router.running("a", lost)
+        stream.put(tokens([7], prompt=3, finish=FinishReason.EOS))
+        assert (await call.read()).HasField("usage")
+
+
+async def test_a_session_stays_with_its_replica() -> None:
+    """Whatever else runs there."""
+    async with scripted_fleet(policies="session,requests") as router:
+        calls = [router.generation.Generate(asked(str(each), session_id="s"), timeout=20) for each in range(4)]
+        numbers = {(await router.running(str(each)))[0] for each in range(4)}
+        assert len(numbers) == 1
+        for call in calls:
+            call.cancel()
+
+
+async def test_an_adapter_that_nobody_knows_is_for_a_replica_to_refuse(router: ScriptedFleet) -> None:
+    """At once: it may just have been loaded, or not exist."""
+    for upstream in router.fleet.ready:
+        upstream.member.lora_names = frozenset()
+        upstream.member.ended(0)
+    call = router.generation.Generate(asked(lora_name="new"), timeout=2)
+    _, stream = await router.running("a")
+    assert stream.request_id == "a"
+    call.cancel()

@@ -54,7 +54,7 @@ class Attempts:
         self._instance_id = ""
         self._carried = ExitStack()
         self._tried: set[str] = set()
-        self._lost: list[str] = []
+        self._lost: dict[str, str] = {}  # addresses by instance ids
         self._full: QueueFullError | None = None
         self._refusal: GenserveError | None = None
 
@@ -103,7 +103,7 @@ class Attempts:
             self._refusal = error.with_traceback(None)
         elif isinstance(error, EngineTaintedError):
             self._refusal = error.with_traceback(None)
-        elif not (isinstance(error, RequestIdInUseError) and upstream.address in self._lost):
+        elif not (isinstance(error, RequestIdInUseError) and self._instance_id in self._lost):
             raise error  # of a connection that broke, the daemon may not know yet
         self._tried.add(self._instance_id)
 
@@ -122,10 +122,12 @@ class Attempts:
         self._carried.close()
 
     def _count_lost(self, upstream: Upstream) -> None:
-        self._lost.append(upstream.address)
-        if len(self._lost) >= MAX_LOST:
-            lost = ", ".join(self._lost)
-            raise ReplicaLostError(f"replicas were lost with this request, one after the other: {lost}")
+        self._lost[self._instance_id] = upstream.address
+        engines = [member.engine for member in self._fleet.members]
+        back = {engine.instance_id for engine in engines if engine is not None}  # only a connection broke
+        dead = [address for instance_id, address in self._lost.items() if instance_id not in back]
+        if len(dead) >= MAX_LOST:
+            raise ReplicaLostError(f"replicas died with this request, one after the other: {', '.join(dead)}")
 
     def _sent_to(self, upstream: Upstream) -> Upstream:
         self._carried.close()
