@@ -113,6 +113,22 @@ class Upstream:
         await self._channel.close()
 
 
+async def until_ended(call: "grpc.aio.Call", work: Awaitable[Any]) -> None:
+    """Returns when the work is done, or the call has ended: where a call is cancelled before its metadata have crossed,
+    gRPC leaves those waiting that wait for them. Raises what the work raises."""
+    ended = asyncio.get_running_loop().create_future()
+    call.add_done_callback(lambda _: None if ended.done() else ended.set_result(None))
+    working = asyncio.ensure_future(work)
+    either: set[asyncio.Future[Any]] = {working, ended}
+    try:
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            working.result()
+    finally:
+        working.cancel()
+        ended.cancel()
+
+
 async def frames_of(call: AsyncIterable[bytes], upstream: Upstream) -> AsyncIterator[bytes]:
     """The messages of a running call. Raises GenserveError."""
     with upstream.raising():

@@ -146,6 +146,17 @@ async def test_a_silent_replica_is_replaced(router: ScriptedFleet) -> None:
     assert len([each async for each in call]) == 1
 
 
+async def test_a_replica_that_is_silent_before_it_admits_is_replaced(router: ScriptedFleet) -> None:
+    """No metadata come any more either."""
+    for daemon in router.daemons:
+        daemon.engine.admission.clear()
+    call = router.generation.Generate(asked(), timeout=20)
+    await until(lambda: sum(router.num_submitted) == 1)
+    router.links[router.num_submitted.index(1)].silence()
+    await until(lambda: sum(router.num_submitted) == 2)
+    call.cancel()
+
+
 async def test_after_the_first_message_the_loss_is_told(router: ScriptedFleet) -> None:
     """With the replica, and how much was delivered."""
     call = router.generation.Generate(asked(sampling={"n": 2}), timeout=20)

@@ -108,6 +108,18 @@ async def test_a_lost_replica_ends_what_was_delivered_and_the_rest_goes_elsewher
     assert await ended(call)
 
 
+async def test_a_silent_replica_loses_its_requests_to_the_others(router: ScriptedFleet) -> None:
+    """Even if it has said nothing at all, and more is sent to it."""
+    number = 0
+    router.links[number].silence()
+    call = router.generation.GenerateMany(timeout=20)
+    for each in range(9):
+        await call.write(generate(str(each)))
+    await until(lambda: sum(router.num_submitted) == 9)
+    assert router.num_submitted[number] == 0
+    call.cancel()
+
+
 async def test_a_refusal_is_not_told_if_another_replica_takes_the_request(router: ScriptedFleet) -> None:
     """Of a full one, and of one that shuts down. If all are full, that is told."""
     router.daemons[0].engine.refusal = QueueFullError("full", retry_after_s=1.5)

@@ -125,6 +125,7 @@ class Attempts:
         self._lost[self._instance_id] = upstream.address
         engines = [member.engine for member in self._fleet.members]
         back = {engine.instance_id for engine in engines if engine is not None}  # only a connection broke
+        back.discard(self._instance_id)  # its watch may not know yet
         dead = [address for instance_id, address in self._lost.items() if instance_id not in back]
         if len(dead) >= MAX_LOST:
             raise ReplicaLostError(f"replicas died with this request, one after the other: {', '.join(dead)}")

@@ -9,7 +9,7 @@ from genserve.fleet.forward.forwarded import Forwarded, NumTokens, replica_lost
 from genserve.fleet.forward.resume import Resumption, Tokenize
 from genserve.fleet.forward.routed import parsed
 from genserve.fleet.forward.waiting import AbortedWhileWaitingError, Waiting
-from genserve.fleet.upstream import Upstream, frames_of
+from genserve.fleet.upstream import Upstream, frames_of, until_ended
 from genserve.v1 import generation_pb2
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class Generate:
         context, resumption = self._context, forwarded.resumption
         with upstream.running(call):
             with upstream.raising():
-                await call.initial_metadata()
+                await until_ended(call, call.initial_metadata())
             if not call.done():  # a refusal is a status, with no metadata before it
                 if resumption is not None:
                     resumption.admitted()

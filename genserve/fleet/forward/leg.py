@@ -10,7 +10,7 @@ from genserve.errors import GenserveError
 from genserve.fleet.forward.attempts import Attempts
 from genserve.fleet.forward.forwarded import Forwarded
 from genserve.fleet.forward.resume import Resumption
-from genserve.fleet.upstream import Upstream
+from genserve.fleet.upstream import Upstream, until_ended
 from genserve.rpc.status import to_message
 from genserve.tensors.varint import read_varint
 from genserve.v1 import generation_pb2
@@ -63,6 +63,7 @@ class Leg:
     requests: dict[str, Running] = field(default_factory=dict)
     idle: asyncio.TimerHandle | None = None
     _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _has_written: bool = False
 
     @classmethod
     def open(cls, upstream: Upstream, number: int, timeout_s: float | None) -> "Leg":
@@ -74,7 +75,11 @@ class Leg:
         """Sends a message. If the call has ended, its reader tells that."""
         try:
             async with self._writing:
-                await self.call.write(data)
+                if self._has_written:
+                    await self.call.write(data)
+                else:
+                    self._has_written = True
+                    await until_ended(self.call, self.call.write(data))
         except (grpc.aio.AioRpcError, grpc.aio.InternalError, asyncio.InvalidStateError):
             pass
         except asyncio.CancelledError:
