@@ -10,7 +10,7 @@ from genserve.config import ServeConfig
 from genserve.fleet.serve import RouteConfig, RunningRouter, start_router
 from genserve.fleet.settings import FleetSettings
 from genserve.routing.replica import ReplicaState
-from tests.rpc.peers import CHECKPOINT
+from tests.support.pulled_peers import CHECKPOINT
 from tests.support.scripted_daemon import Daemon, serving
 
 QUICK = FleetSettings(
@@ -21,7 +21,7 @@ MAX_STAGING_BYTES = 1 << 30
 
 @asynccontextmanager
 async def replica() -> AsyncIterator[Daemon]:
-    """A scripted daemon that takes weights of tests.rpc.peers."""
+    """A scripted daemon that takes weights of tests.support.pulled_peers."""
     async with serving(ServeConfig(port=0), checkpoint=CHECKPOINT, max_staging_bytes=MAX_STAGING_BYTES) as daemon:
         yield daemon
 

@@ -8,7 +8,7 @@ import pytest
 from genserve.client import AsyncClient
 from genserve.errors import DeadlineError, InvalidFieldError, PauseLeaseLostError
 from tests.fleet.routers import RoutedFleet, over, replica, routed
-from tests.rpc.peers import content, weights
+from tests.support.pulled_peers import content, weights
 
 
 def running(fleet: RoutedFleet) -> list[bool]:

@@ -23,9 +23,9 @@ from genserve.routing.replica import ReplicaState
 from genserve.v1 import weights_pb2
 from genserve.wire import manifest_message
 from tests.fleet.routers import QUICK, RoutedFleet, over, replica, routed
-from tests.rpc.peers import CHECKPOINT, content, data_of, weights
 from tests.support.breakable_link import BreakableLink
 from tests.support.paced_push import PacedPush
+from tests.support.pulled_peers import CHECKPOINT, content, data_of, weights
 from tests.support.scripted_daemon import Daemon
 from tests.support.scripted_engine import Gate
 

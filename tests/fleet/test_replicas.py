@@ -14,8 +14,8 @@ from genserve.routing.replica import ReplicaState, Request
 from genserve.v1 import fleet_pb2
 from genserve.v1.fleet_pb2_grpc import FleetServiceStub
 from tests.fleet.routers import over, replica, routed
-from tests.rpc.peers import content, weights
 from tests.support.breakable_link import BreakableLink
+from tests.support.pulled_peers import content, weights
 from tests.support.scripted_daemon import reason_of
 
 READY = fleet_pb2.REPLICA_STATE_READY

@@ -10,7 +10,7 @@ import pytest
 from genserve.client import AsyncClient
 from genserve.config import ServeConfig
 from genserve.engine.types import Load
-from tests.rpc import peers
+from tests.support import pulled_peers as peers
 from tests.support.scripted_daemon import MAX_MESSAGE_BYTES, Daemon, serving
 
 Start: TypeAlias = "Callable[[], Awaitable[tuple[Daemon, AsyncClient]]]"

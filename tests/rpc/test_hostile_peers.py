@@ -21,7 +21,8 @@ from genserve.v1 import weights_pb2
 from genserve.weights.load import loader as loader_module
 from genserve.wire import manifest_message
 from tests.rpc.conftest import Start
-from tests.rpc.peers import (
+from tests.support.paced_push import PacedPush
+from tests.support.pulled_peers import (
     CHECKPOINT,
     MIB,
     TOTAL_BYTES,
@@ -33,7 +34,6 @@ from tests.rpc.peers import (
     until,
     weights,
 )
-from tests.support.paced_push import PacedPush
 from tests.support.scripted_daemon import Daemon
 
 HEADER = weights_pb2.PushHeader(weight_version=1, manifest=manifest_message(CHECKPOINT.as_manifest()))

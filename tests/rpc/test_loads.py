@@ -23,7 +23,7 @@ from genserve.rpc.frames import peer as peer_module
 from genserve.tensors.safetensors import StoredTensor, write_safetensors
 from genserve.v1 import weights_pb2
 from tests.rpc.conftest import Start
-from tests.rpc.peers import MIB, TOTAL_BYTES, LyingPeer, content, data_of, listening, sending, until, weights
+from tests.support.pulled_peers import MIB, TOTAL_BYTES, LyingPeer, content, data_of, listening, sending, until, weights
 
 
 @pytest.fixture

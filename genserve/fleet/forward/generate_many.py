@@ -2,23 +2,21 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from genserve.client.transport.errors import error_of_status
-from genserve.control.arguments import MAX_TEXT_CHARS
 from genserve.errors import (
     DeadlineError,
     GenserveError,
-    InvalidFieldError,
     NoReplicaError,
     ReplicaLostError,
     RequestIdInUseError,
     UnavailableError,
 )
 from genserve.fleet.fleet import Fleet
+from genserve.fleet.forward.actions import Begun, Refusal, action_of
 from genserve.fleet.forward.attempts import Attempts, is_lost
-from genserve.fleet.forward.forwarded import Forwarded, replica_lost
+from genserve.fleet.forward.forwarded import replica_lost
 from genserve.fleet.forward.generate import remaining_s
 from genserve.fleet.forward.leg import Leg, Running, has_only_columns
 from genserve.fleet.forward.resume import Tokenize
@@ -38,15 +36,6 @@ _HEAD_BYTES: Final = 2048
 _ITEMS_PER_MESSAGE: Final = 256  # of errors, which have at most 4 KiB each
 
 _Item = generation_pb2.GenerateManyItem
-_Refusal = tuple[str, GenserveError]
-
-
-@dataclass(frozen=True, slots=True)
-class _Begun:
-    """A request that has arrived. `data`: the message to send for it, None = as it came."""
-
-    forwarded: Forwarded
-    data: bytes | None
 
 
 class GenerateMany:
@@ -96,7 +85,7 @@ class GenerateMany:
     async def _read(self, frames: AsyncIterator[bytes]) -> None:
         async for frame in frames:
             try:
-                action: _Begun | str | _Refusal = await parsed(generation_pb2.GenerateManyRequest, frame, _action)
+                action: Begun | str | Refusal = await parsed(generation_pb2.GenerateManyRequest, frame, action_of)
             except GenserveError as error:
                 action = named_in(frame[:_HEAD_BYTES]), error
             if isinstance(action, str):
@@ -106,7 +95,7 @@ class GenerateMany:
             else:
                 await self._begin(action, frame)
 
-    async def _begin(self, begun: _Begun, frame: bytes) -> None:
+    async def _begin(self, begun: Begun, frame: bytes) -> None:
         forwarded = begun.forwarded
         request_id = forwarded.request_id
         if request_id in self._requests:
@@ -351,23 +340,3 @@ def _keep_open(leg: Leg) -> None:
     if leg.idle is not None:
         leg.idle.cancel()
         leg.idle = None
-
-
-def _action(message: generation_pb2.GenerateManyRequest) -> _Begun | str | _Refusal:
-    """The request that a message begins, or the id of the one that it ends, or its refusal."""
-    kind = message.WhichOneof("action")
-    if kind == "abort":
-        return message.abort
-    if kind is None:
-        return "", InvalidFieldError.of("action", "is required: generate or abort")
-    try:
-        forwarded = Forwarded(message.generate)
-    except GenserveError as error:
-        return message.generate.request_id[:MAX_TEXT_CHARS], error
-    in_columns = message.form == generation_pb2.GENERATE_MANY_FORM_COLUMNS
-    if forwarded.resumption is not None and in_columns:
-        # Its tokens have to be read here. A client that knows columns knows items as well.
-        message.form = generation_pb2.GENERATE_MANY_FORM_ITEMS
-    elif not forwarded.was_minted:
-        return _Begun(forwarded, None)
-    return _Begun(forwarded, message.SerializeToString())
