@@ -79,11 +79,11 @@ def measured(fleet: Fleet, checkpoints: list[Path], addresses: list[str], rounds
         assert trainer.stdin is not None and trainer.stdout is not None
         for _ in range(rounds):
             before_bytes = fleet.trainer.sent_bytes()
+            trainer.stdin.write("\n")
+            trainer.stdin.flush()
             one = json.loads(trainer.stdout.readline())
             one["copies"] = (fleet.trainer.sent_bytes() - before_bytes) / size_bytes
             found.append(one)
-            trainer.stdin.write("\n")
-            trainer.stdin.flush()
     counted = found[1:]  # the first push loads without a plan, and connects
     return {name: round(median(one[name] for one in counted if name in one), 3) for name in counted[0]}
 

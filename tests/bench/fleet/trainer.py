@@ -16,6 +16,7 @@ async def push(rounds: int, checkpoints: list[str], addresses: list[str]) -> Non
     """Prints how long each round takes."""
     clients = [AsyncClient(address) for address in addresses]
     for number in range(rounds):
+        sys.stdin.readline()  # whoever measures has counted what was sent before
         version = max([(await client.status()).state.weight_version for client in clients]) + 1
         began_s = time.monotonic()
         results = await asyncio.gather(
@@ -23,7 +24,6 @@ async def push(rounds: int, checkpoints: list[str], addresses: list[str]) -> Non
         )
         steps = {name: seconds for each in results if each.applied for name, seconds in each.applied.step_s.items()}
         print(json.dumps({"total_s": time.monotonic() - began_s, **steps}), flush=True)
-        sys.stdin.readline()  # the next round begins when this one is counted
     for client in clients:
         await client.close()
 
