@@ -26,14 +26,16 @@ ANY_REQUEST: Final = Request()
 class Fleet:
     """The table of replicas. Whoever changes a member says so with `refresh`, which tells everybody who waits.
 
-    `committed`: the version that the fleet serves, None until it is known. `states_changed`: the state of a replica, or
-    the committed version, has changed.
+    `committed`: the version that the fleet serves, None until it is known; `previous`: the one before, if this router
+    has seen it. `states_changed`: the state of a replica, or the committed version, has changed.
     """
 
     def __init__(self, settings: FleetSettings, chain: Chain) -> None:
         self.settings = settings
         self.chain = chain
         self.committed: Version | None = None
+        self.previous: Version | None = None
+        self._undecided = ""
         self.leases = Leases()
         self.states_changed = Change()
         self._upstreams: dict[str, Upstream] = {}
@@ -88,8 +90,20 @@ class Fleet:
 
     def commit(self, version: Version) -> None:
         """From now on requests go only to replicas that serve this version."""
-        self.committed = version
+        self.previous, self.committed = self.committed, version
+        self._undecided = ""
         self.refresh()
+
+    def is_committing(self, push_id: str) -> None:
+        """Replicas are told to commit a push. The first one that turns out to serve it decides, also if all answers are
+        lost."""
+        self._undecided = push_id
+
+    def serves(self, upstream: Upstream, version: Version) -> None:
+        """A replica has told what it serves."""
+        upstream.member.serves(version)
+        if version.push_id and version.push_id == self._undecided:
+            self.commit(version)
 
     def settle(self) -> None:
         """Finds out which version is committed, from what the replicas serve."""

@@ -3,10 +3,11 @@
 import asyncio
 import logging
 import random
+import uuid
 from collections.abc import Callable
 from typing import Final
 
-from genserve.errors import GenserveError, NoReplicaError, PushNotFoundError
+from genserve.errors import GenserveError, NoReplicaError, PushConflictError, PushNotFoundError
 from genserve.fleet.fleet import Fleet
 from genserve.fleet.leases import FleetLease, holder_with
 from genserve.fleet.member import Member
@@ -52,6 +53,10 @@ class Sync:
             try:
                 await self._help()
                 self._member.sync_failure = ""
+                self._fleet.refresh()
+                if self._can_be_helped():  # it did not help
+                    await asyncio.sleep(pause_s)
+                    pause_s = min(2 * pause_s, _MAX_PAUSE_S)
             except GenserveError as error:
                 self._member.sync_failure = error.message
                 log.warning("replica %s could not be brought to the version of the fleet: %s",
@@ -69,9 +74,13 @@ class Sync:
         return bool(self._fleet.leases.missing(member.address))
 
     def _needs_version(self, committed: Version) -> bool:
-        member = self._member
-        is_tainted = member.engine is not None and member.engine.phase == types_pb2.PHASE_TAINTED
-        return is_tainted or (member.version is not None and not member.version.is_same(committed))
+        version = self._member.version
+        return self._is_tainted or (version is not None and not version.is_same(committed))
+
+    @property
+    def _is_tainted(self) -> bool:
+        engine = self._member.engine
+        return engine is not None and engine.phase == types_pb2.PHASE_TAINTED
 
     async def _help(self) -> None:
         committed = self._fleet.committed
@@ -99,24 +108,45 @@ class Sync:
     async def _fetch(self, committed: Version) -> None:
         if await self._commits(committed):
             return
-        upstream = self._upstream
-        peers = [other.address for other in self._fleet.ready if other is not upstream]
+        upstream, member = self._upstream, self._member
+        peers = [other for other in self._fleet.ready if other is not upstream]
         if not peers:
             raise NoReplicaError(f"no replica has version {committed.number} to fetch it from")
         random.shuffle(peers)
+        # A part of the tensors has another digest than the whole that was made of it: the peer tells that of the whole.
+        served = await _served(peers[0])
+        if not served.is_same(committed):
+            raise NoReplicaError(f"{peers[0].address} does not serve version {committed.number} any more")
         log.info("replica %s fetches version %d", upstream.address, committed.number)
         request = weights_pb2.LoadWeightsRequest(
             push_id=committed.push_id,
             weight_version=committed.number,
             force=True,
-            peers=weights_pb2.WeightPeers(addresses=peers[:MAX_PEERS], push_id=committed.push_id),
-            content_digest=committed.content_digest,
+            peers=weights_pb2.WeightPeers(
+                addresses=[peer.address for peer in peers[:MAX_PEERS]], push_id=committed.push_id
+            ),
+            content_digest=served.content_digest,
         )
-        await upstream.ask(upstream.weights.LoadWeights, request, _FETCH_TIMEOUT_S)
+        if member.version is not None:
+            request.expected_version = member.version.number  # a push that overtakes this one is not undone by it
+        was_tainted = self._is_tainted
+        try:
+            await upstream.ask(upstream.weights.LoadWeights, request, _FETCH_TIMEOUT_S)
+        except PushConflictError:
+            # It has other bytes under this id, such as a part that does not belong on what it serves.
+            discard = weights_pb2.DiscardPushRequest(push_id=committed.push_id, force=True)
+            await upstream.ask(upstream.weights.DiscardPush, discard, _ASK_TIMEOUT_S)
+            raise
+        if was_tainted or not (await _served(upstream)).is_same(committed):
+            # It has applied this push before, answers what it did then, and serves something else.
+            request.push_id = uuid.uuid4().hex
+            await upstream.ask(upstream.weights.LoadWeights, request, _FETCH_TIMEOUT_S)
 
     async def _commits(self, committed: Version) -> bool:
-        """Whether the replica had the push already, and only its commit was missing."""
-        if not committed.push_id:
+        """Whether the replica had the push already, and only its commit was missing. It may be a part of the tensors,
+        which belongs on the version before."""
+        previous, version = self._fleet.previous, self._member.version
+        if not committed.push_id or previous is None or version is None or not version.is_same(previous):
             return False
         upstream = self._upstream
         asked = weights_pb2.GetPushRequest(push_id=committed.push_id)
@@ -129,3 +159,10 @@ class Sync:
         request = weights_pb2.CommitPushRequest(push_id=committed.push_id)
         await upstream.ask(upstream.weights.CommitPush, request, _FETCH_TIMEOUT_S)
         return True
+
+
+async def _served(upstream: Upstream) -> Version:
+    """What a replica serves now."""
+    asked = weights_pb2.GetWeightsRequest(omit_manifest=True)
+    weights = await upstream.ask(upstream.weights.GetWeights, asked, _ASK_TIMEOUT_S)
+    return Version(weights.weight_version, weights.push_id, weights.content_digest)

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
 
 import grpc.aio
 
@@ -73,11 +73,11 @@ class Upstream:
         return self.member.address
 
     async def ask(self, call: Callable[..., Awaitable[T]], request: Any, timeout_s: float) -> T:
-        """The answer of a unary call. Raises its GenserveError."""
-        try:
-            return await call(request, timeout=timeout_s)
-        except grpc.aio.AioRpcError as error:
-            raise error_of(error, self.address) from None
+        """The answer of a unary call. Raises its GenserveError, UnavailableError as soon as the replica is lost."""
+        with self.raising():
+            answer: Any = call(request, timeout=timeout_s)
+            with self.running(answer):
+                return cast(T, await answer)
 
     @contextmanager
     def running(self, call: Cancellable) -> Iterator[None]:
@@ -96,16 +96,22 @@ class Upstream:
 
     @contextmanager
     def raising(self) -> Iterator[None]:
-        """Turns the errors of forwarded calls into GenserveError; UnavailableError if `cut` has ended them."""
+        """Turns the errors of calls into GenserveError; UnavailableError if `cut` has ended them, or the replica was
+        removed before."""
         try:
             yield
         except grpc.aio.AioRpcError as error:
             raise error_of(error, self.address) from None
+        except grpc.aio.UsageError:
+            raise self._lost() from None
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            raise UnavailableError(f"replica {self.address} is lost: {self.member.failure or 'removed'}") from None
+            raise self._lost() from None
+
+    def _lost(self) -> UnavailableError:
+        return UnavailableError(f"replica {self.address} is lost: {self.member.failure or 'removed'}")
 
     async def close(self) -> None:
         """Ends the connection and all calls."""

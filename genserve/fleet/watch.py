@@ -86,7 +86,7 @@ class Watch:
         if member.version is None:
             omitting = weights_pb2.GetWeightsRequest(omit_manifest=True)
             weights = await upstream.ask(upstream.weights.GetWeights, omitting, timeout_s)
-            member.serves(Version(weights.weight_version, weights.push_id, weights.content_digest))
+            self._fleet.serves(upstream, Version(weights.weight_version, weights.push_id, weights.content_digest))
         if has_loras:
             loras = await upstream.ask(upstream.control.ListLoras, control_pb2.ListLorasRequest(), timeout_s)
             member.lora_names = frozenset(lora.lora_name for lora in loras.loras)

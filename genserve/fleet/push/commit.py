@@ -27,9 +27,12 @@ async def commit_everywhere(
     """Commits at once on all of these replicas. From the first success on, requests go only to replicas that have
     committed; those that have failed catch up by themselves. Raises the error of one if none has succeeded."""
     committed_s: list[float] = []
+    ready = set(fleet.ready)
+    deciding = ready.intersection(replicas) or set(replicas)  # one that is behind has nothing to say
+    fleet.is_committing(request.push_id)
 
     async def commit(upstream: Upstream) -> weights_pb2.CommitPushResponse:
-        answer = await _commit(fleet, upstream, request)
+        answer = await _commit(fleet, upstream, request, decides=upstream in deciding)
         committed_s.append(time.monotonic())
         return answer
 
@@ -53,7 +56,7 @@ async def commit_everywhere(
 
 
 async def _commit(
-    fleet: Fleet, upstream: Upstream, request: weights_pb2.CommitPushRequest
+    fleet: Fleet, upstream: Upstream, request: weights_pb2.CommitPushRequest, *, decides: bool
 ) -> weights_pb2.CommitPushResponse:
     own = weights_pb2.CommitPushRequest()
     own.CopyFrom(request)
@@ -66,7 +69,7 @@ async def _commit(
     if not push.lora_name and answer.state.weight_version == push.weight_version:
         version = Version(push.weight_version, push.push_id, push.content_digest)
         upstream.member.serves(version)
-        if fleet.committed is None or not fleet.committed.is_same(version):
+        if decides and (fleet.committed is None or not fleet.committed.is_same(version)):
             fleet.commit(version)
         else:
             fleet.refresh()

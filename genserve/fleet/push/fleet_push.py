@@ -3,14 +3,13 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 
-from genserve.errors import ApplyInProgressError, DeadlineError, FleetPushError, GenserveError, PushTruncatedError
+from genserve.errors import ApplyInProgressError, FleetPushError, GenserveError, PushTruncatedError
 from genserve.fleet.everywhere import everywhere
 from genserve.fleet.fleet import Fleet
 from genserve.fleet.push.commit import commit_everywhere
-from genserve.fleet.push.relay import relay
+from genserve.fleet.push.relay import is_lost, relay
 from genserve.fleet.push.spread import Spread
 from genserve.fleet.upstream import Upstream
 from genserve.v1 import weights_pb2
@@ -18,19 +17,20 @@ from genserve.wire import seconds_of
 
 log = logging.getLogger(__name__)
 
-_DEFAULT_APPLY_S = 300.0
-_ANSWER_S = 30.0
-_DEFAULT_PREPARED_TTL_S = 60.0  # of a daemon
-_KEPT_SHARE = 0.9
+_ASK_TIMEOUT_S = 10.0
 _DISCARD_TIMEOUT_S = 30.0
 _DISCARD_EVERY_S = 0.05
+_DEFAULT_PREPARED_TTL_S = 60.0  # of a daemon
+_KEPT_SHARE = 0.9
 _HAS_ALL = (weights_pb2.PUSH_STATE_STAGED, weights_pb2.PUSH_STATE_PREPARED, weights_pb2.PUSH_STATE_APPLIED)
 
 
 class FleetPush:
     """A push that one replica receives and passes on, until all have it and have committed it.
 
-    `replicas`: who takes it; the first one receives it. Streams of the trainer's ranks join it one by one.
+    `replicas`: who takes it; the first one receives it. Those that get no requests anyway may fail. Streams of the
+    trainer's ranks join it one by one. `ended` is called when nothing is done for it any more, also if that is after
+    the last stream has left.
     """
 
     def __init__(
@@ -40,19 +40,21 @@ class FleetPush:
         replicas: Sequence[Upstream],
         ended: "Callable[[FleetPush], None]",
     ) -> None:
-        """`ended` is called when nobody sends it any more, and nothing is left to be done for it."""
         self.push_id = header.push_id
         self.replicas = tuple(replicas)
+        ready = set(fleet.ready)
+        self._required = tuple(upstream for upstream in replicas if upstream in ready) or self.replicas
         self._fleet = fleet
-        self._ended = ended
+        self._tell_ended = ended
         self._header = header
         self._is_lora = header.HasField("lora")
         self._asked = header.action or weights_pb2.PUSH_ACTION_APPLY
         self._spread: Spread | None = None
         self._finishing: asyncio.Task[weights_pb2.PushWeightsResponse] | None = None
-        self._receiving: set[asyncio.Task[weights_pb2.PushWeightsResponse]] = set()
         self._is_refused = False
-        self.num_streams = 0
+        self._num_streams = 0
+        self.closed = asyncio.Event()
+        self.is_closing = False
 
     @property
     def head(self) -> Upstream:
@@ -65,27 +67,35 @@ class FleetPush:
         return not self._is_lora and self._asked in (weights_pb2.PUSH_ACTION_APPLY, weights_pb2.PUSH_ACTION_PREPARE)
 
     @property
-    def is_over(self) -> bool:
-        """Whether nobody sends it any more, and nothing is to be done for it."""
-        return self.num_streams == 0 and (self._finishing is None or self._finishing.done())
+    def is_decided(self) -> bool:
+        """Whether its outcome is known: a stream that comes now is one of a new push under this id."""
+        return self._finishing is not None and self._finishing.done()
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether all streams have left before its outcome was known, and a repeat may go on with it."""
+        undecided = self._finishing is None and not self._is_refused
+        return undecided and self._asked == weights_pb2.PUSH_ACTION_APPLY and not self._is_lora
 
     async def take(
-        self, header: weights_pb2.PushHeader, frames: AsyncIterator[bytes]
+        self, header: weights_pb2.PushHeader, frames: AsyncIterator[bytes], timeout_s: float | None
     ) -> weights_pb2.PushWeightsResponse:
-        """Takes one stream of the trainer; every one gets the outcome. A trainer that goes away after it has sent
-        everything does not end the push: the replicas may have prepared it already, and would keep it."""
+        """Takes one stream of the trainer; every one gets the outcome."""
         own = weights_pb2.PushHeader()
         own.CopyFrom(header)
         own.action = self._first_action
         own.apply.CopyFrom(_without_lease(header.apply))
-        heads = self.replicas if self._is_lora else (self.head,)
-        is_sent = asyncio.Event()
-
-        async def received() -> weights_pb2.PushWeightsResponse:
-            answers = await relay(own, frames, heads, is_sent)
-            return answers[0]
-
-        return await self._joined(received(), is_sent)
+        self._num_streams += 1
+        try:
+            self._begin()
+            heads = self.replicas if self._is_lora else (self.head,)
+            received = await relay(own, frames, heads, timeout_s)
+            return await self._finished(received[0])
+        except GenserveError as error:
+            self._note(error)
+            raise
+        finally:
+            await self._leave()
 
     async def load(self, request: weights_pb2.LoadWeightsRequest) -> weights_pb2.PushWeightsResponse:
         """The same for a version that the first replica fetches from elsewhere."""
@@ -94,71 +104,20 @@ class FleetPush:
         own.push_id = self.push_id
         own.action = self._first_action
         own.apply.CopyFrom(_without_lease(request.apply))
-
-        async def received() -> weights_pb2.PushWeightsResponse:
+        self._num_streams += 1
+        try:
+            self._begin()
             call = self.head.weights.LoadWeights(own)
             with self.head.running(call), self.head.raising():
                 answer: weights_pb2.LoadWeightsResponse = await call
-            return weights_pb2.PushWeightsResponse(push=answer.push, applied=answer.applied, state=answer.state)
-
-        return await self._joined(received(), asyncio.Event())
-
-    async def _joined(
-        self, receiving: Coroutine[Any, Any, weights_pb2.PushWeightsResponse], is_sent: asyncio.Event
-    ) -> weights_pb2.PushWeightsResponse:
-        """The outcome. If the caller goes away, what is received counts on only when everything is sent."""
-        self.num_streams += 1
-        self._begin()
-        task = asyncio.create_task(self._receive(receiving, is_sent), name=f"receive push {self.push_id}")
-        task.add_done_callback(_retrieved)
-        self._receiving.add(task)
-        task.add_done_callback(self._receiving.discard)
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            if not is_sent.is_set():
-                task.cancel()
-                await asyncio.wait({task})
-            raise
-
-    async def _receive(
-        self, receiving: Coroutine[Any, Any, weights_pb2.PushWeightsResponse], is_sent: asyncio.Event
-    ) -> weights_pb2.PushWeightsResponse:
-        try:
-            received = await self._limited(receiving, is_sent)
-            if received.push.state not in _HAS_ALL:
-                return received  # VALIDATE, or an answer that tells of a fault
-            if self._finishing is None:
-                self._finishing = asyncio.create_task(self._finish(received), name=f"finish push {self.push_id}")
-                self._finishing.add_done_callback(_retrieved)
-            return await asyncio.shield(self._finishing)
+            return await self._finished(
+                weights_pb2.PushWeightsResponse(push=answer.push, applied=answer.applied, state=answer.state)
+            )
         except GenserveError as error:
-            if not isinstance(error, PushTruncatedError):
-                self._is_refused = True  # what was cut off may still go on
+            self._note(error)
             raise
         finally:
             await self._leave()
-
-    async def _limited(
-        self, receiving: Coroutine[Any, Any, weights_pb2.PushWeightsResponse], is_sent: asyncio.Event
-    ) -> weights_pb2.PushWeightsResponse:
-        """What is received. As long as the trainer sends, its own deadline counts; then the time of the application."""
-        limit_s = (seconds_of(self._header.apply.timeout) or _DEFAULT_APPLY_S) + _ANSWER_S
-        task = asyncio.ensure_future(receiving)
-        sent = asyncio.create_task(is_sent.wait())
-        try:
-            await asyncio.wait({task, sent}, return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                await asyncio.wait({task}, timeout=limit_s)
-            if not task.done():
-                raise DeadlineError(
-                    f"replica {self.head.address} has not prepared push {self.push_id!r} in {limit_s:g} s"
-                )
-            return task.result()
-        finally:
-            sent.cancel()
-            task.cancel()
-            await asyncio.wait({task})
 
     @property
     def _first_action(self) -> "weights_pb2.PushAction.ValueType":
@@ -185,30 +144,93 @@ class FleetPush:
                 getattr(request, field).CopyFrom(getattr(header, field))
         self._spread = Spread(request, self.replicas, self._fleet.settings.fanout)
 
+    def _note(self, error: GenserveError) -> None:
+        """What the head has refused is refused for all. What was cut off may still go on."""
+        if not is_lost(error) and not isinstance(error, PushTruncatedError):
+            self._is_refused = True
+
     async def _leave(self) -> None:
-        self.num_streams -= 1
-        if not self.is_over:
-            return
-        spread, self._spread = self._spread, None
+        self._num_streams -= 1
+        if self._num_streams or self._finishing is not None:
+            return  # `_finish` ends it
+        self.is_closing = True
         try:
-            if spread is not None:
-                await spread.end()
-                if self._is_refused and self._finishing is None:
-                    await everywhere(self.replicas[1:], self._discard_on)
+            await self._end_spread()
+            if self._is_refused and not self._is_lora:
+                await asyncio.shield(self._discard_refused())
         finally:
-            if self.num_streams == 0:
-                self._ended(self)
+            self._end()
+
+    def _end(self, _: object = None) -> None:
+        self.closed.set()
+        self._tell_ended(self)
+
+    async def _end_spread(self) -> None:
+        if self._spread is not None:
+            spread, self._spread = self._spread, None
+            await spread.end()
+
+    async def _discard_refused(self) -> None:
+        """What the first replica does not have is not kept by the others; it may have refused one stream of many."""
+        request = weights_pb2.GetPushRequest(push_id=self.push_id)
+        try:
+            known = await self.head.ask(self.head.weights.GetPush, request, _ASK_TIMEOUT_S)
+        except GenserveError as error:
+            if is_lost(error):
+                return
+        else:
+            if known.push.state in _HAS_ALL:
+                return
+        await everywhere(self.replicas[1:], self._discard_on)
+
+    async def _finished(self, received: weights_pb2.PushWeightsResponse) -> weights_pb2.PushWeightsResponse:
+        """Waits for the outcome. What was begun goes on if the trainer does not wait for it."""
+        if received.push.state not in _HAS_ALL:
+            return received  # VALIDATE, or an answer that tells of a fault
+        if self._finishing is None:
+            self._finishing = asyncio.create_task(self._finish(received), name=f"finish push {self.push_id}")
+            self._finishing.add_done_callback(_retrieved)
+            self._finishing.add_done_callback(self._end)
+        return await asyncio.shield(self._finishing)
 
     async def _finish(self, received: weights_pb2.PushWeightsResponse) -> weights_pb2.PushWeightsResponse:
-        have = [self.head, *await self._others(received.push)] if not self._is_lora else list(self.replicas)
-        if self._asked != weights_pb2.PUSH_ACTION_APPLY:
-            return received
-        expected = self._header.expected_version if self._header.HasField("expected_version") else None
-        request = weights_pb2.CommitPushRequest(
-            push_id=self.push_id, apply=self._header.apply, expected_version=expected
-        )
-        committed = await commit_everywhere(self._fleet, have, request)
-        return weights_pb2.PushWeightsResponse(push=committed.push, applied=committed.applied)
+        try:
+            have = await self._having(received.push)
+            if self._asked != weights_pb2.PUSH_ACTION_APPLY:
+                return received
+            expected = self._header.expected_version if self._header.HasField("expected_version") else None
+            request = weights_pb2.CommitPushRequest(
+                push_id=self.push_id, apply=self._header.apply, expected_version=expected
+            )
+            try:
+                committed = await commit_everywhere(self._fleet, have, request)
+            except GenserveError as error:
+                if not is_lost(error):
+                    await everywhere(have, self._discard_prepared)
+                raise
+            return weights_pb2.PushWeightsResponse(push=committed.push, applied=committed.applied)
+        finally:
+            await self._end_spread()
+
+    async def _having(self, push: weights_pb2.Push) -> list[Upstream]:
+        """The replicas that have it, when enough do."""
+        if self._is_lora:
+            return list(self.replicas)
+        if push.state == weights_pb2.PUSH_STATE_APPLIED and self._asked == weights_pb2.PUSH_ACTION_APPLY:
+            return await self._knowing()
+        return [self.head, *await self._others(push)]
+
+    async def _knowing(self) -> list[Upstream]:
+        """Who knows a push that was applied before: whoever has joined since does not."""
+        await self._end_spread()
+        request = weights_pb2.GetPushRequest(push_id=self.push_id)
+        outcomes = await everywhere(self.replicas, lambda each: each.ask(each.weights.GetPush, request, _ASK_TIMEOUT_S))
+        known = [
+            upstream
+            for upstream, outcome in outcomes.items()
+            if not isinstance(outcome, GenserveError) and outcome.push.state in _HAS_ALL
+        ]
+        return known or [self.head]
 
     async def _others(self, push: weights_pb2.Push) -> list[Upstream]:
         """Waits until the other replicas have the push, and returns those that do. Discards it everywhere and raises
@@ -216,51 +238,63 @@ class FleetPush:
         if self._spread is None:
             return []
         tasks = self._spread.tasks
-        settings = self._fleet.settings
-        needed = settings.min_replicas or len(self.replicas)
-        # Then the first replica does not keep it any more, see `prepared_ttl`.
-        until_s = time.monotonic() + _KEPT_SHARE * (seconds_of(self._header.prepared_ttl) or _DEFAULT_PREPARED_TTL_S)
         have: list[Upstream] = []
-        failures: dict[str, str] = {}
+        failures: dict[Upstream, str] = {}
         waiting = set(tasks.values())
         by_task = {task: upstream for upstream, task in tasks.items()}
+        # Then the first replica does not keep it any more, see `prepared_ttl`.
+        until_s = time.monotonic() + _KEPT_SHARE * (seconds_of(self._header.prepared_ttl) or _DEFAULT_PREPARED_TTL_S)
         while waiting:
-            is_enough = 1 + len(have) >= needed
-            left_s = until_s - time.monotonic()
+            left_s = max(0.0, until_s - time.monotonic())
+            is_enough = self._is_enough([self.head, *have])
             done, waiting = await asyncio.wait(
                 waiting,
-                timeout=max(0.0, min(left_s, settings.straggler_s) if is_enough else left_s),
+                timeout=min(left_s, self._fleet.settings.straggler_s) if is_enough else left_s,
                 return_when=asyncio.FIRST_COMPLETED,
             )
             for task in done:
                 upstream = by_task[task]
                 failure = _failure(task, push)
                 if failure:
-                    failures[upstream.address] = failure
+                    failures[upstream] = failure
                 else:
                     have.append(upstream)
-            if not done or len(self.replicas) - len(failures) < needed:
+            if not done or not self._is_enough(set(self.replicas) - failures.keys()):
                 break
-        if 1 + len(have) < needed:
-            failures |= {by_task[task].address: "it is too slow" for task in waiting if not failures}
+        if not self._is_enough([self.head, *have]):
+            if not failures:
+                failures = {by_task[task]: "it is too slow" for task in waiting}
             await self.discard()
+            needed = self._fleet.settings.min_replicas or len(self._required)
             raise FleetPushError(
                 f"nothing was changed, because {needed} of {len(self.replicas)} replicas have to take push "
                 f"{self.push_id!r}; {_told(failures)}",
                 metadata={"push_id": self.push_id},
             )
         for task in waiting:
-            failures[by_task[task].address] = "it is too slow"
-        for address, failure in failures.items():
-            log.warning("push %s goes on without replica %s: %s", self.push_id, address, failure)
+            failures[by_task[task]] = "it is too slow"
+        for upstream, failure in failures.items():
+            log.warning("push %s goes on without replica %s: %s", self.push_id, upstream.address, failure)
         return have
+
+    def _is_enough(self, replicas: Collection[Upstream]) -> bool:
+        """Whether these may serve it without the others. One that was removed meanwhile is not waited for."""
+        if needed := self._fleet.settings.min_replicas:
+            return len(replicas) >= min(needed, sum(not each.member.is_gone for each in self.replicas))
+        return all(each in replicas or each.member.is_gone for each in self._required)
 
     async def discard(self) -> None:
         """Frees its bytes on all replicas, as far as they answer: those of a prepared push would be in the way of the
         next one."""
-        if self._spread is not None:
-            await self._spread.end()
+        await self._end_spread()
         await everywhere(self.replicas, self._discard_on)
+
+    async def _discard_prepared(self, upstream: Upstream) -> None:
+        """What nobody has begun to apply would be in the way of the next push."""
+        request = weights_pb2.GetPushRequest(push_id=self.push_id)
+        known = await upstream.ask(upstream.weights.GetPush, request, _ASK_TIMEOUT_S)
+        if known.push.state == weights_pb2.PUSH_STATE_PREPARED:
+            await self._discard_on(upstream)
 
     async def _discard_on(self, upstream: Upstream) -> None:
         request = weights_pb2.DiscardPushRequest(push_id=self.push_id, force=True)
@@ -289,8 +323,8 @@ def _failure(task: "asyncio.Task[weights_pb2.Push]", push: weights_pb2.Push) -> 
     return ""
 
 
-def _told(failures: "dict[str, str]") -> str:
-    shown = [f"{address}: {failure}" for address, failure in list(failures.items())[:3]]
+def _told(failures: "dict[Upstream, str]") -> str:
+    shown = [f"{upstream.address}: {failure}" for upstream, failure in list(failures.items())[:3]]
     return "; ".join([*shown, *([f"and {len(failures) - 3} more"] if len(failures) > 3 else [])])
 
 

@@ -1,5 +1,7 @@
 """The pushes that are on their way to the replicas."""
 
+import asyncio
+import logging
 import uuid
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -11,11 +13,16 @@ from genserve.fleet.fleet import Fleet
 from genserve.fleet.push.applied import merged
 from genserve.fleet.push.commit import commit_everywhere
 from genserve.fleet.push.fleet_push import FleetPush
+from genserve.fleet.push.tree import MAX_PEERS
 from genserve.fleet.upstream import Upstream
 from genserve.routing.replica import ReplicaState
 from genserve.v1 import weights_pb2
 
+log = logging.getLogger(__name__)
+
 _MAX_HEADS: Final = 64
+_BRING_TIMEOUT_S: Final = 3600.0
+"""A bound only: a fetch that stands still ends by itself after seconds."""
 _ASK_TIMEOUT_S: Final = 10.0
 _APPLIES: Final = (
     weights_pb2.PUSH_ACTION_UNSPECIFIED,
@@ -30,6 +37,9 @@ class FleetPushes:
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._live: dict[str, FleetPush] = {}
+        self._abandoned: FleetPush | None = None
+        self._clearing: set[asyncio.Task[None]] = set()
+        self._committing: dict[str, asyncio.Task[weights_pb2.CommitPushResponse]] = {}
         # Who received a push, so that a stream that was cut off goes on where its bytes are.
         self._heads: OrderedDict[str, str] = OrderedDict()
 
@@ -40,14 +50,16 @@ class FleetPushes:
 
     def includes(self, upstream: Upstream) -> bool:
         """Whether a replica is about to get a push."""
-        return any(upstream in push.replicas for push in self._live.values())
+        return bool(self._committing) or any(
+            upstream in push.replicas for push in self._live.values() if not push.is_decided
+        )
 
     async def take(
-        self, header: weights_pb2.PushHeader, frames: AsyncIterator[bytes]
+        self, header: weights_pb2.PushHeader, frames: AsyncIterator[bytes], timeout_s: float | None
     ) -> weights_pb2.PushWeightsResponse:
         """Takes one stream of a trainer, and returns the outcome."""
         header.push_id = header.push_id or uuid.uuid4().hex
-        return await self._run(header, lambda push: push.take(header, frames))
+        return await self._run(header, lambda push: push.take(header, frames, timeout_s))
 
     async def load(self, request: weights_pb2.LoadWeightsRequest) -> weights_pb2.PushWeightsResponse:
         """The same for a version that a replica fetches from elsewhere."""
@@ -71,23 +83,47 @@ class FleetPushes:
         header: weights_pb2.PushHeader,
         take: Callable[[FleetPush], Awaitable[weights_pb2.PushWeightsResponse]],
     ) -> weights_pb2.PushWeightsResponse:
-        push = self._live.get(header.push_id)
-        if push is None:
-            push = self._live[header.push_id] = self._begun(header)
+        if _applies(header):
+            await self._clear(header.push_id)
+        while (push := self._live.get(header.push_id)) is not None and push.is_closing:
+            await push.closed.wait()
+        if push is None or push.is_decided or header.action == weights_pb2.PUSH_ACTION_VALIDATE:
+            push = self._begun(header)
+            if header.action != weights_pb2.PUSH_ACTION_VALIDATE:  # which takes no bytes, and no other stream
+                self._live[header.push_id] = push
         return await take(push)
 
     def _ended(self, push: FleetPush) -> None:
         if self._live.get(push.push_id) is push:
             del self._live[push.push_id]
+            if push.is_abandoned:
+                self._abandoned = push
             self._fleet.states_changed.tell()  # who waits to fetch a version may go on
 
-    def _begun(self, header: weights_pb2.PushHeader) -> FleetPush:
-        applies = header.action in _APPLIES and not header.HasField("lora")
-        for other in self._live.values():
-            if applies and other.applies:
+    async def _clear(self, push_id: str) -> None:
+        """What a trainer has left in the middle is kept for its repeat, but not in the way of another push."""
+        abandoned, self._abandoned = self._abandoned, None
+        if abandoned is not None and abandoned.push_id != push_id:
+            clearing = asyncio.create_task(abandoned.discard(), name=f"discard push {abandoned.push_id}")
+            self._clearing.add(clearing)
+            clearing.add_done_callback(self._clearing.discard)
+        if self._clearing:
+            await asyncio.wait(self._clearing)
+
+    def _check_alone(self, push_id: str) -> None:
+        """Raises ApplyInProgressError while another push changes the version."""
+        others = [push.push_id for push in self._live.values() if push.applies and not push.is_decided]
+        for other in (*others, *self._committing):
+            if other != push_id:
                 raise ApplyInProgressError(
-                    f"push {other.push_id!r} is on its way to the replicas", metadata={"push_id": other.push_id}
+                    f"push {other!r} is on its way to the replicas", metadata={"push_id": other}, retry_after_s=1.0
                 )
+
+    def _begun(self, header: weights_pb2.PushHeader) -> FleetPush:
+        if _applies(header):
+            self._check_alone(header.push_id)
+        if header.apply.pause_lease_id:
+            self._fleet.leases.get(header.apply.pause_lease_id)
         replicas = self._fleet.ready
         if not header.manifest.partial:  # whoever has another version cannot take a part of one
             replicas = replicas + self._fleet.in_state(ReplicaState.SYNCING)
@@ -111,15 +147,56 @@ class FleetPushes:
         return weights_pb2.GetPushResponse(push=first.push, applied=merged(applied))
 
     async def commit(self, request: weights_pb2.CommitPushRequest) -> weights_pb2.CommitPushResponse:
-        """Commits a push that is staged or prepared, on every replica that has it."""
+        """Commits a push that is staged or prepared, on every replica. It goes on if nobody waits for it."""
+        committing = self._committing.get(request.push_id)
+        if committing is None:
+            committing = asyncio.create_task(self._commit(request), name=f"commit push {request.push_id}")
+            self._committing[request.push_id] = committing
+            committing.add_done_callback(lambda done: self._committed(request.push_id, done))
+        return await asyncio.shield(committing)
+
+    def _committed(self, push_id: str, task: "asyncio.Task[weights_pb2.CommitPushResponse]") -> None:
+        del self._committing[push_id]
+        if not task.cancelled():
+            task.exception()  # if nobody waits for it
+        self._fleet.states_changed.tell()
+
+    async def _commit(self, request: weights_pb2.CommitPushRequest) -> weights_pb2.CommitPushResponse:
         answers = await self._ask_all(request.push_id)
-        have = [upstream for upstream in self._takers() if upstream.address in answers]
-        needed = self._fleet.settings.min_replicas or len(self._fleet.ready)
-        if len(have) < needed:
+        push = next(iter(answers.values())).push
+        if not push.lora_name:
+            self._check_alone(request.push_id)
+        ready = self._fleet.ready
+        have = [upstream for upstream in ready or self._takers() if upstream.address in answers]
+        lacking = [upstream for upstream in ready if upstream.address not in answers]
+        if have and lacking and not push.lora_name:
+            have += await self._brought(push, have, lacking)
+        needed = self._fleet.settings.min_replicas or len(ready)
+        if not have or len(have) < needed:
             raise NoReplicaError(
                 f"{len(have)} replicas have push {request.push_id!r}, {needed} have to: nothing was changed"
             )
         return await commit_everywhere(self._fleet, have, request)
+
+    async def _brought(self, push: weights_pb2.Push, have: list[Upstream], lacking: list[Upstream]) -> list[Upstream]:
+        """Who of those that have joined since it was staged has it now."""
+        is_prepared = push.state == weights_pb2.PUSH_STATE_PREPARED
+        request = weights_pb2.LoadWeightsRequest(
+            push_id=push.push_id,
+            weight_version=push.weight_version,
+            action=weights_pb2.PUSH_ACTION_PREPARE if is_prepared else weights_pb2.PUSH_ACTION_STAGE,
+            peers=weights_pb2.WeightPeers(
+                addresses=[upstream.address for upstream in have[:MAX_PEERS]], push_id=push.push_id
+            ),
+            content_digest=push.content_digest,
+        )
+        outcomes = await everywhere(
+            lacking, lambda upstream: upstream.ask(upstream.weights.LoadWeights, request, _BRING_TIMEOUT_S)
+        )
+        for upstream, outcome in outcomes.items():
+            if isinstance(outcome, GenserveError):
+                log.warning("replica %s does not get push %s: %s", upstream.address, push.push_id, outcome.message)
+        return [upstream for upstream, outcome in outcomes.items() if not isinstance(outcome, GenserveError)]
 
     async def discard(self, request: weights_pb2.DiscardPushRequest) -> weights_pb2.DiscardPushResponse:
         """Frees the bytes of a push on all replicas. Raises PushNotFoundError, or the error of a replica that does not
@@ -164,3 +241,7 @@ class FleetPushes:
             not_found = PushNotFoundError(f"no replica knows the push {push_id!r}", metadata={"push_id": push_id})
             raise not_found if failure is None else failure.again()
         return answers
+
+
+def _applies(header: weights_pb2.PushHeader) -> bool:
+    return header.action in _APPLIES and not header.HasField("lora")

@@ -1,0 +1,243 @@
+"""Pushes whose trainer, replicas or answers are gone in the middle."""
+
+import asyncio
+from contextlib import AsyncExitStack, suppress
+
+import pytest
+
+from genserve.client import AsyncClient
+from genserve.control.conditions import EngineCondition
+from genserve.errors import GenserveError
+from genserve.routing.replica import ReplicaState
+from tests.fleet.routers import QUICK, over, replica, routed
+from tests.support.breakable_link import BreakableLink
+from tests.support.pulled_peers import content, weights
+from tests.support.scripted_daemon import Daemon
+from tests.support.scripted_engine import Gate
+
+
+def hold(version: int, daemon: Daemon) -> bool:
+    """Whether a daemon has the bytes of a version live."""
+    return (daemon.engine.weight_version, daemon.engine.live) == (version, content(version))
+
+
+async def until_reached(gate: Gate) -> None:
+    """Waits until an engine is at a step."""
+    async with asyncio.timeout(20):
+        await gate.reached.wait()
+
+
+async def cancelled(task: "asyncio.Task[object]") -> None:
+    """Ends a call, as a client that is killed does."""
+    task.cancel()
+    with suppress(asyncio.CancelledError, GenserveError):
+        await task
+
+
+@pytest.mark.parametrize("step", ["prepare_weights", "commit_weights"])
+@pytest.mark.parametrize("held", [0, 2])
+async def test_a_trainer_that_goes_leaves_room_for_the_next_push(step: str, held: int) -> None:
+    """Whatever the replicas were doing for it, another push passes, and all replicas are ready."""
+    async with routed(3) as fleet:
+        gate = fleet.daemons[held].engine.gates[step] = Gate()
+        pushing = asyncio.create_task(fleet.client.push_weights(weights(1), version=1, timeout_s=30, push_id="gone"))
+        await until_reached(gate)
+        await cancelled(pushing)
+        await asyncio.sleep(0.1)
+        gate.open.set()
+        async with asyncio.timeout(15):
+            while True:
+                try:
+                    await fleet.client.push_weights(weights(2), version=2, timeout_s=5)
+                    break
+                except GenserveError:
+                    await asyncio.sleep(0.2)
+        await fleet.until_ready(3)
+        assert all(hold(2, daemon) for daemon in fleet.daemons)
+
+
+async def test_a_commit_that_nobody_waits_for_is_known_to_the_router() -> None:
+    """The replicas carry it out: they serve the version of the fleet, none is taken to be ahead of it."""
+    async with routed(2) as fleet:
+        await fleet.client.push_weights(weights(1), version=1, timeout_s=30, push_id="s", action="prepare")
+        gates = [daemon.engine.gates.setdefault("commit_weights", Gate()) for daemon in fleet.daemons]
+        committing = asyncio.create_task(fleet.client.commit_push("s"))
+        for gate in gates:
+            await until_reached(gate)
+        await cancelled(committing)
+        for gate in gates:
+            gate.open.set()
+        await fleet.until(lambda: all(hold(1, daemon) for daemon in fleet.daemons))
+        await asyncio.sleep(0.5)
+        await fleet.until_ready(2)
+
+
+async def test_a_commit_whose_answers_are_lost_is_found_out() -> None:
+    """The links break while the engines exchange the weights; nobody repeats the push."""
+    async with AsyncExitStack() as stack:
+        daemons = [await stack.enter_async_context(replica()) for _ in range(2)]
+        links = [await stack.enter_async_context(BreakableLink(daemon.address)) for daemon in daemons]
+        async with over([], QUICK) as fleet:
+            for link in links:
+                fleet.running.router.add(link.address)
+            await fleet.until_ready(2)
+            gates = [daemon.engine.gates.setdefault("commit_weights", Gate()) for daemon in daemons]
+            pushing = asyncio.create_task(fleet.client.push_weights(weights(1), version=1, timeout_s=4))
+            for gate in gates:
+                await until_reached(gate)
+            for link in links:
+                link.kill()
+            with pytest.raises(GenserveError):
+                await pushing
+            for gate in gates:
+                gate.open.set()
+            await fleet.until(lambda: all(hold(1, daemon) for daemon in daemons))
+            for link in links:
+                await link.listen_again()
+            await fleet.until_ready(2)
+            assert (await fleet.client.status()).state.weight_version == 1
+
+
+@pytest.mark.parametrize("step", ["prepare_weights", "commit_weights"])
+@pytest.mark.parametrize("removed", [0, 1, 2])
+async def test_a_replica_that_is_removed_in_the_middle_of_a_push(step: str, removed: int) -> None:
+    """The others take the push, or the trainer hears in words what was wrong; nothing stays in the way."""
+    async with routed(3) as fleet:
+        gate = fleet.daemons[removed].engine.gates[step] = Gate()
+        pushing = asyncio.create_task(fleet.client.push_weights(weights(1), version=1, timeout_s=20))
+        await until_reached(gate)
+        await fleet.running.router.remove(fleet.daemons[removed].address)
+        try:
+            await pushing
+        except GenserveError as error:
+            assert error.reason not in ("INTERNAL", "CANCELLED")
+        gate.open.set()
+        await fleet.until(lambda: len(fleet.running.router.fleet.ready) == 2)
+        await fleet.client.push_weights(weights(2), version=2, timeout_s=20)
+        await fleet.until_ready(2)
+
+
+async def test_a_replica_that_is_ahead_does_not_stop_the_pushes_of_the_others() -> None:
+    """It gets no requests before the fleet is newer."""
+    async with replica() as ahead, routed(2) as fleet:
+        async with AsyncClient(ahead.address) as client:
+            await client.push_weights(weights(7), version=7, timeout_s=30)
+        fleet.running.router.add(ahead.address)
+        members = fleet.running.router.fleet
+        await fleet.until(lambda: "waits for a newer" in members.where(members.upstreams[ahead.address].member)[1])
+        await fleet.client.push_weights(weights(1), version=1, timeout_s=30)
+        assert all(hold(1, daemon) for daemon in fleet.daemons)
+        assert fleet.state(ahead) is ReplicaState.SYNCING
+
+
+async def test_a_repeat_of_an_applied_push_after_a_replica_has_joined() -> None:
+    """It gets its first answer, though the new one never heard of it."""
+    async with routed(2) as fleet, replica() as late:
+        for version in (1, 2):
+            await fleet.client.push_weights(
+                weights(version), version=version, timeout_s=30, push_id=f"p{version}", attempt="a"
+            )
+        fleet.running.router.add(late.address)
+        await fleet.until_ready(3)
+        for version in (1, 2):
+            result = await fleet.client.push_weights(
+                weights(version), version=version, timeout_s=30, push_id=f"p{version}", attempt="a"
+            )
+            assert result.push.state == "applied"
+        await fleet.until_ready(3)
+        assert all(hold(2, daemon) for daemon in [*fleet.daemons, late])
+
+
+async def test_a_daemon_joins_after_a_partial_push() -> None:
+    """It fetches all of the version."""
+    async with routed(2) as fleet, replica() as late:
+        await fleet.client.push_weights(weights(1), version=1, timeout_s=30)
+        part = {"a": weights(2)["a"]}
+        await fleet.client.push_weights(part, version=2, partial=True, timeout_s=30)
+        fleet.running.router.add(late.address)
+        await fleet.until_ready(3)
+        live = late.engine.live
+        assert live == {"a": content(2)["a"], "b": content(1)["b"]}
+
+
+async def test_a_part_is_not_committed_over_another_version() -> None:
+    """A replica that has the bytes of the part, but missed the version it belongs on, fetches the whole."""
+    async with routed(2) as fleet:
+        await fleet.client.push_weights(weights(1), version=1, timeout_s=30)
+        part = {"a": weights(3)["a"]}
+        await fleet.client.push_weights(part, version=3, partial=True, timeout_s=30, push_id="part", action="stage")
+        behind = fleet.daemons[1]
+        behind.engine.fails["commit_weights"] = GenserveError("not now")
+        gate = behind.engine.gates["prepare_weights"] = Gate()
+        gate.open.set()
+        pushing = asyncio.create_task(fleet.client.push_weights(weights(2), version=2, timeout_s=30))
+        await pushing
+        behind.engine.gates["prepare_weights"] = Gate()
+
+        await fleet.client.commit_push("part")
+        behind.engine.gates.clear()
+        await fleet.until_ready(2)
+        for daemon in fleet.daemons:
+            assert daemon.engine.live == {"a": content(3)["a"], "b": content(2)["b"]}
+
+
+async def test_a_push_under_an_unknown_lease_is_not_in_the_way() -> None:
+    """It changes nothing, and the next push passes."""
+    async with routed(2) as fleet:
+        with pytest.raises(GenserveError, match="lease"):
+            await fleet.client.push_weights(weights(1), version=1, pause_lease_id="nobody's", timeout_s=30)
+        await fleet.client.push_weights(weights(1), version=1, timeout_s=5)
+
+
+async def test_what_was_staged_is_committed_after_a_replica_has_joined() -> None:
+    """The new one fetches the version afterwards."""
+    async with routed(2) as fleet, replica() as late:
+        await fleet.client.push_weights(weights(1), version=1, timeout_s=30, push_id="s", action="stage")
+        fleet.running.router.add(late.address)
+        await fleet.until_ready(3)
+        await fleet.client.commit_push("s")
+        await fleet.until_ready(3)
+        assert all(hold(1, daemon) for daemon in [*fleet.daemons, late])
+
+
+async def test_a_push_while_a_replica_fetches_the_version_before() -> None:
+    """The fetch gives way."""
+    async with routed(2) as fleet, replica() as late:
+        await fleet.client.push_weights(weights(1), version=1, timeout_s=30)
+        gate = late.engine.gates["prepare_weights"] = Gate()
+        fleet.running.router.add(late.address)
+        await until_reached(gate)
+        pushing = asyncio.create_task(fleet.client.push_weights(weights(2), version=2, timeout_s=20))
+        await asyncio.sleep(0.5)
+        gate.open.set()
+        await pushing
+        await fleet.until_ready(3)
+        assert all(hold(2, daemon) for daemon in [*fleet.daemons, late])
+
+
+async def test_a_tainted_replica_fetches_the_version_once_more() -> None:
+    """It has applied that push before, and would only repeat its answer; and it is not asked again and again."""
+    async with routed(2) as fleet:
+        await fleet.client.push_weights(weights(1), version=1, timeout_s=30, push_id="p")
+        tainted = fleet.daemons[0]
+        tainted.engine.live = {}
+        tainted.board.enter(EngineCondition.TAINTED)
+        await fleet.until(lambda: tainted.engine.live == content(1))
+        await fleet.until_ready(2)
+        assert tainted.engine.calls.count("commit_weights 1") == 2
+
+
+async def test_what_was_pushed_to_one_replica_alone_does_not_pass_for_the_fleets() -> None:
+    """It bears the number of the fleet's version, which that replica had applied before."""
+    async with AsyncExitStack() as stack:
+        daemons = [await stack.enter_async_context(replica()) for _ in range(2)]
+        link = await stack.enter_async_context(BreakableLink(daemons[1].address))
+        async with over(daemons[:1]) as fleet:
+            fleet.running.router.add(link.address)
+            await fleet.until_ready(2)
+            await fleet.client.push_weights(weights(1), version=1, timeout_s=30, push_id="p")
+            async with AsyncClient(daemons[1].address) as client:
+                await client.push_weights(weights(5), version=1, timeout_s=30, force=True)
+            link.cut()
+            await fleet.until(lambda: hold(1, daemons[1]))
+            await fleet.until_ready(2)
