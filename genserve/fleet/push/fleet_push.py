@@ -3,12 +3,14 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
+from typing import Any
 
-from genserve.errors import ApplyInProgressError, FleetPushError, GenserveError, PushTruncatedError
+from genserve.errors import DeadlineError, FleetPushError, GenserveError, PushTruncatedError
 from genserve.fleet.everywhere import everywhere
 from genserve.fleet.fleet import Fleet
 from genserve.fleet.push.commit import commit_everywhere
+from genserve.fleet.push.leftovers import HAS_ALL, discard, discard_prepared, discard_refused
 from genserve.fleet.push.relay import is_lost, relay
 from genserve.fleet.push.spread import Spread
 from genserve.fleet.upstream import Upstream
@@ -17,12 +19,11 @@ from genserve.wire import seconds_of
 
 log = logging.getLogger(__name__)
 
-_ASK_TIMEOUT_S = 10.0
-_DISCARD_TIMEOUT_S = 30.0
-_DISCARD_EVERY_S = 0.05
+_DEFAULT_APPLY_S = 300.0
+_ANSWER_S = 30.0
 _DEFAULT_PREPARED_TTL_S = 60.0  # of a daemon
 _KEPT_SHARE = 0.9
-_HAS_ALL = (weights_pb2.PUSH_STATE_STAGED, weights_pb2.PUSH_STATE_PREPARED, weights_pb2.PUSH_STATE_APPLIED)
+_ASK_TIMEOUT_S = 10.0
 
 
 class FleetPush:
@@ -51,6 +52,7 @@ class FleetPush:
         self._asked = header.action or weights_pb2.PUSH_ACTION_APPLY
         self._spread: Spread | None = None
         self._finishing: asyncio.Task[weights_pb2.PushWeightsResponse] | None = None
+        self._receiving: set[asyncio.Task[weights_pb2.PushWeightsResponse]] = set()
         self._is_refused = False
         self._num_streams = 0
         self.closed = asyncio.Event()
@@ -74,28 +76,25 @@ class FleetPush:
     @property
     def is_abandoned(self) -> bool:
         """Whether all streams have left before its outcome was known, and a repeat may go on with it."""
-        undecided = self._finishing is None and not self._is_refused
-        return undecided and self._asked == weights_pb2.PUSH_ACTION_APPLY and not self._is_lora
+        return self._finishing is None and self._asked == weights_pb2.PUSH_ACTION_APPLY and not self._is_lora
 
     async def take(
-        self, header: weights_pb2.PushHeader, frames: AsyncIterator[bytes], timeout_s: float | None
+        self, header: weights_pb2.PushHeader, frames: AsyncIterator[bytes]
     ) -> weights_pb2.PushWeightsResponse:
-        """Takes one stream of the trainer; every one gets the outcome."""
+        """Takes one stream of the trainer; every one gets the outcome. A trainer that goes away after it has sent
+        everything does not end the push: the replicas may have prepared it already, and would keep it."""
         own = weights_pb2.PushHeader()
         own.CopyFrom(header)
         own.action = self._first_action
         own.apply.CopyFrom(_without_lease(header.apply))
-        self._num_streams += 1
-        try:
-            self._begin()
-            heads = self.replicas if self._is_lora else (self.head,)
-            received = await relay(own, frames, heads, timeout_s)
-            return await self._finished(received[0])
-        except GenserveError as error:
-            self._note(error)
-            raise
-        finally:
-            await self._leave()
+        heads = self.replicas if self._is_lora else (self.head,)
+        is_sent = asyncio.Event()
+
+        async def received() -> weights_pb2.PushWeightsResponse:
+            answers = await relay(own, frames, heads, is_sent)
+            return answers[0]
+
+        return await self._joined(received(), is_sent)
 
     async def load(self, request: weights_pb2.LoadWeightsRequest) -> weights_pb2.PushWeightsResponse:
         """The same for a version that the first replica fetches from elsewhere."""
@@ -104,20 +103,72 @@ class FleetPush:
         own.push_id = self.push_id
         own.action = self._first_action
         own.apply.CopyFrom(_without_lease(request.apply))
-        self._num_streams += 1
-        try:
-            self._begin()
+
+        async def received() -> weights_pb2.PushWeightsResponse:
             call = self.head.weights.LoadWeights(own)
             with self.head.running(call), self.head.raising():
                 answer: weights_pb2.LoadWeightsResponse = await call
-            return await self._finished(
-                weights_pb2.PushWeightsResponse(push=answer.push, applied=answer.applied, state=answer.state)
-            )
+            return weights_pb2.PushWeightsResponse(push=answer.push, applied=answer.applied, state=answer.state)
+
+        return await self._joined(received(), asyncio.Event())
+
+    async def _joined(
+        self, receiving: Coroutine[Any, Any, weights_pb2.PushWeightsResponse], is_sent: asyncio.Event
+    ) -> weights_pb2.PushWeightsResponse:
+        """The outcome. If the caller goes away, what is received counts on only when everything is sent."""
+        self._num_streams += 1
+        self._begin()
+        task = asyncio.create_task(self._receive(receiving, is_sent), name=f"receive push {self.push_id}")
+        task.add_done_callback(_retrieved)
+        self._receiving.add(task)
+        task.add_done_callback(self._receiving.discard)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if not is_sent.is_set():
+                task.cancel()
+                await asyncio.wait({task})
+            raise
+
+    async def _receive(
+        self, receiving: Coroutine[Any, Any, weights_pb2.PushWeightsResponse], is_sent: asyncio.Event
+    ) -> weights_pb2.PushWeightsResponse:
+        try:
+            received = await self._limited(receiving, is_sent)
+            if received.push.state not in HAS_ALL:
+                return received  # VALIDATE, or an answer that tells of a fault
+            if self._finishing is None:
+                self._finishing = asyncio.create_task(self._finish(received), name=f"finish push {self.push_id}")
+                self._finishing.add_done_callback(_retrieved)
+                self._finishing.add_done_callback(self._end)
+            return await asyncio.shield(self._finishing)
         except GenserveError as error:
-            self._note(error)
+            if not isinstance(error, PushTruncatedError):
+                self._is_refused = True  # what was cut off may still go on
             raise
         finally:
             await self._leave()
+
+    async def _limited(
+        self, receiving: Coroutine[Any, Any, weights_pb2.PushWeightsResponse], is_sent: asyncio.Event
+    ) -> weights_pb2.PushWeightsResponse:
+        """What is received. As long as the trainer sends, its own deadline counts; then the time of the application."""
+        limit_s = (seconds_of(self._header.apply.timeout) or _DEFAULT_APPLY_S) + _ANSWER_S
+        task = asyncio.ensure_future(receiving)
+        sent = asyncio.create_task(is_sent.wait())
+        try:
+            await asyncio.wait({task, sent}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                await asyncio.wait({task}, timeout=limit_s)
+            if not task.done():
+                raise DeadlineError(
+                    f"replica {self.head.address} has not prepared push {self.push_id!r} in {limit_s:g} s"
+                )
+            return task.result()
+        finally:
+            sent.cancel()
+            task.cancel()
+            await asyncio.wait({task})
 
     @property
     def _first_action(self) -> "weights_pb2.PushAction.ValueType":
@@ -144,11 +195,6 @@ class FleetPush:
                 getattr(request, field).CopyFrom(getattr(header, field))
         self._spread = Spread(request, self.replicas, self._fleet.settings.fanout)
 
-    def _note(self, error: GenserveError) -> None:
-        """What the head has refused is refused for all. What was cut off may still go on."""
-        if not is_lost(error) and not isinstance(error, PushTruncatedError):
-            self._is_refused = True
-
     async def _leave(self) -> None:
         self._num_streams -= 1
         if self._num_streams or self._finishing is not None:
@@ -157,7 +203,7 @@ class FleetPush:
         try:
             await self._end_spread()
             if self._is_refused and not self._is_lora:
-                await asyncio.shield(self._discard_refused())
+                await discard_refused(self.push_id, self.replicas)
         finally:
             self._end()
 
@@ -169,29 +215,6 @@ class FleetPush:
         if self._spread is not None:
             spread, self._spread = self._spread, None
             await spread.end()
-
-    async def _discard_refused(self) -> None:
-        """What the first replica does not have is not kept by the others; it may have refused one stream of many."""
-        request = weights_pb2.GetPushRequest(push_id=self.push_id)
-        try:
-            known = await self.head.ask(self.head.weights.GetPush, request, _ASK_TIMEOUT_S)
-        except GenserveError as error:
-            if is_lost(error):
-                return
-        else:
-            if known.push.state in _HAS_ALL:
-                return
-        await everywhere(self.replicas[1:], self._discard_on)
-
-    async def _finished(self, received: weights_pb2.PushWeightsResponse) -> weights_pb2.PushWeightsResponse:
-        """Waits for the outcome. What was begun goes on if the trainer does not wait for it."""
-        if received.push.state not in _HAS_ALL:
-            return received  # VALIDATE, or an answer that tells of a fault
-        if self._finishing is None:
-            self._finishing = asyncio.create_task(self._finish(received), name=f"finish push {self.push_id}")
-            self._finishing.add_done_callback(_retrieved)
-            self._finishing.add_done_callback(self._end)
-        return await asyncio.shield(self._finishing)
 
     async def _finish(self, received: weights_pb2.PushWeightsResponse) -> weights_pb2.PushWeightsResponse:
         try:
@@ -206,7 +229,7 @@ class FleetPush:
                 committed = await commit_everywhere(self._fleet, have, request)
             except GenserveError as error:
                 if not is_lost(error):
-                    await everywhere(have, self._discard_prepared)
+                    await discard_prepared(self.push_id, have)
                 raise
             return weights_pb2.PushWeightsResponse(push=committed.push, applied=committed.applied)
         finally:
@@ -228,7 +251,7 @@ class FleetPush:
         known = [
             upstream
             for upstream, outcome in outcomes.items()
-            if not isinstance(outcome, GenserveError) and outcome.push.state in _HAS_ALL
+            if not isinstance(outcome, GenserveError) and outcome.push.state in HAS_ALL
         ]
         return known or [self.head]
 
@@ -238,18 +261,19 @@ class FleetPush:
         if self._spread is None:
             return []
         tasks = self._spread.tasks
+        # Then the first replica does not keep it any more, see `prepared_ttl`.
+        until_s = time.monotonic() + _KEPT_SHARE * (seconds_of(self._header.prepared_ttl) or _DEFAULT_PREPARED_TTL_S)
         have: list[Upstream] = []
         failures: dict[Upstream, str] = {}
         waiting = set(tasks.values())
         by_task = {task: upstream for upstream, task in tasks.items()}
-        # Then the first replica does not keep it any more, see `prepared_ttl`.
-        until_s = time.monotonic() + _KEPT_SHARE * (seconds_of(self._header.prepared_ttl) or _DEFAULT_PREPARED_TTL_S)
         while waiting:
-            left_s = max(0.0, until_s - time.monotonic())
-            is_enough = self._is_enough([self.head, *have])
+            left_s = until_s - time.monotonic()
+            if self._is_enough([self.head, *have]):
+                left_s = min(left_s, self._fleet.settings.straggler_s)
             done, waiting = await asyncio.wait(
                 waiting,
-                timeout=min(left_s, self._fleet.settings.straggler_s) if is_enough else left_s,
+                timeout=max(0.0, left_s),
                 return_when=asyncio.FIRST_COMPLETED,
             )
             for task in done:
@@ -262,8 +286,7 @@ class FleetPush:
             if not done or not self._is_enough(set(self.replicas) - failures.keys()):
                 break
         if not self._is_enough([self.head, *have]):
-            if not failures:
-                failures = {by_task[task]: "it is too slow" for task in waiting}
+            failures |= {by_task[task]: "it is too slow" for task in waiting if not failures}
             await self.discard()
             needed = self._fleet.settings.min_replicas or len(self._required)
             raise FleetPushError(
@@ -287,27 +310,7 @@ class FleetPush:
         """Frees its bytes on all replicas, as far as they answer: those of a prepared push would be in the way of the
         next one."""
         await self._end_spread()
-        await everywhere(self.replicas, self._discard_on)
-
-    async def _discard_prepared(self, upstream: Upstream) -> None:
-        """What nobody has begun to apply would be in the way of the next push."""
-        request = weights_pb2.GetPushRequest(push_id=self.push_id)
-        known = await upstream.ask(upstream.weights.GetPush, request, _ASK_TIMEOUT_S)
-        if known.push.state == weights_pb2.PUSH_STATE_PREPARED:
-            await self._discard_on(upstream)
-
-    async def _discard_on(self, upstream: Upstream) -> None:
-        request = weights_pb2.DiscardPushRequest(push_id=self.push_id, force=True)
-        until_s = time.monotonic() + _DISCARD_TIMEOUT_S
-        while True:
-            try:
-                await upstream.ask(upstream.weights.DiscardPush, request, _DISCARD_TIMEOUT_S)
-                return
-            except ApplyInProgressError:
-                # It is prepared there, and can be discarded when that is done.
-                if time.monotonic() >= until_s:
-                    raise
-                await asyncio.sleep(_DISCARD_EVERY_S)
+        await discard(self.push_id, self.replicas)
 
 
 def _failure(task: "asyncio.Task[weights_pb2.Push]", push: weights_pb2.Push) -> str:
@@ -316,7 +319,7 @@ def _failure(task: "asyncio.Task[weights_pb2.Push]", push: weights_pb2.Push) -> 
         own = task.result()
     except GenserveError as error:
         return error.message
-    if own.state not in _HAS_ALL:
+    if own.state not in HAS_ALL:
         return f"the push is {weights_pb2.PushState.Name(own.state)} there"
     if own.content_digest and push.content_digest and own.content_digest != push.content_digest:
         return "it has other bytes"

@@ -55,11 +55,11 @@ class FleetPushes:
         )
 
     async def take(
-        self, header: weights_pb2.PushHeader, frames: AsyncIterator[bytes], timeout_s: float | None
+        self, header: weights_pb2.PushHeader, frames: AsyncIterator[bytes]
     ) -> weights_pb2.PushWeightsResponse:
         """Takes one stream of a trainer, and returns the outcome."""
         header.push_id = header.push_id or uuid.uuid4().hex
-        return await self._run(header, lambda push: push.take(header, frames, timeout_s))
+        return await self._run(header, lambda push: push.take(header, frames))
 
     async def load(self, request: weights_pb2.LoadWeightsRequest) -> weights_pb2.PushWeightsResponse:
         """The same for a version that a replica fetches from elsewhere."""

@@ -16,16 +16,14 @@ async def relay(
     header: weights_pb2.PushHeader,
     frames: AsyncIterator[bytes],
     heads: Sequence[Upstream],
-    timeout_s: float | None,
+    is_sent: asyncio.Event,
 ) -> list[weights_pb2.PushWeightsResponse]:
     """Sends a stream to these replicas, and returns their answers. The first that fails ends it for all: raises its
-    GenserveError."""
+    GenserveError. Sets `is_sent` when the trainer has sent everything."""
     first = weights_pb2.PushWeightsRequest(header=header).SerializeToString()
     feeds = [_Feed(first) for _ in heads]
-    answers = [
-        asyncio.create_task(_push(upstream, feed, timeout_s)) for upstream, feed in zip(heads, feeds, strict=True)
-    ]
-    reading = asyncio.create_task(_read(frames, feeds))
+    answers = [asyncio.create_task(_push(upstream, feed)) for upstream, feed in zip(heads, feeds, strict=True)]
+    reading = asyncio.create_task(_read(frames, feeds, is_sent))
     try:
         # A replica may answer before it was sent everything: a refusal, or what it has already.
         waiting = {reading, *answers}
@@ -65,16 +63,17 @@ class _Feed:
             self._queue.get_nowait()
 
 
-async def _read(frames: AsyncIterator[bytes], feeds: Sequence[_Feed]) -> None:
+async def _read(frames: AsyncIterator[bytes], feeds: Sequence[_Feed], is_sent: asyncio.Event) -> None:
     async for frame in frames:
         for feed in feeds:
             await feed.put(frame)
+    is_sent.set()
     for feed in feeds:
         await feed.put(None)
 
 
-async def _push(upstream: Upstream, feed: _Feed, timeout_s: float | None) -> weights_pb2.PushWeightsResponse:
-    call = upstream.push(feed.frames(), timeout=timeout_s)
+async def _push(upstream: Upstream, feed: _Feed) -> weights_pb2.PushWeightsResponse:
+    call = upstream.push(feed.frames())
     try:
         with upstream.running(call), upstream.raising():
             return weights_pb2.PushWeightsResponse.FromString(await call)

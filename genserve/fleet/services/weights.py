@@ -36,7 +36,7 @@ class FleetWeights(WeightServiceServicer):
         frame = weights_pb2.PushWeightsRequest.FromString(first) if first is not None else None
         if frame is None or frame.WhichOneof("frame") != "header":
             raise InvalidFieldError.of("header", "must be the first frame")
-        answer = await self._pushes.take(frame.header, frames, context.time_remaining())
+        answer = await self._pushes.take(frame.header, frames)
         answer.state.CopyFrom(self._router.state())
         return answer
 
