@@ -7,6 +7,8 @@ from urllib.parse import unquote
 
 DEFAULT_TARGET: Final = "127.0.0.1:50051"
 """Where clients look for the daemon unless they are given an address."""
+DEFAULT_ROUTER: Final = "127.0.0.1:50050"
+"""Where a router listens, and where `genserve replicas` looks for it."""
 
 _SOCKET_SCHEMES: Final = ("unix:", "unix-abstract:")
 _HOST_SCHEMES: Final = ("dns:///", "dns:", "ipv4:", "ipv6:")

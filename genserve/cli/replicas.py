@@ -1,12 +1,13 @@
 """`genserve replicas`: the replicas of a router."""
 
 import argparse
-import json
 import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from genserve.addresses import DEFAULT_ROUTER
 from genserve.cli.options import Subparsers, add_connection_options, open_client, seconds
+from genserve.cli.streams import print_json
 
 if TYPE_CHECKING:
     from genserve.client import FleetReplica, Replicas
@@ -36,7 +37,7 @@ def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
             one.add_argument("address", metavar="HOST:PORT", help="address of the daemon, which names the replica")
         if action == "drain":
             one.add_argument("--timeout", type=seconds, default=300.0, metavar="TIME", help="deadline (default: 300s)")
-        add_connection_options(one)
+        add_connection_options(one, of="the router", target=DEFAULT_ROUTER)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -53,9 +54,7 @@ def run(args: argparse.Namespace) -> int:
         shown: Iterable[Replicas] = client.watch_replicas() if watches else [client.list_replicas()]
         for number, replicas in enumerate(shown):
             if as_json:
-                from google.protobuf.json_format import MessageToDict
-
-                print(json.dumps(MessageToDict(replicas.message)), flush=True)
+                print_json(replicas.message)
                 continue
             if number > 0:
                 print("\x1b[H\x1b[2J" if sys.stdout.isatty() else "", end="" if sys.stdout.isatty() else "\n")
