@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import grpc.aio
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
-from genserve.addresses import check_replica, is_loopback
+from genserve.addresses import DEFAULT_ROUTER, check_replica, is_loopback
 from genserve.fleet.discovery import DnsReplicas, split_name
 from genserve.fleet.fleet import Fleet
 from genserve.fleet.push.pushes import FleetPushes
@@ -34,7 +34,7 @@ from genserve.v1 import control_pb2, fleet_pb2, generation_pb2, weights_pb2
 from genserve.v1.control_pb2_grpc import add_ControlServiceServicer_to_server
 from genserve.v1.fleet_pb2_grpc import add_FleetServiceServicer_to_server
 
-DEFAULT_PORT = 50050
+DEFAULT_PORT = int(DEFAULT_ROUTER.rpartition(":")[2])
 MAX_MESSAGE_BYTES = 256 << 20
 """A bound on the messages of clients; each replica has its own, which is smaller."""
 MAX_DRAIN_TIMEOUT_S = 24 * 3600.0
