@@ -206,3 +206,17 @@ async def test_a_router_without_replicas_does_not_serve() -> None:
         await fleet.until_ready(1)
         answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=5)
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_a_router_that_drains_does_not_wait_for_watchers() -> None:
+    """They get the last state, and their streams end."""
+    async with routed(1) as fleet:
+        replicas, statuses = fleet.client.watch_replicas(), fleet.client.watch_status()
+        await anext(replicas)
+        await anext(statuses)
+        async with asyncio.timeout(20):
+            draining = asyncio.create_task(fleet.running.drain(60))
+            phases = [status.state.phase async for status in statuses]
+            _ = [each async for each in replicas]
+            await draining
+        assert phases[-1] == "draining"
