@@ -220,3 +220,27 @@ async def test_a_router_that_drains_does_not_wait_for_watchers() -> None:
             _ = [each async for each in replicas]
             await draining
         assert phases[-1] == "draining"
+
+
+async def test_a_daemon_with_two_addresses_is_one_replica() -> None:
+    """It would get twice the requests of another one, and be asked to fetch weights from itself."""
+    async with routed(1) as fleet:
+        router = fleet.running.router
+        twice = fleet.daemons[0].address.replace("127.0.0.1", "localhost")
+        router.add(twice)
+        await fleet.until(lambda: "is the daemon at" in router.fleet.where(router.find(twice).member)[1])
+        assert [each.address for each in router.fleet.ready] == [fleet.daemons[0].address]
+        await router.remove(fleet.daemons[0].address)
+        await fleet.until(lambda: [each.address for each in router.fleet.ready] == [twice])
+
+
+async def test_two_addresses_of_a_daemon_that_are_added_at_once_are_one_replica() -> None:
+    """Neither has told who it is when the other one is called."""
+    async with over([]) as fleet, replica() as daemon:
+        router = fleet.running.router
+        both = [daemon.address, daemon.address.replace("127.0.0.1", "localhost")]
+        for address in both:
+            router.add(address)
+        wheres = [lambda address=address: router.fleet.where(router.find(address).member) for address in both]
+        await fleet.until(lambda: any("is the daemon at" in where()[1] for where in wheres))
+        await fleet.until_ready(1)
