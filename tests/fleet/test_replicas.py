@@ -244,3 +244,13 @@ async def test_two_addresses_of_a_daemon_that_are_added_at_once_are_one_replica(
         wheres = [lambda address=address: router.fleet.where(router.find(address).member) for address in both]
         await fleet.until(lambda: any("is the daemon at" in where()[1] for where in wheres))
         await fleet.until_ready(1)
+
+
+async def test_the_answer_to_a_sleep_tells_of_it() -> None:
+    """Although the replicas report their state only a moment later: here never."""
+    async with routed(2) as fleet:
+        for tasks in fleet.running.router._tasks.values():
+            for task in tasks:
+                task.cancel()
+        assert (await fleet.client.sleep()).phase == "sleeping"
+        assert (await fleet.client.wake_up()).phase == "running"

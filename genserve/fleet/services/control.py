@@ -183,6 +183,9 @@ class FleetControl(ControlServiceServicer):
         if not replicas:
             raise self._fleet.none_ready()
         outcomes = await everywhere(replicas, ask)
+        for upstream, outcome in outcomes.items():
+            if not isinstance(outcome, GenserveError) and upstream.member.engine is not None:
+                upstream.member.engine = outcome.state  # type: ignore[attr-defined]  # its next report comes later
         failures = [(up, outcome) for up, outcome in outcomes.items() if isinstance(outcome, GenserveError)]
         if failures:
             done = [up for up, outcome in outcomes.items() if not isinstance(outcome, GenserveError)]
