@@ -13,8 +13,8 @@ def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
         "route",
         help="run a router: one endpoint for many daemons",
         description="Serves many daemons, which are its replicas, as if they were one: requests go to the replica that "
-        "has their prefix or least to do, a push goes to all and is applied on all or on none, and a replica that has "
-        "not the weights of the others gets no requests until it has fetched them.",
+        "has their prefix or least to do, a push goes to all and is applied on all or on none, and a replica that "
+        "does not serve the version of the others gets no requests until it has fetched it.",
     )
     replicas = parser.add_argument_group("replicas", "More can be added while it runs: genserve replicas add.")
     replicas.add_argument(
@@ -51,8 +51,8 @@ def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
         type=float,
         default=1.5,
         metavar="X",
-        help="with more than X times the mean of sequences a replica gets no request for its prefix (default: "
-        "%(default)s)",
+        help="a replica with more than X times the mean number of sequences gets no more requests for the prefixes "
+        "that it has (default: %(default)s)",
     )
     parser.add_argument(
         "--fanout",
