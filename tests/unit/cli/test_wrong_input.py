@@ -128,6 +128,14 @@ async def test_bytes_that_are_no_text_are_refused_in_one_line(daemon: ScriptedDa
         assert errors.count(b"\n") == 1
 
 
+async def test_an_error_after_a_part_of_the_answer_has_a_line_of_its_own(daemon: ScriptedDaemon) -> None:
+    """On a terminal both would be one line."""
+    daemon.hangs_after = 2
+    status, output, errors = await run(daemon, "generate", "x", "--timeout", "1s")
+    assert (status, output) == (1, b"Once upon\n")
+    assert errors.startswith(b"genserve: DEADLINE_EXCEEDED: ")
+
+
 async def test_an_output_that_knows_ascii_only_gets_escapes(daemon: ScriptedDaemon) -> None:
     """The answer is printed whole."""
     daemon.words = ["é", "\U0001f600", "x"]
