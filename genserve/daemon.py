@@ -8,7 +8,6 @@ engine stops. One AsyncExitStack: the order of entry is the order of the start, 
 import argparse
 import asyncio
 import os
-import sys
 import time
 import uuid
 from collections.abc import Iterator, Sequence

@@ -36,13 +36,15 @@ class Serving:
 
 
 class Output(Protocol):
-    """Where what a daemon says goes. The daemon gets `stderr`; what it says on stdout is written by who reads that.
+    """Where what a daemon says goes. The daemon gets `stderr`; what it says on stdout is written by who reads that."""
 
-    `path` is where people find it, and `hint` tells them so.
-    """
+    @property
+    def path(self) -> Path:
+        """Where people find it."""
 
-    path: Path
-    hint: str
+    @property
+    def hint(self) -> str:
+        """Tells them so."""
 
     @property
     def stderr(self) -> int:
