@@ -21,7 +21,7 @@ from genserve.placement.replica import LocalReplica
 from genserve.placement.shares import process_shares
 from genserve.signals import stop_on_signals
 
-_CLOSE_S: Final = 30.0
+CLOSE_S: Final = 30.0
 """Time that a daemon has to end its engine, in addition to the drain timeout."""
 
 
@@ -83,7 +83,7 @@ async def up(config: UpConfig) -> int:
             if failure is not None:
                 say(f"no replica can be started: {failure}")
             await running.drain(timeout_s)
-        in_order = await asyncio.gather(*(each.stop(timeout_s + _CLOSE_S) for each in replicas))
+        in_order = await asyncio.gather(*(each.stop(timeout_s + CLOSE_S) for each in replicas))
     if failure is not None:
         return 2 if failure.exit_status == 2 else 1
     return 0 if all(in_order) else 1
