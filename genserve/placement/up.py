@@ -12,8 +12,8 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Final
 
-from genserve.fleet.router import MAX_REPLICAS
 from genserve.fleet.serve import RouteConfig, start_router
+from genserve.fleet.settings import MAX_REPLICAS
 from genserve.launcher.daemon_process import DaemonFailedError
 from genserve.notices import say
 from genserve.placement.backoff import Starts
