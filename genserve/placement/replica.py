@@ -54,15 +54,17 @@ class LocalReplica:
             await asyncio.sleep(wait_s)
 
     async def stop(self, timeout_s: float) -> bool:
-        """Lets the daemon drain; what is left of it after that time is killed. Returns whether it ended in order."""
-        if self._process is None:
+        """Lets the daemon drain; what is left of it after that time is killed. Returns whether it ended in order: one
+        that did not serve yet has nothing to drain, and what it has started may have to be killed."""
+        process = self._process
+        if process is None:
             return True
-        has_ended = self._process.exit_status is not None
-        self._process.stop(timeout_s)
-        was_killed = await asyncio.wrap_future(self._process.ended)
-        if was_killed and not has_ended:
-            say(f"replica {self.number}: it, or a process of it, was killed {timeout_s:g} s after it was told to stop")
-        return has_ended or not was_killed
+        served = process.exit_status is None and process.serving.done() and process.serving.exception() is None
+        process.stop(timeout_s)
+        was_killed = await asyncio.wrap_future(process.ended)
+        if served and was_killed:
+            say(f"replica {self.number}: the daemon, or a process of it, did not end by itself, and was killed")
+        return not (served and was_killed)
 
     def kill(self) -> None:
         """Ends the daemon and everything that it has started. Does not wait."""

@@ -37,9 +37,9 @@ if model == "that is killed":
 if model == "that floods":
     os.write(1, b"x" * (1 << 20))  # without an end of line, as a progress bar
     os.write(1, b"\\n")
-if model == "with a child":
+if model.startswith("with a child"):
     subprocess.Popen([sys.executable, "-c", IGNORING])
-if model != "that never serves":
+if not model.endswith("that never serves"):
     serve()
 if model == "that floods":
     os.write(1, b"y" * (1 << 20))

@@ -83,8 +83,10 @@ async def test_a_replica_that_cannot_start_is_given_up(replica: Makes, capfd: py
     assert capfd.readouterr().err.count("started again") == 1
 
 
-async def test_a_replica_that_does_not_end_is_killed(router: Router, replica: Makes) -> None:
-    """When its time is over."""
+async def test_a_replica_that_does_not_end_is_killed(
+    router: Router, replica: Makes, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """When its time is over, and people are told."""
     deaf = replica("that ignores SIGTERM", Starts())
     running = asyncio.create_task(deaf.run())
     await until(lambda: ADDRESS in router.fleet.upstreams)
@@ -92,7 +94,21 @@ async def test_a_replica_that_does_not_end_is_killed(router: Router, replica: Ma
     assert process is not None
     running.cancel()
     assert not await deaf.stop(0.2)
+    assert "genserve: replica 0: the daemon, or a process of it, did not end by itself" in capfd.readouterr().err
     assert members_of(process.process.pid) == []
+
+
+async def test_a_replica_that_starts_ends_in_order(replica: Makes, capfd: pytest.CaptureFixture[str]) -> None:
+    """What it has started may not know yet that it is to end, and is killed."""
+    starting = replica("with a child that never serves", Starts())
+    running = asyncio.create_task(starting.run())
+    await until(lambda: starting._process is not None and len(members_of(starting._process.process.pid)) == 2)
+    running.cancel()
+    assert await starting.stop(0.2)
+    process = starting._process
+    assert process is not None
+    assert members_of(process.process.pid) == []
+    assert "was killed" not in capfd.readouterr().err
 
 
 async def test_a_replica_that_is_killed_leaves_nothing(router: Router, replica: Makes) -> None:
