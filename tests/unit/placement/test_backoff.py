@@ -24,6 +24,7 @@ def test_a_long_life_is_followed_by_a_short_wait() -> None:
         (False, 1, 1, False),
         (False, 2, -9, False),
         (False, 3, 1, True),
+        (False, 4, 1, True),
         (False, 1, 2, True),
         (False, 1, None, False),
         (True, 3, 1, False),
@@ -35,3 +36,9 @@ def test_starts_are_given_up_only_while_none_has_succeeded(
 ) -> None:
     """After three, or after one with wrong flags."""
     assert Starts(has_served=has_served).is_hopeless(num_failed, exit_status) is is_hopeless
+
+
+def test_no_replica_has_served_at_first() -> None:
+    """Three failed starts are enough then."""
+    assert not Starts().is_hopeless(2, 1)
+    assert Starts().is_hopeless(3, 1)

@@ -32,6 +32,11 @@ def test_each_replica_has_whole_cores_of_one_node(
     assert shares == [CoreShare(frozenset(cpus), node) for cpus, node in expected]
 
 
+def test_memory_without_cores_gets_no_replica() -> None:
+    """Such as that of a device."""
+    assert core_shares(machine(2), 2, [0, 1]) == [CoreShare(frozenset({cpu}), 0) for cpu in (0, 1)]
+
+
 @pytest.mark.parametrize(
     ("cores", "num_replicas", "memory_nodes"),
     [(machine(2), 3, [0]), (machine(3, 1), 4, [0, 1]), (machine(2, 2), 2, [0]), ([], 1, [0])],

@@ -71,6 +71,7 @@ def test_gpus_that_nobody_knows_are_an_error() -> None:
 def test_each_replica_gets_neighbours() -> None:
     """And no GPU is in two shares; what is over is not used."""
     assert gpu_shares(["4", "5", "6", "7", "8"], 2, 2) == [["4", "5"], ["6", "7"]]
+    assert gpu_shares(["4", "5", "6", "7"], 2, 2) == [["4", "5"], ["6", "7"]]
 
 
 @pytest.mark.parametrize(
@@ -84,3 +85,5 @@ def test_too_few_gpus_are_an_error(devices: list[str], says: str) -> None:
     """It says how many there are, and which."""
     with pytest.raises(ValueError, match=says):
         gpu_shares(devices, 2, 2)
+    with pytest.raises(ValueError, match="3 replicas with 2 GPUs each need 6 GPUs, and 5 can be used"):
+        gpu_shares(list("01234"), 3, 2)
