@@ -23,6 +23,7 @@ from genserve.fleet.services.replicas import FleetReplicas
 from genserve.fleet.services.weights import FleetWeights, add_weights
 from genserve.fleet.settings import FleetSettings
 from genserve.listening import require_free
+from genserve.notices import say
 from genserve.routing.names import DEFAULT_POLICIES, make_chain, parse_policies
 from genserve.routing.policies.prefix_aware import OVERLOAD_THRESHOLD
 from genserve.rpc import health
@@ -165,7 +166,7 @@ async def serve(config: RouteConfig) -> int:
     stopped = asyncio.Event()
 
     def stop(signal_name: str) -> None:
-        _say(f"{signal_name}: draining, {config.drain_timeout_s:g} s at most; a second signal exits at once")
+        say(f"{signal_name}: draining, {config.drain_timeout_s:g} s at most; a second signal exits at once")
         stopped.set()
 
     async with AsyncExitStack() as stack:
@@ -187,7 +188,3 @@ async def _cancel(tasks: Sequence["asyncio.Task[None]"]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _say(line: str) -> None:
-    print(f"genserve: {line}", file=sys.stderr, flush=True)
