@@ -17,8 +17,8 @@ from pathlib import Path
 from tests.mutants.operators import Mutant, mutants_of, sites_of
 from tests.mutants.trials import NOT_COVERED, SURVIVED, TIMEOUT, LineMap, try_mutants, warm_up
 
-PACKAGES = ("weights", "control", "rpc", "client", "routing")
-TESTS = ("tests/unit", "tests/rpc")
+PACKAGES = ("weights", "control", "rpc", "client", "routing", "fleet", "placement")
+TESTS = ("tests/unit", "tests/rpc", "tests/fleet")
 # Not a verdict on the tests: nothing in them runs the line, or the bug makes them wait.
 _OTHER_ENDS = (TIMEOUT, SURVIVED, NOT_COVERED)
 

@@ -49,7 +49,8 @@ class Attempts:
         self.request = request
         self._fleet = fleet
         limit_s = fleet.settings.wait_ready_s
-        self._wait_s = limit_s if remaining_s is None else min(limit_s, remaining_s)
+        # The answer says why it waited in vain, if it comes before the client's deadline.
+        self._wait_s = limit_s if remaining_s is None else min(limit_s, remaining_s - min(0.5, remaining_s / 4))
         self._until_s = time.monotonic() + self._wait_s
         self._instance_id = ""
         self._carried = ExitStack()
