@@ -1,11 +1,14 @@
 """Addresses of the network, as people and gRPC write them. Pure: nothing is resolved."""
 
 import ipaddress
+import re
 from typing import Final
 from urllib.parse import unquote
 
 DEFAULT_TARGET: Final = "127.0.0.1:50051"
 """Where clients look for the daemon unless they are given an address."""
+DEFAULT_ROUTER: Final = "127.0.0.1:50050"
+"""Where a router listens, and where `genserve replicas` looks for it."""
 
 _SOCKET_SCHEMES: Final = ("unix:", "unix-abstract:")
 _HOST_SCHEMES: Final = ("dns:///", "dns:", "ipv4:", "ipv6:")
@@ -45,5 +48,7 @@ def check_replica(address: str) -> None:
     host, _, port = address.removeprefix(
         next((each for each in _HOST_SCHEMES if address.startswith(each)), "")
     ).rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) <= 65535 or any(each.isspace() for each in address):
+    # One host: no list, no URL, and an IPv6 address in brackets, without which nobody knows where it ends.
+    is_host = re.fullmatch(r"[^\s,/:\[\]]+|\[[0-9A-Fa-f:.%]+\]", host) is not None
+    if not is_host or re.fullmatch("[0-9]{1,5}", port) is None or not 0 < int(port) <= 65535:
         raise ValueError(f"must be HOST:PORT or unix:PATH, is {address!r}")

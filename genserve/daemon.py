@@ -8,7 +8,6 @@ engine stops. One AsyncExitStack: the order of entry is the order of the start, 
 import argparse
 import asyncio
 import os
-import sys
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -43,9 +42,10 @@ from genserve.frontends.template import Template, fork_template
 from genserve.ingest.relay import IngestSettings
 from genserve.ingest.supervisor import IngestProcesses
 from genserve.listening import require_free
-from genserve.log_lines import PREFIX, write_log_lines
+from genserve.log_lines import write_log_lines
 from genserve.memory.allocator import freeze_objects, keep_freed_memory
 from genserve.memory.words import SharedWords
+from genserve.notices import say
 from genserve.rpc.generation import abort_with
 from genserve.rpc.listener import SERVER_OPTIONS
 from genserve.rpc.server import ServerParts, start_server
@@ -99,7 +99,7 @@ def main(argv: Sequence[str]) -> int:
         template = fork_template(frontend.run) if _num_frontends(config) else None
         return uvloop.run(serve(config, args, template, flags))
     except (DemoModelError, OSError, ValueError, RuntimeError) as error:
-        _say(str(error))
+        say(str(error))
         return EXIT_FAILED
 
 
@@ -118,15 +118,15 @@ async def serve(
             config = http.config
         _sweep()
         directory = local_directory(args.model)
-        opened = None if directory is None else open_checkpoint(directory, _say)
+        opened = None if directory is None else open_checkpoint(directory, say)
         engine = await _start_engine(config, args)
         stopped = stack.enter_context(_stopped_by_signal())
         stack.push_async_callback(engine.stop)
-        opened = opened_as_loaded(opened, directory, engine.checkpoint_directory, _say)
+        opened = opened_as_loaded(opened, directory, engine.checkpoint_directory, say)
         daemon = await _build_services(config, engine, opened, args.load_format.lower(), template, stack)
         del opened  # the files are closed when version 0 is not resident any more
         if http is not None and engine.openai is not None:
-            daemon.http = http.server(engine.openai, engine.server_args, _say)
+            daemon.http = http.server(engine.openai, engine.server_args, say)
             stack.push_async_callback(daemon.http.stop)
             await daemon.http.start(stopped)
         daemon.start(stack)
@@ -137,7 +137,7 @@ async def serve(
 
 
 async def _start_engine(config: ServeConfig, args: AsyncEngineArgs) -> VllmEngine:
-    _say(f"starting the engine for {args.model}")
+    say(f"starting the engine for {args.model}")
     limits = IntakeLimits(config.max_active_requests, config.max_n, config.trust_request_chat_template)
     daemon_index = 0 if config.openai_port == -1 else 1  # vLLM's server in Rust says that it is client 0
     clients = Clients(daemon_index + 1 + _num_frontends(config), daemon_index, if_possible=config.frontends == -1)
@@ -181,12 +181,12 @@ class _Daemon:
     def announce(self, model: str, began_s: float) -> None:
         """Health says SERVING, and so does standard output. `began_s`: when the start began, on the monotonic clock."""
         self.parts.board.become(DaemonCondition.SERVING)
-        _say(f"weight update: {self.engine.info.weight_update} ({self.engine.info.weight_update_reason})")
+        say(f"weight update: {self.engine.info.weight_update} ({self.engine.info.weight_update_reason})")
         for warning in self.engine.warnings:
-            _say(f"warning: {warning}")
+            say(f"warning: {warning}")
         if self.http is not None:
-            _say(f"openai: {self.http}")
-        _say(f"ready after {time.monotonic() - began_s:.0f} s")
+            say(f"openai: {self.http}")
+        say(f"ready after {time.monotonic() - began_s:.0f} s")
         print(f"genserve: serving {model} on {self.address}", flush=True)
 
     async def run_until_stopped(self, stopped: asyncio.Event) -> str | None:
@@ -199,7 +199,7 @@ class _Daemon:
     async def drain(self, signal_name: str) -> int:
         """Lets running work end, within the drain timeout. Returns the exit status."""
         parts = self.parts
-        _say(f"{signal_name}: draining, {parts.config.drain_timeout_s:g} s at most; a second signal exits at once")
+        say(f"{signal_name}: draining, {parts.config.drain_timeout_s:g} s at most; a second signal exits at once")
         drain = Drain(self.engine, parts.board, parts.pauses, parts.transfers, parts.pushes, self.http)
         try:
             drained = await drain.run(parts.config.drain_timeout_s)
@@ -208,7 +208,7 @@ class _Daemon:
         if (failure := self._failure()) is not None:
             return await self.fail(failure)
         for line in drained.cut:
-            _say(line)
+            say(line)
         parts.board.end()
         return 0 if drained.in_order else EXIT_FAILED
 
@@ -217,7 +217,7 @@ class _Daemon:
         self.parts.board.enter(EngineCondition.DEAD)
         if self.http is not None:
             self.http.kill()
-        _say(failure)
+        say(failure)
         # Calls that the failure has ended get their answers first: a server that is stopping may delay them until
         # its grace period ends.
         await asyncio.sleep(_LAST_ANSWERS_S)
@@ -248,7 +248,7 @@ async def _build_services(
     pauses = PauseController(engine, leases, board)
     checkpoint = opened.index if opened is not None else None
     max_staging_bytes = limit_bytes(config.max_staging_bytes, checkpoint)
-    resident = resident_store(opened, load_format, _say, enabled=not config.no_resident_weights)
+    resident = resident_store(opened, load_format, say, enabled=not config.no_resident_weights)
     applier = PushApplier(engine, pauses, board, resident)
     loras = LoraLoader(engine, board, pauses, checkpoint)
     pushes = PushRegistry(checkpoint, engine, applier, loras, board, resident, max_staging_bytes)
@@ -278,7 +278,7 @@ def _sweep() -> None:
     """Removes what killed daemons left behind."""
     lora_files.sweep()
     if swept := stale_shm.sweep():
-        _say(f"removed shared memory of killed engines: {', '.join(swept)}")
+        say(f"removed shared memory of killed engines: {', '.join(swept)}")
 
 
 class _Stopped(asyncio.Event):
@@ -306,7 +306,7 @@ async def _ingest(config: ServeConfig, stack: AsyncExitStack) -> IngestProcesses
     if count == 0:
         return None
     settings = IngestSettings(config.host.strip("[]"), 0, "", config.max_message_bytes, SERVER_OPTIONS)
-    ingest = IngestProcesses(count, settings, _say)
+    ingest = IngestProcesses(count, settings, say)
     stack.push_async_callback(ingest.stop)
     await ingest.start()
     return ingest
@@ -333,7 +333,7 @@ async def _frontends(
         return (await abort(request_ids)).SerializeToString()
 
     settings = FrontendSettings(os.getpid(), 0, words.fd, (), config.host.strip("[]"), 0, config.max_message_bytes)
-    frontends = FrontEnds(template, seats, settings, board, abort_as_bytes, _say)
+    frontends = FrontEnds(template, seats, settings, board, abort_as_bytes, say)
     stack.push_async_callback(frontends.stop)
     await frontends.start()
     engine.add_clients(frontends)
@@ -344,7 +344,3 @@ async def _cancel(tasks: Sequence["asyncio.Task[None]"]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _say(line: str) -> None:
-    print(f"{PREFIX}{line}", file=sys.stderr, flush=True)

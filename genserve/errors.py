@@ -201,7 +201,7 @@ class EngineDeadError(GenserveError):
 
 
 class UnsupportedError(GenserveError):
-    """The daemon was started without a feature that this call needs."""
+    """The daemon was started without a feature that this call needs, or has no such call."""
 
     reason = "UNSUPPORTED"
 

@@ -8,10 +8,11 @@ and a second thread handles it meanwhile.
 import asyncio
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+from genserve.notices import say
 
 EXIT_INTERRUPTED = 130
 _LOOK_INTERVAL_S = 0.2
@@ -36,21 +37,22 @@ def _exit_on_interrupt(done: threading.Event) -> None:
     while not done.is_set():
         # sigtimedwait is the only wait for a blocked signal that can also time out.
         if signal.sigtimedwait({signal.SIGINT}, _LOOK_INTERVAL_S) is not None:
-            print("genserve: interrupted while starting", file=sys.stderr, flush=True)
+            say("interrupted while starting")
             os._exit(EXIT_INTERRUPTED)  # the engine's processes end when this one ends
 
 
 @contextmanager
-def stop_on_signals(stop: Callable[[str], None]) -> Iterator[None]:
-    """The first SIGINT or SIGTERM calls `stop` with its name; a second one exits now. After the block the process ends
-    by itself, and a first signal changes nothing."""
+def stop_on_signals(stop: Callable[[str], None], at_once: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """The first SIGINT or SIGTERM calls `stop` with its name; a second one exits now, after `at_once`. After the block
+    the process ends by itself, and a first signal changes nothing."""
     loop = asyncio.get_running_loop()
     seen, is_over = False, False
 
     def on_signal(number: signal.Signals) -> None:
         nonlocal seen
         if seen:
-            print(f"genserve: second {number.name}, exiting now", file=sys.stderr, flush=True)
+            say(f"second {number.name}, exiting now")
+            at_once()
             os._exit(128 + number)
         seen = True
         if not is_over:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from genserve import __version__
-from genserve.cli import bench, doctor, generate, lora, replicas, route, serve
+from genserve.cli import bench, doctor, generate, lora, replicas, route, serve, up
 from genserve.cli.control import pause, resume, sleep, status, wake_up
 from genserve.cli.parser import CommandParser
 from genserve.cli.streams import abandon_output, prepare_output
@@ -62,6 +62,8 @@ def _run(args: argparse.Namespace) -> int:
 def _parse(arguments: list[str]) -> argparse.Namespace:
     if arguments[:1] == ["serve"]:  # the engine parses all flags; argparse cannot express this
         return argparse.Namespace(run=serve.run, flags=arguments[1:])
+    if arguments[:1] == ["up"]:  # its own flags, and those of serve
+        return up.parse(arguments[1:])
     return make_parser().parse_args(arguments)
 
 
@@ -75,6 +77,7 @@ def make_parser() -> argparse.ArgumentParser:
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     commands = (
         serve,
+        up,
         route,
         replicas,
         generate,

@@ -3,10 +3,13 @@
 import argparse
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from genserve.cli.options import Subparsers, add_connection_options, open_client, seconds
 from genserve.cli.streams import print_json, read_input
+from genserve.errors import GenserveError
 
 if TYPE_CHECKING:
     from genserve.client import Generation, PromptLike
@@ -83,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
     generation = Generation()
     started_at = time.monotonic()
     first_token_s: float | None = None
-    with open_client(args) as client:
+    with open_client(args) as client, _ending_the_line(generation, is_printed=not args.json and args.n in (None, 1)):
         for delta in client.stream(prompt, timeout_s=args.timeout, **options):
             generation.add(delta)
             if first_token_s is None and any(output.token_ids for output in delta.outputs):
@@ -105,6 +108,17 @@ def _prompt(args: argparse.Namespace) -> "PromptLike":
         return str(text)
     system = [{"role": "system", "content": args.system}] if args.system is not None else []
     return [*system, {"role": "user", "content": text}]
+
+
+@contextmanager
+def _ending_the_line(generation: "Generation", *, is_printed: bool) -> Iterator[None]:
+    """An error of a stream has a line of its own, also after a part of the answer."""
+    try:
+        yield
+    except GenserveError:
+        if is_printed and generation.sequences and not generation.text.endswith("\n"):
+            print(flush=True)
+        raise
 
 
 def _print_rest(generation: "Generation") -> None:

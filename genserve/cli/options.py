@@ -24,16 +24,19 @@ _MAX_COUNT: Final = 1_000_000
 _SECONDS: Final = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
-def add_connection_options(parser: argparse.ArgumentParser) -> None:
-    """Adds --target, --uds, --token and --tls."""
+def add_connection_options(
+    parser: argparse.ArgumentParser, *, of: str = "the daemon", target: str = DEFAULT_TARGET
+) -> None:
+    """Adds --target, --uds, --token and --tls. `of`: who is called. `target`: where it is unless something else says
+    so."""
     group = parser.add_argument_group("connection")
     where = group.add_mutually_exclusive_group()
     where.add_argument(
         "--target",
-        default=os.environ.get("GENSERVE_TARGET", DEFAULT_TARGET),
-        help="address of the daemon (default: $GENSERVE_TARGET or %(default)s)",
+        default=os.environ.get("GENSERVE_TARGET", target),
+        help=f"address of {of} (default: $GENSERVE_TARGET or {target})",
     )
-    where.add_argument("--uds", metavar="PATH", help="Unix domain socket of the daemon")
+    where.add_argument("--uds", metavar="PATH", help=f"Unix domain socket of {of}")
     group.add_argument("--tls", action="store_true", help="use TLS with the system's root certificates")
     # Not as argparse's default, which --help could print.
     group.add_argument("--token", help="bearer token (default: $GENSERVE_TOKEN, which other users cannot see)")

@@ -1,15 +1,18 @@
 """`genserve replicas`: the replicas of a router."""
 
 import argparse
-import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from genserve.addresses import DEFAULT_ROUTER
 from genserve.cli.options import Subparsers, add_connection_options, open_client, seconds
+from genserve.cli.streams import print_json
+from genserve.errors import DeadlineError, UnsupportedError
 
 if TYPE_CHECKING:
-    from genserve.client import FleetReplica, Replicas
+    from genserve.client import Client, FleetReplica, Replicas
 
 _ACTIONS = {
     "list": "show the replicas and what they serve",
@@ -36,26 +39,24 @@ def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
             one.add_argument("address", metavar="HOST:PORT", help="address of the daemon, which names the replica")
         if action == "drain":
             one.add_argument("--timeout", type=seconds, default=300.0, metavar="TIME", help="deadline (default: 300s)")
-        add_connection_options(one)
+        add_connection_options(one, of="the router", target=DEFAULT_ROUTER)
 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the action and prints the replicas that belong to the fleet afterwards."""
-    with open_client(args) as client:
+    with open_client(args) as client, _naming_daemons():
         match args.action:
             case "add":
                 client.add_replica(args.address)
             case "drain":
-                client.drain_replica(args.address, timeout_s=args.timeout)
+                _drain(client, args.address, args.timeout)
             case "remove":
                 client.remove_replica(args.address)
         watches, as_json = (args.watch, args.json) if args.action == "list" else (False, False)
         shown: Iterable[Replicas] = client.watch_replicas() if watches else [client.list_replicas()]
         for number, replicas in enumerate(shown):
             if as_json:
-                from google.protobuf.json_format import MessageToDict
-
-                print(json.dumps(MessageToDict(replicas.message)), flush=True)
+                print_json(replicas.message)
                 continue
             if number > 0:
                 print("\x1b[H\x1b[2J" if sys.stdout.isatty() else "", end="" if sys.stdout.isatty() else "\n")
@@ -63,9 +64,26 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+@contextmanager
+def _naming_daemons() -> Iterator[None]:
+    try:
+        yield
+    except UnsupportedError as error:
+        raise UnsupportedError(f"this is not a router, whose address --target has to be: {error.message}") from None
+
+
+def _drain(client: "Client", address: str, timeout_s: float) -> None:
+    try:
+        client.drain_replica(address, timeout_s=timeout_s)
+    except DeadlineError:
+        raise DeadlineError(
+            f"{address} still has requests after {timeout_s:g} s: it goes on draining, unless it is added again"
+        ) from None
+
+
 def replica_table(replicas: "Replicas") -> str:
     """The version of the fleet, one line per replica, and who has decided."""
-    rows = [["REPLICA", "STATE", "VERSION", "RUNNING", "WAITING", "SENT", "TOKENS/S", ""]]
+    rows = [["REPLICA", "STATE", "VERSION", "RUNNING", "WAITING", "INFLIGHT", "TOKENS/S", ""]]
     rows += [_row(each) for each in replicas.replicas]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = [f"version {replicas.weight_version}"]
@@ -82,4 +100,10 @@ def _row(replica: "FleetReplica") -> list[str]:
     load = replica.load
     told = ("-", "-") if load is None else (str(load.running), str(load.waiting))
     tokens_per_s = "-" if load is None else f"{load.tokens_per_second:.0f}"
-    return [replica.address, replica.state, version, *told, str(replica.inflight), tokens_per_s, replica.reason]
+    return [replica.address, replica.state, version, *told, str(replica.inflight), tokens_per_s, _remark(replica)]
+
+
+def _remark(replica: "FleetReplica") -> str:
+    """Why it is not ready; of one that is, why it generates nothing all the same."""
+    engine = replica.engine
+    return replica.reason or ("" if engine is None or engine.phase == "running" else f"it is {engine.phase}")

@@ -2,9 +2,14 @@
 
 import argparse
 import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from genserve.cli.options import Subparsers, seconds
 from genserve.errors import GenserveError
+
+if TYPE_CHECKING:
+    from genserve.fleet.serve import RouteConfig
 
 
 def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
@@ -13,8 +18,8 @@ def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
         "route",
         help="run a router: one endpoint for many daemons",
         description="Serves many daemons, which are its replicas, as if they were one: requests go to the replica that "
-        "has their prefix or least to do, a push goes to all and is applied on all or on none, and a replica that has "
-        "not the weights of the others gets no requests until it has fetched them.",
+        "has their prefix or least to do, a push goes to all and is applied on all or on none, and a replica that "
+        "does not serve the version of the others gets no requests until it has fetched it.",
     )
     replicas = parser.add_argument_group("replicas", "More can be added while it runs: genserve replicas add.")
     replicas.add_argument(
@@ -27,6 +32,11 @@ def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
         default=[],
         help="all daemons that a name resolves to, now and later; may be repeated",
     )
+    add_router_flags(parser)
+
+
+def add_router_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of a router, all but those that name its replicas."""
     listening = parser.add_argument_group("where it listens")
     listening.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     listening.add_argument(
@@ -51,8 +61,8 @@ def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
         type=float,
         default=1.5,
         metavar="X",
-        help="with more than X times the mean of sequences a replica gets no request for its prefix (default: "
-        "%(default)s)",
+        help="a replica with more than X times the mean number of sequences gets no more requests for the prefixes "
+        "that it has (default: %(default)s)",
     )
     parser.add_argument(
         "--fanout",
@@ -86,37 +96,43 @@ def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
     )
 
 
+def make_config(args: argparse.Namespace, replicas: Sequence[str] = (), dns: Sequence[str] = ()) -> "RouteConfig":
+    """The settings of a router from its flags. Raises ValueError."""
+    from genserve.fleet.serve import RouteConfig
+    from genserve.fleet.settings import FleetSettings
+
+    settings = FleetSettings(
+        silence_s=args.silence,
+        settle_s=args.settle,
+        wait_ready_s=args.wait_ready,
+        fanout=args.fanout,
+        min_replicas=args.min_replicas,
+    )
+    return RouteConfig(
+        replicas=replicas,
+        dns=dns,
+        host=args.host,
+        port=args.port,
+        uds=args.uds,
+        allow_insecure=args.allow_insecure,
+        policies=args.policy,
+        overload_threshold=args.overload_threshold,
+        drain_timeout_s=args.drain_timeout,
+        fleet=settings,
+    )
+
+
 def run(args: argparse.Namespace) -> int:
     """Routes until a signal. Returns the exit status."""
     try:
         import uvloop
 
-        from genserve.fleet.serve import RouteConfig, serve
-        from genserve.fleet.settings import FleetSettings
+        from genserve.fleet.serve import serve
     except ModuleNotFoundError as error:
         print(f'genserve: the router is not installed ({error}): pip install "genserve[route]"', file=sys.stderr)
         return 1
     try:
-        settings = FleetSettings(
-            silence_s=args.silence,
-            settle_s=args.settle,
-            wait_ready_s=args.wait_ready,
-            fanout=args.fanout,
-            min_replicas=args.min_replicas,
-        )
-        config = RouteConfig(
-            replicas=args.replica,
-            dns=args.dns,
-            host=args.host,
-            port=args.port,
-            uds=args.uds,
-            allow_insecure=args.allow_insecure,
-            policies=args.policy,
-            overload_threshold=args.overload_threshold,
-            drain_timeout_s=args.drain_timeout,
-            fleet=settings,
-        )
+        return uvloop.run(serve(make_config(args, args.replica, args.dns)))
     except (ValueError, GenserveError) as error:
         print(f"genserve route: error: {error}", file=sys.stderr)
         return 2
-    return uvloop.run(serve(config))

@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
         print(_own_help(), end="")
         return 0
     try:
-        _require_free(_check_own(args.flags))
+        _require_free(check_flags(args.flags, "genserve serve"))
     except OSError as error:
         print(f"genserve: {error}", file=sys.stderr)
         return 1
@@ -83,17 +83,17 @@ def _own_help() -> str:
     return parser.format_help()
 
 
-def _check_own(flags: Sequence[str]) -> "ServeConfig | None":
+def check_flags(flags: Sequence[str], prog: str) -> "ServeConfig | None":
     """Refuses invalid values of genserve's flags, a model that does not exist, and flags that neither genserve nor vLLM
-    has, before vLLM is imported to parse the others, which takes seconds. Exits as argparse does. Returns the settings;
-    None if only the daemon knows them, or prints help."""
+    has, before vLLM is imported to parse the others, which takes seconds. Exits as argparse does, naming the command
+    `prog`. Returns the settings; None if only the daemon knows them, or prints help."""
     from genserve.config import OPENAI_FLAGS, ServeConfig, check_model
 
     # As in vLLM's parser: underscores are accepted, and a file may contain more flags.
     dashed = [re.sub("^--[^=]+", lambda flag: flag[0].replace("_", "-"), flag) for flag in flags]
     if any(flag.partition("=")[0] == "--config" for flag in dashed):
         return None
-    parser = _OwnFlags(prog="genserve serve", add_help=False, allow_abbrev=False)
+    parser = _OwnFlags(prog=prog, add_help=False, allow_abbrev=False)
     ServeConfig.add_flags(parser)
     parser.add_argument("--model")
     try:

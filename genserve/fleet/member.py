@@ -104,7 +104,7 @@ class Member:
         if engine is None:
             return ReplicaState.CONNECTING, "it has not answered yet"
         if self.is_draining or engine.phase == types_pb2.PHASE_DRAINING:
-            return ReplicaState.DRAINING, "it is drained" if self.is_draining else "it is shutting down"
+            return ReplicaState.DRAINING, "it is being drained" if self.is_draining else "it is shutting down"
         if engine.phase == types_pb2.PHASE_STARTING:
             return ReplicaState.CONNECTING, "its engine is starting"
         return self._where(engine, committed)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import grpc.aio
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
-from genserve.addresses import check_replica, is_loopback
+from genserve.addresses import DEFAULT_ROUTER, check_replica, is_loopback
 from genserve.fleet.discovery import DnsReplicas, split_name
 from genserve.fleet.fleet import Fleet
 from genserve.fleet.push.pushes import FleetPushes
@@ -23,6 +23,7 @@ from genserve.fleet.services.replicas import FleetReplicas
 from genserve.fleet.services.weights import FleetWeights, add_weights
 from genserve.fleet.settings import FleetSettings
 from genserve.listening import require_free
+from genserve.notices import say
 from genserve.routing.names import DEFAULT_POLICIES, make_chain, parse_policies
 from genserve.routing.policies.prefix_aware import OVERLOAD_THRESHOLD
 from genserve.rpc import health
@@ -34,7 +35,7 @@ from genserve.v1 import control_pb2, fleet_pb2, generation_pb2, weights_pb2
 from genserve.v1.control_pb2_grpc import add_ControlServiceServicer_to_server
 from genserve.v1.fleet_pb2_grpc import add_FleetServiceServicer_to_server
 
-DEFAULT_PORT = 50050
+DEFAULT_PORT = int(DEFAULT_ROUTER.rpartition(":")[2])
 MAX_MESSAGE_BYTES = 256 << 20
 """A bound on the messages of clients; each replica has its own, which is smaller."""
 MAX_DRAIN_TIMEOUT_S = 24 * 3600.0
@@ -165,7 +166,7 @@ async def serve(config: RouteConfig) -> int:
     stopped = asyncio.Event()
 
     def stop(signal_name: str) -> None:
-        _say(f"{signal_name}: draining, {config.drain_timeout_s:g} s at most; a second signal exits at once")
+        say(f"{signal_name}: draining, {config.drain_timeout_s:g} s at most; a second signal exits at once")
         stopped.set()
 
     async with AsyncExitStack() as stack:
@@ -187,7 +188,3 @@ async def _cancel(tasks: Sequence["asyncio.Task[None]"]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _say(line: str) -> None:
-    print(f"genserve: {line}", file=sys.stderr, flush=True)

@@ -52,6 +52,7 @@ class Watch:
         asked = control_pb2.GetServerInfoRequest()
         info = await upstream.ask(upstream.control.GetServerInfo, asked, settings.connect_timeout_s)
         self._check_kind(info)
+        self._check_alone(info.state.instance_id)
         self._member.connected(info)
         request = control_pb2.WatchStatusRequest(
             interval=duration_of(settings.report_interval_s), heartbeat=duration_of(settings.heartbeat_s)
@@ -81,6 +82,7 @@ class Watch:
 
     async def _take(self, report: control_pb2.WatchStatusResponse, *, has_loras: bool) -> None:
         member, upstream, timeout_s = self._member, self._upstream, self._fleet.settings.silence_s
+        self._check_alone(report.state.instance_id)
         member.reported(report.state, report.load)
         leases_changed = self._fleet.leases.told(upstream.address, report.state.pauses)
         if member.version is None:
@@ -102,3 +104,9 @@ class Watch:
         for other in self._fleet.members:
             if other is not self._member and other.kind is not None and not other.failure and other.kind != mine.kind:
                 raise UnavailableError(f"it serves {mine.kind}, but {other.address} {other.kind}")
+
+    def _check_alone(self, instance_id: str) -> None:
+        """Raises UnavailableError for another address of a daemon that is a replica already."""
+        for other in self._fleet.members:
+            if other is not self._member and other.engine is not None and other.engine.instance_id == instance_id:
+                raise UnavailableError(f"it is the daemon at {other.address}, which is a replica already")

@@ -12,15 +12,15 @@ import subprocess
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
 from genserve.launcher.command import serve_command
 from genserve.launcher.end_with_starter import ending_with_this_process
-from genserve.launcher.output import Serving, StdoutReader, last_words
+from genserve.launcher.output import Output, Serving, StdoutReader
 from genserve.launcher.process_group import kill_group, members_of, wait_ended
 from genserve.signals import ending
 
@@ -47,14 +47,22 @@ class DaemonProcess:
     has started have ended, seconds after the time of `stop` is over at the latest; its result says whether any of them
     had to be killed. Both are resolved in every case.
 
-    `log` gets what it says on stderr, and on stdout. `within` is the beginning of a command that runs the rest of it.
-    Raises OSError when it cannot be started.
+    `output` gets what it says, and is closed when it has ended. `within` is the beginning of a command that runs the
+    rest of it. `cpus` are the CPUs that it may run on, None = those of this process. Raises OSError when it cannot be
+    started.
     """
 
     def __init__(
-        self, flags: Sequence[str], log: Path, env: Mapping[str, str] | None = None, within: Sequence[str] = ()
+        self,
+        flags: Sequence[str],
+        output: Output,
+        env: Mapping[str, str] | None = None,
+        within: Sequence[str] = (),
+        cpus: Collection[int] | None = None,
     ) -> None:
-        self.log = log
+        self.log = output.path
+        self._output = output
+        self._cpus = cpus
         self.serving: Future[Serving] = Future()
         self.ended: Future[bool] = Future()
         started: Future[subprocess.Popen[bytes]] = Future()
@@ -98,7 +106,7 @@ class DaemonProcess:
         """An error that says what has happened (default: how it has ended), with its last words."""
         status = self.exit_status
         happened = what or f"the daemon {'hangs in the kernel' if status is None else ending(status)}"
-        return DaemonFailedError(f"{happened}{last_words(self.log)} (log: {self.log})", self.log, status)
+        return DaemonFailedError(f"{happened}{self._output.last_words()}{self._output.hint}", self.log, status)
 
     def _wake_up(self) -> None:
         os.eventfd_write(self._wake, 1)
@@ -108,13 +116,12 @@ class DaemonProcess:
     def _run(self, started: "Future[subprocess.Popen[bytes]]") -> None:
         process: subprocess.Popen[bytes] | None = None
         try:
-            self.log.open("wb").close()
-            with self.log.open("ab", buffering=0) as log:  # the daemon and this thread both append to it
-                process = self._start(log)
+            with closing(self._output):
+                process = self._start()
                 ended = os.pidfd_open(process.pid)
                 try:
                     started.set_result(process)
-                    was_killed = self._keep(process, ended, log)
+                    was_killed = self._keep(process, ended)
                 finally:
                     os.close(ended)
         except BaseException as error:
@@ -126,13 +133,15 @@ class DaemonProcess:
         else:
             self.ended.set_result(was_killed)
 
-    def _start(self, log: IO[bytes]) -> "subprocess.Popen[bytes]":
+    def _start(self) -> "subprocess.Popen[bytes]":
+        if self._cpus is not None:
+            os.sched_setaffinity(0, self._cpus)  # of this thread, and of what it starts
         return subprocess.Popen(
             self._command,
             bufsize=0,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=log,
+            stderr=self._output.stderr,
             env=self._env,
             # A group: an interrupt from the terminal is the starter's, who lets the daemon drain; and what is left is
             # killed as one. Not a session: Linux shares CPUs out by session, and with two on two cores the starter may
@@ -140,11 +149,11 @@ class DaemonProcess:
             process_group=0,
         )
 
-    def _keep(self, process: "subprocess.Popen[bytes]", ended: int, log: IO[bytes]) -> bool:
+    def _keep(self, process: "subprocess.Popen[bytes]", ended: int) -> bool:
         """From its start to the end of all that it has started; whether any had to be killed."""
         assert process.stdout is not None
         with process.stdout:
-            stdout = StdoutReader(process.stdout, log, self.serving)
+            stdout = StdoutReader(process.stdout, self._output, self.serving)
             in_order = self._wait(ended, stdout)
             if in_order:
                 process.wait()

@@ -1,11 +1,11 @@
-"""What a daemon says: where it serves, and why it has ended."""
+"""What a daemon says: where it serves, why it has ended, and where all of it goes."""
 
 import os
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Final, Self
+from typing import Final, Protocol, Self
 
 from genserve.log_lines import LEVELS, PREFIX
 
@@ -35,10 +35,70 @@ class Serving:
         return cls(model, address)
 
 
+class Output(Protocol):
+    """Where what a daemon says goes. The daemon gets `stderr`; what it says on stdout is written by who reads that."""
+
+    @property
+    def path(self) -> Path:
+        """Where people find it."""
+
+    @property
+    def hint(self) -> str:
+        """Tells them so."""
+
+    @property
+    def stderr(self) -> int:
+        """A file that the daemon inherits."""
+
+    def write(self, chunk: bytes, /) -> object:
+        """Takes what it says on stdout. May raise OSError."""
+
+    def last_words(self) -> str:
+        """As the function of this name. Raises OSError."""
+
+    def close(self) -> None:
+        """The daemon has ended."""
+
+
+class LogFile:
+    """Everything in one file. Raises OSError when it cannot be written."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.hint = f" (log: {path})"
+        path.open("wb").close()
+        self._file = path.open("ab", buffering=0)  # the daemon and who reads its stdout both append to it
+
+    @property
+    def stderr(self) -> int:
+        """The file."""
+        return self._file.fileno()
+
+    def write(self, chunk: bytes) -> object:
+        """Appends."""
+        return self._file.write(chunk)
+
+    def last_words(self) -> str:
+        """Those in the file."""
+        return last_words(self.path)
+
+    def close(self) -> None:
+        """Closes the file, which can still be read."""
+        self._file.close()
+
+
+class _Stdout(Protocol):
+    def fileno(self) -> int: ...
+
+
+class _Log(Protocol):
+    def write(self, chunk: bytes, /) -> object: ...
+
+
 class StdoutReader:
     """Reads a daemon's stdout into its log, and finds where it serves."""
 
-    def __init__(self, stdout: IO[bytes], log: IO[bytes], serving: Future[Serving]) -> None:
+    def __init__(self, stdout: _Stdout, log: _Log, serving: Future[Serving]) -> None:
         self.fd: Final = stdout.fileno()
         os.set_blocking(self.fd, False)
         self._log = log
@@ -70,17 +130,20 @@ class StdoutReader:
 
 
 def last_words(log: Path) -> str:
-    """ ": " and why a daemon ended, in one line: the last line of its own on stderr, if possible one that it has not
-    logged as a warning or an error, or the last lines of others; "" if there is none, or the log was removed. Raises
-    OSError."""
+    """`words_of` the end of a log; "" if the log was removed. Raises OSError."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
-            text = file.read().decode(errors="replace")
+            return words_of(file.read())
     except FileNotFoundError:
         return ""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+
+
+def words_of(said: bytes) -> str:
+    """ ": " and why a daemon ended, in one line: the last line of its own on stderr, if possible one that it has not
+    logged as a warning or an error, or the last lines of others; "" if there is none."""
+    lines = [line.strip() for line in said.decode(errors="replace").splitlines() if line.strip()]
     own = [line.removeprefix(prefix) for line in lines for prefix in _OWN_PREFIXES if line.startswith(prefix)]
-    said = [line for line in own if not line.startswith(LEVELS)] or own
-    words = said[-1] if said else "; ".join(lines[-_TAIL_LINES:])
+    plain = [line for line in own if not line.startswith(LEVELS)] or own
+    words = plain[-1] if plain else "; ".join(lines[-_TAIL_LINES:])
     return f": {words}" if words else ""

@@ -13,7 +13,7 @@ from genserve.client import AsyncClient, Client
 from genserve.config import MAX_TIMEOUT_S, ServeConfig
 from genserve.launcher.command import FlagValue, flags_of
 from genserve.launcher.daemon_process import DaemonFailedError, DaemonProcess
-from genserve.launcher.output import Serving
+from genserve.launcher.output import LogFile, Serving
 
 ClientT = TypeVar("ClientT", Client, AsyncClient)
 
@@ -139,7 +139,7 @@ class Launch:
         if self._process is not None:
             raise RuntimeError("a launch is for one daemon: call launch() again for another one")
         self._pid = os.getpid()
-        self._process = DaemonProcess(self._flags, self._log_path(), self._env)
+        self._process = DaemonProcess(self._flags, LogFile(self._log_path()), self._env)
         return self._process
 
     def _log_path(self) -> Path:

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
+from uuid import uuid4
 
 from genserve.client import AsyncClient
 from genserve.config import ServeConfig
@@ -22,7 +23,8 @@ MAX_STAGING_BYTES = 1 << 30
 @asynccontextmanager
 async def replica() -> AsyncIterator[Daemon]:
     """A scripted daemon that takes weights of tests.support.pulled_peers."""
-    async with serving(ServeConfig(port=0), checkpoint=CHECKPOINT, max_staging_bytes=MAX_STAGING_BYTES) as daemon:
+    settings: Any = {"checkpoint": CHECKPOINT, "max_staging_bytes": MAX_STAGING_BYTES, "instance_id": uuid4().hex}
+    async with serving(ServeConfig(port=0), **settings) as daemon:
         yield daemon
 
 

@@ -206,3 +206,51 @@ async def test_a_router_without_replicas_does_not_serve() -> None:
         await fleet.until_ready(1)
         answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=5)
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_a_router_that_drains_does_not_wait_for_watchers() -> None:
+    """They get the last state, and their streams end."""
+    async with routed(1) as fleet:
+        replicas, statuses = fleet.client.watch_replicas(), fleet.client.watch_status()
+        await anext(replicas)
+        await anext(statuses)
+        async with asyncio.timeout(20):
+            draining = asyncio.create_task(fleet.running.drain(60))
+            phases = [status.state.phase async for status in statuses]
+            _ = [each async for each in replicas]
+            await draining
+        assert phases[-1] == "draining"
+
+
+async def test_a_daemon_with_two_addresses_is_one_replica() -> None:
+    """It would get twice the requests of another one, and be asked to fetch weights from itself."""
+    async with routed(1) as fleet:
+        router = fleet.running.router
+        twice = fleet.daemons[0].address.replace("127.0.0.1", "localhost")
+        router.add(twice)
+        await fleet.until(lambda: "is the daemon at" in router.fleet.where(router.find(twice).member)[1])
+        assert [each.address for each in router.fleet.ready] == [fleet.daemons[0].address]
+        await router.remove(fleet.daemons[0].address)
+        await fleet.until(lambda: [each.address for each in router.fleet.ready] == [twice])
+
+
+async def test_two_addresses_of_a_daemon_that_are_added_at_once_are_one_replica() -> None:
+    """Neither has told who it is when the other one is called."""
+    async with over([]) as fleet, replica() as daemon:
+        router = fleet.running.router
+        both = [daemon.address, daemon.address.replace("127.0.0.1", "localhost")]
+        for address in both:
+            router.add(address)
+        wheres = [lambda address=address: router.fleet.where(router.find(address).member) for address in both]
+        await fleet.until(lambda: any("is the daemon at" in where()[1] for where in wheres))
+        await fleet.until_ready(1)
+
+
+async def test_the_answer_to_a_sleep_tells_of_it() -> None:
+    """Although the replicas report their state only a moment later: here never."""
+    async with routed(2) as fleet:
+        for tasks in fleet.running.router._tasks.values():
+            for task in tasks:
+                task.cancel()
+        assert (await fleet.client.sleep()).phase == "sleeping"
+        assert (await fleet.client.wake_up()).phase == "running"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from genserve.addresses import is_local, is_loopback, joined
+from genserve.addresses import check_replica, is_local, is_loopback, joined
 
 ADDRESSES = {
     "127.0.0.1:50051": True,
@@ -52,3 +52,39 @@ def test_an_address_of_ipv6_gets_brackets_once(host: str) -> None:
     """Its colons are not the port's; names and other addresses have none."""
     assert joined(host, 5) == "[::1]:5"
     assert joined("localhost", 0) == "localhost:0"
+
+
+REPLICAS = {
+    "127.0.0.1:50051": True,
+    "replica-0.replicas.default.svc:50051": True,
+    "[::1]:50051": True,
+    "dns:///replica:1": True,
+    "ipv6:[::1]:1": True,
+    "unix:/run/genserve": True,
+    "unix-abstract:genserve": True,
+    "": False,
+    "replica": False,
+    ":50051": False,
+    "replica:": False,
+    "replica:0": False,
+    "replica:65536": False,
+    "replica:\u0661": False,
+    "replica: 1": False,
+    "a b:1": False,
+    "::1:50051": False,
+    "http://replica:1": False,
+    "replica-0:1,replica-1:1": False,
+    "unix:": False,
+}
+
+
+@pytest.mark.parametrize(("address", "valid"), REPLICAS.items())
+def test_what_names_a_replica(address: str, valid: bool) -> None:
+    """One host and its port, or a socket: what cannot be one is refused when it is added, and not called for ever."""
+    try:
+        check_replica(address)
+    except ValueError as error:
+        assert not valid
+        assert str(error).startswith("must be HOST:PORT or unix:PATH, ")
+    else:
+        assert valid

@@ -13,7 +13,7 @@ import asyncio
 from genserve.signals import stop_on_signals
 
 async def main():
-    with stop_on_signals(lambda name: print(name, flush=True)):
+    with stop_on_signals(lambda name: print(name, flush=True), lambda: print("at once", flush=True)):
         print("ready", flush=True)
         await asyncio.Event().wait()
 
@@ -33,6 +33,14 @@ for number in (signal.SIGTERM,) * int(sys.argv[1]):
 sys.exit(3)
 """
 
+STOP = """
+from genserve.notices import say
+
+def stop(name):
+    say(name)
+    print(name, flush=True)
+"""
+
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_second_signal_exits_at_once(number: signal.Signals) -> None:
@@ -44,6 +52,7 @@ def test_a_second_signal_exits_at_once(number: signal.Signals) -> None:
         assert process.stdout.readline() == f"{number.name}\n"
         assert process.poll() is None
         process.send_signal(number)
+        assert process.stdout.readline() == "at once\n"
         assert process.wait(10) == 128 + number
 
 
@@ -54,6 +63,22 @@ def test_a_signal_does_not_change_the_status_of_a_process_that_ends() -> None:
         command = [sys.executable, "-c", ENDING, str(num_signals)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert (done.returncode, done.stdout, done.stderr) == (status, "", told)
+
+
+def test_a_first_signal_counts_when_nobody_reads_stderr() -> None:
+    """Who started the process may be gone, and with it the terminal: what it says has to be lost, and not the drain."""
+    program = PROGRAM.replace("lambda name: print(name, flush=True)", "stop").replace(
+        "async def main", f"{STOP}\nasync def main"
+    )
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline() == "ready\n"
+        process.stderr.close()
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.readline() == "SIGTERM\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 128 + signal.SIGTERM
 
 
 def test_the_end_of_a_process_is_named_as_people_know_it() -> None:

@@ -8,7 +8,7 @@ from genserve.v1 import fleet_pb2
 
 
 class FleetCalls(ServiceCalls):
-    """The replicas of a router (`genserve route`). A daemon does not have these calls: GenserveError."""
+    """The replicas of a router (`genserve route`). A daemon does not have these calls: UnsupportedError."""
 
     async def list_replicas(self, *, timeout_s: Timeout = UNSET) -> Replicas:
         """The replicas, the version of the fleet, and how many requests each policy has decided."""

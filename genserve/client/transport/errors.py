@@ -1,5 +1,7 @@
 """Converts status codes back into the exceptions of `genserve.errors`, by the daemon's reason, never by its message."""
 
+import re
+
 import grpc
 import grpc.aio
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
@@ -13,6 +15,7 @@ from genserve.errors import (
     PermissionDeniedError,
     UnauthenticatedError,
     UnavailableError,
+    UnsupportedError,
     error_for_reason,
 )
 from genserve.wire import seconds_of
@@ -39,7 +42,12 @@ _ERROR_BY_CODE: dict[grpc.StatusCode, type[GenserveError]] = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: MessageTooLargeError,
     grpc.StatusCode.UNAUTHENTICATED: UnauthenticatedError,
     grpc.StatusCode.UNAVAILABLE: UnavailableError,
+    grpc.StatusCode.UNIMPLEMENTED: UnsupportedError,
 }
+_REFUSED = re.compile(
+    r"failed to connect to all addresses; last error: \w+: \S+: (?:Failed to connect to remote host: )?"
+)
+"""How gRPC begins, before what the operating system says, when nobody listens: the address is in our own words."""
 
 
 def error_of(error: grpc.aio.AioRpcError, target: str) -> GenserveError:
@@ -77,7 +85,11 @@ def _typed(code: grpc.StatusCode, description: str | None, status: status_pb2.St
         message = details
     else:
         error_class = _ERROR_BY_CODE.get(code, GenserveError)
-        message = f"no daemon answers at {target}: {details}" if error_class is UnavailableError else details
+        message = details
+        if error_class is UnavailableError:
+            message = f"no daemon answers at {target}: {_REFUSED.sub('', details)}"
+        elif error_class is UnsupportedError:
+            message = f"what answers at {target} does not have this call: {details}"
     if error_class is GenserveError:
         metadata["code"] = code.name
         if info is not None:

@@ -70,16 +70,19 @@ class FleetControl(ControlServiceServicer):
         request: control_pb2.WatchStatusRequest,
         context: "ServicerContext[control_pb2.WatchStatusRequest, control_pb2.WatchStatusResponse]",
     ) -> None:
-        """State and load, at once and whenever they differ from the last message."""
+        """State and load, at once and whenever they differ from the last message. Ends when the router shuts down."""
         interval_s, heartbeat_s = watch_interval_s(request), watch_heartbeat_s(request)
         sent, silent_at_s = None, math.inf
         with self._watchers.joined():
             while True:
+                is_last = self._router.is_draining
                 changed = self._fleet.states_changed.next
                 status = control_pb2.WatchStatusResponse(state=self._router.state(), load=self._router.load())
                 if status != sent or time.monotonic() >= silent_at_s:
                     await context.write(status)
                     sent, silent_at_s = status, time.monotonic() + heartbeat_s
+                if is_last:
+                    return
                 try:
                     async with asyncio.timeout(min(interval_s, max(0.0, silent_at_s - time.monotonic()))):
                         await changed.wait()
@@ -180,6 +183,9 @@ class FleetControl(ControlServiceServicer):
         if not replicas:
             raise self._fleet.none_ready()
         outcomes = await everywhere(replicas, ask)
+        for upstream, outcome in outcomes.items():
+            if not isinstance(outcome, GenserveError) and upstream.member.engine is not None:
+                upstream.member.engine = outcome.state  # type: ignore[attr-defined]  # its next report comes later
         failures = [(up, outcome) for up, outcome in outcomes.items() if isinstance(outcome, GenserveError)]
         if failures:
             done = [up for up, outcome in outcomes.items() if not isinstance(outcome, GenserveError)]

@@ -48,15 +48,18 @@ class FleetReplicas(FleetServiceServicer):
         request: fleet_pb2.WatchReplicasRequest,
         context: "ServicerContext[fleet_pb2.WatchReplicasRequest, fleet_pb2.WatchReplicasResponse]",
     ) -> None:
-        """All replicas, whenever the state of one has changed."""
+        """All replicas, whenever the state of one has changed. Ends when the router shuts down."""
         with self._watchers.joined():
             while True:
+                is_last = self._router.is_draining
                 changed = self._router.fleet.states_changed.next
                 await context.write(
                     fleet_pb2.WatchReplicasResponse(
                         replicas=self._replicas(), weight_version=self._router.weight_version
                     )
                 )
+                if is_last:
+                    return
                 await changed.wait()
 
     async def AddReplica(

@@ -79,7 +79,7 @@ def test_a_port_in_use_is_told_before_vllm_is_imported(flag: str) -> None:
         assert (done.returncode, done.stdout) == (1, "False\n")
         assert done.stderr == f"genserve: cannot listen on {told}: Address already in use\n"
         for more in ("--help", "--help=openai", "--headless"):
-            serve._require_free(serve._check_own([*flags, more]))
+            serve._require_free(serve.check_flags([*flags, more], "genserve serve"))
 
 
 @pytest.mark.parametrize("flags", [["--help=Genserve"], ["--help=all", "--help=genserve", "--bogus"]])
@@ -120,7 +120,7 @@ def serve_without_vllm(*flags: str) -> "subprocess.CompletedProcess[str]":
 def test_flags_may_be_written_as_vllm_takes_them(flags: list[str]) -> None:
     """With underscores, shortened if they are vLLM's, by the key of an object, or in a file that only vLLM reads; a
     model may be a repository's name."""
-    serve._check_own(flags)
+    serve.check_flags(flags, "genserve serve")
 
 
 def test_flags_are_left_to_a_vllm_whose_flags_are_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,6 +133,6 @@ def test_flags_are_left_to_a_vllm_whose_flags_are_not_known(monkeypatch: pytest.
     ):
         with monkeypatch.context() as patched:
             patched.setattr(f"genserve.cli.serve.{name}", value)
-            serve._check_own(["--bogus"])
+            serve.check_flags(["--bogus"], "genserve serve")
     with pytest.raises(SystemExit):
-        serve._check_own(["--bogus"])
+        serve.check_flags(["--bogus"], "genserve serve")

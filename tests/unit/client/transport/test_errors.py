@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import re
 import weakref
 from typing import Any
 
@@ -20,6 +21,7 @@ from genserve.errors import (
     PermissionDeniedError,
     QueueFullError,
     UnauthenticatedError,
+    UnsupportedError,
     all_errors,
 )
 from tests.unit.client.scripted_daemon import ScriptedDaemon, refuse
@@ -106,8 +108,16 @@ async def test_codes_that_grpc_answers_itself_are_typed(
 async def test_without_a_daemon_the_error_names_the_address() -> None:
     """Nobody listens: say where."""
     async with AsyncClient("127.0.0.1:1") as client:
-        with pytest.raises(UnavailableError, match=r"no daemon answers at 127\.0\.0\.1:1"):
+        with pytest.raises(UnavailableError, match=r"^no daemon answers at 127\.0\.0\.1:1: Connection refused$"):
             await client.status()
+
+
+async def test_a_call_that_the_server_does_not_have_is_unsupported(daemon: ScriptedDaemon, client: AsyncClient) -> None:
+    """Such as those of a fleet, which only a router has."""
+    with pytest.raises(
+        UnsupportedError, match=f"^what answers at {re.escape(daemon.target)} does not have this call: "
+    ):
+        await client.list_replicas()
 
 
 @pytest.mark.parametrize(

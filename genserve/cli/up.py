@@ -1,0 +1,79 @@
+"""`genserve up`: a router and its replicas, as processes on this host."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from genserve.cli.options import Subparsers, count
+from genserve.cli.route import add_router_flags, make_config
+from genserve.cli.serve import check_flags
+from genserve.errors import GenserveError
+
+_DESCRIPTION: Final = (
+    "Starts N daemons (genserve serve) as processes on this host, and a router for them, which clients talk to. "
+    "A daemon that ends is started again, and gets no requests until it has fetched the weights of the others. Ctrl-C "
+    "or SIGTERM lets the router drain and then every daemon. All flags that are not listed here go to each daemon: "
+    "genserve serve --help shows them."
+)
+
+
+def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
+    """Adds the command. `parse` parses its flags, because the others are those of `genserve serve`."""
+    parser = subparsers.add_parser(
+        "up",
+        help="run a router and its replicas on this host (takes the flags of serve)",
+        usage=_USAGE,
+        description=_DESCRIPTION,
+        allow_abbrev=False,
+    )
+    _add_flags(parser)
+
+
+_USAGE: Final = "genserve up --replicas N [flags of the router] [flags of genserve serve]"
+
+
+def parse(flags: Sequence[str]) -> argparse.Namespace:
+    """The router's flags, and the rest as `flags`. Wrong usage and `--help` raise SystemExit, as argparse does."""
+    # No abbreviations: they could be flags of the engine.
+    parser = argparse.ArgumentParser(prog="genserve up", usage=_USAGE, description=_DESCRIPTION, allow_abbrev=False)
+    _add_flags(parser)
+    args, others = parser.parse_known_args(flags)
+    args.flags, args.run = others, run
+    return args
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs until a signal, or until no replica can be started. Returns the exit status."""
+    config = check_flags(args.flags, "genserve up")
+    try:
+        import uvloop
+
+        from genserve.placement.up import UpConfig, up
+    except ModuleNotFoundError as error:
+        print(f'genserve: the router is not installed ({error}): pip install "genserve[route]"', file=sys.stderr)
+        return 1
+    try:
+        if config is not None and config.headless:
+            raise ValueError("--headless: the workers of another host are no replica")
+        if config is not None and config.openai_port > 0:
+            raise ValueError("--openai-port: every replica would listen there; 0 gives each a free port")
+        if any(flag.partition("=")[0].replace("_", "-") == "--drain-timeout-s" for flag in args.flags):
+            raise ValueError("--drain-timeout-s: say --drain-timeout, which holds for the router and its replicas")
+        return uvloop.run(up(UpConfig(args.replicas, args.flags, args.gpus_per_replica, make_config(args))))
+    except (ValueError, GenserveError) as error:
+        print(f"genserve up: error: {error}", file=sys.stderr)
+        return 2
+
+
+def _add_flags(parser: argparse.ArgumentParser) -> None:
+    replicas = parser.add_argument_group("replicas")
+    replicas.add_argument("--replicas", type=count, metavar="N", required=True, help="number of daemons to run")
+    replicas.add_argument(
+        "--gpus-per-replica",
+        type=count,
+        metavar="K",
+        help="GPUs of each daemon, one after the other of $CUDA_VISIBLE_DEVICES or of all (default: the product of the "
+        "engine's parallel sizes)",
+    )
+    add_router_flags(parser)

@@ -1,0 +1,67 @@
+"""What a replica says, on stderr, each line with the number of the replica."""
+
+import os
+import sys
+import threading
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Final
+
+from genserve.launcher.output import words_of
+
+_READ_BYTES: Final = 64 << 10
+_LONGEST_LINE_BYTES: Final = 64 << 10
+_NUM_LAST_LINES: Final = 200
+
+
+class PrefixedOutput:
+    """An Output of the launcher: a thread reads a pipe and writes whole lines. `to`: this process's stderr."""
+
+    path: Final = Path("/dev/stderr")
+    hint: Final = ""
+
+    def __init__(self, prefix: str, to: IO[bytes] | None = None) -> None:
+        self._prefix = prefix.encode()
+        self._to = sys.stderr.buffer if to is None else to
+        self._last: deque[bytes] = deque(maxlen=_NUM_LAST_LINES)
+        reading, self._writing = os.pipe()
+        self._thread = threading.Thread(
+            target=self._copy, args=(os.fdopen(reading, "rb", buffering=0),), name="genserve-output", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def stderr(self) -> int:
+        """The pipe."""
+        return self._writing
+
+    def write(self, chunk: bytes) -> object:
+        """Goes the way of stderr, so that lines stay whole."""
+        return os.write(self._writing, chunk)
+
+    def last_words(self) -> str:
+        """Those of the last lines."""
+        return words_of(b"".join(self._last))
+
+    def close(self) -> None:
+        """All that was said is written, unless a process that is not the daemon's keeps the pipe open."""
+        os.close(self._writing)
+        self._thread.join(timeout=1.0)
+
+    def _copy(self, pipe: IO[bytes]) -> None:
+        with pipe:
+            rest = b""
+            while chunk := pipe.read(_READ_BYTES):
+                *lines, rest = (rest + chunk).split(b"\n")
+                self._show([line + b"\n" for line in lines])
+                if len(rest) > _LONGEST_LINE_BYTES:  # a progress bar
+                    rest = rest[-_LONGEST_LINE_BYTES:]
+            self._show([rest + b"\n"] if rest else [])
+
+    def _show(self, lines: list[bytes]) -> None:
+        self._last.extend(lines)
+        if lines:
+            with suppress(OSError, ValueError):  # nobody reads it any more, or this process ends
+                self._to.write(b"".join(self._prefix + line for line in lines))
+                self._to.flush()

@@ -1,0 +1,100 @@
+"""`genserve replicas` and `genserve status` against a router."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+
+from genserve.addresses import DEFAULT_ROUTER
+from genserve.cli import main, make_parser
+from genserve.fleet.serve import RouteConfig
+from genserve.routing.replica import Request
+from tests.fleet.routers import RoutedFleet, replica, routed
+
+Command = Callable[..., Awaitable[tuple[int, str, str]]]
+
+
+@pytest.fixture
+async def fleet() -> AsyncIterator[RoutedFleet]:
+    async with routed(2) as running:
+        yield running
+
+
+@pytest.fixture
+def genserve(fleet: RoutedFleet, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Runs a command against the router; gives exit status, stdout and stderr."""
+
+    async def run(*arguments: str, target: str = fleet.running.address) -> tuple[int, str, str]:
+        status = await asyncio.to_thread(main, [*arguments, "--target", target])
+        output = capsys.readouterr()
+        return status, output.out, output.err
+
+    return run
+
+
+async def test_the_table_has_a_line_for_each_replica(fleet: RoutedFleet, genserve: Command) -> None:
+    """In order of their addresses; the scripted engines report 3 running and 2 waiting requests."""
+    status, output, _ = await genserve("replicas", "list")
+    version, header, *lines = output.splitlines()
+    assert (status, version) == (0, "version 0")
+    assert header.split() == ["REPLICA", "STATE", "VERSION", "RUNNING", "WAITING", "INFLIGHT", "TOKENS/S"]
+    assert [line.split() for line in lines] == [
+        [daemon.address, "ready", "0", "3", "2", "0", "0"] for daemon in fleet.daemons
+    ]
+
+
+async def test_the_table_says_why_ready_replicas_generate_nothing(fleet: RoutedFleet, genserve: Command) -> None:
+    """They are paused."""
+    await fleet.client.pause()
+    paused = fleet.running.router.fleet
+    await fleet.until(lambda: all(up.member.engine is not None and up.member.engine.pauses for up in paused.ready))
+    _, output, _ = await genserve("replicas", "list")
+    assert output.count("it is paused") == 2
+
+
+async def test_json_has_zeros(genserve: Command) -> None:
+    """A program that reads the version should not have to know that 0 may be missing."""
+    listed = json.loads((await genserve("replicas", "list", "--json"))[1])
+    assert listed["weightVersion"] == 0
+    assert [each["inflight"] for each in listed["replicas"]] == [0, 0]
+    assert listed["decisions"] == [{"policy": "requests", "numRequests": "0"}]
+
+
+async def test_add_drain_and_remove_print_the_replicas_that_are_left(fleet: RoutedFleet, genserve: Command) -> None:
+    """With the new one, and without the one that was drained or removed."""
+    async with replica() as other:
+        assert other.address in (await genserve("replicas", "add", other.address))[1]
+        await fleet.until_ready(3)
+        for action, address in (("drain", other.address), ("remove", fleet.daemons[0].address)):
+            status, output, _ = await genserve("replicas", action, address)
+            assert status == 0
+            assert address not in output
+            assert fleet.daemons[1].address in output
+
+
+async def test_a_drain_that_takes_long_says_that_it_goes_on(fleet: RoutedFleet, genserve: Command) -> None:
+    """It has requests; --timeout bounds the wait only."""
+    address = fleet.daemons[0].address
+    with fleet.running.router.fleet.carrying(Request(), fleet.running.router.find(address)):
+        _, _, errors = await genserve("replicas", "drain", address, "--timeout", "100ms")
+        assert errors == (
+            f"genserve: DEADLINE_EXCEEDED: {address} still has requests after 0.1 s: it goes on draining, unless it is "
+            "added again\n"
+        )
+        assert "it is being drained" in (await genserve("replicas", "list"))[1]
+
+
+async def test_a_daemon_is_named_as_what_it_is(fleet: RoutedFleet, genserve: Command) -> None:
+    """Who forgets --target calls a daemon, where both are on one host."""
+    status, _, errors = await genserve("replicas", "list", target=fleet.daemons[0].address)
+    assert status == 1
+    assert errors.startswith("genserve: UNSUPPORTED: this is not a router, whose address --target has to be: ")
+
+
+def test_the_commands_look_for_the_router_where_it_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By default both."""
+    monkeypatch.delenv("GENSERVE_TARGET", raising=False)
+    config, route = RouteConfig(), make_parser().parse_args(["route"])
+    assert f"{config.host}:{config.port}" == f"{route.host}:{route.port}" == DEFAULT_ROUTER
+    assert make_parser().parse_args(["replicas", "list"]).target == DEFAULT_ROUTER

@@ -1,0 +1,64 @@
+"""What `genserve up` refuses before it starts anything. tests/faults/test_up.py starts daemons."""
+
+import pytest
+
+from genserve.cli import main
+from genserve.placement import up
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ([], "the following arguments are required: --replicas"),
+        (["--replicas", "0"], "'0' is not a whole number"),
+        (["--replicas", "1025"], "--replicas must be in [1, 1024], is 1025"),
+        (["--replicas", "2", "--bogus", "1"], "unrecognized arguments: --bogus"),
+        (["--replicas", "2", "--model", "/nope"], "--model: no directory /nope"),
+        (["--replicas", "2", "--frontends", "65"], "--frontends must be in [-1, 64], is 65"),
+        (["--replicas", "2", "--host", "0.0.0.0"], "pass --allow-insecure"),
+        (["--replicas", "2", "--policy", "nope"], "nope"),
+        (["--replicas", "2", "--headless"], "--headless: "),
+        (["--replicas", "2", "--openai_port=8000"], "--openai-port: every replica would listen there"),
+        (["--replicas", "2", "--drain_timeout_s=3"], "--drain-timeout-s: say --drain-timeout"),
+        (["--replicas", "2", "--nnodes", "2"], "--nnodes: "),
+        (["--replicas", "2", "--gpus-per-replica", "1"], "the engine that is installed runs on the CPU"),
+    ],
+)
+def test_wrong_flags_are_refused_before_anything_starts(
+    flags: list[str], says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the status of wrong usage, in one line after argparse's own."""
+
+    def started(*_: object) -> None:
+        raise AssertionError("a replica was made")
+
+    monkeypatch.setattr(up, "LocalReplica", started)
+    try:
+        status = main(["up", *flags])
+    except SystemExit as exited:
+        assert isinstance(exited.code, int)
+        status = exited.code
+    said = capsys.readouterr().err
+    assert status == 2
+    assert said.splitlines()[-1].startswith("genserve up: error: ")
+    assert says in said.splitlines()[-1]
+
+
+def test_flags_of_the_daemon_and_of_the_router_are_told_apart() -> None:
+    """Those of the daemon keep their order; where it listens and how long it drains is not theirs to say."""
+    from genserve.cli.route import make_config
+    from genserve.cli.up import parse
+
+    args = parse(["-tp", "2", "--port", "7", "--replicas=3", "--max_model_len", "-1", "--drain-timeout", "5s"])
+    config = up.UpConfig(args.replicas, args.flags, args.gpus_per_replica, make_config(args))
+    assert (config.num_replicas, config.gpus_each, config.route.port) == (3, None, 7)
+    listening = ["--host=127.0.0.1", "--port=0", "--drain-timeout-s=5.0"]
+    assert config.daemon_flags == [*listening, "-tp", "2", "--max_model_len", "-1"]
+
+
+def test_help_names_the_flags_of_both(capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of the daemon by the command that shows them."""
+    with pytest.raises(SystemExit):
+        main(["up", "--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "--replicas N" in said and "--policy" in said and "genserve serve --help shows them" in said

@@ -1,0 +1,132 @@
+"""A daemon that is started again, with a program in its place; tests/faults/test_up.py has real ones."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from genserve.fleet.router import Router
+from genserve.fleet.serve import RouteConfig, start_router
+from genserve.launcher.daemon_process import DaemonFailedError
+from genserve.launcher.process_group import members_of
+from genserve.placement.backoff import Starts
+from genserve.placement.replica import LocalReplica
+from genserve.placement.shares import ProcessShare
+from tests.support import fake_daemon
+
+ADDRESS = "127.0.0.1:9"
+
+Makes = Callable[..., LocalReplica]
+
+
+@pytest.fixture
+async def router() -> AsyncIterator[Router]:
+    """One that has no replica."""
+    async with AsyncExitStack() as stack:
+        yield (await start_router(RouteConfig(port=0), stack)).router
+
+
+@pytest.fixture
+def replica(router: Router, tmp_path: Path) -> Makes:
+    """A replica of a model that decides what its daemon does."""
+    share = ProcessShare(fake_daemon.install(tmp_path / "fake"))
+    return lambda model, starts: LocalReplica(0, ["--model", model], share, router, starts)
+
+
+async def test_a_replica_is_known_to_the_router_while_it_serves(router: Router, replica: Makes) -> None:
+    """It drains when it is told to, and stays known until then: requests that run go on."""
+    starts = Starts()
+    served = replica("whatever", starts)
+    running = asyncio.create_task(served.run())
+    await until(lambda: ADDRESS in router.fleet.upstreams)
+    assert starts.has_served
+    running.cancel()
+    await asyncio.wait({running})
+    assert ADDRESS in router.fleet.upstreams
+    assert await served.stop(10.0)
+
+
+async def test_a_replica_that_ends_is_removed_and_started_again(
+    router: Router, replica: Makes, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Later each time, with its last words for people."""
+    failing = replica("that fails later", Starts())
+    running = asyncio.create_task(failing.run())
+    seen: list[bool] = []
+    said = ""
+
+    def twice() -> bool:
+        nonlocal said
+        seen.append(ADDRESS in router.fleet.upstreams)
+        said += capfd.readouterr().err
+        return said.count("started again") == 2
+
+    await until(twice)
+    running.cancel()
+    await asyncio.wait({running})
+    assert [now for now, before in zip(seen, [None, *seen], strict=False) if now is not before][:3] == [
+        False,
+        True,
+        False,
+    ]
+    told = "genserve: replica 0: the daemon ended with status 3: the engine has died; it is started again in {} s"
+    assert re.findall("^genserve: replica 0: .*$", said, re.MULTILINE) == [told.format("0.5"), told.format("1")]
+
+
+async def test_a_replica_that_cannot_start_is_given_up(replica: Makes, capfd: pytest.CaptureFixture[str]) -> None:
+    """With the words of its last start."""
+    with pytest.raises(DaemonFailedError, match=r"^the daemon ended with status 1: no such model$"):
+        await replica("that exits", Starts(max_failed=2)).run()
+    assert capfd.readouterr().err.count("started again") == 1
+
+
+async def test_a_replica_that_does_not_end_is_killed(
+    router: Router, replica: Makes, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """When its time is over, and people are told."""
+    deaf = replica("that ignores SIGTERM", Starts())
+    running = asyncio.create_task(deaf.run())
+    await until(lambda: ADDRESS in router.fleet.upstreams)
+    process = deaf._process
+    assert process is not None
+    running.cancel()
+    assert not await deaf.stop(0.2)
+    assert "genserve: replica 0: the daemon, or a process of it, did not end by itself" in capfd.readouterr().err
+    assert members_of(process.process.pid) == []
+
+
+async def test_a_replica_that_starts_ends_in_order(replica: Makes, capfd: pytest.CaptureFixture[str]) -> None:
+    """What it has started may not know yet that it is to end, and is killed."""
+    starting = replica("with a child that never serves", Starts())
+    running = asyncio.create_task(starting.run())
+    await until(lambda: starting._process is not None and len(members_of(starting._process.process.pid)) == 2)
+    running.cancel()
+    assert await starting.stop(0.2)
+    process = starting._process
+    assert process is not None
+    assert members_of(process.process.pid) == []
+    assert "was killed" not in capfd.readouterr().err
+
+
+async def test_a_replica_that_is_killed_leaves_nothing(router: Router, replica: Makes) -> None:
+    """Its children included."""
+    with_child = replica("with a child", Starts())
+    running = asyncio.create_task(with_child.run())
+    await until(lambda: ADDRESS in router.fleet.upstreams)
+    process = with_child._process
+    assert process is not None
+    running.cancel()
+    assert len(members_of(process.process.pid)) == 2
+    with_child.kill()
+    await asyncio.to_thread(with_child.wait_killed)
+    assert members_of(process.process.pid) == []
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Waits until something holds."""
+    async with asyncio.timeout(30):
+        while not holds():
+            await asyncio.sleep(0.01)

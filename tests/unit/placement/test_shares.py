@@ -1,0 +1,84 @@
+"""What each process gets, on machines of both kinds."""
+
+from collections.abc import Callable
+
+import pytest
+
+from genserve.placement import machine
+from genserve.placement.cores import Core
+from genserve.placement.shares import ProcessShare, process_shares
+
+Makes = Callable[..., None]
+
+
+@pytest.fixture
+def on(monkeypatch: pytest.MonkeyPatch) -> Makes:
+    """Makes this machine another one."""
+    for name in ("CUDA_VISIBLE_DEVICES", "VLLM_CPU_OMP_THREADS_BIND", "CPU_VISIBLE_MEMORY_NODES"):
+        monkeypatch.delenv(name, raising=False)
+
+    def on(num_gpus: int | None = None, num_cores: int = 4) -> None:
+        monkeypatch.setattr(machine, "is_cpu_engine", lambda: num_gpus is None)
+        monkeypatch.setattr(machine, "num_gpus", lambda: num_gpus)
+        monkeypatch.setattr(machine, "cores", lambda: [Core(0, (i,)) for i in range(num_cores)])
+        monkeypatch.setattr(machine, "memory_nodes", lambda: [0])
+
+    return on
+
+
+def test_replicas_on_gpus_get_theirs_by_the_environment(on: Makes) -> None:
+    """And no cores: vLLM binds no threads there."""
+    on(num_gpus=4)
+    assert process_shares(["-tp", "2"], 2, None) == [
+        ProcessShare({"CUDA_VISIBLE_DEVICES": "0,1"}, None, "GPUs 0, 1"),
+        ProcessShare({"CUDA_VISIBLE_DEVICES": "2,3"}, None, "GPUs 2, 3"),
+    ]
+    assert [each.env["CUDA_VISIBLE_DEVICES"] for each in process_shares([], 2, None)] == ["0", "1"]
+
+
+def test_the_number_of_gpus_may_be_said(on: Makes) -> None:
+    """Where a file has the engine's flags it must be."""
+    on(num_gpus=4)
+    assert [each.words for each in process_shares(["--config", "x.yaml"], 2, 2)] == ["GPUs 0, 1", "GPUs 2, 3"]
+    with pytest.raises(ValueError, match=r"--config: .*--gpus-per-replica"):
+        process_shares(["--config", "x.yaml"], 2, None)
+    with pytest.raises(ValueError, match="need 6 GPUs, and 4 can be used"):
+        process_shares([], 2, 3)
+
+
+def test_replicas_on_the_cpu_get_their_cores(on: Makes) -> None:
+    """With the memory node of these cores, which is where vLLM looks for them."""
+    on()
+    assert process_shares([], 2, None) == [
+        ProcessShare({"CPU_VISIBLE_MEMORY_NODES": "0"}, frozenset({0, 1}), "CPUs 0-1"),
+        ProcessShare({"CPU_VISIBLE_MEMORY_NODES": "0"}, frozenset({2, 3}), "CPUs 2-3"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("flags", "num_replicas", "variable"),
+    [
+        ([], 1, ""),
+        ([], 5, ""),
+        (["-tp", "2"], 2, ""),
+        (["--config", "x.yaml"], 2, ""),
+        ([], 2, "VLLM_CPU_OMP_THREADS_BIND"),
+        ([], 2, "CPU_VISIBLE_MEMORY_NODES"),
+    ],
+)
+def test_cores_are_left_as_they_are_where_vllm_or_the_user_knows_better(
+    on: Makes, monkeypatch: pytest.MonkeyPatch, flags: list[str], num_replicas: int, variable: str
+) -> None:
+    """One replica, too many, several ranks, or threads that the user binds."""
+    on()
+    if variable:
+        monkeypatch.setenv(variable, "0")
+    assert process_shares(flags, num_replicas, None) == [ProcessShare()] * num_replicas
+
+
+@pytest.mark.parametrize(("flags", "gpus_each"), [(["--nnodes=2"], None), ([], 1)])
+def test_what_a_cpu_cannot_have_is_refused(on: Makes, flags: list[str], gpus_each: int | None) -> None:
+    """GPUs, and other hosts as everywhere."""
+    on()
+    with pytest.raises(ValueError, match=r"^--"):
+        process_shares(flags, 2, gpus_each)
