@@ -3,9 +3,10 @@
 import asyncio
 import logging
 import socket
+from contextlib import suppress
 
 from genserve.addresses import joined
-from genserve.errors import GenserveError
+from genserve.errors import GenserveError, ReplicaNotFoundError
 from genserve.fleet.router import Router
 from genserve.routing.replica import ReplicaState
 
@@ -41,7 +42,7 @@ class DnsReplicas:
             try:
                 await self._look()
                 self._failure = ""
-            except (OSError, GenserveError) as error:
+            except (OSError, UnicodeError, GenserveError) as error:  # UnicodeError: a name with an empty label
                 if str(error) != self._failure:
                     self._failure = str(error)
                     log.warning("%s: %s", self._host, error)
@@ -51,14 +52,14 @@ class DnsReplicas:
         loop = asyncio.get_running_loop()
         found = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
         addresses = {joined(str(address[0]), self._port) for *_, address in found}
-        for address in sorted(addresses - self._mine):
-            self._router.add(address)
-            self._mine.add(address)
-        for address in self._mine - addresses:
+        for address in self._mine - addresses:  # first, because they take the room of new ones
             upstream = self._router.fleet.upstreams.get(address)
             if upstream is None:
                 self._mine.discard(address)
             elif self._router.fleet.where(upstream.member)[0] in (ReplicaState.UNHEALTHY, ReplicaState.CONNECTING):
-                await self._router.remove(address)
+                with suppress(ReplicaNotFoundError):  # somebody else removes it
+                    await self._router.remove(address)
                 self._mine.discard(address)
-                break  # the set has changed; the next look goes on
+        for address in sorted(addresses - self._mine):
+            self._router.add(address)
+            self._mine.add(address)

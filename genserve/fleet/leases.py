@@ -109,9 +109,32 @@ class Leases:
             self._being_granted.discard(lease_id)
 
     def granted(self, lease_id: str, holder: str, address: str, lease: types_pb2.PauseLease) -> None:
-        """A replica has granted a lease; its status will tell it too."""
-        self._ended.pop(lease_id, None)
+        """A replica has granted a lease; its status will tell it too. If somebody has ended it meanwhile, it stays
+        ended."""
         self._leases.setdefault(lease_id, FleetLease(lease_id, holder)).on_replicas[address] = lease
+
+    def begun(self, lease_id: str) -> None:
+        """Somebody holds this lease, also if it was ended before."""
+        self._ended.pop(lease_id, None)
+
+    def left_over(self, address: str) -> list[tuple[str, str]]:
+        """Leases that a replica still has though they were ended, and what they are called there: it was away."""
+        return [
+            (lease.lease_id, lease.on_replicas[address].lease_id)
+            for lease in self._leases.values()
+            if lease.lease_id in self._ended and address in lease.on_replicas
+        ]
+
+    def resumed(self, lease_id: str, address: str) -> None:
+        """A replica does not have a lease any more."""
+        if (lease := self._leases.get(lease_id)) is not None:
+            lease.on_replicas.pop(address, None)
+            if not lease.on_replicas:
+                del self._leases[lease_id]
+
+    def known(self, lease_id: str) -> FleetLease | None:
+        """The lease, also if it was ended: some replicas may still have it."""
+        return self._leases.get(lease_id)
 
     def ended(self, lease_id: str) -> None:
         """Somebody ends a lease: it is not given to replicas any more."""

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Final
 
 from genserve.errors import GenserveError, InvalidFieldError, PauseLeaseLostError
@@ -24,12 +25,32 @@ class FleetPauses:
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
+        self._undoing: set[asyncio.Task[None]] = set()
 
     def _replicas(self) -> list[Upstream]:
         return self._fleet.in_state(ReplicaState.READY, ReplicaState.SYNCING, ReplicaState.DRAINING)
 
     async def pause(self, request: control_pb2.PauseRequest) -> control_pb2.PauseResponse:
-        """Pauses all replicas, or none: raises the error of the first one that is not paused."""
+        """Pauses all replicas, or none: raises the error of the first one that is not paused. If nobody waits for it
+        any more, all run again: nobody would know the lease."""
+        pausing = asyncio.create_task(self._pause(request), name="pause")
+        try:
+            return await asyncio.shield(pausing)
+        except asyncio.CancelledError:
+            undoing = asyncio.create_task(self._undo(pausing), name="undo a pause")
+            self._undoing.add(undoing)
+            undoing.add_done_callback(self._undoing.discard)
+            raise
+
+    async def _undo(self, pausing: "asyncio.Task[control_pb2.PauseResponse]") -> None:
+        await asyncio.wait({pausing})
+        if pausing.cancelled() or pausing.exception() is not None:
+            return  # it has undone what it did
+        answer = pausing.result()
+        with suppress(GenserveError):
+            await self._end(answer.lease.lease_id)
+
+    async def _pause(self, request: control_pb2.PauseRequest) -> control_pb2.PauseResponse:
         if len(request.holder) > MAX_HOLDER_CHARS:
             raise InvalidFieldError.of("holder", f"must have at most {MAX_HOLDER_CHARS} characters")
         lease_id = new_lease_id(request.request_id)
@@ -51,6 +72,7 @@ class FleetPauses:
                     self._fleet.leases.ended(lease_id)
                     await asyncio.shield(everywhere(granted, lambda each: _resume(each, granted[each].lease.lease_id)))
                 raise failures[0].again() if failures else self._fleet.none_ready()
+        self._fleet.leases.begun(lease_id)
         for upstream, got in granted.items():
             self._fleet.leases.granted(lease_id, request.holder, upstream.address, got.lease)
         self._fleet.refresh()
@@ -99,7 +121,7 @@ class FleetPauses:
 
     async def _end(self, lease_id: str) -> bool:
         """Ends a lease on all replicas; whether it had expired on one of them."""
-        known = {lease.lease_id: lease for lease in self._fleet.leases.active}.get(lease_id)
+        known = self._fleet.leases.known(lease_id)
         if known is None:
             if self._fleet.leases.was_ended(lease_id):
                 return True
@@ -107,9 +129,12 @@ class FleetPauses:
         on_replicas = dict(known.on_replicas)
         self._fleet.leases.ended(lease_id)
 
-        outcomes = await everywhere(
-            self._having(known), lambda upstream: _resume(upstream, on_replicas[upstream.address].lease_id)
-        )
+        async def resume_one(upstream: Upstream) -> bool:
+            expired = await _resume(upstream, on_replicas[upstream.address].lease_id)
+            self._fleet.leases.resumed(lease_id, upstream.address)
+            return expired
+
+        outcomes = await everywhere(self._having(known), resume_one)
         self._fleet.refresh()
         _raise_first(outcomes)
         return any(outcome is True for outcome in outcomes.values())

@@ -5,9 +5,10 @@ import logging
 import random
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
-from genserve.errors import GenserveError, NoReplicaError, PushConflictError, PushNotFoundError
+from genserve.errors import GenserveError, NoReplicaError, PauseLeaseLostError, PushConflictError, PushNotFoundError
 from genserve.fleet.fleet import Fleet
 from genserve.fleet.leases import FleetLease, holder_with
 from genserve.fleet.member import Member
@@ -67,6 +68,8 @@ class Sync:
 
     def _can_be_helped(self) -> bool:
         member, committed = self._member, self._fleet.committed
+        if self._fleet.leases.left_over(member.address):
+            return True
         if self._fleet.where(member)[0] is not ReplicaState.SYNCING or committed is None or member.version is None:
             return False
         if self._needs_version(committed):
@@ -83,8 +86,11 @@ class Sync:
         return engine is not None and engine.phase == types_pb2.PHASE_TAINTED
 
     async def _help(self) -> None:
+        for lease_id, own_id in self._fleet.leases.left_over(self._member.address):
+            await self._resume(lease_id, own_id)
         committed = self._fleet.committed
-        assert committed is not None
+        if committed is None or self._fleet.where(self._member)[0] is not ReplicaState.SYNCING:
+            return
         for lease in self._fleet.leases.missing(self._member.address):
             await self._pause(lease)
         if self._needs_version(committed):
@@ -104,6 +110,12 @@ class Sync:
             request.ttl.CopyFrom(duration_of(max(remaining_s, 0.1)))
         answer = await self._upstream.ask(self._upstream.control.Pause, request, _PAUSE_TIMEOUT_S + _ASK_TIMEOUT_S)
         self._fleet.leases.granted(lease.lease_id, lease.holder, self._upstream.address, answer.lease)
+
+    async def _resume(self, lease_id: str, own_id: str) -> None:
+        request = control_pb2.ResumeRequest(lease_id=own_id)
+        with suppress(PauseLeaseLostError):
+            await self._upstream.ask(self._upstream.control.Resume, request, _PAUSE_TIMEOUT_S)
+        self._fleet.leases.resumed(lease_id, self._member.address)
 
     async def _fetch(self, committed: Version) -> None:
         if await self._commits(committed):

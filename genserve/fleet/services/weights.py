@@ -1,11 +1,12 @@
 """WeightService of a router: one push for all replicas."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import grpc.aio
 
-from genserve.errors import InvalidFieldError, UnsupportedError
+from genserve.errors import DeadlineError, InvalidFieldError, UnsupportedError
 from genserve.fleet.push.pushes import FleetPushes
 from genserve.fleet.router import Router
 from genserve.fleet.upstream import frames_of
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 _GET_TIMEOUT_S: Final = 630.0
 """A bound only: digests of all live weights take a daemon up to ten minutes."""
+_PULL_WRITE_TIMEOUT_S: Final = 60.0
 _SERVICE: Final = weights_pb2.DESCRIPTOR.services_by_name["WeightService"].full_name
 
 
@@ -89,7 +91,11 @@ class FleetWeights(WeightServiceServicer):
         call = upstream.pull(request, timeout=context.time_remaining())
         with upstream.running(call):
             async for frame in frames_of(call, upstream):
-                await context.write(frame)
+                try:
+                    async with asyncio.timeout(_PULL_WRITE_TIMEOUT_S):
+                        await context.write(frame)
+                except TimeoutError:
+                    raise DeadlineError(f"the client did not read for {_PULL_WRITE_TIMEOUT_S:g} s") from None
 
     async def InitWeightTransfer(
         self, request: weights_pb2.InitWeightTransferRequest, context: "ServicerContext[Any, Any]"

@@ -1,0 +1,90 @@
+"""Leases that end, or replicas that go, while replicas are paused or resumed."""
+
+import asyncio
+from contextlib import AsyncExitStack, suppress
+
+import pytest
+
+from genserve.errors import DeadlineError, GenserveError
+from tests.fleet.routers import RoutedFleet, over, replica, routed
+from tests.support.breakable_link import BreakableLink
+from tests.support.scripted_engine import Gate
+
+
+def running(fleet: RoutedFleet) -> list[bool]:
+    """Whether each engine runs."""
+    return [daemon.engine.running for daemon in fleet.daemons]
+
+
+async def until_reached(gate: Gate) -> None:
+    """Waits until an engine is at a step."""
+    async with asyncio.timeout(20):
+        await gate.reached.wait()
+
+
+async def test_a_lease_that_ends_while_a_replica_joins_stays_ended() -> None:
+    """The replica that was being paused runs again, and no other one is paused by it."""
+    async with routed(2) as fleet, replica() as late:
+        lease_id = (await fleet.client.pause(holder="trainer", ttl_s=None)).lease.lease_id
+        gate = late.engine.gates["pause"] = Gate()
+        fleet.running.router.add(late.address)
+        await until_reached(gate)
+        await fleet.client.resume(lease_id)
+        gate.open.set()
+        await fleet.until_ready(3)
+        await asyncio.sleep(0.5)
+        await fleet.until(lambda: late.engine.running)
+        assert running(fleet) == [True, True]
+        assert not (await fleet.client.status()).state.pauses
+
+
+async def test_a_replica_that_was_away_is_resumed_when_it_is_back() -> None:
+    """Nobody else would: the holder was told that the lease has ended."""
+    async with AsyncExitStack() as stack:
+        daemons = [await stack.enter_async_context(replica()) for _ in range(2)]
+        link = await stack.enter_async_context(BreakableLink(daemons[1].address))
+        async with over(daemons[:1]) as fleet:
+            fleet.running.router.add(link.address)
+            await fleet.until_ready(2)
+            lease_id = (await fleet.client.pause(ttl_s=None)).lease.lease_id
+            link.kill()
+            await fleet.until_ready(1)
+            await fleet.client.resume(lease_id)
+            assert not daemons[1].engine.running
+            await link.listen_again()
+            await fleet.until(lambda: daemons[1].engine.running)
+            await fleet.until_ready(2)
+
+
+async def test_a_resume_that_failed_on_one_replica_is_made_up_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lease has ended for the fleet, so nobody else would let that replica run."""
+    async with routed(2) as fleet:
+        lease_id = (await fleet.client.pause(ttl_s=None)).lease.lease_id
+        failing = fleet.daemons[0].pauses
+
+        async def fail(lease_id: str, *, force: bool = False) -> bool:
+            monkeypatch.undo()
+            raise DeadlineError("not now")
+
+        monkeypatch.setattr(failing, "resume", fail)
+        with pytest.raises(DeadlineError, match="not now"):
+            await fleet.client.resume(lease_id)
+        await fleet.until(lambda: running(fleet) == [True, True])
+
+
+async def test_a_pause_that_nobody_waits_for_pauses_nothing() -> None:
+    """Nobody knows its lease, and it would have no end."""
+    async with routed(3) as fleet:
+        gate = fleet.daemons[1].engine.gates["pause"] = Gate()
+        pausing = asyncio.create_task(fleet.client.pause(ttl_s=None))
+        await until_reached(gate)
+        await fleet.until(lambda: not fleet.daemons[0].engine.running)
+        pausing.cancel()
+        with suppress(asyncio.CancelledError, GenserveError):
+            await pausing
+        await asyncio.sleep(0.3)
+        gate.open.set()
+        await fleet.until(lambda: running(fleet) == [True] * 3)
+        await asyncio.sleep(0.5)
+        assert running(fleet) == [True] * 3
+        assert not (await fleet.client.status()).state.pauses
