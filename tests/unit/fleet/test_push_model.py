@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from math import inf
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.bench.fleet.model.calibration import Calibration, link_bound, measured
+from tests.bench.fleet.model.figures import CASES, MEASURED, times
 from tests.bench.fleet.model.host import shares
 from tests.bench.fleet.model.push import Outcome, push, push_until_taken
 from tests.bench.fleet.model.topology import CHAIN, NAIVE, STAR, TOPOLOGIES, TRAINER, TREES, Topology
@@ -126,6 +128,19 @@ def test_no_byte_is_lost_and_none_is_made(
     assert all(each.received <= 16 * GB * (1 + 1e-9) for each in transfer.hosts)
 
 
+@given(topology=st.sampled_from(ROUTED), num_replicas=st.integers(2, 40), at_s=st.floats(0.7, 30))
+@settings(max_examples=40, deadline=None)
+def test_no_replica_has_what_its_source_lacks(topology: Topology, num_replicas: int, at_s: float) -> None:
+    """At any moment; the death of the first one stops the simulation."""
+    at_s = min(at_s, FIRST_S + 15.9)
+    transfer = transferred(topology, num_replicas, PLAIN, (Death(0, at_s),))
+    for host in transfer.hosts:
+        host.advance(at_s, inf)
+    for host in transfer.hosts[1:]:
+        source = transfer.hosts[host.sources[0]]
+        assert host.received <= max(0.0, source.received - PLAIN.lag_bytes) + 1000
+
+
 @pytest.mark.parametrize("topology", TOPOLOGIES, ids=lambda each: each.name)
 def test_more_replicas_and_more_bytes_never_take_less_and_faster_links_never_more(topology: Topology) -> None:
     """For each topology."""
@@ -211,6 +226,13 @@ def test_the_skew_is_that_of_the_calls_and_the_steps() -> None:
     assert isinstance(outcome, Outcome)
     assert outcome.skew_s == pytest.approx(0.2)
     assert outcome.kept_s == pytest.approx(100 * (PLAIN.level_s + PLAIN.latency_s))
+
+
+def test_the_page_has_the_figures_of_the_model() -> None:
+    """Who changes a constant runs `python -m tests.bench.fleet.model --write`."""
+    page = (Path(__file__).parents[3] / "docs" / "benchmarks" / "fleet.md").read_text()
+    section = page.split(f"### {MEASURED}\n\n")[1].split("\n### ")[0]
+    assert section == "\n".join(times(CASES[MEASURED]))
 
 
 def test_every_replica_has_the_first_one_among_its_sources() -> None:

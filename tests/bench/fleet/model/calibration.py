@@ -30,8 +30,8 @@ class Calibration:
     """From when the parent knows the push until the child does. Read: a GetPush each 20 ms, two calls, a connection and
     an arena (fleet/push/spread.py, weights/load/loader.py); their sum is assumed, until N = 1, 2, 4 tell."""
     prepare_bytes_per_s: float = 1.9e9
-    """That one replica prepares beside the live weights, while the bytes arrive. Assumed: between the loader's rate and
-    memcpy here, whose fourth part or so it is."""
+    """That one replica prepares beside the live weights, while the bytes arrive. Assumed: a fifth of what
+    memcpy does here."""
     digest_bytes_per_s: float = 1e9
     """SHA-256 of the contents when all bytes are there, beside the preparation. Read: tensors/content.py."""
     names_digest: bool = False

@@ -18,6 +18,7 @@ CASES: Final = {
 }
 DEATHS_PER_HOUR: Final = (0.001, 0.01)
 _FAILING: Final = (CHAIN, *TREES[:2])
+_MEASURED_BYTES: Final = 269e6
 _NUM_SEEDS: Final = 40
 _SPARE_SHARE: Final = 16
 
@@ -33,14 +34,17 @@ def page() -> Iterator[str]:
     """Lines of markdown."""
     for name, calibration in CASES.items():
         yield from (f"### {name}", "")
-        yield from _times(calibration)
+        yield from times(calibration)
+    yield from ("### What `tests.bench.fleet.push` measures: 269 MB at 1 Gb/s", "")
+    yield from _comparison(measured(1))
     yield from ("### Copies and skew", "")
     yield from _costs(CASES[MEASURED])
     yield from ("### With failures", "")
     yield from _failures(CASES[MEASURED])
 
 
-def _times(calibration: Calibration) -> Iterator[str]:
+def times(calibration: Calibration) -> Iterator[str]:
+    """Until all replicas serve the new version."""
     yield from _head([f"{number:,}" for number in NUM_REPLICAS], "seconds; replicas")
     for size, size_bytes in SIZES.items():
         for topology in TOPOLOGIES:
@@ -49,6 +53,15 @@ def _times(calibration: Calibration) -> Iterator[str]:
                 outcome = simulated(size_bytes, number, topology, calibration)
                 cells.append(_seconds(outcome.total_s) + ("†" if outcome.kept_s > calibration.kept_s else ""))
             yield _row(f"{size}, {topology.name}", cells)
+    yield ""
+
+
+def _comparison(calibration: Calibration) -> Iterator[str]:
+    numbers = (1, 2, 4)
+    yield from _head([str(number) for number in numbers], "seconds; replicas")
+    for topology in (NAIVE, CHAIN):
+        found = [simulated(_MEASURED_BYTES, number, topology, calibration) for number in numbers]
+        yield _row(topology.name, [_seconds(each.total_s) for each in found])
     yield ""
 
 
