@@ -1,0 +1,1 @@
+"""What a push to a fleet would take on more hosts than there are here."""
