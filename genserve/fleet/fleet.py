@@ -74,7 +74,7 @@ class Fleet:
         if self._upstreams.get(upstream.address) is upstream:
             del self._upstreams[upstream.address]
             del self._where[upstream.address]
-            self.leases.told(upstream.address, [])
+            self.leases.left(upstream.address)
         upstream.member.is_gone = True
         upstream.cut()
         self.refresh()
@@ -83,7 +83,7 @@ class Fleet:
         """A replica does not answer: its calls end, so that requests can go elsewhere, unless it `cuts` none because it
         ends them itself."""
         upstream.member.lost(failure)
-        self.leases.told(upstream.address, [])
+        self.leases.left(upstream.address)
         if cuts:
             upstream.cut()
         self.refresh()

@@ -35,11 +35,13 @@ def new_lease_id(request_id: str) -> str:
 
 @dataclass(slots=True)
 class FleetLease:
-    """A lease of the fleet. `on_replicas`: the lease of each replica, by its address."""
+    """A lease of the fleet. `on_replicas`: the lease of each replica, by its address. `given_up`: replicas that had it,
+    and where somebody else has ended it."""
 
     lease_id: str
     holder: str
     on_replicas: dict[str, types_pb2.PauseLease] = field(default_factory=dict)
+    given_up: set[str] = field(default_factory=set)
 
     @property
     def mode(self) -> "types_pb2.PauseMode.ValueType":
@@ -89,12 +91,17 @@ class Leases:
                 holder, lease_id = match.groups()
                 held.add(lease_id)
                 self._leases.setdefault(lease_id, FleetLease(lease_id, holder)).on_replicas[address] = pause
-        for lease in list(self._leases.values()):
-            if lease.lease_id not in held:
-                lease.on_replicas.pop(address, None)
-                if not lease.on_replicas:
-                    del self._leases[lease.lease_id]
+        for lease_id in before - held:
+            # It had it, and somebody else has ended it there: an operator, or another router.
+            self._leases[lease_id].given_up.add(address)
+            self.resumed(lease_id, address)
         return held != before
+
+    def left(self, address: str) -> None:
+        """A replica does not answer, or was removed: when it is back, it may lack what it had."""
+        for lease in list(self._leases.values()):
+            lease.given_up.discard(address)
+            self.resumed(lease.lease_id, address)
 
     @contextmanager
     def being_granted(self, lease_id: str) -> Iterator[bool]:
@@ -167,5 +174,5 @@ class Leases:
         """The leases of others that a replica lacks. One that is about to end does not count."""
         if not self._leases:
             return []  # the common case, asked at every report
-        lacking = [lease for lease in self.active if address not in lease.on_replicas]
+        lacking = [each for each in self.active if address not in each.on_replicas and address not in each.given_up]
         return [lease for lease in lacking if (left_s := lease.remaining_s()) is None or left_s > _LEAST_S]
