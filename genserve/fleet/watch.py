@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 
 import grpc.aio
 
@@ -18,6 +19,7 @@ log = logging.getLogger(__name__)
 
 ROUTER_FEATURE = "fleet"
 """The feature of GetServerInfo that only a router has."""
+_LORAS_EVERY_S = 1.0
 _FIRST_PAUSE_S = 0.2
 _MAX_PAUSE_S = 5.0
 
@@ -29,6 +31,7 @@ class Watch:
     def __init__(self, fleet: Fleet, upstream: Upstream) -> None:
         self._fleet = fleet
         self._upstream = upstream
+        self._loras_at_s = 0.0
 
     @property
     def _member(self) -> Member:
@@ -89,7 +92,8 @@ class Watch:
             omitting = weights_pb2.GetWeightsRequest(omit_manifest=True)
             weights = await upstream.ask(upstream.weights.GetWeights, omitting, timeout_s)
             self._fleet.serves(upstream, Version(weights.weight_version, weights.push_id, weights.content_digest))
-        if has_loras:
+        if has_loras and time.monotonic() >= self._loras_at_s:
+            self._loras_at_s = time.monotonic() + _LORAS_EVERY_S
             loras = await upstream.ask(upstream.control.ListLoras, control_pb2.ListLorasRequest(), timeout_s)
             member.lora_names = frozenset(lora.lora_name for lora in loras.loras)
         self._fleet.refresh(None if leases_changed else upstream)
