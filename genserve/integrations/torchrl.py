@@ -16,7 +16,7 @@ from genserve.client.control.state import Load
 from genserve.client.fleet.replicas import FleetReplica, Replicas
 from genserve.client.sync_client import Client
 from genserve.client.transport.connection import ConnectionSettings, Timeouts
-from genserve.errors import DeadlineError, GenserveError, NoReplicaError, UnsupportedError
+from genserve.errors import DeadlineError, NoReplicaError, UnsupportedError
 from genserve.integrations.host_copies import whole
 from genserve.integrations.torchrl_answers import RequestOutput, request_output
 from genserve.integrations.torchrl_balancer import LoadBalancer
@@ -193,9 +193,7 @@ class AsyncVLLM:
     def _has_fleet(self) -> bool:
         try:
             self._client.list_replicas()
-        except GenserveError as error:
-            if error.metadata.get("code") != "UNIMPLEMENTED":
-                raise
+        except UnsupportedError:
             return False
         return True
 
