@@ -9,9 +9,10 @@ import pytest
 
 from tests.engine.examples import WRITTEN_ADDRESS, block
 from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess
-from tests.trl import environment
+from tests.support.released_package import ROOT, ReleasedPackage
 
-GUIDE = environment.ROOT / "docs" / "trainers.md"
+GUIDE = ROOT / "docs" / "trainers.md"
+TRL = ReleasedPackage("trl")
 NUM_STEPS = 6
 
 BEFORE = """
@@ -64,8 +65,7 @@ def scored_daemon(learner: Path, tmp_path: Path) -> Iterator[DaemonProcess]:
 
 async def test_the_client_has_every_method_and_parameter_of_the_released_one() -> None:
     """In their order, with their defaults; what ours has beside them is keyword-only."""
-    program = Path(environment.__file__).with_name("signatures.py").read_text()
-    done = await asyncio.to_thread(environment.run, program, 120)
+    done = await asyncio.to_thread(TRL.run, TRL.program("signatures.py"), 120)
     assert done.returncode == 0, done.stderr[-4000:]
     assert done.stdout.splitlines() == ["compared with TRL 1.16.0"]
 
@@ -80,7 +80,7 @@ async def test_the_released_trainer_trains_as_the_guide_has_it(
     assert example.endswith(train)
     observed = OBSERVED.replace("ADDRESS", repr(scored_daemon.address))
     program = BEFORE + example.removesuffix(train) + observed
-    done = await asyncio.to_thread(environment.run, program, 240)
+    done = await asyncio.to_thread(TRL.run, program, 240)
     assert done.returncode == 0, done.stderr[-4000:]
     assert "biases the importance" not in done.stderr
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("TRAINED ")]

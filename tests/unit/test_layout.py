@@ -8,7 +8,7 @@ from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
 AREAS = {"engine", "faults", "fleet", "gpu", "rpc", "unit"}
-"""The others are no tests: what they share, the harness of benchmarks and an environment with TRL."""
+"""The others are no tests: what they share, the harness of benchmarks, and what runs with TRL and torchrl."""
 
 
 @cache

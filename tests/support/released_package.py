@@ -1,0 +1,56 @@
+"""An environment with a released package of a trainer.
+
+The package and what it needs beside our lock are installed into it; torch, transformers and vLLM are those of the
+environment that the tests run in. It is kept inside that one until its requirements change.
+"""
+
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+_INSTALL_TIMEOUT_S = 240.0
+_INSTALL = ("install", "--disable-pip-version-check", "--no-input", "--quiet", "--timeout", "20", "--retries", "2")
+
+
+class PackageNotInstalledError(Exception):
+    """The package could not be installed; the text is pip's."""
+
+
+@dataclass(frozen=True)
+class ReleasedPackage:
+    """`name`: of the directory below tests/ that has its requirements.txt and programs, and of the environment."""
+
+    name: str
+
+    def program(self, name: str) -> str:
+        """The source of a program that is run in the environment."""
+        return (ROOT / "tests" / self.name / name).read_text()
+
+    def run(self, program: str, timeout_s: float, arguments: Sequence[str] = ()) -> "subprocess.CompletedProcess[str]":
+        """Runs Python source in the environment. Raises PackageNotInstalledError."""
+        command = [str(self._python()), "-c", program, *arguments]
+        env = {**os.environ, "PYTHONPATH": str(ROOT)}
+        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout_s, check=False)
+
+    def _python(self) -> Path:
+        """The environment's interpreter. Makes the environment where there is none for these requirements."""
+        directory, requirements = Path(sys.prefix) / self.name, ROOT / "tests" / self.name / "requirements.txt"
+        python, installed = directory / "bin" / "python", directory / "requirements.txt"
+        wanted = requirements.read_text()
+        if installed.is_file() and installed.read_text() == wanted:
+            return python
+        venv.create(directory, clear=True, symlinks=True, with_pip=False)
+        packages = Path(sysconfig.get_path("purelib", vars={"base": str(directory)}))
+        (packages / "engine.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+        pip = [sys.executable, "-m", "pip", "--python", str(python), *_INSTALL, "--no-deps", "-r", str(requirements)]
+        done = subprocess.run(pip, capture_output=True, text=True, timeout=_INSTALL_TIMEOUT_S, check=False)
+        if done.returncode != 0:
+            raise PackageNotInstalledError(f"pip could not install {requirements}:\n{done.stderr[-2000:]}")
+        installed.write_text(wanted)
+        return python

@@ -1,0 +1,108 @@
+"""vLLM's prompts and SamplingParams, as torchrl passes them on, become prompts and options of the client."""
+
+from typing import Any
+
+import pytest
+from vllm import SamplingParams, TextPrompt, TokensPrompt
+from vllm.sampling_params import StructuredOutputsParams
+
+from genserve.errors import UnsupportedError
+from genserve.integrations.torchrl_options import generate_options, plain_prompt, prompt_list
+
+IDS = [5, 6, 7]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "token_ids", "expected"),
+    [
+        ("a", None, (["a"], False)),
+        (IDS, None, ([IDS], False)),
+        (None, IDS, ([IDS], False)),
+        (None, [IDS], ([IDS], True)),
+        (["a", IDS], None, (["a", IDS], True)),
+        (TokensPrompt(prompt_token_ids=IDS), None, ([{"prompt_token_ids": IDS}], False)),
+    ],
+)
+def test_a_list_of_token_ids_is_one_prompt(prompts: Any, token_ids: Any, expected: Any) -> None:
+    """And a list of anything else is many, whose answer is a list."""
+    assert prompt_list(prompts, token_ids) == expected
+
+
+@pytest.mark.parametrize(("prompts", "token_ids"), [(None, None), ("a", IDS), ([], None), (None, [])])
+def test_no_prompt_and_two_kinds_of_them_are_refused(prompts: Any, token_ids: Any) -> None:
+    with pytest.raises(ValueError, match="prompts"):
+        prompt_list(prompts, token_ids)
+
+
+def test_prompts_of_vllm_are_text_or_token_ids() -> None:
+    """What a daemon does not take is refused by name, and not dropped."""
+    assert plain_prompt(TextPrompt(prompt="a")) == "a"
+    assert plain_prompt(TokensPrompt(prompt_token_ids=IDS, prompt="a")) == IDS
+    with pytest.raises(UnsupportedError, match="multi_modal_data"):
+        plain_prompt(TextPrompt(prompt="a", multi_modal_data={"image": 1}))
+    with pytest.raises(UnsupportedError, match="nothing"):
+        plain_prompt({})
+
+
+def test_defaults_are_those_of_vllm() -> None:
+    """Above all max_tokens, which is 16 there and the rest of the context here."""
+    assert generate_options(None)["max_tokens"] == SamplingParams().max_tokens == 16
+    assert generate_options(SamplingParams())["max_tokens"] == 16
+    assert "max_tokens" not in generate_options(SamplingParams(max_tokens=None))
+    assert "engine_params" not in generate_options(SamplingParams())
+
+
+def test_every_field_has_an_option_or_is_passed_on() -> None:
+    """What vLLM derives by itself and what only an engine in the same process needs is left out."""
+    params = SamplingParams(
+        n=2,
+        seed=3,
+        temperature=0.5,
+        stop=["x"],
+        logprobs=1,
+        prompt_logprobs=0,
+        detokenize=True,
+        skip_special_tokens=False,
+        include_stop_str_in_output=True,
+        spaces_between_special_tokens=False,
+        logit_bias={4: 1.0},
+    )
+    options = generate_options(params)
+    expected: dict[str, Any] = {
+        "n": 2,
+        "seed": 3,
+        "temperature": 0.5,
+        "stop": ["x"],
+        "logprobs": 1,
+        "prompt_logprobs": 0,
+        "text": True,
+        "skip_special_tokens": False,
+        "include_stop": True,
+        "logit_bias": {4: 1.0},
+        "max_tokens": 16,
+        "engine_params": {"spaces_between_special_tokens": False},
+    }
+    assert {name: options.get(name) for name in expected} == expected
+    assert generate_options({"n": 2, "thinking_token_budget": 3}) == {
+        "n": 2,
+        "engine_params": {"thinking_token_budget": 3},
+    }
+
+
+def test_a_cache_that_shall_not_be_read_is_passed_on() -> None:
+    """If it was asked for: with log-probabilities of the prompt vLLM sets it by itself."""
+    asked = generate_options(SamplingParams(skip_reading_prefix_cache=True))
+    assert asked["engine_params"] == {"skip_reading_prefix_cache": True}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "option"),
+    [("json", {"type": "object"}, "json_schema"), ("regex", "[ab]", "regex"), ("choice", ["a"], "choice")],
+)
+def test_a_constraint_is_the_clients(name: str, value: Any, option: str) -> None:
+    """One that a request cannot have is refused."""
+    constrained = StructuredOutputsParams(**{name: value})
+    assert generate_options(SamplingParams(structured_outputs=constrained)).get(option) == value
+    constrained.whitespace_pattern = " "
+    with pytest.raises(UnsupportedError, match="whitespace_pattern"):
+        generate_options(SamplingParams(structured_outputs=constrained))
