@@ -81,7 +81,7 @@ class Upstream:
 
     @contextmanager
     def running(self, call: Cancellable) -> Iterator[None]:
-        """Ends the call with the block, or before if the replica is lost: it then raises as `lost_in` says."""
+        """Ends the call with the block, or before if the replica is lost: `raising` says what is raised then."""
         self._calls.add(call)
         try:
             yield

@@ -17,7 +17,7 @@ _ASK_EVERY_S: Final = 0.02
 
 class Spread:
     """Makes every replica but the first one fetch the push from its parent in the tree, while it still arrives there.
-    `outcomes` has each one's push, or its error, when its task is done."""
+    `tasks` has the task of each: its result is the replica's push."""
 
     def __init__(self, request: weights_pb2.LoadWeightsRequest, replicas: Sequence[Upstream], fanout: int) -> None:
         """`request` without a source; the first of the `replicas` receives the push from elsewhere."""
