@@ -3,16 +3,20 @@
 import asyncio
 from contextlib import AsyncExitStack, suppress
 
+import grpc.aio
 import pytest
 
 from genserve.client import AsyncClient
 from genserve.control.conditions import EngineCondition
 from genserve.errors import GenserveError
+from genserve.fleet.services import weights as weight_service
 from genserve.routing.replica import ReplicaState
+from genserve.v1 import weights_pb2
+from genserve.v1.weights_pb2_grpc import WeightServiceStub
 from tests.fleet.routers import QUICK, over, replica, routed
 from tests.support.breakable_link import BreakableLink
 from tests.support.pulled_peers import content, weights
-from tests.support.scripted_daemon import Daemon
+from tests.support.scripted_daemon import Daemon, field_of, reason_of
 from tests.support.scripted_engine import Gate
 
 
@@ -241,3 +245,19 @@ async def test_what_was_pushed_to_one_replica_alone_does_not_pass_for_the_fleets
             link.cut()
             await fleet.until(lambda: hold(1, daemons[1]))
             await fleet.until_ready(2)
+
+
+async def test_a_stream_without_a_header_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be there for ever. So does one that begins with another frame, as with a daemon."""
+    monkeypatch.setattr(weight_service, "_HEADER_TIMEOUT_S", 0.05)
+    async with over([]) as fleet, grpc.aio.insecure_channel(fleet.running.address) as channel:
+        call = WeightServiceStub(channel).PushWeights(timeout=5)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call
+        assert reason_of(caught.value) == "DEADLINE_EXCEEDED" and "header" in str(caught.value.details())
+        call = WeightServiceStub(channel).PushWeights(
+            iter([weights_pb2.PushWeightsRequest(end=weights_pb2.PushEnd())]), timeout=5
+        )
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call
+        assert field_of(caught.value) == "frame"

@@ -16,6 +16,8 @@ from genserve.v1.weights_pb2_grpc import WeightServiceServicer, add_WeightServic
 if TYPE_CHECKING:
     from grpc.aio import ServicerContext
 
+_HEADER_TIMEOUT_S: Final = 30.0
+"""As of a daemon."""
 _GET_TIMEOUT_S: Final = 630.0
 """A bound only: digests of all live weights take a daemon up to ten minutes."""
 _PULL_WRITE_TIMEOUT_S: Final = 60.0
@@ -34,10 +36,14 @@ class FleetWeights(WeightServiceServicer):
     ) -> weights_pb2.PushWeightsResponse:
         """Takes one stream of a push."""
         frames = aiter(request_iterator)
-        first = await anext(frames, None)
+        try:
+            async with asyncio.timeout(_HEADER_TIMEOUT_S):
+                first = await anext(frames, None)
+        except TimeoutError:
+            raise DeadlineError(f"no header arrived within {_HEADER_TIMEOUT_S:g} s") from None
         frame = weights_pb2.PushWeightsRequest.FromString(first) if first is not None else None
         if frame is None or frame.WhichOneof("frame") != "header":
-            raise InvalidFieldError.of("header", "must be the first frame")
+            raise InvalidFieldError.of("frame", "the first one must be a header")
         answer = await self._pushes.take(frame.header, frames)
         answer.state.CopyFrom(self._router.state())
         return answer
