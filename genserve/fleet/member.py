@@ -1,5 +1,6 @@
 """What the router knows of one replica, and what follows from it. Pure."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from genserve.fleet.version import Version
@@ -73,6 +74,11 @@ class Member:
         """What it serves is known."""
         self.version = version
         self.sync_failure = ""
+        self._changed()
+
+    def has_loras(self, lora_names: Iterable[str]) -> None:
+        """It has told its adapters: all of them."""
+        self.lora_names = frozenset(lora_names)
         self._changed()
 
     def lost(self, failure: str) -> None:

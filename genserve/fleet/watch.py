@@ -95,7 +95,7 @@ class Watch:
         if has_loras and time.monotonic() >= self._loras_at_s:
             self._loras_at_s = time.monotonic() + _LORAS_EVERY_S
             loras = await upstream.ask(upstream.control.ListLoras, control_pb2.ListLorasRequest(), timeout_s)
-            member.lora_names = frozenset(lora.lora_name for lora in loras.loras)
+            member.has_loras(lora.lora_name for lora in loras.loras)
         self._fleet.refresh(None if leases_changed else upstream)
 
     def _check_kind(self, info: control_pb2.GetServerInfoResponse) -> None:

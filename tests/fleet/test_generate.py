@@ -333,8 +333,7 @@ async def test_a_session_stays_with_its_replica() -> None:
 async def test_an_adapter_that_nobody_knows_is_for_a_replica_to_refuse(router: ScriptedFleet) -> None:
     """At once: it may just have been loaded, or not exist."""
     for upstream in router.fleet.ready:
-        upstream.member.lora_names = frozenset()
-        upstream.member.ended(0)
+        upstream.member.has_loras(())
     call = router.generation.Generate(asked(lora_name="new"), timeout=2)
     _, stream = await router.running("a")
     assert stream.request_id == "a"
