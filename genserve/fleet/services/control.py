@@ -182,10 +182,15 @@ class FleetControl(ControlServiceServicer):
         replicas = self._all()
         if not replicas:
             raise self._fleet.none_ready()
-        outcomes = await everywhere(replicas, ask)
-        for upstream, outcome in outcomes.items():
-            if not isinstance(outcome, GenserveError) and upstream.member.engine is not None:
-                upstream.member.engine = outcome.state  # type: ignore[attr-defined]  # its next report comes later
+
+        async def answer(upstream: Upstream) -> T:
+            answered = await ask(upstream)
+            if upstream.member.engine is not None:
+                # Its next report comes later. One that comes while others are still asked is newer than this.
+                upstream.member.engine = answered.state  # type: ignore[attr-defined]
+            return answered
+
+        outcomes = await everywhere(replicas, answer)
         failures = [(up, outcome) for up, outcome in outcomes.items() if isinstance(outcome, GenserveError)]
         if failures:
             done = [up for up, outcome in outcomes.items() if not isinstance(outcome, GenserveError)]
