@@ -64,6 +64,11 @@ class Fleet:
         """The replicas that get requests."""
         return self.in_state(ReplicaState.READY)
 
+    @property
+    def answering(self) -> list[Upstream]:
+        """The replicas that answer, whether they get requests or not."""
+        return self.in_state(ReplicaState.READY, ReplicaState.SYNCING, ReplicaState.DRAINING)
+
     def add(self, upstream: Upstream) -> None:
         """Adds a replica."""
         self._upstreams[upstream.address] = upstream

@@ -10,7 +10,6 @@ from genserve.fleet.everywhere import everywhere
 from genserve.fleet.fleet import Fleet
 from genserve.fleet.leases import FleetLease, holder_with, new_lease_id
 from genserve.fleet.upstream import Upstream
-from genserve.routing.replica import ReplicaState
 from genserve.v1 import control_pb2
 from genserve.wire import seconds_of
 
@@ -26,9 +25,6 @@ class FleetPauses:
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._undoing: set[asyncio.Task[None]] = set()
-
-    def _replicas(self) -> list[Upstream]:
-        return self._fleet.in_state(ReplicaState.READY, ReplicaState.SYNCING, ReplicaState.DRAINING)
 
     async def pause(self, request: control_pb2.PauseRequest) -> control_pb2.PauseResponse:
         """Pauses all replicas, or none: raises the error of the first one that is not paused. If nobody waits for it
@@ -60,7 +56,7 @@ class FleetPauses:
         limit_s = (seconds_of(request.timeout) or _DEFAULT_TIMEOUT_S) + _ANSWER_S
         with self._fleet.leases.being_granted(lease_id) as is_new:
             outcomes = await everywhere(
-                self._replicas(), lambda upstream: upstream.ask(upstream.control.Pause, own, limit_s)
+                self._fleet.answering, lambda upstream: upstream.ask(upstream.control.Pause, own, limit_s)
             )
             granted = {each: got for each, got in outcomes.items() if not isinstance(got, GenserveError)}
             # A replica that is lost is paused when it is back.
@@ -110,7 +106,8 @@ class FleetPauses:
                 self._fleet.leases.ended(lease.lease_id)
             own = control_pb2.ResumeRequest(force=True)
             outcomes = await everywhere(
-                self._replicas(), lambda upstream: upstream.ask(upstream.control.Resume, own, _DEFAULT_TIMEOUT_S)
+                self._fleet.answering,
+                lambda upstream: upstream.ask(upstream.control.Resume, own, _DEFAULT_TIMEOUT_S),
             )
             _raise_first(outcomes)
             self._fleet.refresh()
@@ -140,7 +137,7 @@ class FleetPauses:
         return any(outcome is True for outcome in outcomes.values())
 
     def _having(self, lease: FleetLease) -> list[Upstream]:
-        return [upstream for upstream in self._replicas() if upstream.address in lease.on_replicas]
+        return [upstream for upstream in self._fleet.answering if upstream.address in lease.on_replicas]
 
 
 async def _resume(upstream: Upstream, lease_id: str) -> bool:

@@ -12,7 +12,6 @@ from genserve.fleet.pauses import FleetPauses
 from genserve.fleet.router import Router
 from genserve.fleet.upstream import Upstream
 from genserve.fleet.watch import ROUTER_FEATURE
-from genserve.routing.replica import ReplicaState
 from genserve.rpc.convert.control import watch_heartbeat_s, watch_interval_s
 from genserve.rpc.watchers import Watchers
 from genserve.v1 import control_pb2
@@ -29,7 +28,6 @@ _SLEEP_TIMEOUT_S: Final = 60.0
 _WAKE_TIMEOUT_S: Final = 600.0
 _RESET_TIMEOUT_S: Final = 60.0
 _LOAD_TIMEOUT_S: Final = 60.0
-_ANSWERING: Final = (ReplicaState.READY, ReplicaState.SYNCING, ReplicaState.DRAINING)
 
 
 class FleetControl(ControlServiceServicer):
@@ -112,7 +110,11 @@ class FleetControl(ControlServiceServicer):
     ) -> control_pb2.SleepResponse:
         """Releases the memory of all; if one of them fails, those that fell asleep wake up again."""
         limit_s = (seconds_of(request.timeout) or _SLEEP_TIMEOUT_S) + _ASK_TIMEOUT_S
-        awake = [each for each in self._all() if each.member.engine is not None and not each.member.engine.asleep_tags]
+        awake = [
+            each
+            for each in self._fleet.answering
+            if each.member.engine is not None and not each.member.engine.asleep_tags
+        ]
 
         async def undo(upstream: Upstream) -> None:
             if upstream in awake:
@@ -141,7 +143,7 @@ class FleetControl(ControlServiceServicer):
         """Loads an adapter on all, from the same path on each host; if one fails, the others unload it again, unless
         they had one of this name."""
         limit_s = (seconds_of(request.timeout) or _LOAD_TIMEOUT_S) + _ASK_TIMEOUT_S
-        had = {each for each in self._all() if request.lora_name in (each.member.lora_names or ())}
+        had = {each for each in self._fleet.answering if request.lora_name in (each.member.lora_names or ())}
 
         async def undo(upstream: Upstream) -> None:
             if upstream not in had:
@@ -172,14 +174,11 @@ class FleetControl(ControlServiceServicer):
             )
         )
 
-    def _all(self) -> list[Upstream]:
-        return self._fleet.in_state(*_ANSWERING)
-
     async def _of_all(
         self, ask: Callable[[Upstream], Awaitable[T]], undo: Callable[[Upstream], Awaitable[None]] | None = None
     ) -> list[T]:
         """The answers of all replicas. If one fails, `undo` is called for those that did not, and its error raised."""
-        replicas = self._all()
+        replicas = self._fleet.answering
         if not replicas:
             raise self._fleet.none_ready()
 

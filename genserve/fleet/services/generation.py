@@ -14,7 +14,7 @@ from genserve.fleet.forward.generate import Generate, remaining_s
 from genserve.fleet.forward.generate_many import GenerateMany
 from genserve.fleet.forward.waiting import Waiting
 from genserve.fleet.upstream import Upstream
-from genserve.routing.replica import ReplicaState, Request
+from genserve.routing.replica import Request
 from genserve.v1 import generation_pb2
 
 if TYPE_CHECKING:
@@ -50,7 +50,6 @@ class FleetGeneration:
         """Ends requests on all replicas, and those that wait for one."""
         message = _read(generation_pb2.AbortRequest, request)
         waited = self._waiting.abort(None if message.all else message.request_ids)
-        states = (ReplicaState.READY, ReplicaState.SYNCING, ReplicaState.DRAINING)
         timeout_s = _least(remaining_s(context))
 
         async def ask(upstream: Upstream) -> generation_pb2.AbortResponse | None:
@@ -59,7 +58,7 @@ class FleetGeneration:
             except (UnavailableError, EngineDeadError):
                 return None  # and so are its requests
 
-        asked = await asyncio.gather(*(ask(upstream) for upstream in self._fleet.in_state(*states)))
+        asked = await asyncio.gather(*(ask(upstream) for upstream in self._fleet.answering))
         answers = [answer for answer in asked if answer is not None]
         aborted = dict.fromkeys([*waited, *(each for answer in answers for each in answer.aborted_ids)])
         unknown = dict.fromkeys(each for each in message.request_ids if each not in aborted)
