@@ -81,9 +81,10 @@ class FleetPauses:
     async def renew(self, request: control_pb2.RenewPauseRequest) -> control_pb2.RenewPauseResponse:
         """Extends the lease on all replicas that have it. Raises PauseLeaseLostError if none has."""
         lease = self._fleet.leases.get(request.lease_id)
+        on_replicas = dict(lease.on_replicas)  # a replica may tell that it does not have it any more
 
         async def renew_one(upstream: Upstream) -> control_pb2.RenewPauseResponse:
-            own = control_pb2.RenewPauseRequest(lease_id=lease.on_replicas[upstream.address].lease_id)
+            own = control_pb2.RenewPauseRequest(lease_id=on_replicas[upstream.address].lease_id)
             if request.HasField("ttl"):
                 own.ttl.CopyFrom(request.ttl)
             return await upstream.ask(upstream.control.RenewPause, own, _ANSWER_S)
