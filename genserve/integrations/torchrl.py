@@ -187,7 +187,9 @@ class AsyncVLLM:
 
     def shutdown(self) -> None:
         """Closes the connections. The replicas and their router go on. May be repeated."""
-        for client in (self._client, *self._direct.values()):
+        with self._lock:
+            clients = [self._client, *self._direct.values()]
+        for client in clients:
             client.close()
 
     def _has_fleet(self) -> bool:
