@@ -3,10 +3,9 @@
 import asyncio
 import logging
 import uuid
-from contextlib import suppress
 
 from genserve.addresses import check_replica
-from genserve.errors import GenserveError, InvalidFieldError, QueueFullError, ReplicaNotFoundError
+from genserve.errors import InvalidFieldError, QueueFullError, ReplicaNotFoundError
 from genserve.fleet.fleet import Fleet
 from genserve.fleet.member import Member
 from genserve.fleet.push.pushes import FleetPushes
@@ -97,11 +96,13 @@ class Router:
         upstream = self.find(address)
         self._draining.pop(address, None)
         self.fleet.remove(upstream)
-        for task in self._tasks.pop(upstream, []):
+        tasks = self._tasks.pop(upstream, [])
+        for task in tasks:
             task.cancel()
-            with suppress(asyncio.CancelledError, GenserveError):
-                await task
-        await upstream.close()
+        try:
+            await asyncio.gather(*tasks, return_exceptions=True)
+        finally:
+            await upstream.close()
 
     async def drain(self, address: str) -> None:
         """Removes a replica when its requests have ended. What was begun goes on if this is cancelled."""
