@@ -188,8 +188,7 @@ class Fleet:
     def carrying(self, request: Request, upstream: Upstream) -> Iterator[None]:
         """Counts a request as the replica's for the length of the block."""
         member = upstream.member
-        if (routed := member.as_replica(self.where(member)[0])) is not None:
-            self.chain.sent(request, routed)
+        self.chain.sent(request, member.as_replica(self.where(member)[0]))
         member.sent(request.num_sequences)
         try:
             yield
