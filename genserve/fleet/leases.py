@@ -1,4 +1,4 @@
-"""Pause leases of the fleet: each is one lease on every replica. Pure.
+"""Pause leases of the fleet: each is one lease on every replica. No I/O; expiry times are on the wall clock.
 
 A lease of the fleet is told by the holder's name of the leases on the replicas, which every status has: a router that
 starts anew knows the leases that another one has taken.
