@@ -1,5 +1,6 @@
 """Scripted daemons behind a real router, and clients of both."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -44,8 +45,6 @@ class RoutedFleet:
 
     async def until(self, holds: Callable[[], bool]) -> None:
         """Waits until something holds."""
-        import asyncio
-
         async with asyncio.timeout(20):
             while not holds():
                 await asyncio.sleep(0.01)

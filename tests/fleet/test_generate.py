@@ -78,7 +78,7 @@ async def test_requests_spread_over_the_replicas(router: ScriptedFleet) -> None:
 
 
 async def test_a_full_replica_is_not_the_end(router: ScriptedFleet) -> None:
-    """Nor is one that shuts down, or one whose engine has died."""
+    """Nor is one that shuts down."""
     router.daemons[0].engine.refusal = QueueFullError("full", retry_after_s=1.5)
     enter_phase(router.daemons[1].board, Phase.DRAINING)
     call = router.generation.Generate(asked(), timeout=20)
