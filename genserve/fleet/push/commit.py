@@ -55,6 +55,11 @@ async def commit_everywhere(
     return weights_pb2.CommitPushResponse(push=answers[0].push, applied=applied)
 
 
+def apply_limit_s(apply: weights_pb2.ApplyOptions) -> float:
+    """How long a replica may take to answer that it has applied a push, or prepared it."""
+    return (seconds_of(apply.timeout) or _DEFAULT_APPLY_S) + _ANSWER_S
+
+
 async def _commit(
     fleet: Fleet, upstream: Upstream, request: weights_pb2.CommitPushRequest, *, decides: bool
 ) -> weights_pb2.CommitPushResponse:
@@ -62,8 +67,7 @@ async def _commit(
     own.CopyFrom(request)
     if request.apply.pause_lease_id:
         own.apply.pause_lease_id = fleet.leases.of_replica(request.apply.pause_lease_id, upstream.address)
-    limit_s = seconds_of(request.apply.timeout) or _DEFAULT_APPLY_S
-    answer = await upstream.ask(upstream.weights.CommitPush, own, limit_s + _ANSWER_S)
+    answer = await upstream.ask(upstream.weights.CommitPush, own, apply_limit_s(request.apply))
     push = answer.push
     # A repeat for a push of long ago gets its first answer again, though another version is served now.
     if not push.lora_name and answer.state.weight_version == push.weight_version:

@@ -9,7 +9,7 @@ from typing import Any
 from genserve.errors import DeadlineError, FleetPushError, GenserveError, PushTruncatedError
 from genserve.fleet.everywhere import everywhere
 from genserve.fleet.fleet import Fleet
-from genserve.fleet.push.commit import commit_everywhere
+from genserve.fleet.push.commit import apply_limit_s, commit_everywhere
 from genserve.fleet.push.leftovers import HAS_ALL, discard, discard_prepared, discard_refused
 from genserve.fleet.push.relay import is_lost, relay
 from genserve.fleet.push.spread import Spread
@@ -19,8 +19,6 @@ from genserve.wire import seconds_of
 
 log = logging.getLogger(__name__)
 
-_DEFAULT_APPLY_S = 300.0
-_ANSWER_S = 30.0
 _DEFAULT_PREPARED_TTL_S = 60.0  # of a daemon
 _KEPT_SHARE = 0.9
 _ASK_TIMEOUT_S = 10.0
@@ -153,7 +151,7 @@ class FleetPush:
         self, receiving: Coroutine[Any, Any, weights_pb2.PushWeightsResponse], is_sent: asyncio.Event
     ) -> weights_pb2.PushWeightsResponse:
         """What is received. As long as the trainer sends, its own deadline counts; then the time of the application."""
-        limit_s = (seconds_of(self._header.apply.timeout) or _DEFAULT_APPLY_S) + _ANSWER_S
+        limit_s = apply_limit_s(self._header.apply)
         task = asyncio.ensure_future(receiving)
         sent = asyncio.create_task(is_sent.wait())
         try:
