@@ -64,6 +64,10 @@ class Sync:
                             self._upstream.address, error.message)  # fmt: skip
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _MAX_PAUSE_S)
+            except Exception as error:  # a fault of ours: it is tried again as any other
+                self._member.sync_failure = f"the router failed to sync it: {error!r}"
+                log.exception("the sync of replica %s failed", self._upstream.address)
+                await asyncio.sleep(_MAX_PAUSE_S)
             self._fleet.refresh()
 
     def _can_be_helped(self) -> bool:

@@ -47,6 +47,9 @@ class Watch:
                 if self._member.engine is not None:
                     pause_s = _FIRST_PAUSE_S  # it was there
                 self._fleet.lost(self._upstream, error.message, cuts=not isinstance(error, DrainingError))
+            except Exception as error:  # a fault of ours: without a watch, nothing would ever tell that it is gone
+                log.exception("the watch of replica %s failed", self._upstream.address)
+                self._fleet.lost(self._upstream, f"the router failed to watch it: {error!r}")
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _MAX_PAUSE_S)
 

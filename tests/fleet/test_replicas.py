@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import AsyncExitStack
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -9,6 +10,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from genserve.control.conditions import DaemonCondition
+from genserve.fleet.member import Member
 from genserve.fleet.settings import FleetSettings
 from genserve.routing.replica import ReplicaState, Request
 from genserve.v1 import fleet_pb2
@@ -254,3 +256,21 @@ async def test_the_answer_to_a_sleep_tells_of_it() -> None:
                 task.cancel()
         assert (await fleet.client.sleep()).phase == "sleeping"
         assert (await fleet.client.wake_up()).phase == "running"
+
+
+async def test_a_fault_of_the_router_does_not_end_a_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The replica is out of rotation for as long as nobody watches it, and back when that works again."""
+    async with routed(2) as fleet:
+        broken = fleet.running.router.find(fleet.daemons[0].address).member
+        told = Member.reported
+        is_broken = True
+
+        def reported(member: Member, *report: Any) -> None:
+            if is_broken and member is broken:
+                raise ValueError("a fault")
+            told(member, *report)
+
+        monkeypatch.setattr(Member, "reported", reported)
+        await fleet.until(lambda: fleet.state(fleet.daemons[0]) is ReplicaState.UNHEALTHY)
+        is_broken = False
+        await fleet.until_ready()
