@@ -22,7 +22,7 @@ from tests.bench.fleet.hosts import Host, switched
 from tests.support import models
 from tests.support.daemon_process import DaemonProcess
 
-GBIT_BYTES_PER_S = 125e6
+_UNITS = {"mbit": 125e3, "gbit": 125e6}
 _PORT = 50051
 _ENVIRONMENT = {**engines.ENVIRONMENT, "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
 
@@ -63,8 +63,8 @@ class Fleet:
 
     def close(self) -> None:
         """Ends everything."""
-        self.router.terminate()
-        self.router.wait(30)
+        self.router.kill()
+        self.router.wait()
         for daemon in self.daemons:
             daemon.kill()
 
@@ -95,14 +95,16 @@ def main() -> None:
     parser.add_argument("--replicas", default="1,2,4", metavar="N,N", help="default: %(default)s")
     parser.add_argument("--rounds", type=int, default=4, metavar="N", help="pushes; the first does not count")
     parser.add_argument("--fanout", type=int, default=1, metavar="N", help="default: %(default)s")
-    parser.add_argument("--rate", default="1gbit", metavar="RATE", help="of each link (default: %(default)s)")
+    parser.add_argument(
+        "--rate", default="1gbit", metavar="RATE", help="of each link, in mbit or gbit (default: 1gbit)"
+    )
     args = parser.parse_args()
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         checkpoint = engines.model(args.size, directory)
         other = models.perturbed(checkpoint, directory / "other", seed=1, scale=0.01)
         hosts = stack.enter_context(switched(["trainer", "a", "b"], args.rate))
-        floor_s = engines.model_bytes(checkpoint) / GBIT_BYTES_PER_S
+        floor_s = engines.model_bytes(checkpoint) / (float(args.rate[:-4]) * _UNITS[args.rate[-4:]])
         for num_replicas in map(int, args.replicas.split(",")):
             with tempfile.TemporaryDirectory() as logs, ExitStack() as running:
                 fleet = Fleet(hosts, checkpoint, num_replicas, Path(logs), args.fanout)
