@@ -24,11 +24,14 @@ class UpProcess:
     def __init__(self, flags: Sequence[str], log: Path) -> None:
         self._log = log
         self._groups: set[int] = set()
+        # Several test processes bind their engines to cores, and `up` leaves alone what somebody else shares out.
+        env = {name: value for name, value in os.environ.items() if name != "VLLM_CPU_OMP_THREADS_BIND"}
         with log.open("wb") as stderr:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "genserve", "up", "--port", "0", *flags],
                 stdout=subprocess.PIPE,
                 stderr=stderr,
+                env=env,
                 text=True,
                 process_group=0,
             )
