@@ -91,11 +91,19 @@ class LoraFiles:
 
 
 def sweep(temporary: Path | None = None, proc: Path = Path("/proc")) -> None:
-    """Removes directories of daemons that were killed. Their memory is freed already."""
+    """Removes directories of daemons that were killed. Their memory is freed already. Daemons that start at the same
+    time may all do it."""
     for path in (temporary or Path(tempfile.gettempdir())).glob("genserve-lora-*"):
         found = _DIRECTORY.fullmatch(path.name)
-        if found and not (proc / found[1]).exists() and path.stat().st_uid == os.getuid():
+        if found and not (proc / found[1]).exists() and _is_ours(path):
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        return path.lstat().st_uid == os.getuid()
+    except FileNotFoundError:
+        return False
 
 
 def _copied(file: CheckpointFile) -> Arena:

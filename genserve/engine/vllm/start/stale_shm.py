@@ -48,6 +48,6 @@ def _files(shm: Path, min_age_s: float) -> Iterator[Path]:
 def _maps(proc: Path) -> Iterator[str]:
     for path in proc.glob("[0-9]*/maps"):
         try:
-            yield from path.read_text().splitlines()
+            yield from os.fsdecode(path.read_bytes()).splitlines()  # names need not be UTF-8
         except OSError:
             continue  # ended meanwhile, or belongs to another user, whose files are not removed

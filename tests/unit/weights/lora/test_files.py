@@ -1,6 +1,7 @@
 """The files of an adapter, which vLLM reads."""
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -78,3 +79,26 @@ def test_an_adapter_without_a_directory_holds_no_memory(monkeypatch: pytest.Monk
         LoraFiles(LoraConfig.parse(CONFIG, 8, ""), taken, "p")
     assert taken.closed
     assert num_arenas() == before
+
+
+def test_daemons_that_start_at_the_same_time_sweep_the_same_directories(tmp_path: Path) -> None:
+    """Each finds what another one is about to remove."""
+    for number in range(400):
+        (tmp_path / f"genserve-lora-{2**22 + number}-left").mkdir()
+    errors: list[BaseException] = []
+
+    def swept(start: threading.Barrier) -> None:
+        start.wait()
+        try:
+            sweep(tmp_path)
+        except BaseException as error:
+            errors.append(error)
+
+    start = threading.Barrier(4)
+    threads = [threading.Thread(target=swept, args=(start,)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert list(tmp_path.iterdir()) == []

@@ -48,6 +48,15 @@ def test_what_is_in_use_young_or_of_others_stays(shm: Path) -> None:
     assert used.exists() and young.exists() and other.exists()
 
 
+def test_a_mapped_name_that_is_not_utf8_does_not_disturb(shm: Path, tmp_path: Path) -> None:
+    """Any process of the user may map a file of any name."""
+    left = file(shm, name())
+    odd = Path(os.fsdecode(bytes(tmp_path) + b"/odd-\xff"))
+    odd.write_bytes(bytes(4096))
+    with odd.open("r+b") as opened, mmap.mmap(opened.fileno(), 0):
+        assert sweep(shm) == [left.name]
+
+
 def test_without_shared_memory_there_is_nothing_to_sweep(tmp_path: Path) -> None:
     """Not every machine has /dev/shm."""
     assert sweep(tmp_path / "none") == []
