@@ -269,6 +269,7 @@ class PushHeader(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     PREPARED_TTL_FIELD_NUMBER: _builtins.int
     CONTENT_DIGEST_FIELD_NUMBER: _builtins.int
+    PREEMPTIBLE_FIELD_NUMBER: _builtins.int
     push_id: _builtins.str
     """Idempotency key: the same id is the same push. A repeat of an applied push gets the first answer again; other bytes
     under the id are PUSH_CONFLICT. Generated if empty.
@@ -301,6 +302,11 @@ class PushHeader(_message.Message):
     "name TAB dtype TAB shape joined by , NEWLINE" and its bytes. Of a partial push: of the tensors that it brings.
     Compared when every byte has arrived, CHECKSUM_MISMATCH if it differs, and nothing can apply the push then;
     default: not compared.
+    """
+    preemptible: _builtins.bool
+    """Once every byte is here, staged or prepared, it gives way: a push to be applied or prepared takes its place instead
+    of being refused with STAGING_FULL. For a push whose sender commits it at once: one that ends before leaves nothing
+    in the way.
     """
     @_builtins.property
     def manifest(self) -> Global___Manifest:
@@ -341,10 +347,11 @@ class PushHeader(_message.Message):
         attempt: _builtins.str = ...,
         prepared_ttl: _duration_pb2.Duration | None = ...,
         content_digest: _builtins.str = ...,
+        preemptible: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_expected_version", b"_expected_version", "apply", b"apply", "expected_version", b"expected_version", "lora", b"lora", "manifest", b"manifest", "prepared_ttl", b"prepared_ttl", "staging_ttl", b"staging_ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected_version", b"_expected_version", "action", b"action", "apply", b"apply", "attempt", b"attempt", "content_digest", b"content_digest", "expected_version", b"expected_version", "force", b"force", "lora", b"lora", "manifest", b"manifest", "manifest_digest", b"manifest_digest", "num_streams", b"num_streams", "prepared_ttl", b"prepared_ttl", "push_id", b"push_id", "staging_ttl", b"staging_ttl", "weight_version", b"weight_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected_version", b"_expected_version", "action", b"action", "apply", b"apply", "attempt", b"attempt", "content_digest", b"content_digest", "expected_version", b"expected_version", "force", b"force", "lora", b"lora", "manifest", b"manifest", "manifest_digest", b"manifest_digest", "num_streams", b"num_streams", "preemptible", b"preemptible", "prepared_ttl", b"prepared_ttl", "push_id", b"push_id", "staging_ttl", b"staging_ttl", "weight_version", b"weight_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__expected_version: _TypeAlias = _typing.Literal["expected_version"]  # noqa: Y015
     _WhichOneofArgType__expected_version: _TypeAlias = _typing.Literal["_expected_version", b"_expected_version"]  # noqa: Y015
@@ -837,6 +844,7 @@ class LoadWeightsRequest(_message.Message):
     STAGING_TTL_FIELD_NUMBER: _builtins.int
     PREPARED_TTL_FIELD_NUMBER: _builtins.int
     CONTENT_DIGEST_FIELD_NUMBER: _builtins.int
+    PREEMPTIBLE_FIELD_NUMBER: _builtins.int
     push_id: _builtins.str
     """As in PushHeader."""
     weight_version: _builtins.int
@@ -851,6 +859,8 @@ class LoadWeightsRequest(_message.Message):
     """A directory of the daemon's host with .safetensors files, or one such file. It must not change until the answer."""
     content_digest: _builtins.str
     """As in PushHeader. Bytes of peers that differ are thrown away, and the next peer is asked."""
+    preemptible: _builtins.bool
+    """As in PushHeader."""
     @_builtins.property
     def apply(self) -> Global___ApplyOptions:
         """As in PushHeader."""
@@ -881,10 +891,11 @@ class LoadWeightsRequest(_message.Message):
         staging_ttl: _duration_pb2.Duration | None = ...,
         prepared_ttl: _duration_pb2.Duration | None = ...,
         content_digest: _builtins.str = ...,
+        preemptible: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_expected_version", b"_expected_version", "apply", b"apply", "checkpoint_path", b"checkpoint_path", "expected_version", b"expected_version", "peers", b"peers", "prepared_ttl", b"prepared_ttl", "source", b"source", "staging_ttl", b"staging_ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected_version", b"_expected_version", "action", b"action", "apply", b"apply", "checkpoint_path", b"checkpoint_path", "content_digest", b"content_digest", "expected_version", b"expected_version", "force", b"force", "peers", b"peers", "prepared_ttl", b"prepared_ttl", "push_id", b"push_id", "source", b"source", "staging_ttl", b"staging_ttl", "weight_version", b"weight_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected_version", b"_expected_version", "action", b"action", "apply", b"apply", "checkpoint_path", b"checkpoint_path", "content_digest", b"content_digest", "expected_version", b"expected_version", "force", b"force", "peers", b"peers", "preemptible", b"preemptible", "prepared_ttl", b"prepared_ttl", "push_id", b"push_id", "source", b"source", "staging_ttl", b"staging_ttl", "weight_version", b"weight_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__expected_version: _TypeAlias = _typing.Literal["expected_version"]  # noqa: Y015
     _WhichOneofArgType__expected_version: _TypeAlias = _typing.Literal["_expected_version", b"_expected_version"]  # noqa: Y015

@@ -93,7 +93,7 @@ class Completion:
         """Has workers prepare what is staged, for a later commit. Raises as `PushApplier.prepare`, and StagingFullError
         while another push is prepared."""
         self.check(push.header)
-        self._pushes.check_place(push.push_id)
+        await self._pushes.make_place(push.push_id)
         with self._carrying_out(push):
             await self._complete(push)
             digesting = asyncio.create_task(push.compute_digest(), name=f"content digest of push {push.push_id}")

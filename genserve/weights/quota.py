@@ -67,17 +67,26 @@ def naming_wide_tensors(manifest: Manifest, checkpoint: CheckpointIndex | None) 
 
 
 def plan_evictions(
-    size_bytes: int, pushes: Collection[LivePush], max_bytes: int, resident: ResidentStore, *, partial: bool
+    size_bytes: int,
+    pushes: Collection[LivePush],
+    max_bytes: int,
+    resident: ResidentStore,
+    *,
+    partial: bool,
+    replaces_weights: bool = False,
 ) -> Evictions:
     """Plans the memory for a push of `size_bytes` beside other `pushes` and the resident bytes.
 
-    An idle push is freed unless it is staged or prepared. Raises ApplyInProgressError while another push is in
-    progress, and StagingFullError, which names pushes that have the memory, if nothing helps.
+    An idle push is freed unless it is staged or prepared. One that is preemptible then gives way to a push that is to
+    replace the weights, and to no other: it may be about to be committed. Raises ApplyInProgressError while another push
+    is in progress, and StagingFullError, which names pushes that have the memory, if nothing helps.
     """
     for push in pushes:
         if push.is_held:
             raise push.in_progress()
-    leftovers = tuple(push for push in pushes if push.lifecycle.state not in _KEPT)
+    leftovers = tuple(
+        push for push in pushes if push.lifecycle.state not in _KEPT or (replaces_weights and push.header.preemptible)
+    )
     staged = [push for push in pushes if push not in leftovers]
     evicted = _plan(size_bytes, staged, max_bytes, resident, leftovers, partial=partial)
     freed_bytes = sum(push.arena.size_bytes for push in leftovers) + resident.spare_bytes

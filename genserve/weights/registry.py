@@ -176,7 +176,14 @@ class PushRegistry:
         present = self._pushes.values()
         limit_bytes, partial = self._max_staging_bytes, manifest.partial
         with naming_wide_tensors(manifest, self._checkpoint):
-            evicted = plan_evictions(size_bytes, present, limit_bytes, self._resident, partial=partial)
+            evicted = plan_evictions(
+                size_bytes,
+                present,
+                limit_bytes,
+                self._resident,
+                partial=partial,
+                replaces_weights=header.replaces_weights,
+            )
         await asyncio.gather(*(self._pushes.drop(push, push.truncation()) for push in evicted.leftovers))
         evicted.clear(self._resident)
         # An adapter does not use the arena that waits for the next version.

@@ -55,6 +55,7 @@ def push_header(message: weights_pb2.PushHeader) -> PushHeader:
         attempt=message.attempt,
         prepared_ttl_s=seconds_or(message, "prepared_ttl", DEFAULT_PREPARED_TTL_S, within="header"),
         content_digest=message.content_digest,
+        preemptible=message.preemptible,
     )
 
 
@@ -86,6 +87,7 @@ def load_of(message: weights_pb2.LoadWeightsRequest) -> Load:
         staging_ttl_s=seconds_or(message, "staging_ttl", DEFAULT_STAGING_TTL_S),
         prepared_ttl_s=seconds_or(message, "prepared_ttl", DEFAULT_PREPARED_TTL_S),
         content_digest=message.content_digest,
+        preemptible=message.preemptible,
     )
 
 

@@ -268,6 +268,7 @@ def _header(load: Load, manifest: Manifest, *, weight_version: int) -> PushHeade
         prepared_ttl_s=load.prepared_ttl_s,
         force=load.force,
         content_digest=load.content_digest,
+        preemptible=load.preemptible,
         yields=True,  # a load that meets the trainer's own push must not end it
     )
 

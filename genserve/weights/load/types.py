@@ -48,6 +48,7 @@ class Load:
     staging_ttl_s: float = DEFAULT_STAGING_TTL_S
     prepared_ttl_s: float = DEFAULT_PREPARED_TTL_S
     content_digest: str = ""
+    preemptible: bool = False
 
 
 class Offer(Protocol):

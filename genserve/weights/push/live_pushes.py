@@ -35,14 +35,21 @@ class LivePushes(Mapping[str, LivePush]):
         return push
 
     def check_place(self, push_id: str) -> None:
-        """Raises StagingFullError, naming it, if another push is prepared: workers hold one at a time."""
+        """Raises StagingFullError, naming it, if another push is prepared and does not give way: workers hold one at a
+        time."""
         for push in self._pushes.values():
-            if push.lifecycle.state is State.PREPARED and push.push_id != push_id:
+            if push.lifecycle.state is State.PREPARED and push.push_id != push_id and not push.header.preemptible:
                 raise StagingFullError(
                     f"push {push.push_id!r} is prepared, and workers hold one version beside the live one: commit or "
                     "discard it first",
                     metadata={"push_id": push.push_id},
                 )
+
+    async def make_place(self, push_id: str) -> None:
+        """Drops another push that is prepared, if it gives way. Raises as `check_place`."""
+        self.check_place(push_id)
+        prepared = [push for push in self._pushes.values() if push.lifecycle.state is State.PREPARED]
+        await asyncio.gather(*(self.drop(push, push.truncation()) for push in prepared if push.push_id != push_id))
 
     def add(self, push: LivePush) -> None:
         """A push has been opened."""

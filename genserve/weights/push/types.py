@@ -78,8 +78,9 @@ class PushHeader:
     `manifest`. `staging_ttl_s`: seconds that bytes are kept after the last frame with something new. `lora`: the
     tensors are an adapter. `attempt` names the streams whose bytes belong together; "" = the streams that are open at a
     time. `prepared_ttl_s`: seconds that a prepared push waits for its commit. `content_digest` is what
-    `tensors.content` computes of the push's tensors; "" = not compared. `origin`: see `LivePush.origin`; "" = this
-    daemon is it. `yields`: it gives way to another attempt that is being sent, instead of being in conflict with it.
+    `tensors.content` computes of the push's tensors; "" = not compared. `preemptible`: another push takes its place
+    while it waits for its commit. `origin`: see `LivePush.origin`; "" = this daemon is it. `yields`: it gives way to
+    another attempt that is being sent, instead of being in conflict with it.
     """
 
     push_id: str
@@ -96,6 +97,7 @@ class PushHeader:
     attempt: str = ""
     prepared_ttl_s: float = DEFAULT_PREPARED_TTL_S
     content_digest: str = ""
+    preemptible: bool = False
     origin: str = ""
     yields: bool = False
 
@@ -103,6 +105,11 @@ class PushHeader:
     def lora_name(self) -> str:
         """The name of the adapter; "" for weights."""
         return "" if self.lora is None else self.lora.lora_name
+
+    @property
+    def replaces_weights(self) -> bool:
+        """Whether workers build a version for it as soon as its bytes are there."""
+        return self.lora is None and self.action in (PushAction.APPLY, PushAction.PREPARE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ import pytest
 from genserve.errors import (
     DeadlineError,
     GenserveError,
+    PushNotFoundError,
     PushRolledBackError,
     PushTruncatedError,
     StagingFullError,
@@ -103,6 +104,41 @@ async def test_a_second_one_that_was_staged_stays_so(rig: Rig) -> None:
         stream.detach()
     assert (state(rig), state(rig, "p2")) == (PushState.PREPARED, PushState.STAGED)
     await commit(rig)
+    await commit(rig, "p2")
+    assert rig.engine.live == tensors(2)
+
+
+@pytest.mark.parametrize("action", [PushAction.PREPARE, PushAction.APPLY])
+async def test_one_that_is_preemptible_gives_way(rig: Rig, action: PushAction) -> None:
+    """Whoever prepared it has ended, or will find that it is gone."""
+    await rig.push(preparing("first", 1, preemptible=True))
+    await rig.push(header("second", 2, action=action))
+    await until_freed(rig, 1) if action is PushAction.APPLY else await commit(rig, "second")
+    with pytest.raises(PushNotFoundError):
+        await commit(rig, "first")
+    assert rig.engine.live == tensors(2)
+
+
+async def test_one_that_is_preemptible_waits_beside_bytes_that_are_only_staged(rig: Rig) -> None:
+    """They do not need its place."""
+    await rig.push(preparing("first", 1, preemptible=True))
+    await rig.push(header("second", 2, action=PushAction.STAGE))
+    assert (state(rig, "first"), state(rig, "second")) == (PushState.PREPARED, PushState.STAGED)
+    await commit(rig, "first")
+    assert rig.engine.live == tensors(1)
+
+
+async def test_of_two_that_were_staged_the_later_one_takes_the_place(rig: Rig) -> None:
+    """Both were joined before either was prepared."""
+    for version in (1, 2):
+        await rig.push(header(f"p{version}", version, action=PushAction.STAGE, attempt="zero"))
+    streams = [await rig.registry.open(preparing(f"p{version}", version, preemptible=True)) for version in (1, 2)]
+    for version, stream in enumerate(streams, 1):
+        send(stream, weights(version))
+        assert (await stream.finish()).push.state is PushState.PREPARED
+        stream.detach()
+    with pytest.raises(PushNotFoundError):
+        state(rig, "p1")
     await commit(rig, "p2")
     assert rig.engine.live == tensors(2)
 

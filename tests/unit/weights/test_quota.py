@@ -17,11 +17,18 @@ INDEX = CheckpointIndex({"a": CheckpointTensor("F32", (4,), 16)})
 
 
 def push(
-    size_bytes: int, state: State = State.STAGED, *, arena_bytes: int = 0, is_held: bool = False, push_id: str = "p1"
+    size_bytes: int,
+    state: State = State.STAGED,
+    *,
+    arena_bytes: int = 0,
+    is_held: bool = False,
+    push_id: str = "p1",
+    preemptible: bool = False,
 ) -> Any:
     """One that is here already; its arena may have less than the push needs in the end."""
     return SimpleNamespace(
         push_id=push_id,
+        header=SimpleNamespace(preemptible=preemptible),
         size_bytes=size_bytes,
         is_held=is_held,
         lifecycle=SimpleNamespace(state=state),
@@ -43,8 +50,11 @@ def required(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     return asked
 
 
-def planned(size_bytes: int, *pushes: Any, kept: Any = None, partial: bool = False) -> Evictions:
-    return plan_evictions(size_bytes, pushes, MAX_BYTES, resident() if kept is None else kept, partial=partial)
+def planned(
+    size_bytes: int, *pushes: Any, kept: Any = None, partial: bool = False, replaces_weights: bool = False
+) -> Evictions:
+    kept = resident() if kept is None else kept
+    return plan_evictions(size_bytes, pushes, MAX_BYTES, kept, partial=partial, replaces_weights=replaces_weights)
 
 
 def test_what_fits_to_the_last_byte_takes_nothing_from_anybody(required: list[tuple[int, int]]) -> None:
@@ -100,6 +110,16 @@ def test_pushes_that_nobody_sends_and_nobody_committed_give_way(required: list[t
     idle = (push(50, State.RECEIVING, arena_bytes=30), push(60, State.FAILED))
     assert planned(90, push(10), *idle, kept=resident(spare_bytes=7)) == Evictions(idle)
     assert required == [(90, 30 + 60 + 7)]
+
+
+@pytest.mark.parametrize("state", [State.STAGED, State.PREPARED])
+def test_what_is_preemptible_gives_way_to_new_weights_only(state: State) -> None:
+    """An adapter, or bytes that are only staged, may come while it is about to be committed."""
+    first = push(60, state, preemptible=True)
+    assert planned(50, first, replaces_weights=True) == Evictions((first,))
+    assert planned(40, first) == Evictions()
+    with pytest.raises(StagingFullError, match="'p1'"):
+        planned(50, first)
 
 
 def test_while_another_push_is_held_there_is_no_room() -> None:
