@@ -9,9 +9,10 @@ from typing import Any
 from genserve.errors import DeadlineError, FleetPushError, GenserveError, PushTruncatedError
 from genserve.fleet.everywhere import everywhere
 from genserve.fleet.fleet import Fleet
+from genserve.fleet.loss import may_have_done
 from genserve.fleet.push.commit import apply_limit_s, commit_everywhere
 from genserve.fleet.push.leftovers import HAS_ALL, discard, discard_prepared, discard_refused
-from genserve.fleet.push.relay import is_lost, relay
+from genserve.fleet.push.relay import relay
 from genserve.fleet.push.spread import Spread
 from genserve.fleet.upstream import Upstream
 from genserve.v1 import weights_pb2
@@ -226,7 +227,7 @@ class FleetPush:
             try:
                 committed = await commit_everywhere(self._fleet, have, request)
             except GenserveError as error:
-                if not is_lost(error):
+                if not may_have_done(error):
                     await discard_prepared(self.push_id, have)
                 raise
             return weights_pb2.PushWeightsResponse(push=committed.push, applied=committed.applied)
