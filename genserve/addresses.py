@@ -39,6 +39,14 @@ def joined(host: str, port: int) -> str:
     return f"[{host.strip('[]')}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def split_name(name: str) -> tuple[str, int]:
+    """The host and port of NAME:PORT. Raises ValueError."""
+    host, _, port = name.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) <= 65535:
+        raise ValueError(f"must be NAME:PORT, is {name!r}")
+    return host, int(port)
+
+
 def check_replica(address: str) -> None:
     """Raises ValueError unless an address is HOST:PORT or unix:PATH."""
     if address.startswith(_SOCKET_SCHEMES):

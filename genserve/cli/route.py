@@ -3,13 +3,11 @@
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from genserve.cli.options import Subparsers, seconds
 from genserve.errors import GenserveError
-
-if TYPE_CHECKING:
-    from genserve.fleet.serve import RouteConfig
+from genserve.fleet.config import RouteConfig
+from genserve.fleet.settings import FleetSettings
 
 
 def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
@@ -37,21 +35,23 @@ def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
 
 def add_router_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of a router, all but those that name its replicas."""
+    default = RouteConfig()
+    fleet = default.fleet
     listening = parser.add_argument_group("where it listens")
-    listening.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    listening.add_argument("--host", default=default.host, help="address to listen on (default: %(default)s)")
     listening.add_argument(
         "--port",
         type=int,
-        default=50050,
+        default=default.port,
         help="TCP port; 0 picks a free one, -1 listens only on --uds (default: %(default)s)",
     )
-    listening.add_argument("--uds", default="", metavar="PATH", help="a Unix socket to listen on in addition")
+    listening.add_argument("--uds", default=default.uds, metavar="PATH", help="a Unix socket to listen on in addition")
     listening.add_argument(
         "--allow-insecure", action="store_true", help="listen on an address that others can reach, without TLS"
     )
     parser.add_argument(
         "--policy",
-        default="session,prefix-aware,requests",
+        default=default.policies,
         metavar="NAME,NAME",
         help="how a replica is chosen: session, prefix-aware, requests, kv-cache, power-of-two, round-robin; the first "
         "that decides wins (default: %(default)s)",
@@ -59,7 +59,7 @@ def add_router_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--overload-threshold",
         type=float,
-        default=1.5,
+        default=default.overload_threshold,
         metavar="X",
         help="a replica with more than X times the mean number of sequences gets no more requests for the prefixes "
         "that it has (default: %(default)s)",
@@ -67,40 +67,33 @@ def add_router_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fanout",
         type=int,
-        default=1,
+        default=fleet.fanout,
         metavar="N",
         help="replicas that one replica passes a push on to; 1 = a chain (default: %(default)s)",
     )
     parser.add_argument(
         "--min-replicas",
         type=int,
-        default=0,
+        default=fleet.min_replicas,
         metavar="N",
         help="replicas that have to take a push; the others fetch it later. 0 = all (default: %(default)s)",
     )
-    parser.add_argument(
-        "--silence", type=seconds, default=5.0, metavar="TIME",
-        help="a replica that says nothing for so long is taken to be dead (default: 5s)",
+    _add_time(parser, "--silence", fleet.silence_s, "a replica that says nothing for so long is taken to be dead")
+    _add_time(parser, "--wait-ready", fleet.wait_ready_s, "how long a request waits for a replica that may serve it")
+    _add_time(
+        parser, "--settle", fleet.settle_s,
+        "how long to wait, at the start, for all replicas, before the version of the fleet is told from those that "
+        "have answered",
     )  # fmt: skip
-    parser.add_argument(
-        "--wait-ready", type=seconds, default=60.0, metavar="TIME",
-        help="how long a request waits for a replica that may serve it (default: 60s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--settle", type=seconds, default=10.0, metavar="TIME",
-        help="how long to wait, at the start, for all replicas, before the version of the fleet is told from those "
-        "that have answered (default: 10s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--drain-timeout", type=seconds, default=30.0, metavar="TIME", help="limit of a shutdown (default: 30s)"
-    )
+    _add_time(parser, "--drain-timeout", default.drain_timeout_s, "limit of a shutdown")
 
 
-def make_config(args: argparse.Namespace, replicas: Sequence[str] = (), dns: Sequence[str] = ()) -> "RouteConfig":
+def _add_time(parser: argparse.ArgumentParser, flag: str, default_s: float, help: str) -> None:
+    parser.add_argument(flag, type=seconds, default=default_s, metavar="TIME", help=f"{help} (default: {default_s:g}s)")
+
+
+def make_config(args: argparse.Namespace, replicas: Sequence[str] = (), dns: Sequence[str] = ()) -> RouteConfig:
     """The settings of a router from its flags. Raises ValueError."""
-    from genserve.fleet.serve import RouteConfig
-    from genserve.fleet.settings import FleetSettings
-
     settings = FleetSettings(
         silence_s=args.silence,
         settle_s=args.settle,

@@ -5,7 +5,7 @@ import logging
 import socket
 from contextlib import suppress
 
-from genserve.addresses import joined
+from genserve.addresses import joined, split_name
 from genserve.errors import GenserveError, ReplicaNotFoundError
 from genserve.fleet.router import Router
 from genserve.routing.replica import ReplicaState
@@ -13,14 +13,6 @@ from genserve.routing.replica import ReplicaState
 log = logging.getLogger(__name__)
 
 INTERVAL_S = 5.0
-
-
-def split_name(name: str) -> tuple[str, int]:
-    """The host and port of NAME:PORT. Raises ValueError."""
-    host, _, port = name.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) <= 65535:
-        raise ValueError(f"must be NAME:PORT, is {name!r}")
-    return host, int(port)
 
 
 class DnsReplicas:

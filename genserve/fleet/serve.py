@@ -5,15 +5,15 @@ import logging
 import random
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
 
 import grpc.aio
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
-from genserve.addresses import DEFAULT_ROUTER, check_replica, is_loopback
-from genserve.fleet.discovery import DnsReplicas, split_name
+from genserve.fleet.config import RouteConfig as RouteConfig
+from genserve.fleet.discovery import DnsReplicas
 from genserve.fleet.fleet import Fleet
 from genserve.fleet.push.pushes import FleetPushes
 from genserve.fleet.router import Router
@@ -21,11 +21,9 @@ from genserve.fleet.services.control import FleetControl
 from genserve.fleet.services.generation import FleetGeneration, add_generation
 from genserve.fleet.services.replicas import FleetReplicas
 from genserve.fleet.services.weights import FleetWeights, add_weights
-from genserve.fleet.settings import FleetSettings
 from genserve.listening import require_free
 from genserve.notices import say
-from genserve.routing.names import DEFAULT_POLICIES, make_chain, parse_policies
-from genserve.routing.policies.prefix_aware import OVERLOAD_THRESHOLD
+from genserve.routing.names import make_chain, parse_policies
 from genserve.rpc import health
 from genserve.rpc.health import HealthServicer
 from genserve.rpc.listener import bind, make_server
@@ -35,65 +33,14 @@ from genserve.v1 import control_pb2, fleet_pb2, generation_pb2, weights_pb2
 from genserve.v1.control_pb2_grpc import add_ControlServiceServicer_to_server
 from genserve.v1.fleet_pb2_grpc import add_FleetServiceServicer_to_server
 
-DEFAULT_PORT = int(DEFAULT_ROUTER.rpartition(":")[2])
 MAX_MESSAGE_BYTES = 256 << 20
 """A bound on the messages of clients; each replica has its own, which is smaller."""
-MAX_DRAIN_TIMEOUT_S = 24 * 3600.0
 _CLOSE_GRACE_S = 2.0
 SERVICE_NAMES = tuple(
     service.full_name
     for file in (generation_pb2, weights_pb2, control_pb2, fleet_pb2)
     for service in file.DESCRIPTOR.services_by_name.values()
 )
-
-
-@dataclass(frozen=True, slots=True)
-class RouteConfig:
-    """Where a router listens, and its replicas. `dns`: NAME:PORT of each name to resolve."""
-
-    replicas: Sequence[str] = ()
-    dns: Sequence[str] = ()
-    host: str = "127.0.0.1"
-    port: int = DEFAULT_PORT
-    uds: str = ""
-    allow_insecure: bool = False
-    policies: str = DEFAULT_POLICIES
-    overload_threshold: float = OVERLOAD_THRESHOLD
-    drain_timeout_s: float = 30.0
-    fleet: FleetSettings = field(default_factory=FleetSettings)
-
-    def __post_init__(self) -> None:
-        if not -1 <= self.port <= 65535:
-            raise ValueError(f"--port must be in [-1, 65535], is {self.port}")
-        if self.port == -1 and not self.uds:
-            raise ValueError("--port -1 listens only on a Unix socket: pass --uds too")
-        if self.port != -1 and not self.allow_insecure and not is_loopback(self.host):
-            raise ValueError(
-                f"--host {self.host} can be reached from other hosts, without encryption or authentication: "
-                "listen on 127.0.0.1 or --uds, or pass --allow-insecure"
-            )
-        if not self.overload_threshold >= 1:
-            raise ValueError(f"--overload-threshold must be at least 1, is {self.overload_threshold:g}")
-        for address in self.replicas:
-            with _naming("--replica"):
-                check_replica(address)
-        for name in self.dns:
-            with _naming("--dns"):
-                split_name(name)
-        with _naming("--policy"):
-            parse_policies(self.policies)
-        if len(set(self.replicas)) < len(self.replicas):
-            raise ValueError("--replica names the same address twice")
-        if not 0 <= self.drain_timeout_s <= MAX_DRAIN_TIMEOUT_S:
-            raise ValueError(f"--drain-timeout must be in [0, {MAX_DRAIN_TIMEOUT_S:g}] s, is {self.drain_timeout_s:g}")
-
-
-@contextmanager
-def _naming(flag: str) -> Iterator[None]:
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"{flag}: {error}") from None
 
 
 class _Serving:

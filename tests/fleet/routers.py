@@ -9,7 +9,8 @@ from uuid import uuid4
 
 from genserve.client import AsyncClient
 from genserve.config import ServeConfig
-from genserve.fleet.serve import RouteConfig, RunningRouter, start_router
+from genserve.fleet.config import RouteConfig
+from genserve.fleet.serve import RunningRouter, start_router
 from genserve.fleet.settings import FleetSettings
 from genserve.routing.replica import ReplicaState
 from tests.support.pulled_peers import CHECKPOINT

@@ -8,7 +8,7 @@ import pytest
 
 from genserve.addresses import DEFAULT_ROUTER
 from genserve.cli import main, make_parser
-from genserve.fleet.serve import RouteConfig
+from genserve.fleet.config import RouteConfig
 from genserve.routing.replica import Request
 from tests.fleet.routers import RoutedFleet, replica, routed
 

@@ -8,17 +8,16 @@ from typing import Final
 
 from genserve.errors import (
     DrainingError,
-    EngineDeadError,
     EngineTaintedError,
     GenserveError,
     NoReplicaError,
     QueueFullError,
     ReplicaLostError,
     RequestIdInUseError,
-    UnavailableError,
     WeightVersionMismatchError,
 )
 from genserve.fleet.fleet import Fleet
+from genserve.fleet.loss import is_lost
 from genserve.fleet.upstream import Upstream
 from genserve.routing.replica import Request
 
@@ -28,17 +27,6 @@ PROGRESS_TOKENS: Final = 16
 """A replica that dies after so many tokens of a request does not die of it."""
 PAUSE_S: Final = 0.25
 """Before a replica that was tried is tried again, because there is no other: it may start again, or come back."""
-
-_LOST: Final = (UnavailableError, EngineDeadError, DrainingError)
-_BROKEN_CODES: Final = ("CANCELLED", "INTERNAL", "UNKNOWN")
-"""Of a status that no daemon has written: with these, too, gRPC ends the streams of a connection that breaks."""
-
-
-def is_lost(error: GenserveError) -> bool:
-    """Whether the replica is gone, or about to go."""
-    if isinstance(error, _LOST):
-        return True
-    return "reason" not in error.metadata and error.metadata.get("code") in _BROKEN_CODES
 
 
 class Attempts:

@@ -4,11 +4,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from genserve.errors import GenserveError, NoReplicaError, ReplicaLostError
 from genserve.fleet.fleet import Fleet
-from genserve.fleet.forward.attempts import Attempts, is_lost
+from genserve.fleet.forward.attempts import Attempts
 from genserve.fleet.forward.forwarded import Forwarded, NumTokens, replica_lost
 from genserve.fleet.forward.resume import Resumption, Tokenize
 from genserve.fleet.forward.routed import parsed
 from genserve.fleet.forward.waiting import AbortedWhileWaitingError, Waiting
+from genserve.fleet.loss import is_lost
 from genserve.fleet.upstream import Upstream, frames_of, until_ended
 from genserve.v1 import generation_pb2
 

@@ -15,13 +15,14 @@ from genserve.errors import (
 )
 from genserve.fleet.fleet import Fleet
 from genserve.fleet.forward.actions import Begun, Refusal, action_of
-from genserve.fleet.forward.attempts import Attempts, is_lost
+from genserve.fleet.forward.attempts import Attempts
 from genserve.fleet.forward.forwarded import replica_lost
 from genserve.fleet.forward.generate import remaining_s
 from genserve.fleet.forward.leg import Leg, Running, has_only_columns
 from genserve.fleet.forward.resume import Tokenize
 from genserve.fleet.forward.routed import parsed
 from genserve.fleet.forward.waiting import AbortedWhileWaitingError, Waiting
+from genserve.fleet.loss import is_lost
 from genserve.fleet.upstream import Upstream, frames_of
 from genserve.rpc.status import to_message
 from genserve.rpc.streams.generate_many import named_in

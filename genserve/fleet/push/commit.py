@@ -8,8 +8,8 @@ from typing import Final
 from genserve.errors import GenserveError
 from genserve.fleet.everywhere import everywhere
 from genserve.fleet.fleet import Fleet
+from genserve.fleet.loss import may_have_done
 from genserve.fleet.push.applied import merged
-from genserve.fleet.push.relay import is_lost
 from genserve.fleet.upstream import Upstream
 from genserve.fleet.version import Version
 from genserve.v1 import weights_pb2
@@ -46,7 +46,7 @@ async def commit_everywhere(
     if not answers:
         fleet.refresh()
         # One that did not answer may have committed: this must not look as if nothing had changed.
-        raise next((error for error in failures if is_lost(error)), failures[0]).again()
+        raise next((error for error in failures if may_have_done(error)), failures[0]).again()
     skew_s = max(committed_s) - min(committed_s)
     counts = f"{len(answers)} of {len(replicas)} replicas"
     log.info("push %s is committed on %s, the last %.3f s after the first", request.push_id, counts, skew_s)

@@ -9,9 +9,11 @@ from typing import Any
 from genserve.errors import DeadlineError, FleetPushError, GenserveError, PushTruncatedError
 from genserve.fleet.everywhere import everywhere
 from genserve.fleet.fleet import Fleet
+from genserve.fleet.loss import may_have_done
 from genserve.fleet.push.commit import apply_limit_s, commit_everywhere
+from genserve.fleet.push.header import request_of
 from genserve.fleet.push.leftovers import HAS_ALL, discard, discard_prepared, discard_refused
-from genserve.fleet.push.relay import is_lost, relay
+from genserve.fleet.push.relay import relay
 from genserve.fleet.push.spread import Spread
 from genserve.fleet.upstream import Upstream
 from genserve.v1 import weights_pb2
@@ -178,19 +180,9 @@ class FleetPush:
     def _begin(self) -> None:
         if self._spread is not None or self._is_lora or self._asked == weights_pb2.PUSH_ACTION_VALIDATE:
             return
-        header = self._header
-        request = weights_pb2.LoadWeightsRequest(
-            push_id=self.push_id,
-            weight_version=header.weight_version,
-            expected_version=header.expected_version if header.HasField("expected_version") else None,
-            force=header.force,
-            action=self._first_action,
-            apply=_without_lease(header.apply),
-            content_digest=header.content_digest,
-        )
-        for field in ("staging_ttl", "prepared_ttl"):
-            if header.HasField(field):
-                getattr(request, field).CopyFrom(getattr(header, field))
+        request = request_of(self._header)
+        request.action = self._first_action
+        request.apply.CopyFrom(_without_lease(self._header.apply))
         self._spread = Spread(request, self.replicas, self._fleet.settings.fanout)
 
     async def _leave(self) -> None:
@@ -226,7 +218,7 @@ class FleetPush:
             try:
                 committed = await commit_everywhere(self._fleet, have, request)
             except GenserveError as error:
-                if not is_lost(error):
+                if not may_have_done(error):
                     await discard_prepared(self.push_id, have)
                 raise
             return weights_pb2.PushWeightsResponse(push=committed.push, applied=committed.applied)

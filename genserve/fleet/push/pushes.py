@@ -13,6 +13,7 @@ from genserve.fleet.fleet import Fleet
 from genserve.fleet.push.applied import merged
 from genserve.fleet.push.commit import commit_everywhere
 from genserve.fleet.push.fleet_push import FleetPush
+from genserve.fleet.push.header import header_of
 from genserve.fleet.push.tree import MAX_PEERS
 from genserve.fleet.upstream import Upstream
 from genserve.routing.replica import ReplicaState
@@ -63,19 +64,8 @@ class FleetPushes:
 
     async def load(self, request: weights_pb2.LoadWeightsRequest) -> weights_pb2.PushWeightsResponse:
         """The same for a version that a replica fetches from elsewhere."""
-        header = weights_pb2.PushHeader(
-            push_id=request.push_id or uuid.uuid4().hex,
-            weight_version=request.weight_version,
-            force=request.force,
-            action=request.action,
-            apply=request.apply,
-            content_digest=request.content_digest,
-        )
-        if request.HasField("expected_version"):
-            header.expected_version = request.expected_version
-        for field in ("staging_ttl", "prepared_ttl"):
-            if request.HasField(field):
-                getattr(header, field).CopyFrom(getattr(request, field))
+        header = header_of(request)
+        header.push_id = header.push_id or uuid.uuid4().hex
         return await self._run(header, lambda push: push.load(request))
 
     async def _run(

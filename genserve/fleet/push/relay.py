@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Final
 
-from genserve.errors import GenserveError
 from genserve.fleet.upstream import Upstream
 from genserve.v1 import weights_pb2
 
@@ -79,8 +78,3 @@ async def _push(upstream: Upstream, feed: _Feed) -> weights_pb2.PushWeightsRespo
             return weights_pb2.PushWeightsResponse.FromString(await call)
     finally:
         feed.close()
-
-
-def is_lost(error: GenserveError) -> bool:
-    """Whether a replica did not answer, so that it is not known what it did."""
-    return error.reason in ("UNAVAILABLE", "DEADLINE_EXCEEDED", "ENGINE_DEAD")

@@ -1,8 +1,11 @@
-"""What `genserve route` refuses before it listens. Each is one line, and ends with status 2."""
+"""The flags of `genserve route`, and what it refuses before it listens: in one line, with status 2."""
 
 import pytest
 
-from genserve.cli import main
+from genserve.cli import main, make_parser
+from genserve.cli.route import make_config
+from genserve.fleet.config import RouteConfig
+from genserve.fleet.settings import FleetSettings
 
 REFUSED = {
     "--replica=replica": "--replica: must be HOST:PORT or unix:PATH, is 'replica'",
@@ -29,3 +32,30 @@ def test_wrong_values_are_refused(flags: str, says: str, capsys: pytest.CaptureF
     errors = capsys.readouterr().err
     assert errors.startswith(f"genserve route: error: {says}")
     assert errors.count("\n") == 1
+
+
+def test_without_flags_the_defaults_are_those_of_the_settings() -> None:
+    """A flag has no default of its own."""
+    assert make_config(make_parser().parse_args(["route"])) == RouteConfig()
+
+
+def test_every_flag_sets_its_own_field() -> None:
+    """And none that of another one."""
+    flags = (
+        "--host ::1 --port 1 --uds /u --policy requests --overload-threshold 2 --fanout 3 --min-replicas 4 "
+        "--silence 5.5s --wait-ready 6s --settle 7s --drain-timeout 8s --replica a:1 --dns b:2 --allow-insecure"
+    )
+    args = make_parser().parse_args(["route", *flags.split()])
+    fleet = FleetSettings(fanout=3, min_replicas=4, silence_s=5.5, wait_ready_s=6.0, settle_s=7.0)
+    assert make_config(args, args.replica, args.dns) == RouteConfig(
+        replicas=["a:1"],
+        dns=["b:2"],
+        host="::1",
+        port=1,
+        uds="/u",
+        allow_insecure=True,
+        policies="requests",
+        overload_threshold=2.0,
+        drain_timeout_s=8.0,
+        fleet=fleet,
+    )

@@ -1,0 +1,63 @@
+"""Settings of a router. The defaults of its flags are these; the module loads neither gRPC nor the router."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Final
+
+from genserve.addresses import DEFAULT_ROUTER, check_replica, is_loopback, split_name
+from genserve.fleet.settings import FleetSettings
+from genserve.routing.names import DEFAULT_POLICIES, parse_policies
+from genserve.routing.policies.prefix_aware import OVERLOAD_THRESHOLD
+
+_DEFAULT_HOST, _DEFAULT_PORT = split_name(DEFAULT_ROUTER)
+MAX_DRAIN_TIMEOUT_S: Final = 24 * 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class RouteConfig:
+    """Where a router listens, and its replicas. `dns`: NAME:PORT of each name to resolve."""
+
+    replicas: Sequence[str] = ()
+    dns: Sequence[str] = ()
+    host: str = _DEFAULT_HOST
+    port: int = _DEFAULT_PORT
+    uds: str = ""
+    allow_insecure: bool = False
+    policies: str = DEFAULT_POLICIES
+    overload_threshold: float = OVERLOAD_THRESHOLD
+    drain_timeout_s: float = 30.0
+    fleet: FleetSettings = field(default_factory=FleetSettings)
+
+    def __post_init__(self) -> None:
+        if not -1 <= self.port <= 65535:
+            raise ValueError(f"--port must be in [-1, 65535], is {self.port}")
+        if self.port == -1 and not self.uds:
+            raise ValueError("--port -1 listens only on a Unix socket: pass --uds too")
+        if self.port != -1 and not self.allow_insecure and not is_loopback(self.host):
+            raise ValueError(
+                f"--host {self.host} can be reached from other hosts, without encryption or authentication: "
+                "listen on 127.0.0.1 or --uds, or pass --allow-insecure"
+            )
+        if not self.overload_threshold >= 1:
+            raise ValueError(f"--overload-threshold must be at least 1, is {self.overload_threshold:g}")
+        for address in self.replicas:
+            with _naming("--replica"):
+                check_replica(address)
+        for name in self.dns:
+            with _naming("--dns"):
+                split_name(name)
+        with _naming("--policy"):
+            parse_policies(self.policies)
+        if len(set(self.replicas)) < len(self.replicas):
+            raise ValueError("--replica names the same address twice")
+        if not 0 <= self.drain_timeout_s <= MAX_DRAIN_TIMEOUT_S:
+            raise ValueError(f"--drain-timeout must be in [0, {MAX_DRAIN_TIMEOUT_S:g}] s, is {self.drain_timeout_s:g}")
+
+
+@contextmanager
+def _naming(flag: str) -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{flag}: {error}") from None
