@@ -37,6 +37,8 @@ _OPTIONS: Final = (
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.enable_retries", 0),
 )
+_BROKEN_CODES: Final = ("CANCELLED", "INTERNAL", "UNKNOWN")
+"""Of a status that no daemon has written: with these, too, gRPC ends the streams of a connection that breaks."""
 _GENERATION: Final = "/genserve.v1.GenerationService/"
 _WEIGHTS: Final = "/genserve.v1.WeightService/"
 
@@ -96,12 +98,15 @@ class Upstream:
 
     @contextmanager
     def raising(self) -> Iterator[None]:
-        """Turns the errors of calls into GenserveError; UnavailableError if `cut` has ended them, or the replica was
-        removed before."""
+        """Turns the errors of calls into GenserveError; UnavailableError if the connection broke, `cut` has ended them,
+        or the replica was removed before."""
         try:
             yield
         except grpc.aio.AioRpcError as error:
-            raise error_of(error, self.address) from None
+            known = error_of(error, self.address)
+            if "reason" not in known.metadata and known.metadata.get("code") in _BROKEN_CODES:
+                raise UnavailableError(f"the connection to {self.address} broke: {known.message}") from None
+            raise known from None
         except grpc.aio.UsageError:
             raise self._lost() from None
         except asyncio.CancelledError:

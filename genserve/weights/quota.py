@@ -78,8 +78,8 @@ def plan_evictions(
     """Plans the memory for a push of `size_bytes` beside other `pushes` and the resident bytes.
 
     An idle push is freed unless it is staged or prepared. One that is preemptible then gives way to a push that is to
-    replace the weights, and to no other: it may be about to be committed. Raises ApplyInProgressError while another push
-    is in progress, and StagingFullError, which names pushes that have the memory, if nothing helps.
+    replace the weights, and to no other: it may be about to be committed. Raises ApplyInProgressError while another
+    push is in progress, and StagingFullError, which names pushes that have the memory, if nothing helps.
     """
     for push in pushes:
         if push.is_held:

@@ -4,13 +4,14 @@ import asyncio
 import signal
 import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from genserve.client import AsyncClient, Generation, WeightSpan
-from genserve.errors import ReplicaLostError
+from genserve.errors import PushNotFoundError, ReplicaLostError
 from tests.faults.fleet_processes import FleetProcesses
 from tests.faults.fleet_states import all_ready, ready, until
 from tests.support import models
@@ -107,6 +108,7 @@ async def test_a_replica_that_is_killed_ends_its_own_streams_only(
     seen: list[int] = []
     while not all_ready(await client.list_replicas()):
         seen += versions(await client.generate(PROMPT, max_tokens=4, ignore_eos=True))
+        await asyncio.sleep(0.02)  # or a machine of two cores generates, and the daemon takes minutes to start
     assert set(seen) == {version}
     await serve_alike(fleet, version)
 
@@ -171,6 +173,43 @@ async def test_a_router_that_is_killed_between_the_phases(
         await again.push_weights(checkpoints["b"], version=version + 1, push_id="between", attempt="a", timeout_s=120)
         await until(again, all_ready)
     await serve_alike(fleet, version + 1)
+
+
+async def test_what_a_killed_router_left_prepared_is_in_nobodys_way(
+    fleet: FleetProcesses, client: AsyncClient, checkpoints: dict[str, Path]
+) -> None:
+    """A push under another id passes at once, and need not wait for the end of `prepared_ttl`."""
+    version = (await client.status()).state.weight_version
+    fleet.signal(3, signal.SIGSTOP)  # what others have prepared waits for it
+    pushing = asyncio.create_task(
+        client.push_weights(checkpoints["a"], version=version + 1, push_id="left", timeout_s=60)
+    )
+    async with asyncio.timeout(30):
+        while not await prepared(fleet, "left"):
+            await asyncio.sleep(0.02)
+    assert fleet.router is not None
+    fleet.router.kill()
+    pushing.cancel()
+    await asyncio.gather(pushing, return_exceptions=True)
+    fleet.signal(3, signal.SIGCONT)
+    fleet.start_router()
+    async with AsyncClient(fleet.router_address) as again:
+        await until(again, all_ready)
+        assert await prepared(fleet, "left")
+        await again.push_weights(checkpoints["b"], version=version + 1, timeout_s=60)
+        await until(again, all_ready)
+    await serve_alike(fleet, version + 1)
+
+
+async def prepared(fleet: FleetProcesses, push_id: str) -> list[str]:
+    """Those of the first three daemons that hold a push which they were not told to commit."""
+    found = []
+    for address in fleet.addresses[:3]:
+        async with AsyncClient(address) as replica:
+            with suppress(PushNotFoundError):
+                if (await replica.get_push(push_id)).push.state == "prepared":
+                    found.append(address)
+    return found
 
 
 async def test_a_router_that_is_killed_while_some_have_committed(

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from genserve.errors import DeadlineError, FleetPushError, GenserveError, PushTruncatedError
 from genserve.fleet.everywhere import everywhere
@@ -20,6 +20,8 @@ from genserve.v1 import weights_pb2
 from genserve.wire import seconds_of
 
 log = logging.getLogger(__name__)
+
+M = TypeVar("M", weights_pb2.PushHeader, weights_pb2.LoadWeightsRequest)
 
 _DEFAULT_PREPARED_TTL_S = 60.0  # of a daemon
 _KEPT_SHARE = 0.9
@@ -83,10 +85,7 @@ class FleetPush:
     ) -> weights_pb2.PushWeightsResponse:
         """Takes one stream of the trainer; every one gets the outcome. A trainer that goes away after it has sent
         everything does not end the push: the replicas may have prepared it already, and would keep it."""
-        own = weights_pb2.PushHeader()
-        own.CopyFrom(header)
-        own.action = self._first_action
-        own.apply.CopyFrom(_without_lease(header.apply))
+        own = self._first(header)
         heads = self.replicas if self._is_lora else (self.head,)
         is_sent = asyncio.Event()
 
@@ -98,11 +97,7 @@ class FleetPush:
 
     async def load(self, request: weights_pb2.LoadWeightsRequest) -> weights_pb2.PushWeightsResponse:
         """The same for a version that the first replica fetches from elsewhere."""
-        own = weights_pb2.LoadWeightsRequest()
-        own.CopyFrom(request)
-        own.push_id = self.push_id
-        own.action = self._first_action
-        own.apply.CopyFrom(_without_lease(request.apply))
+        own = self._first(request)
 
         async def received() -> weights_pb2.PushWeightsResponse:
             call = self.head.weights.LoadWeights(own)
@@ -177,13 +172,21 @@ class FleetPush:
             return self._asked
         return weights_pb2.PUSH_ACTION_STAGE if self._is_lora else weights_pb2.PUSH_ACTION_PREPARE
 
+    def _first(self, message: M) -> M:
+        """The same, as a replica gets it before all of them have it."""
+        own = type(message)()
+        own.CopyFrom(message)
+        own.push_id = self.push_id
+        own.action = self._first_action
+        own.apply.CopyFrom(_without_lease(message.apply))
+        # A router that ends, or loses a replica, before the commit must not leave this in the way of the next push.
+        own.preemptible = own.action != self._asked
+        return own
+
     def _begin(self) -> None:
         if self._spread is not None or self._is_lora or self._asked == weights_pb2.PUSH_ACTION_VALIDATE:
             return
-        request = request_of(self._header)
-        request.action = self._first_action
-        request.apply.CopyFrom(_without_lease(self._header.apply))
-        self._spread = Spread(request, self.replicas, self._fleet.settings.fanout)
+        self._spread = Spread(self._first(request_of(self._header)), self.replicas, self._fleet.settings.fanout)
 
     async def _leave(self) -> None:
         self._num_streams -= 1
