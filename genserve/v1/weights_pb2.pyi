@@ -299,7 +299,8 @@ class PushHeader(_message.Message):
     """
     content_digest: _builtins.str
     """SHA-256, in hex, of the contents: for each tensor, in order of the names, the line
-    "name TAB dtype TAB shape joined by , NEWLINE" and its bytes. Of a partial push: of the tensors that it brings.
+    "name TAB dtype TAB shape joined by , TAB SHA-256 of its bytes, in hex NEWLINE". Of a partial push: of the tensors
+    that it brings.
     Compared when every byte has arrived, CHECKSUM_MISMATCH if it differs, and nothing can apply the push then;
     default: not compared.
     """

@@ -46,7 +46,10 @@ class Completion:
         self._applying: LivePush | None = None
 
     def begin_early(self, push: LivePush) -> None:
-        """Lets workers prepare a version while its bytes arrive, if it will be prepared or applied as it is sent."""
+        """Lets workers prepare a version while its bytes arrive, if it will be prepared or applied as it is sent; and
+        hashes them, if the digest of its contents will be needed."""
+        if push.header.action is PushAction.PREPARE or push.named_digest:
+            push.begin_digest()
         prepares = push.header.action in (PushAction.APPLY, PushAction.PREPARE)
         if prepares and push.header.lora is None and not push.staging.manifest.partial:
             self._applier.begin_early(push)

@@ -16,8 +16,8 @@ def digest_of(checkpoint: Path) -> str:
     """Of its contents, as PushHeader.content_digest defines it."""
     sha256 = hashlib.sha256()
     for name, tensor in sorted(models.load_tensors(checkpoint).items()):
-        sha256.update(f"{name}\tBF16\t{','.join(map(str, tensor.shape))}\n".encode())
-        sha256.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
+        digest = hashlib.sha256(tensor.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
+        sha256.update(f"{name}\tBF16\t{','.join(map(str, tensor.shape))}\t{digest}\n".encode())
     return sha256.hexdigest()
 
 

@@ -77,7 +77,8 @@ async def prepare(daemon: Daemon, **fields: object) -> weights_pb2.Push:
 def contents_of(daemon: Daemon) -> str:
     """The digest of DATA under the checkpoint's names, as PushHeader says it."""
     assert daemon.engine.prepared
-    return hashlib.sha256(b"a\tF32\t4\n" + DATA[:16] + b"b\tBF16\t8\n" + DATA[16:]).hexdigest()
+    a, b = (hashlib.sha256(part).hexdigest() for part in (DATA[:16], DATA[16:]))
+    return hashlib.sha256(f"a\tF32\t4\t{a}\nb\tBF16\t8\t{b}\n".encode()).hexdigest()
 
 
 async def test_a_prepared_push_is_exchanged_by_its_commit(daemon: Daemon) -> None:

@@ -20,6 +20,7 @@ from genserve.memory.arena import Arena
 from genserve.tensors.manifest import Manifest, PushIssue
 from genserve.weights.push.attempt import Attempt
 from genserve.weights.push.claims import Claim
+from genserve.weights.push.contents import Contents
 from genserve.weights.push.lifecycle import Lifecycle, State
 from genserve.weights.push.staging import Staging
 from genserve.weights.push.types import PushAction, PushHeader, PushIdentity, PushReport, PushState
@@ -62,6 +63,7 @@ class LivePush:
         """Whether its tensors were compared with each other: bytes that are there do not change."""
         self.content_digest = ""
         """Computed when every byte is there, if it is needed."""
+        self._contents = Contents(staging, self.arrived)
         self._nonce = uuid.uuid4().hex
         self._staged_as: PushHeader | None = None
         self._error: GenserveError | None = None
@@ -233,10 +235,15 @@ class LivePush:
         """What a header has said that the digest of its contents is; "" if none has."""
         return self.header.content_digest or self.identity.content_digest
 
-    async def compute_digest(self) -> None:
-        """Computes `content_digest`, in a thread, unless it is known: every byte is there and does not change."""
+    def begin_digest(self) -> None:
+        """Begins to compute `content_digest`, while bytes arrive."""
         if not self.content_digest:
-            self.content_digest = await asyncio.to_thread(self.staging.content_digest)
+            self._contents.begin()
+
+    async def compute_digest(self) -> None:
+        """Computes `content_digest`, unless it is known: every byte is there and does not change."""
+        if not self.content_digest:
+            self.content_digest = await asyncio.shield(self._contents.begin())
 
     def stage(self) -> None:
         """Records that the bytes passed the checks."""
@@ -274,6 +281,7 @@ class LivePush:
         """Before its bytes are freed: streams and later callers get `error`."""
         self.lifecycle.dropped()
         self._error = error.again()
+        self._contents.end()
         self.gone.set()
         self.attempt.answer(self._error)
 

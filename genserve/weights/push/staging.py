@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from genserve.errors import ChecksumMismatchError, ChunkOutOfRangeError, PushConflictError, StagingFullError
 from genserve.memory.arena import Arena
 from genserve.tensors.checksum import crc32c_of
-from genserve.tensors.content import content_digest
 from genserve.tensors.manifest import Manifest, PushIssue, completed
 from genserve.tensors.ranges import ByteRanges
 from genserve.weights.push.claims import Claim, Claims
@@ -170,6 +169,11 @@ class Staging:
         return self._counted.first_in(start, end)
 
     @property
+    def num_there(self) -> int:
+        """The number of bytes that are there, from the first one on without a gap, whether they count or not."""
+        return self._there.prefix
+
+    @property
     def has_every_byte(self) -> bool:
         """Whether every byte counts."""
         return self._counted.total == self.manifest.total_bytes
@@ -208,13 +212,6 @@ class Staging:
 
         await asyncio.to_thread(copy)
         self.weights = weights
-
-    def content_digest(self) -> str:
-        """Digest of the contents that the push has brought. Call it in a thread when every byte is there."""
-        began_s = time.perf_counter()
-        digest = content_digest(self.manifest, lambda start, end: self.arena.view(start, end - start))
-        self.verify_s += time.perf_counter() - began_s
-        return digest
 
     def tied_issues(self, tied: Mapping[str, str]) -> list[PushIssue]:
         """Tensors that are pushed together with the tensor that they are tied to, but with other bytes: vLLM would

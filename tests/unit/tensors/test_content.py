@@ -6,7 +6,7 @@ import struct
 import pytest
 
 from genserve.tensors import content
-from genserve.tensors.content import content_digest
+from genserve.tensors.content import content_digest, tensor_digest
 from genserve.tensors.manifest import Manifest, TensorSpec
 
 # In this order in memory, which is not that of the names.
@@ -17,16 +17,21 @@ SCALE = TensorSpec("scale", "F32", (), 14, 4)
 EMPTY = TensorSpec("empty", "BF16", (0, 3), 18, 0)
 MANIFEST = Manifest((WEIGHT, CODES, SCALE, EMPTY), 18)
 # Written by hand from the comment of PushHeader.content_digest.
-VECTOR = (
-    b"a.codes\tU8\t2,3\n\x00\x01\x02\x03\x04\x05"
-    b"empty\tBF16\t0,3\n"
-    b"scale\tF32\t\n\x00\x00\x00\x3f"
-    b"w\tF32\t2\n\x00\x00\x80\x3f\x00\x00\x00\xc0"
-)
+VECTOR = "".join(
+    f"{line}\t{hashlib.sha256(data).hexdigest()}\n"
+    for line, data in (
+        ("a.codes\tU8\t2,3", b"\x00\x01\x02\x03\x04\x05"),
+        ("empty\tBF16\t0,3", b""),
+        ("scale\tF32\t", b"\x00\x00\x00\x3f"),
+        ("w\tF32\t2", b"\x00\x00\x80\x3f\x00\x00\x00\xc0"),
+    )
+).encode()
 
 
 def digest_of(manifest: Manifest, data: bytes = BYTES) -> str:
-    return content_digest(manifest, lambda start, end: memoryview(data)[start:end])
+    return content_digest(
+        (t, tensor_digest(t, lambda start, end: memoryview(data)[start:end])) for t in manifest.tensors
+    )
 
 
 def test_it_is_that_of_a_vector_written_by_hand() -> None:
@@ -64,5 +69,5 @@ def test_a_tensor_larger_than_a_piece_is_read_in_pieces(monkeypatch: pytest.Monk
         return memoryview(BYTES)[start:end]
 
     monkeypatch.setattr(content, "_HASHED_AT_ONCE_BYTES", 4)
-    assert content_digest(MANIFEST, view) == hashlib.sha256(VECTOR).hexdigest()
-    assert asked == [(8, 12), (12, 14), (14, 18), (0, 4), (4, 8)]
+    assert tensor_digest(CODES, view) == hashlib.sha256(BYTES[8:14]).hexdigest()
+    assert asked == [(8, 12), (12, 14)]

@@ -50,7 +50,8 @@ def tensors(version: int) -> dict[str, bytes]:
 def contents(version: int) -> str:
     """As PushHeader.content_digest says it."""
     data = weights(version)
-    return hashlib.sha256(b"a\tF32\t4\n" + data[:16] + b"b\tBF16\t8\n" + data[16:]).hexdigest()
+    a, b = (hashlib.sha256(part).hexdigest() for part in (data[:16], data[16:]))
+    return hashlib.sha256(f"a\tF32\t4\t{a}\nb\tBF16\t8\t{b}\n".encode()).hexdigest()
 
 
 def header(push_id: str = "p1", weight_version: int = 1, **fields: Any) -> PushHeader:

@@ -2,12 +2,14 @@
 
 import asyncio
 import hashlib
+from collections.abc import Callable
 
 import pytest
 
 from genserve.errors import ChecksumMismatchError, DeadlineError, PushConflictError
-from genserve.tensors.manifest import Manifest
-from genserve.weights.push.staging import Staging
+from genserve.tensors.content import tensor_digest
+from genserve.tensors.manifest import Manifest, TensorSpec
+from genserve.weights.push import contents as push_contents
 from genserve.weights.push.types import ApplyOptions, PushAction, PushState
 from tests.unit.weights.conftest import MANIFEST, Rig, assert_unchanged, contents, header, weights
 from tests.unit.weights.prepared import PART, commit, preparing, state
@@ -21,7 +23,7 @@ async def test_contents_that_are_as_the_header_says_are_served_under_it(rig: Rig
     outcome = await rig.push(header(action=action, content_digest=contents(1)))
     assert outcome.push.content_digest == contents(1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Staging, "content_digest", None)
+        patch.setattr(push_contents, "tensor_digest", None)
         assert (await commit(rig)).push.content_digest == contents(1)
     served = rig.resident.require()
     assert (served.push_id, served.content_digest) == ("p1", contents(1))
@@ -56,7 +58,7 @@ async def test_without_a_digest_only_what_is_prepared_has_one(rig: Rig) -> None:
 
 async def test_the_digest_of_a_part_is_that_of_what_it_brings(rig: Rig) -> None:
     """The version that it makes is more than that, and has none."""
-    part = hashlib.sha256(b"a\tF32\t4\n" + weights(1)[:16]).hexdigest()
+    part = hashlib.sha256(f"a\tF32\t4\t{hashlib.sha256(weights(1)[:16]).hexdigest()}\n".encode()).hexdigest()
     told = await rig.push(preparing(manifest=PART, content_digest=part), weights(1)[:16])
     assert told.push.content_digest == part
     await commit(rig)
@@ -79,13 +81,12 @@ async def test_a_version_without_bytes_is_still_that_of_its_push(rig: Rig) -> No
 async def test_a_digest_that_takes_too_long_ends_the_preparation(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Within the time for applying, which is for all of it."""
     loop, go_on = asyncio.get_running_loop(), asyncio.Event()
-    digest = Staging.content_digest
 
-    def slow(staging: Staging) -> str:
+    def slow(tensor: TensorSpec, view: Callable[[int, int], memoryview]) -> str:
         asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result(5)
-        return digest(staging)
+        return tensor_digest(tensor, view)
 
-    monkeypatch.setattr(Staging, "content_digest", slow)
+    monkeypatch.setattr(push_contents, "tensor_digest", slow)
     with pytest.raises(DeadlineError, match="the content digest was not computed in time"):
         await rig.push(preparing(apply=ApplyOptions(timeout_s=0.05)))
     assert state(rig) is PushState.FAILED

@@ -1,0 +1,144 @@
+"""The digest of contents is computed while bytes arrive."""
+
+import asyncio
+import gc
+import hashlib
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from genserve.control.change import Change
+from genserve.memory.arena import Arena
+from genserve.tensors.content import tensor_digest
+from genserve.tensors.manifest import Manifest, TensorSpec
+from genserve.weights.push import contents
+from genserve.weights.push.contents import Contents
+from genserve.weights.push.staging import Staging
+
+NUM_TENSORS = 20
+LENGTH = 8
+DATA = hashlib.sha512(b"tensors").digest() * 3
+# The last one in the byte space is the first one by name, as lm_head often is; one has no bytes.
+SPECS = tuple(
+    TensorSpec(f"t{NUM_TENSORS - number:02}", "U8", (LENGTH,), number * LENGTH, LENGTH) for number in range(NUM_TENSORS)
+)
+MANIFEST = Manifest((*SPECS, TensorSpec("empty", "U8", (0,), 0, 0)), NUM_TENSORS * LENGTH)
+
+
+def expected() -> str:
+    """As the comment of PushHeader.content_digest says."""
+    lines = [
+        f"{t.name}\tU8\t{t.shape[0]}\t{hashlib.sha256(DATA[t.offset : t.offset + t.length]).hexdigest()}\n"
+        for t in sorted(MANIFEST.tensors, key=lambda tensor: tensor.name)
+    ]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+@pytest.fixture
+def staging() -> Iterator[Staging]:
+    """Of a push that has no bytes yet."""
+    staging = Staging("p1", MANIFEST, Arena.allocate(MANIFEST.total_bytes))
+    yield staging
+    staging.close()
+
+
+@pytest.fixture
+def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the tensors that were hashed so far, a group of two at a time."""
+    names: list[str] = []
+
+    def noted(tensor: TensorSpec, view: Callable[[int, int], memoryview]) -> str:
+        names.append(tensor.name)
+        return tensor_digest(tensor, view)
+
+    monkeypatch.setattr(contents, "tensor_digest", noted)
+    monkeypatch.setattr(contents, "_AT_ONCE_BYTES", 2 * LENGTH)
+    return names
+
+
+def write(staging: Staging, arrived: Change, start: int, end: int) -> None:
+    """These bytes arrive."""
+    staging.write(start, DATA[start:end], None)
+    arrived.tell()
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+async def test_each_tensor_is_hashed_when_it_is_there(
+    staging: Staging, hashed: list[str], monkeypatch: pytest.MonkeyPatch, num_threads: int
+) -> None:
+    """Not before, and once; what comes out of order waits for what precedes it."""
+    monkeypatch.setattr(contents, "_num_threads", lambda: num_threads)
+    arrived = Change()
+    digest = Contents(staging, arrived).begin()
+    await asyncio.sleep(0.05)
+    assert hashed == ["empty"]
+    write(staging, arrived, 0, 5 * LENGTH - 1)
+    await until(lambda: len(hashed) == 5)
+    write(staging, arrived, 7 * LENGTH, NUM_TENSORS * LENGTH)
+    await asyncio.sleep(0.05)
+    assert sorted(hashed) == sorted(["empty", *(spec.name for spec in SPECS[:4])])
+    assert not digest.done()
+    write(staging, arrived, 5 * LENGTH - 1, 7 * LENGTH)
+    assert await asyncio.wait_for(digest, 5) == expected()
+    assert sorted(hashed) == sorted(spec.name for spec in MANIFEST.tensors)
+
+
+async def test_one_that_begins_late_has_the_same(staging: Staging) -> None:
+    """When every byte is there; whoever asks again gets the same task."""
+    write(staging, Change(), 0, MANIFEST.total_bytes)
+    late = Contents(staging, Change())
+    assert await late.begin() == expected()
+    assert late.begin() is late.begin()
+
+
+async def test_what_is_dropped_meanwhile_ends_without_a_word(staging: Staging, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its bytes are freed while a thread reads them."""
+    at_work, go_on, has_read = threading.Event(), threading.Event(), threading.Event()
+
+    def slow(tensor: TensorSpec, view: Callable[[int, int], memoryview]) -> str:
+        at_work.set()
+        go_on.wait(10)
+        try:
+            return tensor_digest(tensor, view)
+        finally:
+            has_read.set()
+
+    said: list[object] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: said.append(context))
+    monkeypatch.setattr(contents, "tensor_digest", slow)
+    arrived = Change()
+    dropped = Contents(staging, arrived)
+    digest = dropped.begin()
+    write(staging, arrived, 0, MANIFEST.total_bytes)
+    await asyncio.to_thread(at_work.wait, 5)
+    dropped.end()
+    staging.close()
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await digest
+    assert await asyncio.to_thread(has_read.wait, 5)
+    await asyncio.to_thread(lambda: None)
+    del digest, dropped
+    gc.collect()
+    loop.set_exception_handler(None)
+    assert said == []
+
+
+async def test_a_failure_is_not_the_last_word(staging: Staging, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who asks again gets another try."""
+    write(staging, Change(), 0, MANIFEST.total_bytes)
+    again = Contents(staging, Change())
+    with monkeypatch.context() as patched:
+        patched.setattr(contents, "tensor_digest", None)
+        with pytest.raises(TypeError):
+            await again.begin()
+    assert await again.begin() == expected()
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Returns when it does."""
+    async with asyncio.timeout(5):
+        while not holds():
+            await asyncio.sleep(0.002)
