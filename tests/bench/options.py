@@ -9,6 +9,8 @@ from genserve.cli.options import count, counts
 from tests.bench.traces import OUTPUTS
 
 DEFAULT_OUT = Path("docs/benchmarks")
+QUICK_OUT = Path(".venv/bench-quick")
+"""With --quick: a try does not replace what the page shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,10 @@ def add(parser: argparse.ArgumentParser, defaults: Defaults) -> None:
         "--intervals", type=counts, metavar="S,S",
         help="of `cycle`: seconds from one push to the next (default: 5,10,30; with --quick 5)",
     )  # fmt: skip
-    parser.add_argument("--out", type=Path, default=DEFAULT_OUT, metavar="DIR", help=f"default: {DEFAULT_OUT}")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR",
+        help=f"where the results go (default: {DEFAULT_OUT}; with --quick {QUICK_OUT})",
+    )  # fmt: skip
 
 
 def of(args: argparse.Namespace, defaults: Defaults) -> Options:
@@ -99,7 +104,8 @@ def of(args: argparse.Namespace, defaults: Defaults) -> Options:
     if unknown := [each for each in args.outputs if each not in OUTPUTS]:
         raise ValueError(f"no peer can be asked for {', '.join(unknown)}; there are {', '.join(OUTPUTS)}")
     concurrency = (args.quick and defaults.quick_concurrency) or defaults.concurrency
-    _check_writable(args.out)
+    out = args.out if args.out is not None else QUICK_OUT if args.quick else DEFAULT_OUT
+    _check_writable(out)
     return Options(
         rounds=1 if args.quick else args.rounds,
         divisor=4 if args.quick else 1,
@@ -111,7 +117,7 @@ def of(args: argparse.Namespace, defaults: Defaults) -> Options:
         streams=args.streams,
         pushes=min(max(args.pushes // 10, 2), args.pushes) if args.quick else args.pushes,
         intervals=args.intervals or ([5] if args.quick else [5, 10, 30]),
-        out=args.out,
+        out=out,
     )
 
 

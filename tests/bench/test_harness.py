@@ -1,5 +1,6 @@
 """What the benchmarks say must be what was measured: the parts that could make a figure wrong, and how they fail."""
 
+import argparse
 import asyncio
 import functools
 import http.server
@@ -16,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from genserve.engine.vllm.clients.frontend import NAME
-from tests.bench import cpu, rust_front_end
+from tests.bench import cpu, options, rust_front_end
 from tests.bench.__main__ import main
 from tests.bench.measurements import generate, push
 from tests.bench.processes import PeerError, PeerProcess, Program
@@ -293,3 +294,17 @@ def test_a_table_of_results_that_are_not_there_is_refused_by_their_name(
     """It changes no page."""
     assert main(["table", "--out", str(tmp_path)]) == 1
     assert str(tmp_path / "generate.json") in capsys.readouterr().err
+
+
+def test_a_quick_try_does_not_replace_the_results_that_are_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless it is told to."""
+    monkeypatch.chdir(tmp_path)
+    parser = argparse.ArgumentParser()
+    options.add(parser, push.DEFAULTS)
+    shown, quick, told = (
+        options.of(parser.parse_args(arguments), push.DEFAULTS).out
+        for arguments in ([], ["--quick"], ["--quick", "--out", str(options.DEFAULT_OUT)])
+    )
+    assert shown == told == options.DEFAULT_OUT != quick
