@@ -149,6 +149,10 @@ class ServeConfig:
             raise ValueError(f"--ingest-processes must be in [-1, {MAX_INGEST_PROCESSES}], is {self.ingest_processes}")
         if not -1 <= self.frontends <= MAX_FRONTENDS:
             raise ValueError(f"--frontends must be in [-1, {MAX_FRONTENDS}], is {self.frontends}")
+        for name in ("ingest_processes", "frontends"):
+            if self.port == -1 and getattr(self, name) > 0:
+                flag = f"--{name.replace('_', '-')}"
+                raise ValueError(f"{flag} needs TCP ports, and --port -1 has none: pass another --port, or {flag} 0")
         if self.weight_update not in WEIGHT_UPDATES:
             raise ValueError(f"--weight-update must be one of {', '.join(WEIGHT_UPDATES)}, is {self.weight_update!r}")
         for name in ("drain_timeout_s", "heartbeat_timeout_s"):

@@ -29,11 +29,14 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
     subparsers = parser.add_subparsers(dest="measurement", required=True, metavar="MEASUREMENT")
     for name, module in MEASUREMENTS.items():
-        text = str(module.__doc__).splitlines()[0]
+        text = " ".join(str(module.__doc__).split("\n\n")[0].split())
         options.add(subparsers.add_parser(name, help=text, description=module.__doc__), module.DEFAULTS)
     options.add(subparsers.add_parser("all", help="all of them, with their defaults"), options.Defaults())
     table = subparsers.add_parser("table", help="write the tables, README.md's figures and the plots from the results")
-    table.add_argument("--out", type=options.Path, default=options.DEFAULT_OUT, metavar="DIR")
+    table.add_argument(
+        "--out", type=options.Path, default=options.DEFAULT_OUT, metavar="DIR",
+        help=f"where the results are (default: {options.DEFAULT_OUT})",
+    )  # fmt: skip
     args = parser.parse_args(argv)
     try:
         use_packages()
@@ -41,9 +44,13 @@ def main(argv: Sequence[str]) -> int:
         print(f"bench: {error}", file=sys.stderr)
         return 1
     if args.measurement == "table":
-        page.update_readme(args.out)
-        for name in page.update_page(args.out):
-            plots.draw(Result.load(args.out, name), args.out)
+        try:
+            page.update_readme(args.out)
+            for name in page.update_page(args.out):
+                plots.draw(Result.load(args.out, name), args.out)
+        except OSError as error:
+            print(f"bench: table: {error}", file=sys.stderr)
+            return 1
         return 0
     return _measure_all(parser, argv, args)
 
@@ -60,16 +67,17 @@ def _measure_all(parser: argparse.ArgumentParser, argv: Sequence[str], args: arg
         module = MEASUREMENTS[name]
         own = parser.parse_args([name, *argv[1:]]) if args.measurement == "all" else args
         try:
-            result = uvloop.run(module.run(options.of(own, module.DEFAULTS)))
+            asked = options.of(own, module.DEFAULTS)
+            result = uvloop.run(module.run(asked))
         except (PeerError, MemoryError, ValueError) as error:
             print(f"bench: {name}: {error}", file=sys.stderr)
             return 1
         except KeyboardInterrupt:
             return 130
         result.machine["load_after"] = list(os.getloadavg())  # others on the machine show here
-        path = result.save(own.out)
+        path = result.save(asked.out)
         print(f"\n{page.TABLES[name][1](result)}\n\n{path}")
-        print(plots.draw(result, own.out))
+        print(plots.draw(result, asked.out))
     return 0
 
 

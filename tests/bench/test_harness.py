@@ -1,5 +1,6 @@
 """What the benchmarks say must be what was measured: the parts that could make a figure wrong, and how they fail."""
 
+import argparse
 import asyncio
 import functools
 import http.server
@@ -16,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from genserve.engine.vllm.clients.frontend import NAME
-from tests.bench import cpu, rust_front_end
+from tests.bench import cpu, options, rust_front_end
 from tests.bench.__main__ import main
 from tests.bench.measurements import generate, push
 from tests.bench.processes import PeerError, PeerProcess, Program
@@ -260,10 +261,50 @@ def test_a_page_without_marks_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["fly"], ["push", "--rounds", "0"], ["generate", "--model", "huge"], ["cycle", "--intervals", "0"]],
+    [
+        [],
+        ["fly"],
+        ["push", "--rounds", "0"],
+        ["generate", "--model", "huge"],
+        ["cycle", "--intervals", "0"],
+        ["push", "--sizes", "16,huge"],
+        ["pause", "--sizes", "0"],
+    ],
 )
 def test_wrong_usage_exits_with_2(arguments: list[str]) -> None:
     """Before anything is started."""
     with pytest.raises(SystemExit) as exited:
         main(arguments)
     assert exited.value.code == 2
+
+
+def test_results_that_cannot_be_written_are_refused_before_anything_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A measurement takes hours."""
+    (tmp_path / "file").touch()
+    assert main(["push", "--peers", "memcpy", "--sizes", "16", "--out", str(tmp_path / "file" / "out")]) == 1
+    told = capsys.readouterr().err
+    assert "bench: push: no results can be written: " in told and "round 0" not in told
+
+
+def test_a_table_of_results_that_are_not_there_is_refused_by_their_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It changes no page."""
+    assert main(["table", "--out", str(tmp_path)]) == 1
+    assert str(tmp_path / "generate.json") in capsys.readouterr().err
+
+
+def test_a_quick_try_does_not_replace_the_results_that_are_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless it is told to."""
+    monkeypatch.chdir(tmp_path)
+    parser = argparse.ArgumentParser()
+    options.add(parser, push.DEFAULTS)
+    shown, quick, told = (
+        options.of(parser.parse_args(arguments), push.DEFAULTS).out
+        for arguments in ([], ["--quick"], ["--quick", "--out", str(options.DEFAULT_OUT)])
+    )
+    assert shown == told == options.DEFAULT_OUT != quick

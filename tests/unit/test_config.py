@@ -16,7 +16,7 @@ def test_receiving_processes_are_for_machines_that_have_cores(asked: int, num_co
 
 def test_a_daemon_without_a_tcp_port_has_none() -> None:
     """They would open what was not asked for."""
-    assert ServeConfig(port=-1, uds="/run/x", ingest_processes=3).num_ingest_processes(64) == 0
+    assert ServeConfig(port=-1, uds="/run/x").num_ingest_processes(64) == 0
 
 
 def test_the_openai_port_listens_on_tcp_as_well() -> None:
@@ -47,7 +47,17 @@ def test_absurd_numbers_of_processes_are_refused(count: int) -> None:
 def test_front_ends_are_for_machines_that_have_cores(asked: int, num_cores: int, expected: int) -> None:
     """Unless a number is asked for. They need a port."""
     assert ServeConfig(frontends=asked).num_frontends(num_cores) == expected
-    assert ServeConfig(port=-1, uds="/run/x", frontends=asked).num_frontends(num_cores) == 0
+    assert ServeConfig(port=-1, uds="/run/x").num_frontends(num_cores) == 0
+
+
+@pytest.mark.parametrize("name", ["frontends", "ingest_processes"])
+def test_processes_that_need_ports_are_refused_without_one(name: str) -> None:
+    """They would silently not be there. None may be asked for."""
+    flag = f"--{name.replace('_', '-')}"
+    with pytest.raises(ValueError, match=f"^{flag} needs TCP ports, and --port -1 has none"):
+        ServeConfig(port=-1, uds="/run/x", **{name: 1})  # type: ignore[arg-type]
+    for count in (0, -1):
+        ServeConfig(port=-1, uds="/run/x", **{name: count})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("count", [-2, 65])

@@ -93,6 +93,15 @@ def test_the_benchmarks_page_names_every_measurement() -> None:
     assert line.split(", ") == list(MEASUREMENTS)
 
 
+def test_the_benchmarks_page_says_who_is_first_in_every_training_run() -> None:
+    """Also where it is not genserve: in each number of streams and interval that was measured."""
+    asked = [row[0] for row in rows(section(BENCHMARKS / "README.md", "Who is first"))]
+    for key in Result.load(BENCHMARKS, "cycle").medians:
+        streams, interval = key.split(", ")
+        for figure in ("generation lost a push, s", "to the first token of a new version, s"):
+            assert f"{figure}, {streams}, a push every {interval}" in asked
+
+
 def test_the_text_of_the_benchmarks_page_quotes_no_figure_of_its_tables() -> None:
     """The next run would contradict it. What was profiled once is under a heading of its own."""
     text = (BENCHMARKS / "README.md").read_text()

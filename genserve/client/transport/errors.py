@@ -48,6 +48,10 @@ _REFUSED = re.compile(
     r"failed to connect to all addresses; last error: \w+: \S+: (?:Failed to connect to remote host: )?"
 )
 """How gRPC begins, before what the operating system says, when nobody listens: the address is in our own words."""
+_BROKEN = re.compile(r"(?:Stream removed \()?(Socket closed|Connection reset by peer|Broken pipe)\)?", re.IGNORECASE)
+"""What gRPC says of a call whose connection ends: its server may be gone, or be one of several processes."""
+_LATE = re.compile(r"(?:Stream removed \()?(?:Deadline Exceeded|DEADLINE_EXCEEDED)\)?", re.IGNORECASE)
+"""What gRPC says of a call that the client itself has ended at its deadline."""
 
 
 def error_of(error: grpc.aio.AioRpcError, target: str) -> GenserveError:
@@ -86,8 +90,12 @@ def _typed(code: grpc.StatusCode, description: str | None, status: status_pb2.St
     else:
         error_class = _ERROR_BY_CODE.get(code, GenserveError)
         message = details
-        if error_class is UnavailableError:
+        if error_class is UnavailableError and (broken := _BROKEN.fullmatch(details)) is not None:
+            message = f"the connection to {target} broke: {broken[1]}"
+        elif error_class is UnavailableError:
             message = f"no daemon answers at {target}: {_REFUSED.sub('', details)}"
+        elif error_class is DeadlineError and _LATE.fullmatch(details) is not None:
+            message = f"the call to {target} did not finish within its timeout"
         elif error_class is UnsupportedError:
             message = f"what answers at {target} does not have this call: {details}"
     if error_class is GenserveError:

@@ -16,8 +16,8 @@ def value(result: Result, key: str, peer: str, figure: str, *, scale: float = 1.
     figures = result.medians[key].get(peer, {})
     if figure not in figures:
         return ""
-    low, high = (f"{scale * each:,.{digits}f}" for each in result.range_of(key, peer, figure))
-    return f"{scale * figures[figure]:,.{digits}f} ({low}–{high})"
+    low, high = (f"{scale * each:z,.{digits}f}" for each in result.range_of(key, peer, figure))
+    return f"{scale * figures[figure]:z,.{digits}f} ({low}–{high})"
 
 
 def with_ratio(
@@ -35,7 +35,7 @@ def with_ratio(
     round; only the median if there is no baseline, empty if there is no such figure."""
     if figure not in (figures := result.medians[key].get(peer, {})):
         return ""
-    shown = f"{scale * figures[figure]:,.{digits}f}"
+    shown = f"{scale * figures[figure]:z,.{digits}f}"
     if ratio is None:
         return shown
     if peer == baseline:

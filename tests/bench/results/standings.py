@@ -42,6 +42,14 @@ def _recomputes(peer: str) -> bool:
     return "reuse" not in peer
 
 
+_OF_A_RUN = (
+    ("generation lost a push, s", "lost_s_per_push", 2),
+    ("to the first token of a new version, s", "first_new_s", 2),
+    ("longest wait for a token, s", "longest_wait_s", 1),
+)
+"""What a training run feels of pushes: its name, the figure, and its digits."""
+
+
 def _questions() -> Iterator[Question]:
     for key in SHOWN:
         yield Question(f"tokens/s as they come, {key} at once", "generate", key, "tokens_per_s", _streams)
@@ -58,14 +66,11 @@ def _questions() -> Iterator[Question]:
     yield Question("the whole update, s, smollm2", "pause", "smollm2", "total_s", _recomputes, True, 1, 2)
     yield Question("the whole update, s, 1 GB", "pause", "1000", "total_s", _recomputes, True, 1, 2)
     for streams in (8, 64):
-        for interval_s in (5, 30):
+        for interval_s in (5, 10, 30):
             key = f"{streams} streams, {interval_s} s"
-            text = f"generation lost a push, s, {streams} streams, a push every {interval_s} s"
-            yield Question(text, "cycle", key, "lost_s_per_push", _recomputes, True, 1, 2)
-    yield Question(
-        "longest wait for a token, s, 64 streams, a push every 10 s",
-        "cycle", "64 streams, 10 s", "longest_wait_s", _recomputes, True, 1, 1,
-    )  # fmt: skip
+            run = f"{streams} streams, a push every {interval_s} s"
+            for text, figure, digits in _OF_A_RUN:
+                yield Question(f"{text}, {run}", "cycle", key, figure, _recomputes, True, 1, digits)
 
 
 def first(results: Mapping[str, Result]) -> str:
@@ -166,7 +171,7 @@ GOALS = (
     ),
     Goal("a whole update of smollm2, streams running: the same", "pause", "smollm2",
          "genserve", "tmpfs", "total_s", 1.5, is_most=True),
-    Goal("with the hint that nothing else matters: the same", "pause", "smollm2",
+    Goal("a whole update of smollm2 with `prepare_mode=\"paused\"`, streams running: the same", "pause", "smollm2",
          "genserve_hint", "tmpfs", "total_s", 1.0, is_most=True),
     Goal("a training run, 8 streams, a push every 10 s: tokens of no pushes", "cycle", "8 streams, 10 s",
          "genserve", "no_pushes", "tokens_per_s", 0.97),

@@ -15,6 +15,7 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 from genserve.client import AsyncClient, UnavailableError
 from genserve.client.transport.errors import error_of, error_of_status
 from genserve.errors import (
+    DeadlineError,
     GenserveError,
     InvalidFieldError,
     MessageTooLargeError,
@@ -110,6 +111,51 @@ async def test_without_a_daemon_the_error_names_the_address() -> None:
     async with AsyncClient("127.0.0.1:1") as client:
         with pytest.raises(UnavailableError, match=r"^no daemon answers at 127\.0\.0\.1:1: Connection refused$"):
             await client.status()
+
+
+async def test_a_call_past_its_deadline_says_so_in_our_own_words(daemon: ScriptedDaemon, client: AsyncClient) -> None:
+    """gRPC's own words are of a stream that was removed."""
+
+    async def fail(context: Any) -> None:
+        await asyncio.Event().wait()
+
+    daemon.fail = fail
+    with pytest.raises(DeadlineError) as raised:
+        await client.status(timeout_s=0.2)
+    assert raised.value.message == f"the call to {daemon.target} did not finish within its timeout"
+
+
+async def test_a_connection_that_breaks_is_not_a_daemon_that_is_not_there() -> None:
+    """A server that has accepted the call may be a front end, beside which the daemon goes on."""
+
+    async def end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(bytes.fromhex("000000040000000000"))  # a server's settings: now gRPC sends its call
+        while b"/genserve.v1.ControlService/GetStatus" not in (frame := await reader.read(1 << 16)):
+            assert frame != b"", "no call came"
+        writer.close()
+
+    server = await asyncio.start_server(end, "127.0.0.1", 0)
+    address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with server, AsyncClient(address) as client:
+        with pytest.raises(UnavailableError) as raised:
+            await client.status()
+    assert raised.value.message == f"the connection to {address} broke: Socket closed"
+
+
+@pytest.mark.parametrize(
+    ("code", "details", "message"),
+    [
+        (code_pb2.UNAVAILABLE, "Stream removed (Socket closed)", "the connection to here:1 broke: Socket closed"),
+        (code_pb2.UNAVAILABLE, "Connection reset by peer", "the connection to here:1 broke: Connection reset by peer"),
+        (code_pb2.UNAVAILABLE, "no healthy upstream", "no daemon answers at here:1: no healthy upstream"),
+        (code_pb2.DEADLINE_EXCEEDED, "Deadline Exceeded", "the call to here:1 did not finish within its timeout"),
+        (code_pb2.DEADLINE_EXCEEDED, "", "the call to here:1 did not finish within its timeout"),
+        (code_pb2.DEADLINE_EXCEEDED, "upstream request timeout", "upstream request timeout"),
+    ],
+)
+def test_only_words_of_grpc_itself_are_replaced(code: int, details: str, message: str) -> None:
+    """Those of a proxy may tell more than ours."""
+    assert error_of_status(status_pb2.Status(code=code, message=details), "here:1").message == message
 
 
 async def test_a_call_that_the_server_does_not_have_is_unsupported(daemon: ScriptedDaemon, client: AsyncClient) -> None:
