@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from genserve.errors import InvalidFieldError
@@ -91,11 +92,14 @@ class LoraFiles:
 
 
 def sweep(temporary: Path | None = None, proc: Path = Path("/proc")) -> None:
-    """Removes directories of daemons that were killed. Their memory is freed already."""
+    """Removes directories of daemons that were killed. Their memory is freed already. Daemons that start at the same
+    time sweep the same ones."""
     for path in (temporary or Path(tempfile.gettempdir())).glob("genserve-lora-*"):
         found = _DIRECTORY.fullmatch(path.name)
-        if found and not (proc / found[1]).exists() and path.stat().st_uid == os.getuid():
-            shutil.rmtree(path, ignore_errors=True)
+        if found and not (proc / found[1]).exists():
+            with suppress(FileNotFoundError):  # another daemon has removed it
+                if path.lstat().st_uid == os.getuid():
+                    shutil.rmtree(path, ignore_errors=True)
 
 
 def _copied(file: CheckpointFile) -> Arena:

@@ -1,6 +1,7 @@
 """The files of an adapter, which vLLM reads."""
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,17 @@ def test_files_of_killed_daemons_are_removed(tmp_path: Path) -> None:
         (tmp_path / name / "adapter_config.json").symlink_to("/proc/4194305/fd/3")
     sweep(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {alive, foreign}
+
+
+def test_daemons_that_start_at_once_sweep_the_same_files(tmp_path: Path) -> None:
+    """Directories vanish while each of them looks."""
+    for number in range(300):
+        (tmp_path / f"genserve-lora-4194305-{number}").mkdir()
+        (tmp_path / f"genserve-lora-4194305-{number}" / "adapter_config.json").symlink_to("/proc/4194305/fd/3")
+    with ThreadPoolExecutor(8) as daemons:
+        for done in [daemons.submit(sweep, tmp_path) for _ in range(8)]:
+            done.result()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_adapter_that_cannot_be_copied_holds_no_memory(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
