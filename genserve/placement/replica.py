@@ -35,7 +35,7 @@ class LocalReplica:
         succeed, and OSError if no process can be started."""
         num_failed = 0
         while True:
-            began_s = time.monotonic()
+            served_s = 0.0
             process = self._process = self._start()
             try:
                 serving = await asyncio.wrap_future(process.serving)
@@ -45,11 +45,13 @@ class LocalReplica:
             else:
                 num_failed = 0
                 self._starts.has_served = True
+                began_s = time.monotonic()
                 failure = await self._serving(process, serving.address)
+                served_s = time.monotonic() - began_s
             await asyncio.wrap_future(process.ended)
             if self._starts.is_hopeless(num_failed, failure.exit_status):
                 raise failure
-            wait_s = self._backoff.after(time.monotonic() - began_s)
+            wait_s = self._backoff.after(served_s)
             say(f"replica {self.number}: {failure}; it is started again in {wait_s:g} s")
             await asyncio.sleep(wait_s)
 

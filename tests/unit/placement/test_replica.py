@@ -12,7 +12,7 @@ from genserve.fleet.router import Router
 from genserve.fleet.serve import RouteConfig, start_router
 from genserve.launcher.daemon_process import DaemonFailedError
 from genserve.launcher.process_group import members_of
-from genserve.placement.backoff import Starts
+from genserve.placement.backoff import Backoff, Starts
 from genserve.placement.replica import LocalReplica
 from genserve.placement.shares import ProcessShare
 from tests.support import fake_daemon
@@ -33,7 +33,7 @@ async def router() -> AsyncIterator[Router]:
 def replica(router: Router, tmp_path: Path) -> Makes:
     """A replica of a model that decides what its daemon does."""
     share = ProcessShare(fake_daemon.install(tmp_path / "fake"))
-    return lambda model, starts: LocalReplica(0, ["--model", model], share, router, starts)
+    return lambda model, starts, **times: LocalReplica(0, ["--model", model], share, router, starts, **times)
 
 
 async def test_a_replica_is_known_to_the_router_while_it_serves(router: Router, replica: Makes) -> None:
@@ -81,6 +81,17 @@ async def test_a_replica_that_cannot_start_is_given_up(replica: Makes, capfd: py
     with pytest.raises(DaemonFailedError, match=r"^the daemon ended with status 1: no such model$"):
         await replica("that exits", Starts(max_failed=2)).run()
     assert capfd.readouterr().err.count("started again") == 1
+
+
+async def test_a_start_that_takes_long_and_fails_is_no_long_life(
+    replica: Makes, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A large model fails after minutes: it waits longer each time all the same."""
+    failing = replica("that exits", Starts(max_failed=3))
+    failing._backoff = Backoff(long_life_s=0.01)
+    with pytest.raises(DaemonFailedError):
+        await failing.run()
+    assert re.findall(r"started again in (\S+) s", capfd.readouterr().err) == ["0.5", "1"]
 
 
 async def test_a_replica_that_does_not_end_is_killed(
