@@ -39,8 +39,9 @@ class LocalReplica:
             process = self._process = self._start()
             try:
                 serving = await asyncio.wrap_future(process.serving)
-            except DaemonFailedError as error:
-                failure = error
+            except DaemonFailedError:
+                await asyncio.wrap_future(process.ended)  # only then all that it has said is known
+                failure = process.failure()
                 num_failed += 1
             else:
                 num_failed = 0
@@ -48,7 +49,6 @@ class LocalReplica:
                 began_s = time.monotonic()
                 failure = await self._serving(process, serving.address)
                 served_s = time.monotonic() - began_s
-            await asyncio.wrap_future(process.ended)
             if self._starts.is_hopeless(num_failed, failure.exit_status):
                 raise failure
             wait_s = self._backoff.after(served_s)

@@ -1,10 +1,14 @@
 """A daemon that is started again, with a program in its place; tests/faults/test_up.py has real ones."""
 
 import asyncio
+import io
 import re
+import sys
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import wait
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -92,6 +96,25 @@ async def test_a_start_that_takes_long_and_fails_is_no_long_life(
     with pytest.raises(DaemonFailedError):
         await failing.run()
     assert re.findall(r"started again in (\S+) s", capfd.readouterr().err) == ["0.5", "1"]
+
+
+async def test_last_words_are_complete_however_slowly_they_are_read(
+    replica: Makes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stderr may be a slow terminal: why the daemon has ended is told all the same."""
+    failing = replica("that exits", Starts(max_failed=1))
+
+    class Slow(io.BytesIO):
+        def write(self, data: Any) -> int:
+            process = failing._process
+            if process is not None:
+                wait({process.serving}, 30)
+            return super().write(data)
+
+    monkeypatch.setattr("genserve.placement.output._READ_BYTES", 16)
+    monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(Slow()))
+    with pytest.raises(DaemonFailedError, match=r"^the daemon ended with status 1: no such model$"):
+        await failing.run()
 
 
 async def test_a_replica_that_does_not_end_is_killed(
