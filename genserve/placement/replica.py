@@ -32,22 +32,20 @@ class LocalReplica:
 
     async def run(self) -> None:
         """Until it is cancelled, which leaves the daemon as it is. Raises DaemonFailedError if no start is likely to
-        succeed, and OSError if no process can be started."""
+        succeed."""
         num_failed = 0
         while True:
             served_s = 0.0
-            process = self._process = self._start()
             try:
-                serving = await asyncio.wrap_future(process.serving)
-            except DaemonFailedError:
-                await asyncio.wrap_future(process.ended)  # only then all that it has said is known
-                failure = process.failure()
+                process, address = await self._started()
+            except DaemonFailedError as error:
+                failure = error
                 num_failed += 1
             else:
                 num_failed = 0
                 self._starts.has_served = True
                 began_s = time.monotonic()
-                failure = await self._serving(process, serving.address)
+                failure = await self._serving(process, address)
                 served_s = time.monotonic() - began_s
             if self._starts.is_hopeless(num_failed, failure.exit_status):
                 raise failure
@@ -63,7 +61,7 @@ class LocalReplica:
             return True
         served = process.exit_status is None and process.serving.done() and process.serving.exception() is None
         process.stop(timeout_s)
-        was_killed = await asyncio.wrap_future(process.ended)
+        was_killed = await _ended(process)
         if served and was_killed:
             say(f"replica {self.number}: the daemon, or a process of it, did not end by itself, and was killed")
         return not (served and was_killed)
@@ -78,14 +76,41 @@ class LocalReplica:
         if self._process is not None:
             wait({self._process.ended}, _KILLED_TIMEOUT_S)
 
+    async def _started(self) -> tuple[DaemonProcess, str]:
+        """A new daemon, and where it serves. Raises DaemonFailedError when it has ended without."""
+        process = self._start()
+        try:
+            serving = await asyncio.wrap_future(process.serving)
+        except (DaemonFailedError, OSError):
+            await _ended(process)  # only then all that it has said is known
+            raise process.failure() from None
+        return process, serving.address
+
     def _start(self) -> DaemonProcess:
-        output = PrefixedOutput(f"[{self.number}] ")
-        return DaemonProcess(self._flags, output, self._share.env, cpus=self._share.cpus)
+        try:
+            output = PrefixedOutput(f"[{self.number}] ")
+            try:
+                process = DaemonProcess(self._flags, output, self._share.env, cpus=self._share.cpus)
+            except BaseException:
+                output.close()
+                raise
+        except (OSError, RuntimeError) as error:  # no more processes, files or threads: others may end
+            raise DaemonFailedError(f"the daemon cannot be started: {error}", PrefixedOutput.path) from error
+        self._process = process
+        return process
 
     async def _serving(self, process: DaemonProcess, address: str) -> DaemonFailedError:
         """From when it serves to its end, of which the error tells."""
         self._router.add(address)
-        await asyncio.wrap_future(process.ended)
+        await _ended(process)
         with suppress(ReplicaNotFoundError):  # somebody has removed it
             await self._router.remove(address)
         return process.failure()
+
+
+async def _ended(process: DaemonProcess) -> bool:
+    """When the daemon and all that it has started have ended: whether they were killed."""
+    try:
+        return await asyncio.wrap_future(process.ended)
+    except OSError:  # who looks after it can open no more files: it kills it then
+        return True

@@ -1,7 +1,9 @@
 """A daemon that is started again, with a program in its place; tests/faults/test_up.py has real ones."""
 
 import asyncio
+import errno
 import io
+import os
 import re
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -96,6 +98,35 @@ async def test_a_start_that_takes_long_and_fails_is_no_long_life(
     with pytest.raises(DaemonFailedError):
         await failing.run()
     assert re.findall(r"started again in (\S+) s", capfd.readouterr().err) == ["0.5", "1"]
+
+
+async def test_a_replica_that_cannot_be_started_for_a_while_does_not_end_the_others(
+    router: Router, replica: Makes, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is left open by the starts that failed."""
+    failing = replica("that fails later", Starts())
+    running = asyncio.create_task(failing.run())
+    await until(lambda: ADDRESS in router.fleet.upstreams)
+    await until(lambda: ADDRESS not in router.fleet.upstreams)
+    said = ""
+
+    def refused() -> bool:
+        nonlocal said
+        said += capfd.readouterr().err
+        return said.count("the daemon cannot be started: [Errno 24]") == 2
+
+    def no_more(*_: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    before = len(os.listdir("/proc/self/fd"))
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "eventfd", no_more)
+        await until(refused)
+        assert len(os.listdir("/proc/self/fd")) <= before
+    await until(lambda: ADDRESS in router.fleet.upstreams)
+    running.cancel()
+    await asyncio.wait({running})
+    await failing.stop(10.0)
 
 
 async def test_last_words_are_complete_however_slowly_they_are_read(
