@@ -41,6 +41,11 @@ class PrefixedOutput:
         """Goes the way of stderr, so that lines stay whole."""
         return os.write(self._writing, chunk)
 
+    @property
+    def last_line(self) -> str:
+        """The last line, "" before the first one."""
+        return self._last[-1].decode(errors="replace").strip() if self._last else ""
+
     def last_words(self) -> str:
         """Those of the last lines."""
         return words_of(b"".join(self._last))

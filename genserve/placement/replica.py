@@ -10,23 +10,42 @@ from typing import Final
 from genserve.errors import ReplicaNotFoundError
 from genserve.fleet.router import Router
 from genserve.launcher.daemon_process import DaemonFailedError, DaemonProcess
+from genserve.launcher.output import Serving
 from genserve.notices import say
 from genserve.placement.backoff import Backoff, Starts
 from genserve.placement.output import PrefixedOutput
 from genserve.placement.shares import ProcessShare
 
+START_TIMEOUT_S: Final = 1800.0
+"""Long enough to compile a large model, and to load it from a slow disk."""
+_TELL_AFTER_S: Final = 60.0
+_GIVE_UP_S: Final = 3.0
+"""Time to end for a daemon that did not serve in time."""
 _KILLED_TIMEOUT_S: Final = 15.0
 
 
 class LocalReplica:
-    """Keeps one daemon running, and known to the router while it serves."""
+    """Keeps one daemon running, and known to the router while it serves. `start_timeout_s`: a daemon that does not
+    serve within it is ended, and started again. `tell_after_s`: what a start waits for is told after this time, and
+    then each time that it has taken twice as long."""
 
-    def __init__(self, number: int, flags: Sequence[str], share: ProcessShare, router: Router, starts: Starts) -> None:
+    def __init__(
+        self,
+        number: int,
+        flags: Sequence[str],
+        share: ProcessShare,
+        router: Router,
+        starts: Starts,
+        start_timeout_s: float = START_TIMEOUT_S,
+        tell_after_s: float = _TELL_AFTER_S,
+    ) -> None:
         self.number = number
         self._flags = flags
         self._share = share
         self._router = router
         self._starts = starts
+        self._start_timeout_s = start_timeout_s
+        self._tell_after_s = tell_after_s
         self._backoff = Backoff()
         self._process: DaemonProcess | None = None
 
@@ -78,15 +97,20 @@ class LocalReplica:
 
     async def _started(self) -> tuple[DaemonProcess, str]:
         """A new daemon, and where it serves. Raises DaemonFailedError when it has ended without."""
-        process = self._start()
+        output, process = self._start()
         try:
-            serving = await asyncio.wrap_future(process.serving)
+            serving = await self._until_serving(process, output)
         except (DaemonFailedError, OSError):
             await _ended(process)  # only then all that it has said is known
             raise process.failure() from None
+        if serving is None:
+            failure = process.failure(f"the daemon did not serve within {self._start_timeout_s:g} s (--start-timeout)")
+            process.stop(_GIVE_UP_S)
+            await _ended(process)
+            raise failure
         return process, serving.address
 
-    def _start(self) -> DaemonProcess:
+    def _start(self) -> tuple[PrefixedOutput, DaemonProcess]:
         try:
             output = PrefixedOutput(f"[{self.number}] ")
             try:
@@ -97,7 +121,22 @@ class LocalReplica:
         except (OSError, RuntimeError) as error:  # no more processes, files or threads: others may end
             raise DaemonFailedError(f"the daemon cannot be started: {error}", PrefixedOutput.path) from error
         self._process = process
-        return process
+        return output, process
+
+    async def _until_serving(self, process: DaemonProcess, output: PrefixedOutput) -> Serving | None:
+        """Its line, or None if it does not come in time. Tells people now and then what is waited for."""
+        limit_s, waited_s, tell_s = self._start_timeout_s, 0.0, self._tell_after_s
+        while waited_s < limit_s:
+            if waited_s > 0:
+                said = f"it last said: {output.last_line}" if output.last_line else "it has said nothing"
+                after = f"after {waited_s:g} s, and may take {limit_s:g} s (--start-timeout)"
+                say(f"replica {self.number}: the daemon does not serve {after}; {said}")
+            until_s = min(tell_s, limit_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(until_s - waited_s):
+                    return await asyncio.wrap_future(process.serving)
+            waited_s, tell_s = until_s, 2 * until_s
+        return None
 
     async def _serving(self, process: DaemonProcess, address: str) -> DaemonFailedError:
         """From when it serves to its end, of which the error tells."""

@@ -89,6 +89,41 @@ async def test_a_replica_that_cannot_start_is_given_up(replica: Makes, capfd: py
     assert capfd.readouterr().err.count("started again") == 1
 
 
+async def test_a_daemon_that_hangs_at_its_start_is_given_up(replica: Makes, capfd: pytest.CaptureFixture[str]) -> None:
+    """With all that it has started. Until then people are told what is waited for."""
+    times = {"start_timeout_s": 2.5, "tell_after_s": 1.0}
+    hanging = replica("with a child that never serves", Starts(max_failed=1), **times)
+    with pytest.raises(DaemonFailedError, match=r"^the daemon did not serve within 2\.5 s \(--start-timeout\): start"):
+        await hanging.run()
+    process = hanging._process
+    assert process is not None
+    assert members_of(process.process.pid) == []
+    told = [line for line in capfd.readouterr().err.splitlines() if line.startswith("genserve: replica 0: ")]
+    waits = "genserve: replica 0: the daemon does not serve after {} s, and may take 2.5 s (--start-timeout); "
+    said = "it last said: genserve: starting the engine for with a child that never serves"
+    assert told == [waits.format(seconds) + said for seconds in (1, 2)]
+
+
+async def test_a_daemon_that_hangs_is_started_again(
+    router: Router, replica: Makes, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """If another one has served."""
+    hanging = replica("that never serves", Starts(has_served=True), start_timeout_s=0.2)
+    running = asyncio.create_task(hanging.run())
+    said = ""
+
+    def again() -> bool:
+        nonlocal said
+        said += capfd.readouterr().err
+        return said.count("started again") == 2
+
+    await until(again)
+    running.cancel()
+    await asyncio.wait({running})
+    assert await hanging.stop(10.0)
+    assert not router.fleet.upstreams
+
+
 async def test_a_start_that_takes_long_and_fails_is_no_long_life(
     replica: Makes, capfd: pytest.CaptureFixture[str]
 ) -> None:
