@@ -174,12 +174,12 @@ class AsyncVLLM:
         """How many sequences run or wait, of each replica or of one."""
         loads = self._loads()
         numbers = [0 if load is None else load.running + load.waiting for load in loads]
-        return numbers if actor_index is None else numbers[actor_index]
+        return numbers if actor_index is None else numbers[_checked(actor_index, len(numbers))]
 
     def get_cache_usage(self, actor_index: int | None = None) -> float | list[float]:
         """Share of the KV cache that is in use, in [0, 1], of each replica or of one."""
         usages = [0.0 if load is None else load.kv_usage for load in self._loads()]
-        return usages if actor_index is None else usages[actor_index]
+        return usages if actor_index is None else usages[_checked(actor_index, len(usages))]
 
     def get_random_actor_index(self) -> int:
         """Any place in `actors`."""
@@ -202,9 +202,7 @@ class AsyncVLLM:
     def _actor(self, actor_index: int) -> tuple[Client, int]:
         """A client of the replica at this place, and the version that it must serve at least."""
         listed = self.replicas()
-        if not 0 <= actor_index < len(listed.replicas):
-            raise IndexError(f"actor_index must be in [0, {len(listed.replicas)}), is {actor_index}")
-        replica = listed.replicas[actor_index]
+        replica = listed.replicas[_checked(actor_index, len(listed.replicas))]
         if replica.state != "ready":
             raise NoReplicaError(f"{replica.address} is {replica.state}: {replica.reason}")
         if not self._is_fleet:
@@ -216,6 +214,13 @@ class AsyncVLLM:
 
     def _loads(self) -> list[Load | None]:
         return [each.load for each in self.replicas().replicas]
+
+
+def _checked(actor_index: int, num_actors: int) -> int:
+    """The index. Raises IndexError for one that is not in the list, counted from its end too."""
+    if not 0 <= actor_index < num_actors:
+        raise IndexError(f"actor_index must be in [0, {num_actors}), is {actor_index}")
+    return actor_index
 
 
 def _connected(target: str, partial: bool, settings: ConnectionSettings) -> AsyncVLLM:

@@ -154,6 +154,10 @@ async def test_the_balancer_selects_by_what_replicas_report() -> None:
             while await in_thread(engine.get_num_unfinished_requests) != counts:
                 await asyncio.sleep(0.05)
         assert await in_thread(engine.get_num_unfinished_requests, 2) == 7
+        for ask in (engine.get_num_unfinished_requests, engine.get_cache_usage):
+            for index in (-1, 3):
+                with pytest.raises(IndexError, match=rf"in \[0, 3\), is {index}"):
+                    await in_thread(ask, index)
         assert await in_thread(engine.get_cache_usage) == pytest.approx([0.1, 0.9, 0.5])
         for strategy, expected in (("requests", 1), ("kv-cache", 0), (["kv-cache", "requests"], 0)):
             balancer = engine.create_load_balancer(strategy)
