@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from genserve.cli.options import Subparsers, count
+from genserve.cli.options import Subparsers, count, seconds
 from genserve.cli.route import add_router_flags, make_config
 from genserve.cli.serve import check_flags
 from genserve.errors import GenserveError
@@ -60,7 +60,8 @@ def run(args: argparse.Namespace) -> int:
             raise ValueError("--openai-port: every replica would listen there; 0 gives each a free port")
         if any(flag.partition("=")[0].replace("_", "-") == "--drain-timeout-s" for flag in args.flags):
             raise ValueError("--drain-timeout-s: say --drain-timeout, which holds for the router and its replicas")
-        return uvloop.run(up(UpConfig(args.replicas, args.flags, args.gpus_per_replica, make_config(args))))
+        route = make_config(args)
+        return uvloop.run(up(UpConfig(args.replicas, args.flags, args.gpus_per_replica, route, args.start_timeout)))
     except (ValueError, GenserveError) as error:
         print(f"genserve up: error: {error}", file=sys.stderr)
         return 2
@@ -76,4 +77,8 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
         help="GPUs of each daemon, one after the other of $CUDA_VISIBLE_DEVICES or of all (default: the product of the "
         "engine's parallel sizes)",
     )
+    replicas.add_argument(
+        "--start-timeout", type=seconds, default=1800.0, metavar="TIME",
+        help="a daemon that does not serve within this time is ended, and started again (default: 30m)",
+    )  # fmt: skip
     add_router_flags(parser)

@@ -7,8 +7,11 @@ from contextlib import suppress
 
 from genserve.addresses import joined, split_name
 from genserve.errors import GenserveError, ReplicaNotFoundError
+from genserve.fleet.member import Member
 from genserve.fleet.router import Router
+from genserve.fleet.upstream import Upstream
 from genserve.routing.replica import ReplicaState
+from genserve.v1 import control_pb2
 
 log = logging.getLogger(__name__)
 
@@ -18,14 +21,15 @@ INTERVAL_S = 5.0
 class DnsReplicas:
     """Keeps the replicas of a router those that a name resolves to. One whose address is gone is removed when it does
     not answer any more either: a pod that ends leaves DNS before it has finished its requests, and a name server that
-    fails must not empty the fleet."""
+    fails must not empty the fleet. One that somebody else has removed, such as the end of a container, is added again
+    when another daemon answers at its address."""
 
     def __init__(self, router: Router, name: str, interval_s: float = INTERVAL_S) -> None:
         """Raises ValueError for a name that is not NAME:PORT."""
         self._router = router
         self._host, self._port = split_name(name)
         self._interval_s = interval_s
-        self._mine: set[str] = set()
+        self._mine: dict[str, Upstream] = {}
         self._failure = ""
 
     async def run(self) -> None:
@@ -44,14 +48,31 @@ class DnsReplicas:
         loop = asyncio.get_running_loop()
         found = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
         addresses = {joined(str(address[0]), self._port) for *_, address in found}
-        for address in self._mine - addresses:  # first, because they take the room of new ones
+        for address in self._mine.keys() - addresses:  # first, because they take the room of new ones
             upstream = self._router.fleet.upstreams.get(address)
             if upstream is None:
-                self._mine.discard(address)
+                del self._mine[address]
             elif self._router.fleet.where(upstream.member)[0] in (ReplicaState.UNHEALTHY, ReplicaState.CONNECTING):
                 with suppress(ReplicaNotFoundError):  # somebody else removes it
                     await self._router.remove(address)
-                self._mine.discard(address)
-        for address in sorted(addresses - self._mine):
-            self._router.add(address)
-            self._mine.add(address)
+                del self._mine[address]
+        missing = sorted(addresses - self._router.fleet.upstreams.keys())
+        removed = [self._mine[address] for address in missing if address in self._mine]
+        returned = await asyncio.gather(*map(self._has_other_daemon, removed))
+        kept_out = {each.address for each, is_other in zip(removed, returned, strict=True) if not is_other}
+        for address in sorted(addresses - kept_out):
+            known = self._router.fleet.upstreams.get(address)
+            self._mine[address] = self._router.add(address) if known is None else known
+
+    async def _has_other_daemon(self, removed: Upstream) -> bool:
+        """Whether a daemon answers at the address of a removed replica that is not the one that was there last."""
+        connection = Upstream(Member(removed.address))
+        try:
+            asked = control_pb2.GetServerInfoRequest()
+            timeout_s = self._router.fleet.settings.connect_timeout_s
+            info = await connection.ask(connection.control.GetServerInfo, asked, timeout_s)
+        except GenserveError:
+            return False
+        finally:
+            await connection.close()
+        return info.state.instance_id != removed.member.instance_id

@@ -39,6 +39,7 @@ class Member:
     kind: Kind | None = None
     max_num_seqs: int = _MAX_NUM_SEQS
     engine: types_pb2.EngineState | None = None
+    instance_id: str = ""
     load: control_pb2.Load | None = None
     version: Version | None = None
     sync_failure: str = ""
@@ -67,6 +68,7 @@ class Member:
         elif self.version is not None and self.version.number != engine.weight_version:
             self.version = None
         self.engine, self.load = engine, load
+        self.instance_id = engine.instance_id
         self._inflight_at_report = self.inflight
         self._changed()
 

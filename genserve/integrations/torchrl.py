@@ -5,8 +5,8 @@ is made, torchrl is imported.
 """
 
 import random
-import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Final, Unpack
@@ -14,12 +14,14 @@ from typing import Any, Final, Unpack
 from genserve.addresses import DEFAULT_TARGET
 from genserve.client.control.state import Load
 from genserve.client.fleet.replicas import FleetReplica, Replicas
+from genserve.client.generation.options import GenerateOptions
 from genserve.client.sync_client import Client
 from genserve.client.transport.connection import ConnectionSettings, Timeouts
 from genserve.errors import DeadlineError, NoReplicaError, UnsupportedError
 from genserve.integrations.host_copies import whole
 from genserve.integrations.torchrl_answers import RequestOutput, request_output
 from genserve.integrations.torchrl_balancer import LoadBalancer
+from genserve.integrations.torchrl_clients import ReplicaClients
 from genserve.integrations.torchrl_options import generate_options, plain_prompt, prompt_list
 from genserve.tensors.dtypes import FRAMEWORK_NAMES
 
@@ -48,8 +50,7 @@ class AsyncVLLM:
         self.target = target
         self._partial = partial
         self._settings = settings
-        self._direct: dict[str, Client] = {}
-        self._lock = threading.Lock()  # of _direct
+        self._direct = ReplicaClients(settings)
         self._client = Client(target, **settings)
         try:
             self.model_name = self._client.server_info().model
@@ -115,14 +116,12 @@ class AsyncVLLM:
             options["lora_name"] = getattr(lora_request, "lora_name", lora_request)
         if timeout_seconds is not None and timeout_seconds <= 0:
             timeout_seconds = None  # as in torchrl
-        client = self._client
-        if actor_index is not None:
-            client, options["min_weight_version"] = self._actor(actor_index)
         try:
-            if timeout_seconds is None:
-                generations = client.generate_many(plain, **options)
-            else:
-                generations = client.generate_many(plain, timeout_s=timeout_seconds, **options)
+            with self._client_for(actor_index, options) as client:
+                if timeout_seconds is None:
+                    generations = client.generate_many(plain, **options)
+                else:
+                    generations = client.generate_many(plain, timeout_s=timeout_seconds, **options)
         except DeadlineError as error:
             raise TimeoutError(str(error)) from error
         outputs = [
@@ -174,12 +173,12 @@ class AsyncVLLM:
         """How many sequences run or wait, of each replica or of one."""
         loads = self._loads()
         numbers = [0 if load is None else load.running + load.waiting for load in loads]
-        return numbers if actor_index is None else numbers[actor_index]
+        return numbers if actor_index is None else numbers[_checked(actor_index, len(numbers))]
 
     def get_cache_usage(self, actor_index: int | None = None) -> float | list[float]:
         """Share of the KV cache that is in use, in [0, 1], of each replica or of one."""
         usages = [0.0 if load is None else load.kv_usage for load in self._loads()]
-        return usages if actor_index is None else usages[actor_index]
+        return usages if actor_index is None else usages[_checked(actor_index, len(usages))]
 
     def get_random_actor_index(self) -> int:
         """Any place in `actors`."""
@@ -187,10 +186,8 @@ class AsyncVLLM:
 
     def shutdown(self) -> None:
         """Closes the connections. The replicas and their router go on. May be repeated."""
-        with self._lock:
-            clients = [self._client, *self._direct.values()]
-        for client in clients:
-            client.close()
+        self._client.close()
+        self._direct.close()
 
     def _has_fleet(self) -> bool:
         try:
@@ -199,23 +196,33 @@ class AsyncVLLM:
             return False
         return True
 
-    def _actor(self, actor_index: int) -> tuple[Client, int]:
-        """A client of the replica at this place, and the version that it must serve at least."""
+    @contextmanager
+    def _client_for(self, actor_index: int | None, options: GenerateOptions) -> Iterator[Client]:
+        """The client of the replica at this place, which must serve the version of the fleet at least; the router's for
+        None."""
+        if actor_index is None:
+            yield self._client
+            return
         listed = self.replicas()
-        if not 0 <= actor_index < len(listed.replicas):
-            raise IndexError(f"actor_index must be in [0, {len(listed.replicas)}), is {actor_index}")
-        replica = listed.replicas[actor_index]
+        replica = listed.replicas[_checked(actor_index, len(listed.replicas))]
         if replica.state != "ready":
             raise NoReplicaError(f"{replica.address} is {replica.state}: {replica.reason}")
+        options["min_weight_version"] = listed.weight_version
         if not self._is_fleet:
-            return self._client, listed.weight_version
-        with self._lock:
-            if replica.address not in self._direct:
-                self._direct[replica.address] = Client(replica.address, **self._settings)
-            return self._direct[replica.address], listed.weight_version
+            yield self._client
+            return
+        with self._direct.using(replica.address, {each.address for each in listed.replicas}) as client:
+            yield client
 
     def _loads(self) -> list[Load | None]:
         return [each.load for each in self.replicas().replicas]
+
+
+def _checked(actor_index: int, num_actors: int) -> int:
+    """The index. Raises IndexError for one that is not in the list, counted from its end too."""
+    if not 0 <= actor_index < num_actors:
+        raise IndexError(f"actor_index must be in [0, {num_actors}), is {actor_index}")
+    return actor_index
 
 
 def _connected(target: str, partial: bool, settings: ConnectionSettings) -> AsyncVLLM:

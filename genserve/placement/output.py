@@ -25,6 +25,7 @@ class PrefixedOutput:
         self._prefix = prefix.encode()
         self._to = sys.stderr.buffer if to is None else to
         self._last: deque[bytes] = deque(maxlen=_NUM_LAST_LINES)
+        self._is_closed = False
         reading, self._writing = os.pipe()
         self._thread = threading.Thread(
             target=self._copy, args=(os.fdopen(reading, "rb", buffering=0),), name="genserve-output", daemon=True
@@ -40,13 +41,21 @@ class PrefixedOutput:
         """Goes the way of stderr, so that lines stay whole."""
         return os.write(self._writing, chunk)
 
+    @property
+    def last_line(self) -> str:
+        """The last line, "" before the first one."""
+        return self._last[-1].decode(errors="replace").strip() if self._last else ""
+
     def last_words(self) -> str:
         """Those of the last lines."""
         return words_of(b"".join(self._last))
 
     def close(self) -> None:
-        """All that was said is written, unless a process that is not the daemon's keeps the pipe open."""
-        os.close(self._writing)
+        """All that was said is written, unless a process that is not the daemon's keeps the pipe open. May be
+        repeated."""
+        if not self._is_closed:
+            self._is_closed = True
+            os.close(self._writing)
         self._thread.join(timeout=1.0)
 
     def _copy(self, pipe: IO[bytes]) -> None:

@@ -10,46 +10,65 @@ from typing import Final
 from genserve.errors import ReplicaNotFoundError
 from genserve.fleet.router import Router
 from genserve.launcher.daemon_process import DaemonFailedError, DaemonProcess
+from genserve.launcher.output import Serving
 from genserve.notices import say
 from genserve.placement.backoff import Backoff, Starts
 from genserve.placement.output import PrefixedOutput
 from genserve.placement.shares import ProcessShare
 
+START_TIMEOUT_S: Final = 1800.0
+"""Long enough to compile a large model, and to load it from a slow disk."""
+_TELL_AFTER_S: Final = 60.0
+_GIVE_UP_S: Final = 3.0
+"""Time to end for a daemon that did not serve in time."""
 _KILLED_TIMEOUT_S: Final = 15.0
 
 
 class LocalReplica:
-    """Keeps one daemon running, and known to the router while it serves."""
+    """Keeps one daemon running, and known to the router while it serves. `start_timeout_s`: a daemon that does not
+    serve within it is ended, and started again. `tell_after_s`: what a start waits for is told after this time, and
+    then each time that it has taken twice as long."""
 
-    def __init__(self, number: int, flags: Sequence[str], share: ProcessShare, router: Router, starts: Starts) -> None:
+    def __init__(
+        self,
+        number: int,
+        flags: Sequence[str],
+        share: ProcessShare,
+        router: Router,
+        starts: Starts,
+        start_timeout_s: float = START_TIMEOUT_S,
+        tell_after_s: float = _TELL_AFTER_S,
+    ) -> None:
         self.number = number
         self._flags = flags
         self._share = share
         self._router = router
         self._starts = starts
+        self._start_timeout_s = start_timeout_s
+        self._tell_after_s = tell_after_s
         self._backoff = Backoff()
         self._process: DaemonProcess | None = None
 
     async def run(self) -> None:
         """Until it is cancelled, which leaves the daemon as it is. Raises DaemonFailedError if no start is likely to
-        succeed, and OSError if no process can be started."""
+        succeed."""
         num_failed = 0
         while True:
-            began_s = time.monotonic()
-            process = self._process = self._start()
+            served_s = 0.0
             try:
-                serving = await asyncio.wrap_future(process.serving)
+                process, address = await self._started()
             except DaemonFailedError as error:
                 failure = error
                 num_failed += 1
             else:
                 num_failed = 0
                 self._starts.has_served = True
-                failure = await self._serving(process, serving.address)
-            await asyncio.wrap_future(process.ended)
+                began_s = time.monotonic()
+                failure = await self._serving(process, address)
+                served_s = time.monotonic() - began_s
             if self._starts.is_hopeless(num_failed, failure.exit_status):
                 raise failure
-            wait_s = self._backoff.after(time.monotonic() - began_s)
+            wait_s = self._backoff.after(served_s)
             say(f"replica {self.number}: {failure}; it is started again in {wait_s:g} s")
             await asyncio.sleep(wait_s)
 
@@ -61,7 +80,7 @@ class LocalReplica:
             return True
         served = process.exit_status is None and process.serving.done() and process.serving.exception() is None
         process.stop(timeout_s)
-        was_killed = await asyncio.wrap_future(process.ended)
+        was_killed = await _ended(process)
         if served and was_killed:
             say(f"replica {self.number}: the daemon, or a process of it, did not end by itself, and was killed")
         return not (served and was_killed)
@@ -76,14 +95,61 @@ class LocalReplica:
         if self._process is not None:
             wait({self._process.ended}, _KILLED_TIMEOUT_S)
 
-    def _start(self) -> DaemonProcess:
-        output = PrefixedOutput(f"[{self.number}] ")
-        return DaemonProcess(self._flags, output, self._share.env, cpus=self._share.cpus)
+    async def _started(self) -> tuple[DaemonProcess, str]:
+        """A new daemon, and where it serves. Raises DaemonFailedError when it has ended without."""
+        output, process = self._start()
+        try:
+            serving = await self._until_serving(process, output)
+        except (DaemonFailedError, OSError):
+            await _ended(process)  # only then all that it has said is known
+            raise process.failure() from None
+        if serving is None:
+            failure = process.failure(f"the daemon did not serve within {self._start_timeout_s:g} s (--start-timeout)")
+            process.stop(_GIVE_UP_S)
+            await _ended(process)
+            raise failure
+        return process, serving.address
+
+    def _start(self) -> tuple[PrefixedOutput, DaemonProcess]:
+        try:
+            output = PrefixedOutput(f"[{self.number}] ")
+            try:
+                process = DaemonProcess(self._flags, output, self._share.env, cpus=self._share.cpus)
+            except BaseException:
+                output.close()
+                raise
+        except (OSError, RuntimeError) as error:  # no more processes, files or threads: others may end
+            raise DaemonFailedError(f"the daemon cannot be started: {error}", PrefixedOutput.path) from error
+        self._process = process
+        return output, process
+
+    async def _until_serving(self, process: DaemonProcess, output: PrefixedOutput) -> Serving | None:
+        """Its line, or None if it does not come in time. Tells people now and then what is waited for."""
+        limit_s, waited_s, tell_s = self._start_timeout_s, 0.0, self._tell_after_s
+        while waited_s < limit_s:
+            if waited_s > 0:
+                said = f"it last said: {output.last_line}" if output.last_line else "it has said nothing"
+                after = f"after {waited_s:g} s, and may take {limit_s:g} s (--start-timeout)"
+                say(f"replica {self.number}: the daemon does not serve {after}; {said}")
+            until_s = min(tell_s, limit_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(until_s - waited_s):
+                    return await asyncio.wrap_future(process.serving)
+            waited_s, tell_s = until_s, 2 * until_s
+        return None
 
     async def _serving(self, process: DaemonProcess, address: str) -> DaemonFailedError:
         """From when it serves to its end, of which the error tells."""
         self._router.add(address)
-        await asyncio.wrap_future(process.ended)
+        await _ended(process)
         with suppress(ReplicaNotFoundError):  # somebody has removed it
             await self._router.remove(address)
         return process.failure()
+
+
+async def _ended(process: DaemonProcess) -> bool:
+    """When the daemon and all that it has started have ended: whether they were killed."""
+    try:
+        return await asyncio.wrap_future(process.ended)
+    except OSError:  # who looks after it can open no more files: it kills it then
+        return True

@@ -12,12 +12,13 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Final
 
+from genserve.config import MAX_TIMEOUT_S
 from genserve.fleet.serve import RouteConfig, start_router
 from genserve.fleet.settings import MAX_REPLICAS
 from genserve.launcher.daemon_process import DaemonFailedError
 from genserve.notices import say
 from genserve.placement.backoff import Starts
-from genserve.placement.replica import LocalReplica
+from genserve.placement.replica import START_TIMEOUT_S, LocalReplica
 from genserve.placement.shares import process_shares
 from genserve.signals import stop_on_signals
 
@@ -28,16 +29,19 @@ CLOSE_S: Final = 30.0
 @dataclass(frozen=True, slots=True)
 class UpConfig:
     """`flags` are those of each daemon, without where it listens and how long it drains, which are ours. `gpus_each`:
-    GPUs per replica, None = as many as the flags say."""
+    GPUs per replica, None = as many as the flags say. `start_timeout_s`: of each daemon, until it serves."""
 
     num_replicas: int
     flags: Sequence[str]
     gpus_each: int | None = None
     route: RouteConfig = field(default_factory=RouteConfig)
+    start_timeout_s: float = START_TIMEOUT_S
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_replicas <= MAX_REPLICAS:
             raise ValueError(f"--replicas must be in [1, {MAX_REPLICAS}], is {self.num_replicas}")
+        if not 0 < self.start_timeout_s <= MAX_TIMEOUT_S:
+            raise ValueError(f"--start-timeout must be in (0, {MAX_TIMEOUT_S:g}] s, is {self.start_timeout_s:g}")
 
     @property
     def daemon_flags(self) -> list[str]:
@@ -75,7 +79,9 @@ async def up(config: UpConfig) -> int:
             running = await start_router(config.route, routing)
             starts = Starts()
             for number, share in enumerate(shares):
-                replicas.append(LocalReplica(number, config.daemon_flags, share, running.router, starts))
+                replicas.append(
+                    LocalReplica(number, config.daemon_flags, share, running.router, starts, config.start_timeout_s)
+                )
                 if share.words:
                     say(f"replica {number} has {share.words}")
             print(f"genserve: routing to {len(replicas)} local replicas on {running.address}", flush=True)

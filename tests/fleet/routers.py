@@ -23,10 +23,10 @@ MAX_STAGING_BYTES = 1 << 30
 
 
 @asynccontextmanager
-async def replica() -> AsyncIterator[Daemon]:
+async def replica(port: int = 0) -> AsyncIterator[Daemon]:
     """A scripted daemon that takes weights of tests.support.pulled_peers."""
     settings: Any = {"checkpoint": CHECKPOINT, "max_staging_bytes": MAX_STAGING_BYTES, "instance_id": uuid4().hex}
-    async with serving(ServeConfig(port=0), **settings) as daemon:
+    async with serving(ServeConfig(port=port), **settings) as daemon:
         yield daemon
 
 

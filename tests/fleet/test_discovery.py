@@ -7,7 +7,48 @@ from typing import Any
 import pytest
 
 from genserve.fleet.discovery import DnsReplicas
-from tests.fleet.routers import over
+from tests.fleet.routers import over, replica
+
+
+async def test_a_replica_that_was_drained_is_added_again_when_another_daemon_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As when a container is restarted in place: its address stays in DNS all the time."""
+    looks = 0
+
+    async def resolve(host: str, port: int, **options: Any) -> list[tuple[Any, ...]]:
+        nonlocal looks
+        looks += 1
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
+
+    async def look_twice() -> None:
+        before = looks
+        await fleet.until(lambda: looks > before + 1)
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve)
+    async with over([]) as fleet:
+        router = fleet.running.router
+        async with replica() as daemon:
+            address, port = daemon.address, int(daemon.address.rpartition(":")[2])
+            looking = asyncio.create_task(DnsReplicas(router, f"fleet.local:{port}", 0.01).run())
+            await fleet.until_ready(1)
+            await fleet.client.drain_replica(address)
+            await look_twice()
+            assert not router.fleet.upstreams, "the daemon that was drained is still there"
+        await look_twice()
+        assert not router.fleet.upstreams, "nobody is there"
+        async with replica(port):
+            await fleet.until_ready(1)
+            assert list(router.fleet.upstreams) == [address]
+            await fleet.client.remove_replica(address)
+            await look_twice()
+            assert not router.fleet.upstreams
+            await fleet.client.add_replica(address)
+            await fleet.until_ready(1)
+            await look_twice()
+            assert list(router.fleet.upstreams) == [address]
+            looking.cancel()
+            await asyncio.wait({looking})
 
 
 async def test_the_replicas_follow_the_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import pytest
 import torch
 
+from genserve.client import ClientClosedError
 from genserve.engine.generation import FinishReason
 from genserve.engine.types import Load
 from genserve.errors import ManifestMismatchError, NoReplicaError, UnsupportedError
@@ -93,6 +94,34 @@ async def test_a_prompt_goes_to_the_replica_that_is_asked_for() -> None:
             await in_thread(engine.generate, IDS, actor_index=3)
 
 
+async def test_clients_of_replicas_that_have_left_are_closed() -> None:
+    """But for those with calls that run. A replica that is started again has another address."""
+    async with routed(3) as fleet, engine_of(fleet.running.address) as engine:
+        leaving, busy, staying = fleet.daemons
+
+        async def ask(index: int, daemon: Daemon) -> None:
+            call = asyncio.create_task(in_thread(engine.generate, IDS, actor_index=index))
+            await answered(daemon, [1])
+            await call
+
+        for index, daemon in enumerate(fleet.daemons):
+            await ask(index, daemon)
+        running = asyncio.create_task(in_thread(engine.generate, IDS, actor_index=1))
+        await until(lambda: bool(busy.engine.streams))
+        for each in (leaving, busy):
+            await fleet.client.remove_replica(each.address)
+        await ask(0, staying)
+        assert engine._direct.addresses == [busy.address, staying.address]
+        await answered(busy, [7])
+        answer: Any = await running
+        assert answer.outputs[0].token_ids == [7]
+        await ask(0, staying)
+        assert engine._direct.addresses == [staying.address]
+        await in_thread(engine.shutdown)
+        with pytest.raises(ClientClosedError), engine._direct.using(staying.address, [staying.address]):
+            pass
+
+
 async def test_a_replica_that_is_not_ready_is_not_asked() -> None:
     """Not by its index, and the balancer does not select it."""
     async with routed(2) as fleet, engine_of(fleet.running.address) as engine:
@@ -154,6 +183,10 @@ async def test_the_balancer_selects_by_what_replicas_report() -> None:
             while await in_thread(engine.get_num_unfinished_requests) != counts:
                 await asyncio.sleep(0.05)
         assert await in_thread(engine.get_num_unfinished_requests, 2) == 7
+        for ask in (engine.get_num_unfinished_requests, engine.get_cache_usage):
+            for index in (-1, 3):
+                with pytest.raises(IndexError, match=rf"in \[0, 3\), is {index}"):
+                    await in_thread(ask, index)
         assert await in_thread(engine.get_cache_usage) == pytest.approx([0.1, 0.9, 0.5])
         for strategy, expected in (("requests", 1), ("kv-cache", 0), (["kv-cache", "requests"], 0)):
             balancer = engine.create_load_balancer(strategy)

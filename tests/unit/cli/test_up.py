@@ -4,6 +4,7 @@ import pytest
 
 from genserve.cli import main
 from genserve.placement import up
+from genserve.placement.replica import START_TIMEOUT_S
 
 
 @pytest.mark.parametrize(
@@ -20,6 +21,7 @@ from genserve.placement import up
         (["--replicas", "2", "--headless"], "--headless: "),
         (["--replicas", "2", "--openai_port=8000"], "--openai-port: every replica would listen there"),
         (["--replicas", "2", "--drain_timeout_s=3"], "--drain-timeout-s: say --drain-timeout"),
+        (["--replicas", "2", "--start-timeout", "0"], "--start-timeout must be in (0, 86400] s, is 0"),
         (["--replicas", "2", "--nnodes", "2"], "--nnodes: "),
         (["--replicas", "2", "--gpus-per-replica", "1"], "the engine that is installed runs on the CPU"),
     ],
@@ -49,9 +51,12 @@ def test_flags_of_the_daemon_and_of_the_router_are_told_apart() -> None:
     from genserve.cli.route import make_config
     from genserve.cli.up import parse
 
-    args = parse(["-tp", "2", "--port", "7", "--replicas=3", "--max_model_len", "-1", "--drain-timeout", "5s"])
-    config = up.UpConfig(args.replicas, args.flags, args.gpus_per_replica, make_config(args))
+    words = ["-tp", "2", "--port", "7", "--replicas=3", "--max_model_len", "-1", "--drain-timeout", "5s"]
+    args = parse([*words, "--start-timeout", "2h"])
+    config = up.UpConfig(args.replicas, args.flags, args.gpus_per_replica, make_config(args), args.start_timeout)
     assert (config.num_replicas, config.gpus_each, config.route.port) == (3, None, 7)
+    assert config.start_timeout_s == 7200
+    assert parse(["--replicas", "1"]).start_timeout == START_TIMEOUT_S
     listening = ["--host=127.0.0.1", "--port=0", "--drain-timeout-s=5.0"]
     assert config.daemon_flags == [*listening, "-tp", "2", "--max_model_len", "-1"]
 
