@@ -3,9 +3,9 @@
 import logging
 import time
 from collections.abc import Sequence
-from typing import Final
 
 from genserve.errors import GenserveError
+from genserve.fleet.deadlines import apply_s
 from genserve.fleet.everywhere import everywhere
 from genserve.fleet.fleet import Fleet
 from genserve.fleet.loss import may_have_done
@@ -13,12 +13,8 @@ from genserve.fleet.push.applied import merged
 from genserve.fleet.upstream import Upstream
 from genserve.fleet.version import Version
 from genserve.v1 import weights_pb2
-from genserve.wire import seconds_of
 
 log = logging.getLogger(__name__)
-
-_DEFAULT_APPLY_S: Final = 300.0
-_ANSWER_S: Final = 30.0
 
 
 async def commit_everywhere(
@@ -55,11 +51,6 @@ async def commit_everywhere(
     return weights_pb2.CommitPushResponse(push=answers[0].push, applied=applied)
 
 
-def apply_limit_s(apply: weights_pb2.ApplyOptions) -> float:
-    """How long a replica may take to answer that it has applied a push, or prepared it."""
-    return (seconds_of(apply.timeout) or _DEFAULT_APPLY_S) + _ANSWER_S
-
-
 async def _commit(
     fleet: Fleet, upstream: Upstream, request: weights_pb2.CommitPushRequest, *, decides: bool
 ) -> weights_pb2.CommitPushResponse:
@@ -67,7 +58,7 @@ async def _commit(
     own.CopyFrom(request)
     if request.apply.pause_lease_id:
         own.apply.pause_lease_id = fleet.leases.of_replica(request.apply.pause_lease_id, upstream.address)
-    answer = await upstream.ask(upstream.weights.CommitPush, own, apply_limit_s(request.apply))
+    answer = await upstream.ask(upstream.weights.CommitPush, own, apply_s(request.apply))
     push = answer.push
     # A repeat for a push of long ago gets its first answer again, though another version is served now.
     if not push.lora_name and answer.state.weight_version == push.weight_version:
