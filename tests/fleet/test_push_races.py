@@ -204,6 +204,22 @@ async def test_what_was_staged_is_committed_after_a_replica_has_joined() -> None
         assert all(hold(1, daemon) for daemon in [*fleet.daemons, late])
 
 
+async def test_a_replica_that_cannot_prepare_what_was_staged_catches_up() -> None:
+    """It does not stop the others, as it would with a push that is prepared everywhere first."""
+    async with routed(3) as fleet:
+        await fleet.client.push_weights(weights(1), version=1, timeout_s=30, push_id="s", action="stage")
+        failing = fleet.daemons[1]
+        failing.engine.fails["prepare_weights"] = GenserveError("no room for it")
+        gate = failing.engine.gates["commit_weights"] = Gate()
+        assert (await fleet.client.commit_push("s")).push.state == "applied"
+        assert [hold(1, daemon) for daemon in fleet.daemons] == [True, False, True]
+        await until_reached(gate)
+        assert fleet.state(failing) is ReplicaState.SYNCING
+        gate.open.set()
+        await fleet.until_ready(3)
+        assert hold(1, failing)
+
+
 async def test_a_push_while_a_replica_fetches_the_version_before() -> None:
     """The fetch gives way."""
     async with routed(2) as fleet, replica() as late:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from genserve.errors import GenserveError
 from genserve.fleet.deadlines import ASK_S, RESET_S, WAKE_S, load_lora_s, pause_s
-from genserve.fleet.everywhere import everywhere
+from genserve.fleet.everywhere import everywhere, told_by
 from genserve.fleet.pauses import FleetPauses
 from genserve.fleet.router import Router
 from genserve.fleet.upstream import Upstream
@@ -190,12 +190,7 @@ class FleetControl(ControlServiceServicer):
             if undo is not None:
                 await asyncio.shield(everywhere(done, undo))
             upstream, error = failures[0]
-            raise type(error)(
-                f"replica {upstream.address}: {error.message}",
-                violations=error.violations,
-                retry_after_s=error.retry_after_s,
-                metadata=error.metadata,
-            )
+            raise told_by(upstream, error)
         return [outcome for outcome in outcomes.values() if not isinstance(outcome, GenserveError)]
 
     def _with_state(self, answer: T) -> T:
