@@ -44,8 +44,8 @@ class FleetPushes:
 
     @property
     def are_live(self) -> bool:
-        """Whether a push is on its way."""
-        return bool(self._live)
+        """Whether a push is on its way, or being committed."""
+        return bool(self._live or self._committing)
 
     def includes(self, upstream: Upstream) -> bool:
         """Whether a replica is about to get a push."""
