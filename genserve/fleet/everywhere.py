@@ -10,6 +10,16 @@ from genserve.fleet.upstream import Upstream
 T = TypeVar("T")
 
 
+def told_by(upstream: Upstream, error: GenserveError, more: str = "") -> GenserveError:
+    """The error of a replica, which is named, for a client that has called all."""
+    return type(error)(
+        f"replica {upstream.address}: {error.message}{more}",
+        violations=error.violations,
+        retry_after_s=error.retry_after_s,
+        metadata=error.metadata,
+    )
+
+
 async def everywhere(
     replicas: Iterable[Upstream], ask: Callable[[Upstream], Awaitable[T]]
 ) -> dict[Upstream, T | GenserveError]:

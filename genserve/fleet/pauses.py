@@ -6,15 +6,13 @@ from contextlib import suppress
 from typing import Final
 
 from genserve.errors import GenserveError, InvalidFieldError, PauseLeaseLostError
+from genserve.fleet.deadlines import ASK_S, RESUME_S, pause_s
 from genserve.fleet.everywhere import everywhere
 from genserve.fleet.fleet import Fleet
 from genserve.fleet.leases import FleetLease, holder_with, new_lease_id
 from genserve.fleet.upstream import Upstream
 from genserve.v1 import control_pb2
-from genserve.wire import seconds_of
 
-_DEFAULT_TIMEOUT_S: Final = 60.0
-_ANSWER_S: Final = 10.0
 MAX_HOLDER_CHARS: Final = 200
 """What is left of a daemon's limit beside the name of the fleet's lease."""
 
@@ -53,7 +51,7 @@ class FleetPauses:
         own = control_pb2.PauseRequest()
         own.CopyFrom(request)
         own.holder, own.request_id = holder_with(request.holder, lease_id), lease_id
-        limit_s = (seconds_of(request.timeout) or _DEFAULT_TIMEOUT_S) + _ANSWER_S
+        limit_s = pause_s(request)
         with self._fleet.leases.being_granted(lease_id) as is_new:
             outcomes = await everywhere(
                 self._fleet.answering, lambda upstream: upstream.ask(upstream.control.Pause, own, limit_s)
@@ -87,7 +85,7 @@ class FleetPauses:
             own = control_pb2.RenewPauseRequest(lease_id=on_replicas[upstream.address].lease_id)
             if request.HasField("ttl"):
                 own.ttl.CopyFrom(request.ttl)
-            return await upstream.ask(upstream.control.RenewPause, own, _ANSWER_S)
+            return await upstream.ask(upstream.control.RenewPause, own, ASK_S)
 
         outcomes = await everywhere(self._having(lease), renew_one)
         for upstream, outcome in outcomes.items():
@@ -108,7 +106,7 @@ class FleetPauses:
             own = control_pb2.ResumeRequest(force=True)
             outcomes = await everywhere(
                 self._fleet.answering,
-                lambda upstream: upstream.ask(upstream.control.Resume, own, _DEFAULT_TIMEOUT_S),
+                lambda upstream: upstream.ask(upstream.control.Resume, own, RESUME_S),
             )
             _raise_first(outcomes)
             self._fleet.refresh()
@@ -145,7 +143,7 @@ async def _resume(upstream: Upstream, lease_id: str) -> bool:
     """Ends the lease of a replica; whether it had expired."""
     try:
         request = control_pb2.ResumeRequest(lease_id=lease_id)
-        answer = await upstream.ask(upstream.control.Resume, request, _DEFAULT_TIMEOUT_S)
+        answer = await upstream.ask(upstream.control.Resume, request, RESUME_S)
     except PauseLeaseLostError:
         return True
     return bool(answer.lease_expired)

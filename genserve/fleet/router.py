@@ -142,5 +142,4 @@ class Router:
         """Ends everything."""
         for task in self._draining.values():
             task.cancel()
-        for address in list(self.fleet.upstreams):
-            await self.remove(address)
+        await asyncio.gather(*(self.remove(address) for address in list(self.fleet.upstreams)))

@@ -6,7 +6,7 @@ import random
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 
 import grpc.aio
@@ -71,10 +71,17 @@ class RunningRouter:
     server: grpc.aio.Server
 
     async def drain(self, timeout_s: float) -> None:
-        """Takes no new calls, and waits for those that run."""
+        """Takes no new calls, and waits for those that run, and for a push that goes on without its trainer: replicas
+        are told to commit it one by one."""
+        changed = self.router.fleet.states_changed
         self.router.is_draining = True
-        self.router.fleet.states_changed.tell()
+        changed.tell()
+        until_s = time.monotonic() + timeout_s
         await self.server.stop(timeout_s)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(until_s - time.monotonic()):
+                while self.pushes.are_live:
+                    await changed.wait()
 
 
 async def start_router(config: RouteConfig, stack: AsyncExitStack) -> RunningRouter:

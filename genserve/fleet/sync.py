@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Final
 
 from genserve.errors import GenserveError, NoReplicaError, PauseLeaseLostError, PushConflictError, PushNotFoundError
+from genserve.fleet.deadlines import ASK_S, FETCH_S, RESUME_S, apply_s, pause_s
 from genserve.fleet.fleet import Fleet
 from genserve.fleet.leases import FleetLease, holder_with
 from genserve.fleet.member import Member
@@ -21,10 +22,6 @@ from genserve.wire import duration_of
 
 log = logging.getLogger(__name__)
 
-_ASK_TIMEOUT_S: Final = 10.0
-_PAUSE_TIMEOUT_S: Final = 60.0
-_FETCH_TIMEOUT_S: Final = 3600.0
-"""A bound only: a fetch that stands still ends by itself after seconds."""
 _FIRST_PAUSE_S: Final = 0.5
 _MAX_PAUSE_S: Final = 30.0
 _WAITING: Final = (weights_pb2.PUSH_STATE_STAGED, weights_pb2.PUSH_STATE_PREPARED)
@@ -106,19 +103,18 @@ class Sync:
             mode=lease.mode,
             holder=holder_with(lease.holder, lease.lease_id),
             request_id=lease.lease_id,
-            timeout=duration_of(_PAUSE_TIMEOUT_S),
         )
         if (remaining_s := lease.remaining_s()) is None:
             request.no_expiry = True
         else:
             request.ttl.CopyFrom(duration_of(max(remaining_s, 0.1)))
-        answer = await self._upstream.ask(self._upstream.control.Pause, request, _PAUSE_TIMEOUT_S + _ASK_TIMEOUT_S)
+        answer = await self._upstream.ask(self._upstream.control.Pause, request, pause_s(request))
         self._fleet.leases.granted(lease.lease_id, lease.holder, self._upstream.address, answer.lease)
 
     async def _resume(self, lease_id: str, own_id: str) -> None:
         request = control_pb2.ResumeRequest(lease_id=own_id)
         with suppress(PauseLeaseLostError):
-            await self._upstream.ask(self._upstream.control.Resume, request, _PAUSE_TIMEOUT_S)
+            await self._upstream.ask(self._upstream.control.Resume, request, RESUME_S)
         self._fleet.leases.resumed(lease_id, self._member.address)
 
     async def _fetch(self, committed: Version) -> None:
@@ -147,16 +143,16 @@ class Sync:
             request.expected_version = member.version.number  # a push that overtakes this one is not undone by it
         was_tainted = self._is_tainted
         try:
-            await upstream.ask(upstream.weights.LoadWeights, request, _FETCH_TIMEOUT_S)
+            await upstream.ask(upstream.weights.LoadWeights, request, FETCH_S)
         except PushConflictError:
             # It has other bytes under this id, such as a part that does not belong on what it serves.
             discard = weights_pb2.DiscardPushRequest(push_id=committed.push_id, force=True)
-            await upstream.ask(upstream.weights.DiscardPush, discard, _ASK_TIMEOUT_S)
+            await upstream.ask(upstream.weights.DiscardPush, discard, ASK_S)
             raise
         if was_tainted or not (await _served(upstream)).is_same(committed):
             # It has applied this push before, answers what it did then, and serves something else.
             request.push_id = uuid.uuid4().hex
-            await upstream.ask(upstream.weights.LoadWeights, request, _FETCH_TIMEOUT_S)
+            await upstream.ask(upstream.weights.LoadWeights, request, FETCH_S)
 
     async def _commits(self, committed: Version) -> bool:
         """Whether the replica had the push already, and only its commit was missing. It may be a part of the tensors,
@@ -167,18 +163,18 @@ class Sync:
         upstream = self._upstream
         asked = weights_pb2.GetPushRequest(push_id=committed.push_id)
         try:
-            known = await upstream.ask(upstream.weights.GetPush, asked, _ASK_TIMEOUT_S)
+            known = await upstream.ask(upstream.weights.GetPush, asked, ASK_S)
         except PushNotFoundError:
             return False
         if known.push.state not in _WAITING:
             return False
         request = weights_pb2.CommitPushRequest(push_id=committed.push_id)
-        await upstream.ask(upstream.weights.CommitPush, request, _FETCH_TIMEOUT_S)
+        await upstream.ask(upstream.weights.CommitPush, request, apply_s(request.apply))
         return True
 
 
 async def _served(upstream: Upstream) -> Version:
     """What a replica serves now."""
     asked = weights_pb2.GetWeightsRequest(omit_manifest=True)
-    weights = await upstream.ask(upstream.weights.GetWeights, asked, _ASK_TIMEOUT_S)
+    weights = await upstream.ask(upstream.weights.GetWeights, asked, ASK_S)
     return Version(weights.weight_version, weights.push_id, weights.content_digest)

@@ -22,10 +22,16 @@ def ending_with_this_process(command: Sequence[str]) -> list[str]:
 
 def become(starter: int, command: Sequence[str]) -> None:
     """Executes the command. Returns only if the starting process has already ended. Raises OSError."""
+    if ends_with(starter):
+        os.execvp(command[0], list(command))
+
+
+def ends_with(starter: int) -> bool:
+    """From here on this process gets SIGTERM when its parent ends. Returns whether that still is the starting process.
+    Raises OSError."""
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    if os.getppid() == starter:
-        os.execvp(command[0], list(command))
+    return os.getppid() == starter
 
 
 if __name__ == "__main__":

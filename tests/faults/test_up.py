@@ -20,13 +20,14 @@ Starts = Callable[..., UpProcess]
 
 @pytest.fixture(scope="module")
 def starts(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Starts]:
-    """Starts one, with further flags."""
+    """Starts one, with further flags; `cold` as of UpProcess."""
     directory = tmp_path_factory.mktemp("up")
     started: list[UpProcess] = []
 
-    def start(num_replicas: int, *flags: str) -> UpProcess:
+    def start(num_replicas: int, *flags: str, cold: bool = False) -> UpProcess:
         model = ("--model", str(checkpoints["a"]))
-        up = UpProcess(["--replicas", str(num_replicas), *FLAGS, *model, *flags], directory / str(len(started)))
+        command = ["--replicas", str(num_replicas), *FLAGS, *model, *flags]
+        up = UpProcess(command, directory / str(len(started)), cold=cold)
         started.append(up)
         return up
 
@@ -105,10 +106,12 @@ def test_sigterm_drains_the_router_and_the_replicas(fleet: tuple[UpProcess, Clie
     assert up.left(timeout_s=0.0) == []
 
 
-@pytest.mark.parametrize("said", [r"^\[0\] genserve: starting the engine", r"^\[0\] genserve: serving"])
-def test_no_daemon_outlives_an_up_that_is_killed(starts: Starts, said: str) -> None:
-    """While it starts, and while it serves."""
-    up = starts(1)
+@pytest.mark.parametrize(
+    ("said", "cold"), [(r"^\[0\] genserve: starting the engine", True), (r"^\[0\] genserve: serving", False)]
+)
+def test_no_daemon_outlives_an_up_that_is_killed(starts: Starts, said: str, *, cold: bool) -> None:
+    """While it starts, as a user's does, and while it serves."""
+    up = starts(1, cold=cold)
     up.until_said(said)
     assert len(up.daemons) == 1
     up.process.kill()

@@ -14,20 +14,21 @@ import psutil
 
 from genserve.client import Client, FleetReplica
 from genserve.launcher.process_group import members_of
+from tests.support.warm.process import WarmPopen
 
 START_TIMEOUT_S = 150.0
 
 
 class UpProcess:
-    """`genserve up` on a free port."""
+    """`genserve up` on a free port. `cold` starts Python interpreters for it and its daemons, in ten times the time."""
 
-    def __init__(self, flags: Sequence[str], log: Path) -> None:
+    def __init__(self, flags: Sequence[str], log: Path, *, cold: bool = False) -> None:
         self._log = log
         self._groups: set[int] = set()
         # Several test processes bind their engines to cores, and `up` leaves alone what somebody else shares out.
         env = {name: value for name, value in os.environ.items() if name != "VLLM_CPU_OMP_THREADS_BIND"}
         with log.open("wb") as stderr:
-            self.process = subprocess.Popen(
+            self.process = (subprocess.Popen if cold else WarmPopen)(
                 [sys.executable, "-m", "genserve", "up", "--port", "0", *flags],
                 stdout=subprocess.PIPE,
                 stderr=stderr,
@@ -47,7 +48,7 @@ class UpProcess:
         found = []
         for each in psutil.Process(self.process.pid).children():
             with contextlib.suppress(psutil.NoSuchProcess):
-                if each.status() != psutil.STATUS_ZOMBIE:
+                if " genserve serve " in " ".join(each.cmdline()) and each.status() != psutil.STATUS_ZOMBIE:
                     found.append(each.pid)
         self._groups.update(found)
         return found

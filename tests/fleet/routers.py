@@ -13,8 +13,10 @@ from genserve.fleet.config import RouteConfig
 from genserve.fleet.serve import RunningRouter, start_router
 from genserve.fleet.settings import FleetSettings
 from genserve.routing.replica import ReplicaState
-from tests.support.pulled_peers import CHECKPOINT
+from tests.fleet.scripted_fleet import LIMIT_S, until
+from tests.support.pulled_peers import CHECKPOINT, content
 from tests.support.scripted_daemon import Daemon, serving
+from tests.support.scripted_engine import Gate
 
 QUICK = FleetSettings(
     heartbeat_s=0.1, report_interval_s=0.1, silence_s=2.0, settle_s=5.0, wait_ready_s=10.0, straggler_s=2.0
@@ -46,9 +48,7 @@ class RoutedFleet:
 
     async def until(self, holds: Callable[[], bool]) -> None:
         """Waits until something holds."""
-        async with asyncio.timeout(20):
-            while not holds():
-                await asyncio.sleep(0.01)
+        await until(holds)
 
     async def until_ready(self, count: int | None = None) -> None:
         """Waits until so many replicas get requests; by default all."""
@@ -79,3 +79,19 @@ async def over(
         running = await start_router(route, stack)
         client = await stack.enter_async_context(AsyncClient(running.address))
         yield RoutedFleet(list(daemons), running, client, stack)
+
+
+def hold(version: int, daemon: Daemon) -> bool:
+    """Whether a daemon has the bytes of a version live."""
+    return (daemon.engine.weight_version, daemon.engine.live) == (version, content(version))
+
+
+async def until_reached(gate: Gate) -> None:
+    """Waits until an engine is at a step."""
+    async with asyncio.timeout(LIMIT_S):
+        await gate.reached.wait()
+
+
+def running(fleet: RoutedFleet) -> list[bool]:
+    """Whether each engine runs."""
+    return [daemon.engine.running for daemon in fleet.daemons]

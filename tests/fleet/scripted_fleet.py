@@ -3,8 +3,8 @@
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -28,6 +28,7 @@ from genserve.fleet.settings import FleetSettings
 from genserve.fleet.upstream import Upstream
 from genserve.fleet.watch import Watch
 from genserve.routing.names import make_chain, parse_policies
+from genserve.routing.replica import Request
 from genserve.rpc.listener import add_port, make_server
 from genserve.v1.generation_pb2_grpc import GenerationServiceStub
 from tests.support.breakable_link import BreakableLink
@@ -84,6 +85,13 @@ class ScriptedFleet:
     def num_submitted(self) -> list[int]:
         """Requests that each engine was given."""
         return [len(daemon.engine.requests) for daemon in self.daemons]
+
+    @contextmanager
+    def busy(self, number: int, num_sequences: int = 1) -> Iterator[None]:
+        """Other clients have requests on this replica: a policy that counts them prefers the others."""
+        upstream = self.fleet.upstreams[self.links[number].address]
+        with self.fleet.carrying(Request(num_sequences=num_sequences), upstream):
+            yield
 
     async def alone(self, number: int) -> None:
         """Returns when this replica alone is ready; the others are killed."""

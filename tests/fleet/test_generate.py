@@ -6,7 +6,6 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2
 
-from genserve.control.conditions import Phase
 from genserve.engine.generation import FinishReason, TokenPrompt
 from genserve.errors import (
     DrainingError,
@@ -18,7 +17,6 @@ from genserve.errors import (
 from genserve.fleet.forward.attempts import MAX_LOST
 from genserve.v1 import generation_pb2
 from tests.fleet.scripted_fleet import ScriptedFleet, scripted_fleet, tokens, until
-from tests.support.phases import enter_phase
 from tests.support.scripted_daemon import detail_of, field_of, reason_of
 
 Request = generation_pb2.GenerateRequest
@@ -80,10 +78,12 @@ async def test_requests_spread_over_the_replicas(router: ScriptedFleet) -> None:
 async def test_a_full_replica_is_not_the_end(router: ScriptedFleet) -> None:
     """Nor is one that shuts down."""
     router.daemons[0].engine.refusal = QueueFullError("full", retry_after_s=1.5)
-    enter_phase(router.daemons[1].board, Phase.DRAINING)
-    call = router.generation.Generate(asked(), timeout=20)
-    number, stream = await router.running("a")
+    router.daemons[1].engine.refusal = DrainingError("it shuts down")
+    with router.busy(2):
+        call = router.generation.Generate(asked(), timeout=20)
+        number, stream = await router.running("a")
     assert number == 2
+    assert router.num_submitted == [1, 1, 1], "it was not tried where it is refused"
     stream.put(tokens([7], prompt=3, finish=FinishReason.EOS))
     assert len([each async for each in call]) == 1
 
@@ -220,9 +220,11 @@ async def test_a_replica_behind_the_fleet_is_passed_over(router: ScriptedFleet) 
     """The router had not heard yet."""
     router.daemons[0].engine.refusal = WeightVersionMismatchError("version 0 is served, the request needs 0")
     router.daemons[1].engine.refusal = WeightVersionMismatchError("version 0 is served, the request needs 0")
-    call = router.generation.Generate(asked(min_weight_version=0), timeout=20)
-    number, _ = await router.running("a")
+    with router.busy(2):
+        call = router.generation.Generate(asked(min_weight_version=0), timeout=20)
+        number, _ = await router.running("a")
     assert number == 2
+    assert router.num_submitted == [1, 1, 1], "it was not tried where it is refused"
     call.cancel()
 
 

@@ -8,7 +8,7 @@ import pytest
 from genserve.client import AsyncClient
 from genserve.control.conditions import Phase
 from genserve.engine.generation import FinishReason
-from genserve.errors import InvalidFieldError, QueueFullError, ReplicaLostError
+from genserve.errors import DrainingError, InvalidFieldError, QueueFullError, ReplicaLostError
 from genserve.fleet.forward import generate_many
 from genserve.v1 import generation_pb2
 from genserve.words import SLOTS_PER_CALL
@@ -123,9 +123,13 @@ async def test_a_silent_replica_loses_its_requests_to_the_others(router: Scripte
 async def test_a_refusal_is_not_told_if_another_replica_takes_the_request(router: ScriptedFleet) -> None:
     """Of a full one, and of one that shuts down. If all are full, that is told."""
     router.daemons[0].engine.refusal = QueueFullError("full", retry_after_s=1.5)
-    enter_phase(router.daemons[1].board, Phase.DRAINING)
-    call, where = await opened(router, "a", "b")
+    router.daemons[1].engine.refusal = DrainingError("it shuts down")
+    with router.busy(2, num_sequences=9):
+        call, where = await opened(router, "a", "b")
     assert [number for number, _ in where.values()] == [2, 2]
+    assert router.num_submitted == [2, 2, 2], "they were not tried where they are refused"
+    enter_phase(router.daemons[1].board, Phase.DRAINING)
+    await until(lambda: len(router.fleet.ready) == 2)
     router.daemons[2].engine.refusal = QueueFullError("full", retry_after_s=1.5)
     await call.write(generate("c"))
     (item,) = (await call.read()).items

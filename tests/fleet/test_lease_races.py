@@ -6,20 +6,9 @@ from contextlib import AsyncExitStack, suppress
 import pytest
 
 from genserve.errors import DeadlineError, GenserveError
-from tests.fleet.routers import RoutedFleet, over, replica, routed
+from tests.fleet.routers import over, replica, routed, running, until_reached
 from tests.support.breakable_link import BreakableLink
 from tests.support.scripted_engine import Gate
-
-
-def running(fleet: RoutedFleet) -> list[bool]:
-    """Whether each engine runs."""
-    return [daemon.engine.running for daemon in fleet.daemons]
-
-
-async def until_reached(gate: Gate) -> None:
-    """Waits until an engine is at a step."""
-    async with asyncio.timeout(20):
-        await gate.reached.wait()
 
 
 async def test_a_lease_that_ends_while_a_replica_joins_stays_ended() -> None:

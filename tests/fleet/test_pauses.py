@@ -7,13 +7,8 @@ import pytest
 
 from genserve.client import AsyncClient
 from genserve.errors import DeadlineError, InvalidFieldError, PauseLeaseLostError
-from tests.fleet.routers import RoutedFleet, over, replica, routed
+from tests.fleet.routers import RoutedFleet, over, replica, routed, running
 from tests.support.pulled_peers import content, weights
-
-
-def running(fleet: RoutedFleet) -> list[bool]:
-    """Whether each engine runs."""
-    return [daemon.engine.running for daemon in fleet.daemons]
 
 
 async def paused(client: AsyncClient, **options: Any) -> str:
@@ -91,10 +86,17 @@ async def test_a_lease_that_expires_ends_everywhere() -> None:
     """No replica is paused again because another one still was."""
     async with routed(3) as fleet:
         await fleet.client.pause(ttl_s=0.5)
-        await fleet.until(lambda: running(fleet) == [True] * 3)
-        await asyncio.sleep(0.5)
-        assert running(fleet) == [True] * 3
+        last = fleet.daemons[2]
+        (own,) = last.board.state().pauses
+        last.pauses.renew(own.lease_id, 60.0)
+        await fleet.until(lambda: running(fleet) == [True, True, False])
+        (lease,) = fleet.running.router.fleet.leases.active
+        await fleet.until(lambda: lease.given_up == {daemon.address for daemon in fleet.daemons[:2]})
         await fleet.until_ready()
+        await last.pauses.resume(own.lease_id)
+        await fleet.until(lambda: not fleet.running.router.fleet.leases.active)
+        assert running(fleet) == [True] * 3
+        assert [sum(call.startswith("pause") for call in daemon.engine.calls) for daemon in fleet.daemons] == [1] * 3
 
 
 async def test_force_ends_every_lease() -> None:

@@ -22,22 +22,16 @@ from genserve.fleet.settings import FleetSettings
 from genserve.routing.replica import ReplicaState
 from genserve.v1 import weights_pb2
 from genserve.wire import manifest_message
-from tests.fleet.routers import QUICK, RoutedFleet, over, replica, routed
+from tests.fleet.routers import QUICK, RoutedFleet, hold, over, replica, routed, until_reached
 from tests.support.breakable_link import BreakableLink
 from tests.support.paced_push import PacedPush
 from tests.support.pulled_peers import CHECKPOINT, content, data_of, weights
-from tests.support.scripted_daemon import Daemon
 from tests.support.scripted_engine import Gate
 
 
 def served(fleet: RoutedFleet) -> list[int]:
     """The version of each daemon."""
     return [daemon.engine.weight_version for daemon in fleet.daemons]
-
-
-def hold(version: int, daemon: Daemon) -> bool:
-    """Whether a daemon has the bytes of a version live."""
-    return (daemon.engine.weight_version, daemon.engine.live) == (version, content(version))
 
 
 @pytest.mark.parametrize(("num_replicas", "fanout"), [(1, 1), (2, 1), (4, 1), (5, 2), (4, 8)])
@@ -62,9 +56,8 @@ async def test_all_are_prepared_before_one_commits() -> None:
     async with routed(3) as fleet:
         gate = fleet.daemons[2].engine.gates["prepare_weights"] = Gate()
         pushing = asyncio.create_task(fleet.client.push_weights(weights(1), version=1, timeout_s=30))
-        async with asyncio.timeout(20):
-            await gate.reached.wait()
-            await fleet.until(lambda: all(daemon.engine.prepared for daemon in fleet.daemons[:2]))
+        await until_reached(gate)
+        await fleet.until(lambda: all(daemon.engine.prepared for daemon in fleet.daemons[:2]))
         await asyncio.sleep(0.2)
         assert served(fleet) == [0, 0, 0]
         gate.open.set()
@@ -106,8 +99,7 @@ async def test_with_min_replicas_the_others_go_on_without_it() -> None:
         gate = engine.gates["commit_weights"] = Gate()
         await fleet.client.push_weights(weights(1), version=1, timeout_s=30)
         assert served(fleet) == [1, 0, 1]
-        async with asyncio.timeout(20):
-            await gate.reached.wait()
+        await until_reached(gate)
         assert fleet.state(fleet.daemons[1]) is ReplicaState.SYNCING
         gate.open.set()
         await fleet.until_ready()
@@ -229,8 +221,7 @@ async def test_one_push_at_a_time() -> None:
     async with routed(2) as fleet:
         gate = fleet.daemons[0].engine.gates["prepare_weights"] = Gate()
         pushing = asyncio.create_task(fleet.client.push_weights(weights(1), version=1, timeout_s=30, push_id="first"))
-        async with asyncio.timeout(20):
-            await gate.reached.wait()
+        await until_reached(gate)
         with pytest.raises(ApplyInProgressError, match="first"):
             await fleet.client.push_weights(weights(2), version=2, timeout_s=30)
         gate.open.set()
@@ -325,8 +316,7 @@ async def test_a_trainer_that_goes_away_is_in_nobodys_way(share: float) -> None:
             push.send(0, int(share * len(data_of(1))))
             if share == 1:
                 ending = asyncio.create_task(push.end())
-                async with asyncio.timeout(20):
-                    await gate.reached.wait()
+                await until_reached(gate)
                 ending.cancel()
             await asyncio.sleep(0.2)
         await asyncio.sleep(0.2)

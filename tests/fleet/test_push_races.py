@@ -13,22 +13,11 @@ from genserve.fleet.services import weights as weight_service
 from genserve.routing.replica import ReplicaState
 from genserve.v1 import weights_pb2
 from genserve.v1.weights_pb2_grpc import WeightServiceStub
-from tests.fleet.routers import QUICK, over, replica, routed
+from tests.fleet.routers import QUICK, hold, over, replica, routed, until_reached
 from tests.support.breakable_link import BreakableLink
 from tests.support.pulled_peers import content, weights
-from tests.support.scripted_daemon import Daemon, field_of, reason_of
+from tests.support.scripted_daemon import field_of, reason_of
 from tests.support.scripted_engine import Gate
-
-
-def hold(version: int, daemon: Daemon) -> bool:
-    """Whether a daemon has the bytes of a version live."""
-    return (daemon.engine.weight_version, daemon.engine.live) == (version, content(version))
-
-
-async def until_reached(gate: Gate) -> None:
-    """Waits until an engine is at a step."""
-    async with asyncio.timeout(20):
-        await gate.reached.wait()
 
 
 async def cancelled(task: "asyncio.Task[object]") -> None:
@@ -58,6 +47,27 @@ async def test_a_trainer_that_goes_leaves_room_for_the_next_push(step: str, held
                     await asyncio.sleep(0.2)
         await fleet.until_ready(3)
         assert all(hold(2, daemon) for daemon in fleet.daemons)
+
+
+@pytest.mark.parametrize("is_staged", [False, True], ids=["pushed", "staged"])
+async def test_a_router_that_drains_ends_a_commit_that_nobody_waits_for(*, is_staged: bool) -> None:
+    """Otherwise some replicas would serve the new version and the others the old one, with no router."""
+    async with routed(2) as fleet:
+        gate = fleet.daemons[1].engine.gates["commit_weights"] = Gate()
+        if is_staged:
+            await fleet.client.push_weights(weights(1), version=1, timeout_s=30, push_id="s", action="stage")
+            committing = asyncio.create_task(fleet.client.commit_push("s"))
+        else:
+            committing = asyncio.create_task(fleet.client.push_weights(weights(1), version=1, timeout_s=30))
+        await until_reached(gate)
+        await cancelled(committing)
+        draining = asyncio.create_task(fleet.running.drain(60))
+        await fleet.until(lambda: hold(1, fleet.daemons[0]))
+        await asyncio.wait({draining}, timeout=0.5)
+        assert not draining.done()
+        gate.open.set()
+        await draining
+        assert all(hold(1, daemon) for daemon in fleet.daemons)
 
 
 async def test_a_commit_that_nobody_waits_for_is_known_to_the_router() -> None:
@@ -202,6 +212,22 @@ async def test_what_was_staged_is_committed_after_a_replica_has_joined() -> None
         await fleet.client.commit_push("s")
         await fleet.until_ready(3)
         assert all(hold(1, daemon) for daemon in [*fleet.daemons, late])
+
+
+async def test_a_replica_that_cannot_prepare_what_was_staged_catches_up() -> None:
+    """It does not stop the others, as it would with a push that is prepared everywhere first."""
+    async with routed(3) as fleet:
+        await fleet.client.push_weights(weights(1), version=1, timeout_s=30, push_id="s", action="stage")
+        failing = fleet.daemons[1]
+        failing.engine.fails["prepare_weights"] = GenserveError("no room for it")
+        gate = failing.engine.gates["commit_weights"] = Gate()
+        assert (await fleet.client.commit_push("s")).push.state == "applied"
+        assert [hold(1, daemon) for daemon in fleet.daemons] == [True, False, True]
+        await until_reached(gate)
+        assert fleet.state(failing) is ReplicaState.SYNCING
+        gate.open.set()
+        await fleet.until_ready(3)
+        assert hold(1, failing)
 
 
 async def test_a_push_while_a_replica_fetches_the_version_before() -> None:

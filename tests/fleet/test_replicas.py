@@ -18,7 +18,8 @@ from genserve.v1.fleet_pb2_grpc import FleetServiceStub
 from tests.fleet.routers import over, replica, routed
 from tests.support.breakable_link import BreakableLink
 from tests.support.pulled_peers import content, weights
-from tests.support.scripted_daemon import reason_of
+from tests.support.scripted_daemon import Daemon, reason_of
+from tests.support.scripted_engine import Gate
 
 READY = fleet_pb2.REPLICA_STATE_READY
 
@@ -181,12 +182,30 @@ async def test_watchers_of_replicas_hear_of_every_state() -> None:
     """All replicas each time."""
     async with routed(1) as fleet, replica() as other, grpc.aio.insecure_channel(fleet.running.address) as channel:
         call = FleetServiceStub(channel).WatchReplicas(fleet_pb2.WatchReplicasRequest(), timeout=30)
-        assert len((await call.read()).replicas) == 1
+        (first,) = fleet.daemons
+
+        async def told(*expected: tuple[Daemon, Any], version: int) -> None:
+            """The next messages are of other states, then comes this one."""
+            states = sorted((daemon.address, state) for daemon, state in expected)
+            while True:
+                message = await call.read()
+                got = [(each.address, each.state) for each in message.replicas]
+                if (got, message.weight_version) == (states, version):
+                    return
+
+        await told((first, READY), version=0)
+        gate = other.engine.gates["commit_weights"] = Gate()
+        await fleet.client.push_weights(weights(1), version=1, timeout_s=30)
+        await told((first, READY), version=1)
         fleet.running.router.add(other.address)
-        while True:
-            told = await call.read()
-            if [each.state for each in told.replicas] == [READY, READY]:
-                break
+        await told((first, READY), (other, fleet_pb2.REPLICA_STATE_CONNECTING), version=1)
+        await told((first, READY), (other, fleet_pb2.REPLICA_STATE_SYNCING), version=1)
+        gate.open.set()
+        await told((first, READY), (other, READY), version=1)
+        other.board.become(DaemonCondition.DRAINING)
+        await told((first, READY), (other, fleet_pb2.REPLICA_STATE_DRAINING), version=1)
+        await fleet.running.router.remove(other.address)
+        await told((first, READY), version=1)
         call.cancel()
 
 

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from genserve.cli import main
 from genserve.client import AsyncClient, Lora
 from genserve.errors import InvalidFieldError, LoraNotFoundError, ManifestMismatchError, UnsupportedError
-from tests.rpc.adapter import CONFIG, TENSORS
+from tests.support.scripted_adapter import CONFIG, TENSORS
 from tests.support.scripted_daemon import Daemon
 
 

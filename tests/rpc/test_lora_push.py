@@ -11,8 +11,8 @@ from genserve.client.weights.layout import ByteSpace
 from genserve.client.weights.sources import tensor_sources
 from genserve.v1 import control_pb2, weights_pb2
 from genserve.wire import manifest_message
-from tests.rpc.adapter import CONFIG, TENSORS
 from tests.rpc.frames import END, Frame, push, refused
+from tests.support.scripted_adapter import CONFIG, TENSORS
 from tests.support.scripted_daemon import Daemon, field_of, reason_of
 
 CONFIG_TEXT = json.dumps(CONFIG | {"target_modules": ["q"]})

@@ -2,30 +2,27 @@
 
 import logging
 import time
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
 
 from genserve.errors import GenserveError
-from genserve.fleet.everywhere import everywhere
+from genserve.fleet.deadlines import apply_s
+from genserve.fleet.everywhere import everywhere, told_by
 from genserve.fleet.fleet import Fleet
 from genserve.fleet.loss import may_have_done
 from genserve.fleet.push.applied import merged
 from genserve.fleet.upstream import Upstream
 from genserve.fleet.version import Version
 from genserve.v1 import weights_pb2
-from genserve.wire import seconds_of
 
 log = logging.getLogger(__name__)
-
-_DEFAULT_APPLY_S: Final = 300.0
-_ANSWER_S: Final = 30.0
 
 
 async def commit_everywhere(
     fleet: Fleet, replicas: Sequence[Upstream], request: weights_pb2.CommitPushRequest
 ) -> weights_pb2.CommitPushResponse:
     """Commits at once on all of these replicas. From the first success on, requests go only to replicas that have
-    committed; those that have failed catch up by themselves. Raises the error of one if none has succeeded."""
+    committed; those that have failed catch up by themselves. Raises the error of one if none has succeeded, and of an
+    adapter, which nobody catches up with, if one has failed."""
     committed_s: list[float] = []
     ready = set(fleet.ready)
     deciding = ready.intersection(replicas) or set(replicas)  # one that is behind has nothing to say
@@ -38,26 +35,32 @@ async def commit_everywhere(
 
     outcomes = await everywhere(replicas, commit)
     answers = [outcome for outcome in outcomes.values() if not isinstance(outcome, GenserveError)]
-    failures = [outcome for outcome in outcomes.values() if isinstance(outcome, GenserveError)]
-    for upstream, outcome in outcomes.items():
-        if isinstance(outcome, GenserveError):
-            log.warning("replica %s did not commit push %s: %s", upstream.address, request.push_id, outcome.message)
+    failures = {upstream: outcome for upstream, outcome in outcomes.items() if isinstance(outcome, GenserveError)}
+    for upstream, error in failures.items():
+        log.warning("replica %s did not commit push %s: %s", upstream.address, request.push_id, error.message)
+    if answers and (lora_name := answers[0].push.lora_name):
+        _check_all_have(lora_name, failures)
+    else:
+        for upstream in failures:
             upstream.member.version = None  # what it serves has to be asked
-    if not answers:
         fleet.refresh()
+    if not answers:
         # One that did not answer may have committed: this must not look as if nothing had changed.
-        raise next((error for error in failures if may_have_done(error)), failures[0]).again()
+        errors = list(failures.values())
+        raise next((error for error in errors if may_have_done(error)), errors[0]).again()
     skew_s = max(committed_s) - min(committed_s)
     counts = f"{len(answers)} of {len(replicas)} replicas"
     log.info("push %s is committed on %s, the last %.3f s after the first", request.push_id, counts, skew_s)
-    fleet.refresh()
     applied = merged([answer.applied for answer in answers if answer.HasField("applied")])
     return weights_pb2.CommitPushResponse(push=answers[0].push, applied=applied)
 
 
-def apply_limit_s(apply: weights_pb2.ApplyOptions) -> float:
-    """How long a replica may take to answer that it has applied a push, or prepared it."""
-    return (seconds_of(apply.timeout) or _DEFAULT_APPLY_S) + _ANSWER_S
+def _check_all_have(lora_name: str, failures: Mapping[Upstream, GenserveError]) -> None:
+    """Raises the error of a replica that does not have an adapter which others have loaded: it does not catch up by
+    itself, and may serve another one under this name. One that was removed meanwhile does not count."""
+    for upstream, error in failures.items():
+        if not upstream.member.is_gone:
+            raise told_by(upstream, error, f"; other replicas have loaded adapter {lora_name!r}: push it again")
 
 
 async def _commit(
@@ -67,7 +70,7 @@ async def _commit(
     own.CopyFrom(request)
     if request.apply.pause_lease_id:
         own.apply.pause_lease_id = fleet.leases.of_replica(request.apply.pause_lease_id, upstream.address)
-    answer = await upstream.ask(upstream.weights.CommitPush, own, apply_limit_s(request.apply))
+    answer = await upstream.ask(upstream.weights.CommitPush, own, apply_s(request.apply))
     push = answer.push
     # A repeat for a push of long ago gets its first answer again, though another version is served now.
     if not push.lora_name and answer.state.weight_version == push.weight_version:

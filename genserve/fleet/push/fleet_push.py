@@ -7,25 +7,23 @@ from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequ
 from typing import Any, TypeVar
 
 from genserve.errors import DeadlineError, FleetPushError, GenserveError, PushTruncatedError
+from genserve.fleet.deadlines import ASK_S, FETCH_S, apply_s, prepared_ttl_s
 from genserve.fleet.everywhere import everywhere
 from genserve.fleet.fleet import Fleet
 from genserve.fleet.loss import may_have_done
-from genserve.fleet.push.commit import apply_limit_s, commit_everywhere
+from genserve.fleet.push.commit import commit_everywhere
 from genserve.fleet.push.header import request_of
 from genserve.fleet.push.leftovers import HAS_ALL, discard, discard_prepared, discard_refused
 from genserve.fleet.push.relay import relay
 from genserve.fleet.push.spread import Spread
 from genserve.fleet.upstream import Upstream
 from genserve.v1 import weights_pb2
-from genserve.wire import seconds_of
 
 log = logging.getLogger(__name__)
 
 M = TypeVar("M", weights_pb2.PushHeader, weights_pb2.LoadWeightsRequest)
 
-_DEFAULT_PREPARED_TTL_S = 60.0  # of a daemon
 _KEPT_SHARE = 0.9
-_ASK_TIMEOUT_S = 10.0
 
 
 class FleetPush:
@@ -100,9 +98,7 @@ class FleetPush:
         own = self._first(request)
 
         async def received() -> weights_pb2.PushWeightsResponse:
-            call = self.head.weights.LoadWeights(own)
-            with self.head.running(call), self.head.raising():
-                answer: weights_pb2.LoadWeightsResponse = await call
+            answer = await self.head.ask(self.head.weights.LoadWeights, own, FETCH_S)
             return weights_pb2.PushWeightsResponse(push=answer.push, applied=answer.applied, state=answer.state)
 
         return await self._joined(received(), asyncio.Event())
@@ -148,7 +144,7 @@ class FleetPush:
         self, receiving: Coroutine[Any, Any, weights_pb2.PushWeightsResponse], is_sent: asyncio.Event
     ) -> weights_pb2.PushWeightsResponse:
         """What is received. As long as the trainer sends, its own deadline counts; then the time of the application."""
-        limit_s = apply_limit_s(self._header.apply)
+        limit_s = apply_s(self._header.apply)
         task = asyncio.ensure_future(receiving)
         sent = asyncio.create_task(is_sent.wait())
         try:
@@ -240,7 +236,7 @@ class FleetPush:
         """Who knows a push that was applied before: whoever has joined since does not."""
         await self._end_spread()
         request = weights_pb2.GetPushRequest(push_id=self.push_id)
-        outcomes = await everywhere(self.replicas, lambda each: each.ask(each.weights.GetPush, request, _ASK_TIMEOUT_S))
+        outcomes = await everywhere(self.replicas, lambda each: each.ask(each.weights.GetPush, request, ASK_S))
         known = [
             upstream
             for upstream, outcome in outcomes.items()
@@ -255,7 +251,7 @@ class FleetPush:
             return []
         tasks = self._spread.tasks
         # Then the first replica does not keep it any more, see `prepared_ttl`.
-        until_s = time.monotonic() + _KEPT_SHARE * (seconds_of(self._header.prepared_ttl) or _DEFAULT_PREPARED_TTL_S)
+        until_s = time.monotonic() + _KEPT_SHARE * prepared_ttl_s(self._header)
         have: list[Upstream] = []
         failures: dict[Upstream, str] = {}
         waiting = set(tasks.values())

@@ -6,13 +6,12 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from genserve.errors import ApplyInProgressError, GenserveError
+from genserve.fleet.deadlines import ASK_S, DISCARD_S
 from genserve.fleet.everywhere import everywhere
 from genserve.fleet.upstream import Upstream
 from genserve.v1 import weights_pb2
 
 HAS_ALL: Final = (weights_pb2.PUSH_STATE_STAGED, weights_pb2.PUSH_STATE_PREPARED, weights_pb2.PUSH_STATE_APPLIED)
-_ASK_TIMEOUT_S: Final = 10.0
-_DISCARD_TIMEOUT_S: Final = 30.0
 _DISCARD_EVERY_S: Final = 0.05
 
 
@@ -43,15 +42,15 @@ async def discard_refused(push_id: str, replicas: Sequence[Upstream]) -> None:
 
 async def _state(upstream: Upstream, push_id: str) -> "weights_pb2.PushState.ValueType":
     request = weights_pb2.GetPushRequest(push_id=push_id)
-    return (await upstream.ask(upstream.weights.GetPush, request, _ASK_TIMEOUT_S)).push.state
+    return (await upstream.ask(upstream.weights.GetPush, request, ASK_S)).push.state
 
 
 async def _discard_on(upstream: Upstream, push_id: str) -> None:
     request = weights_pb2.DiscardPushRequest(push_id=push_id, force=True)
-    until_s = time.monotonic() + _DISCARD_TIMEOUT_S
+    until_s = time.monotonic() + DISCARD_S
     while True:
         try:
-            await upstream.ask(upstream.weights.DiscardPush, request, _DISCARD_TIMEOUT_S)
+            await upstream.ask(upstream.weights.DiscardPush, request, DISCARD_S)
             return
         except ApplyInProgressError:
             # It is prepared there, and can be discarded when that is done.

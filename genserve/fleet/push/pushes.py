@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final
 
 from genserve.errors import ApplyInProgressError, GenserveError, NoReplicaError, PushNotFoundError
+from genserve.fleet.deadlines import ASK_S, DISCARD_S, FETCH_S
 from genserve.fleet.everywhere import everywhere
 from genserve.fleet.fleet import Fleet
 from genserve.fleet.push.applied import merged
@@ -22,9 +23,6 @@ from genserve.v1 import weights_pb2
 log = logging.getLogger(__name__)
 
 _MAX_HEADS: Final = 64
-_BRING_TIMEOUT_S: Final = 3600.0
-"""A bound only: a fetch that stands still ends by itself after seconds."""
-_ASK_TIMEOUT_S: Final = 10.0
 _APPLIES: Final = (
     weights_pb2.PUSH_ACTION_UNSPECIFIED,
     weights_pb2.PUSH_ACTION_APPLY,
@@ -46,8 +44,8 @@ class FleetPushes:
 
     @property
     def are_live(self) -> bool:
-        """Whether a push is on its way."""
-        return bool(self._live)
+        """Whether a push is on its way, or being committed."""
+        return bool(self._live or self._committing)
 
     def includes(self, upstream: Upstream) -> bool:
         """Whether a replica is about to get a push."""
@@ -181,7 +179,7 @@ class FleetPushes:
             content_digest=push.content_digest,
         )
         outcomes = await everywhere(
-            lacking, lambda upstream: upstream.ask(upstream.weights.LoadWeights, request, _BRING_TIMEOUT_S)
+            lacking, lambda upstream: upstream.ask(upstream.weights.LoadWeights, request, FETCH_S)
         )
         for upstream, outcome in outcomes.items():
             if isinstance(outcome, GenserveError):
@@ -192,7 +190,7 @@ class FleetPushes:
         """Frees the bytes of a push on all replicas. Raises PushNotFoundError, or the error of a replica that does not
         discard it."""
         outcomes = await everywhere(
-            self._takers(), lambda upstream: upstream.ask(upstream.weights.DiscardPush, request, _ASK_TIMEOUT_S)
+            self._takers(), lambda upstream: upstream.ask(upstream.weights.DiscardPush, request, DISCARD_S)
         )
         answers = [each for each in outcomes.values() if not isinstance(each, GenserveError)]
         for outcome in outcomes.values():
@@ -220,7 +218,7 @@ class FleetPushes:
         answers: dict[str, weights_pb2.GetPushResponse] = {}
         failure: GenserveError | None = None
         outcomes = await everywhere(
-            self._takers(), lambda upstream: upstream.ask(upstream.weights.GetPush, request, _ASK_TIMEOUT_S)
+            self._takers(), lambda upstream: upstream.ask(upstream.weights.GetPush, request, ASK_S)
         )
         for upstream, outcome in outcomes.items():
             if not isinstance(outcome, GenserveError):

@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from genserve.errors import DeadlineError, GenserveError, PushNotFoundError
+from genserve.fleet.deadlines import ASK_S, FETCH_S
 from genserve.fleet.push.tree import sources
 from genserve.fleet.upstream import Upstream
 from genserve.v1 import weights_pb2
 
-_KNOWN_TIMEOUT_S: Final = 30.0
-_ASK_TIMEOUT_S: Final = 5.0
+_KNOWN_S: Final = 30.0
+_HOP_S: Final = 0.1
+"""A push is known at a replica as soon as that has asked its parent for it: in a chain, one after the other."""
 _ASK_EVERY_S: Final = 0.02
 
 
@@ -24,33 +26,34 @@ class Spread:
         self._request = request
         self._known = {upstream.address: asyncio.Event() for upstream in replicas}
         self._sources = sources([upstream.address for upstream in replicas], fanout)
-        self._asking = [asyncio.create_task(self._tell_known(upstream), name="ask for a push") for upstream in replicas]
+        self._until_s = time.monotonic() + _KNOWN_S + _HOP_S * len(replicas)
         self.tasks: Mapping[Upstream, asyncio.Task[weights_pb2.Push]] = {
             upstream: asyncio.create_task(self._load(upstream), name=f"load at {upstream.address}")
             for upstream in replicas[1:]
         }
+        self._asking = [asyncio.create_task(self._tell_known(upstream), name="ask for a push") for upstream in replicas]
 
     async def _tell_known(self, upstream: Upstream) -> None:
-        """Waits until the replica knows the push: its children would find nothing before."""
-        request = weights_pb2.GetPushRequest(push_id=self._request.push_id)
-        until_s = time.monotonic() + _KNOWN_TIMEOUT_S
+        """Waits until the replica knows the push: its children would find nothing before. They ask their other sources
+        if it does not get the push, or not in time."""
         if parents := self._sources.get(upstream.address):
             await self._known[parents[0]].wait()
-            until_s = time.monotonic() + _KNOWN_TIMEOUT_S
-        while time.monotonic() < until_s:
+        request = weights_pb2.GetPushRequest(push_id=self._request.push_id)
+        loading = self.tasks.get(upstream)
+        while time.monotonic() < self._until_s and (loading is None or not loading.done()):
             try:
-                await upstream.ask(upstream.weights.GetPush, request, _ASK_TIMEOUT_S)
+                await upstream.ask(upstream.weights.GetPush, request, ASK_S)
                 break
             except PushNotFoundError:
                 await asyncio.sleep(_ASK_EVERY_S)
             except GenserveError:
-                break  # its children ask their other sources
+                break
         self._known[upstream.address].set()
 
     async def _load(self, upstream: Upstream) -> weights_pb2.Push:
         peers = self._sources[upstream.address]
         try:
-            async with asyncio.timeout(_KNOWN_TIMEOUT_S * (1 + len(self._sources))):
+            async with asyncio.timeout(self._until_s + ASK_S - time.monotonic()):
                 await self._known[peers[0]].wait()
         except TimeoutError:
             raise DeadlineError(f"{peers[0]} did not receive the push") from None
@@ -58,10 +61,7 @@ class Spread:
         request.CopyFrom(self._request)
         request.peers.push_id = request.push_id
         request.peers.addresses.extend(peers)
-        call = upstream.weights.LoadWeights(request)
-        with upstream.running(call), upstream.raising():
-            answer: weights_pb2.LoadWeightsResponse = await call
-        return answer.push
+        return (await upstream.ask(upstream.weights.LoadWeights, request, FETCH_S)).push
 
     async def end(self) -> None:
         """Ends what still runs."""

@@ -4,10 +4,11 @@ import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from genserve.errors import GenserveError
-from genserve.fleet.everywhere import everywhere
+from genserve.fleet.deadlines import ASK_S, RESET_S, WAKE_S, load_lora_s, pause_s
+from genserve.fleet.everywhere import everywhere, told_by
 from genserve.fleet.pauses import FleetPauses
 from genserve.fleet.router import Router
 from genserve.fleet.upstream import Upstream
@@ -16,18 +17,11 @@ from genserve.rpc.convert.control import watch_heartbeat_s, watch_interval_s
 from genserve.rpc.watchers import Watchers
 from genserve.v1 import control_pb2
 from genserve.v1.control_pb2_grpc import ControlServiceServicer
-from genserve.wire import seconds_of
 
 if TYPE_CHECKING:
     from grpc.aio import ServicerContext
 
 T = TypeVar("T")
-
-_ASK_TIMEOUT_S: Final = 10.0
-_SLEEP_TIMEOUT_S: Final = 60.0
-_WAKE_TIMEOUT_S: Final = 600.0
-_RESET_TIMEOUT_S: Final = 60.0
-_LOAD_TIMEOUT_S: Final = 60.0
 
 
 class FleetControl(ControlServiceServicer):
@@ -92,7 +86,7 @@ class FleetControl(ControlServiceServicer):
     ) -> control_pb2.GetServerInfoResponse:
         """What one of the replicas serves, without the ports of its host: everything goes through the router."""
         upstream = self._router.any_replica()
-        info = await upstream.ask(upstream.control.GetServerInfo, request, _ASK_TIMEOUT_S)
+        info = await upstream.ask(upstream.control.GetServerInfo, request, ASK_S)
         for field in ("host_id", "ingest_ports", "frontend_ports", "num_frontends_down", "openai_port"):
             info.ClearField(field)
         hidden = ("weight_transfer",)
@@ -109,7 +103,7 @@ class FleetControl(ControlServiceServicer):
         self, request: control_pb2.SleepRequest, context: "ServicerContext[Any, Any]"
     ) -> control_pb2.SleepResponse:
         """Releases the memory of all; if one of them fails, those that fell asleep wake up again."""
-        limit_s = (seconds_of(request.timeout) or _SLEEP_TIMEOUT_S) + _ASK_TIMEOUT_S
+        limit_s = pause_s(request)
         awake = [
             each
             for each in self._fleet.answering
@@ -118,7 +112,7 @@ class FleetControl(ControlServiceServicer):
 
         async def undo(upstream: Upstream) -> None:
             if upstream in awake:
-                await upstream.ask(upstream.control.WakeUp, control_pb2.WakeUpRequest(), _WAKE_TIMEOUT_S)
+                await upstream.ask(upstream.control.WakeUp, control_pb2.WakeUpRequest(), WAKE_S)
 
         await self._of_all(lambda each: each.ask(each.control.Sleep, request, limit_s), undo)
         return self._with_state(control_pb2.SleepResponse())
@@ -127,14 +121,14 @@ class FleetControl(ControlServiceServicer):
         self, request: control_pb2.WakeUpRequest, context: "ServicerContext[Any, Any]"
     ) -> control_pb2.WakeUpResponse:
         """Wakes all up."""
-        await self._of_all(lambda each: each.ask(each.control.WakeUp, request, _WAKE_TIMEOUT_S))
+        await self._of_all(lambda each: each.ask(each.control.WakeUp, request, WAKE_S))
         return self._with_state(control_pb2.WakeUpResponse())
 
     async def ResetCache(
         self, request: control_pb2.ResetCacheRequest, context: "ServicerContext[Any, Any]"
     ) -> control_pb2.ResetCacheResponse:
         """Drops the prefix caches of all."""
-        answers = await self._of_all(lambda each: each.ask(each.control.ResetCache, request, _RESET_TIMEOUT_S))
+        answers = await self._of_all(lambda each: each.ask(each.control.ResetCache, request, RESET_S))
         return self._with_state(control_pb2.ResetCacheResponse(reset=all(answer.reset for answer in answers)))
 
     async def LoadLora(
@@ -142,13 +136,13 @@ class FleetControl(ControlServiceServicer):
     ) -> control_pb2.LoadLoraResponse:
         """Loads an adapter on all, from the same path on each host; if one fails, the others unload it again, unless
         they had one of this name."""
-        limit_s = (seconds_of(request.timeout) or _LOAD_TIMEOUT_S) + _ASK_TIMEOUT_S
+        limit_s = load_lora_s(request)
         had = {each for each in self._fleet.answering if request.lora_name in (each.member.lora_names or ())}
 
         async def undo(upstream: Upstream) -> None:
             if upstream not in had:
                 unload = control_pb2.UnloadLoraRequest(lora_name=request.lora_name)
-                await upstream.ask(upstream.control.UnloadLora, unload, _ASK_TIMEOUT_S)
+                await upstream.ask(upstream.control.UnloadLora, unload, ASK_S)
 
         answers = await self._of_all(lambda each: each.ask(each.control.LoadLora, request, limit_s), undo)
         return self._with_state(control_pb2.LoadLoraResponse(lora=_together([answer.lora for answer in answers])))
@@ -157,14 +151,14 @@ class FleetControl(ControlServiceServicer):
         self, request: control_pb2.UnloadLoraRequest, context: "ServicerContext[Any, Any]"
     ) -> control_pb2.UnloadLoraResponse:
         """Removes an adapter from all."""
-        answers = await self._of_all(lambda each: each.ask(each.control.UnloadLora, request, _ASK_TIMEOUT_S))
+        answers = await self._of_all(lambda each: each.ask(each.control.UnloadLora, request, ASK_S))
         return self._with_state(control_pb2.UnloadLoraResponse(lora=_together([answer.lora for answer in answers])))
 
     async def ListLoras(
         self, request: control_pb2.ListLorasRequest, context: "ServicerContext[Any, Any]"
     ) -> control_pb2.ListLorasResponse:
         """The adapters that all replicas have."""
-        answers = await self._of_all(lambda each: each.ask(each.control.ListLoras, request, _ASK_TIMEOUT_S))
+        answers = await self._of_all(lambda each: each.ask(each.control.ListLoras, request, ASK_S))
         by_name = [{lora.lora_name: lora for lora in answer.loras} for answer in answers]
         names = sorted(set.intersection(*(set(each) for each in by_name)))
         return self._with_state(
@@ -196,12 +190,7 @@ class FleetControl(ControlServiceServicer):
             if undo is not None:
                 await asyncio.shield(everywhere(done, undo))
             upstream, error = failures[0]
-            raise type(error)(
-                f"replica {upstream.address}: {error.message}",
-                violations=error.violations,
-                retry_after_s=error.retry_after_s,
-                metadata=error.metadata,
-            )
+            raise told_by(upstream, error)
         return [outcome for outcome in outcomes.values() if not isinstance(outcome, GenserveError)]
 
     def _with_state(self, answer: T) -> T:

@@ -1,14 +1,16 @@
 """GenerationService of a router."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
 from genserve.errors import DrainingError, EngineDeadError, GenserveError, InvalidFieldError, UnavailableError
+from genserve.fleet.deadlines import TOKENIZE_S
 from genserve.fleet.fleet import Fleet
 from genserve.fleet.forward.generate import Generate, remaining_s
 from genserve.fleet.forward.generate_many import GenerateMany
@@ -22,9 +24,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)
-
-ANSWER_TIMEOUT_S: Final = 30.0
-"""Of an abort, and of a prompt that is turned into tokens for a request that is resumed."""
 
 
 class FleetGeneration:
@@ -86,14 +85,14 @@ class FleetGeneration:
         self, method: Callable[[Upstream], Callable[..., Awaitable[T]]], message: Message, limit_s: float | None
     ) -> T:
         """What a replica answers: the next one in turn, and another one if that is lost."""
-        timeout_s = _least(limit_s)
+        until_s = time.monotonic() + _least(limit_s)
         ready = self._fleet.ready
         self._turn += 1
         in_turn = [ready[(self._turn + index) % len(ready)] for index in range(len(ready))]
         lost: GenserveError | None = None
-        for upstream in in_turn or [await self._fleet.route(Request(), (), timeout_s)]:
+        for upstream in in_turn or [await self._fleet.route(Request(), (), _least(limit_s))]:
             try:
-                return await upstream.ask(method(upstream), message, timeout_s)
+                return await upstream.ask(method(upstream), message, max(0.0, until_s - time.monotonic()))
             except (UnavailableError, EngineDeadError, DrainingError) as error:
                 lost = error
         raise lost if lost is not None else UnavailableError("no replica answers")
@@ -116,7 +115,7 @@ def add_generation(server: grpc.aio.Server, servicer: FleetGeneration) -> None:
 
 
 def _least(limit_s: float | None) -> float:
-    return ANSWER_TIMEOUT_S if limit_s is None else min(limit_s, ANSWER_TIMEOUT_S)
+    return TOKENIZE_S if limit_s is None else min(limit_s, TOKENIZE_S)
 
 
 def _read(kind: type[M], data: bytes) -> M:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import grpc.aio
 
 from genserve.errors import DeadlineError, InvalidFieldError, UnsupportedError
+from genserve.fleet.deadlines import DIGEST_S
+from genserve.fleet.forward.generate import remaining_s
 from genserve.fleet.push.pushes import FleetPushes
 from genserve.fleet.router import Router
 from genserve.fleet.upstream import frames_of
@@ -18,8 +20,6 @@ if TYPE_CHECKING:
 
 _HEADER_TIMEOUT_S: Final = 30.0
 """As of a daemon."""
-_GET_TIMEOUT_S: Final = 630.0
-"""A bound only: digests of all live weights take a daemon up to ten minutes."""
 _PULL_WRITE_TIMEOUT_S: Final = 60.0
 _SERVICE: Final = weights_pb2.DESCRIPTOR.services_by_name["WeightService"].full_name
 
@@ -84,7 +84,7 @@ class FleetWeights(WeightServiceServicer):
     ) -> weights_pb2.GetWeightsResponse:
         """The weights of one replica: all serve the same."""
         upstream = self._router.any_replica()
-        answer = await upstream.ask(upstream.weights.GetWeights, request, _GET_TIMEOUT_S)
+        answer = await upstream.ask(upstream.weights.GetWeights, request, DIGEST_S)
         answer.state.CopyFrom(self._router.state())
         return answer
 
@@ -94,7 +94,7 @@ class FleetWeights(WeightServiceServicer):
         """The bytes of the served version, or of a push, from one replica."""
         push_id = weights_pb2.PullWeightsRequest.FromString(request).push_id
         upstream = await self._pushes.holder(push_id) if push_id else self._router.any_replica()
-        call = upstream.pull(request, timeout=context.time_remaining())
+        call = upstream.pull(request, timeout=remaining_s(context))
         with upstream.running(call):
             async for frame in frames_of(call, upstream):
                 try:

@@ -18,6 +18,7 @@ import numpy as np
 import setproctitle
 import torch
 
+from genserve.launcher.end_with_starter import ends_with
 from tests.support.warm import wire
 from tests.support.warm.process import starting_warm
 
@@ -35,12 +36,15 @@ _ABOVE_ALL = 1000  # no process is to have so many files
 
 def become(launch: wire.Launch, files: Sequence[int], own_server: Callable[[], socket.socket] | None) -> None:
     """Runs the program of `launch` here, to its end. `own_server` forks the server of the processes that it starts."""
+    os.sched_setaffinity(0, launch.cpus)
     os.chdir(launch.directory)
     server = own_server() if own_server is not None else None
     _take_files(files, launch.descriptors)
     for each in (signal.SIGHUP, signal.SIGTERM):
         signal.signal(each, signal.SIG_IGN if each in launch.ignored else signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN if signal.SIGINT in launch.ignored else signal.default_int_handler)
+    if launch.starter is not None and not ends_with(launch.starter):
+        return
     os.environ.clear()
     os.environ.update(launch.environment)
     if os.environ.get("PYTHONFAULTHANDLER"):
@@ -100,7 +104,15 @@ def _start_warm(server: socket.socket) -> None:
             return int(start_cold(path, args, passfds))
         program = command[command.index("-c") :]
         descriptors = tuple(sorted({0, 1, 2, *map(int, passfds)}))
-        launch = wire.Launch(tuple(program), dict(os.environ), os.getcwd(), descriptors, None, wire.ignored_signals())
+        launch = wire.Launch(
+            tuple(program),
+            dict(os.environ),
+            os.getcwd(),
+            descriptors,
+            None,
+            wire.ignored_signals(),
+            frozenset(os.sched_getaffinity(0)),
+        )
         return start(launch, descriptors)
 
     util: Any = multiprocessing.util

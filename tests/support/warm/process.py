@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from genserve.launcher.end_with_starter import ending_with_this_process
 from tests.support.warm import wire
 
 Start = Callable[[wire.Launch, Sequence[int]], int]
@@ -33,6 +34,7 @@ def starting_warm(
     def execute_child(popen: Any, *args: Any, **kwargs: Any) -> None:
         asked = signature.bind(popen, *args, **kwargs).arguments
         command = [] if isinstance(asked["args"], str | bytes | os.PathLike) else list(map(os.fsdecode, asked["args"]))
+        command, starter = _unwrapped(command)
         env = dict(os.environ if asked["env"] is None else asked["env"])
         if not any(command[1 : 1 + len(each)] == list(each) for each in programs) or not _can_be_warm(
             command, env, asked
@@ -47,6 +49,8 @@ def starting_warm(
             (0, 1, 2, *asked["pass_fds"]),
             None if asked["process_group"] == -1 else asked["process_group"],
             wire.ignored_signals(),
+            frozenset(os.sched_getaffinity(0)),  # of this thread
+            starter,
         )
         popen.pid = start(launch, (*files, *asked["pass_fds"]))
         popen._child_created = True
@@ -55,6 +59,14 @@ def starting_warm(
     return execute_child
 
 
+def _unwrapped(command: list[str]) -> tuple[list[str], int | None]:
+    """What a command becomes that is to end with its starter, and who that is."""
+    if len(command) > _NUM_WRAPPING and command[:_NUM_WRAPPING] == ending_with_this_process(()):
+        return command[_NUM_WRAPPING:], int(command[_NUM_WRAPPING - 1])
+    return command, None
+
+
+_NUM_WRAPPING = len(ending_with_this_process(()))
 _STREAMS = ("p2cread", "c2pwrite", "errwrite")
 _PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
 

@@ -24,7 +24,8 @@ class Launch:
     """A process to be: the arguments of the Python interpreter after its own name, and what a process inherits.
 
     `descriptors` are the numbers under which it has the files that come along. `process_group` is as for subprocess:
-    None joins the caller's, 0 makes a new one. `ignored` are the signals that it begins with ignored.
+    None joins the caller's, 0 makes a new one. `ignored` are the signals that it begins with ignored, `cpus` those that
+    it may run on. It ends with the process `starter`, None = with nobody, as genserve.launcher.end_with_starter says.
     """
 
     arguments: tuple[str, ...]
@@ -33,6 +34,8 @@ class Launch:
     descriptors: tuple[int, ...]
     process_group: int | None
     ignored: frozenset[int]
+    cpus: frozenset[int]
+    starter: int | None = None
 
 
 def ignored_signals() -> frozenset[int]:

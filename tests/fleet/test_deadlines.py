@@ -1,0 +1,71 @@
+"""Replicas that are there, and do not answer a call: none of them waits without an end."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from genserve.client import AsyncClient
+from genserve.errors import DeadlineError, FleetPushError, StagingFullError
+from genserve.fleet.push import fleet_push, spread
+from genserve.fleet.settings import FleetSettings
+from tests.fleet.routers import replica, routed
+from tests.support.pulled_peers import content, weights
+
+TWO_SUFFICE = FleetSettings(heartbeat_s=0.1, report_interval_s=0.1, min_replicas=2, straggler_s=1.0)
+LIMIT_S = 25.0
+"""Below the deadline of any call that a test does not shorten, and far above what a busy machine takes."""
+
+
+async def hang(*_: Any) -> None:
+    """Opens no push, and does not say so."""
+    await asyncio.Event().wait()
+
+
+async def refuse(*_: Any) -> None:
+    """Opens no push, and says so."""
+    raise StagingFullError("no room for it")
+
+
+async def test_a_replica_that_does_not_end_its_fetch_fails_the_push(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its watch is answered all the while. The next push passes."""
+    async with routed(2) as fleet:
+        with monkeypatch.context() as patched:
+            patched.setattr(spread, "FETCH_S", 0.3)
+            patched.setattr(fleet.daemons[1].registry, "open", hang)
+            with pytest.raises(FleetPushError, match=f"{fleet.daemons[1].address}: .*Deadline Exceeded"):
+                await fleet.client.push_weights(weights(1), version=1, timeout_s=LIMIT_S)
+        await fleet.client.push_weights(weights(2), version=2, timeout_s=LIMIT_S)
+        assert [daemon.engine.live for daemon in fleet.daemons] == [content(2)] * 2
+
+
+async def test_a_load_that_does_not_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though the caller would wait for it. The next push passes."""
+    async with replica() as outside, routed(2) as fleet:
+        async with AsyncClient(outside.address) as client:
+            await client.push_weights(weights(4), version=4, timeout_s=LIMIT_S)
+        with monkeypatch.context() as patched:
+            patched.setattr(fleet_push, "FETCH_S", 0.3)
+            patched.setattr(fleet.daemons[0].registry, "open", hang)
+            with pytest.raises(DeadlineError):
+                async with asyncio.timeout(LIMIT_S):
+                    await fleet.client.load_weights(peers=[outside.address], timeout_s=None)
+        await fleet.client.load_weights(peers=[outside.address], timeout_s=LIMIT_S)
+        assert [daemon.engine.live for daemon in fleet.daemons] == [content(4)] * 2
+
+
+async def test_a_replica_whose_parent_refuses_a_push_fetches_it_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once: it does not wait for a parent that will not have it."""
+    async with routed(3, TWO_SUFFICE) as fleet:
+        monkeypatch.setattr(fleet.daemons[1].registry, "open", refuse)
+        await fleet.client.push_weights(weights(1), version=1, timeout_s=LIMIT_S)
+        assert [fleet.daemons[number].engine.live for number in (0, 2)] == [content(1)] * 2
+
+
+async def test_a_replica_whose_parent_hangs_fetches_a_push_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the time is over in which all should have heard of it."""
+    monkeypatch.setattr(spread, "_KNOWN_S", 0.3)
+    async with routed(3, TWO_SUFFICE) as fleet:
+        monkeypatch.setattr(fleet.daemons[1].registry, "open", hang)
+        await fleet.client.push_weights(weights(1), version=1, timeout_s=LIMIT_S)
+        assert [fleet.daemons[number].engine.live for number in (0, 2)] == [content(1)] * 2

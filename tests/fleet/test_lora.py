@@ -1,0 +1,64 @@
+"""LoRA adapters through a router: on all replicas, or the error says on which one not."""
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+
+import pytest
+
+from genserve.errors import EngineDeadError, LoraNotFoundError, PushRolledBackError
+from tests.fleet.routers import RoutedFleet, over, replica
+from tests.support.scripted_adapter import CONFIG, TENSORS
+
+NAME = "poet"
+
+
+@pytest.fixture
+async def fleet() -> AsyncIterator[RoutedFleet]:
+    """Three replicas that take adapters."""
+    async with AsyncExitStack() as stack:
+        daemons = [await stack.enter_async_context(replica()) for _ in range(3)]
+        for daemon in daemons:
+            daemon.engine.max_loras = 4
+        async with over(daemons) as running:
+            await running.until_ready()
+            yield running
+
+
+def having(fleet: RoutedFleet) -> list[bool]:
+    """Whether each engine has the adapter."""
+    return [NAME in daemon.engine.loras.files for daemon in fleet.daemons]
+
+
+async def test_an_adapter_is_pushed_to_all(fleet: RoutedFleet) -> None:
+    """The weights and their version stay, and no replica is out of rotation."""
+    result = await fleet.client.push_lora(NAME, TENSORS, CONFIG)
+    assert (result.push.state, result.state.weight_version) == ("applied", 0)
+    assert having(fleet) == [True] * 3
+    assert len(fleet.running.router.fleet.ready) == 3
+    assert [(each.name, each.running_requests) for each in await fleet.client.list_loras()] == [(NAME, 6)]
+    await fleet.client.unload_lora(NAME)
+    assert having(fleet) == [False] * 3
+
+
+async def test_an_adapter_that_one_replica_does_not_load_is_no_success(fleet: RoutedFleet) -> None:
+    """The error names it. It goes on serving, and a repeat of the push loads the adapter there too."""
+    failing = fleet.daemons[1]
+    failing.engine.fails["load_lora"] = PushRolledBackError("no room for it")
+    with pytest.raises(PushRolledBackError) as caught:
+        await fleet.client.push_lora(NAME, TENSORS, CONFIG, push_id="p")
+    assert caught.value.message.startswith(f"replica {failing.address}: no room for it; other replicas have ")
+    assert having(fleet) == [True, False, True]
+    assert len(fleet.running.router.fleet.ready) == 3
+    await fleet.client.push_lora(NAME, TENSORS, CONFIG, push_id="p")
+    assert having(fleet) == [True] * 3
+
+
+async def test_an_adapter_that_no_replica_loads_is_told_by_one(fleet: RoutedFleet) -> None:
+    """That nobody knows what one of them has done counts for more than a refusal."""
+    for daemon, error in zip(fleet.daemons, (PushRolledBackError, EngineDeadError, PushRolledBackError), strict=True):
+        daemon.engine.fails["load_lora"] = error("not now")
+    with pytest.raises(EngineDeadError, match="not now"):
+        await fleet.client.push_lora(NAME, TENSORS, CONFIG)
+    assert having(fleet) == [False] * 3
+    with pytest.raises(LoraNotFoundError):
+        await fleet.client.unload_lora(NAME)
