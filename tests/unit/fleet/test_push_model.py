@@ -28,6 +28,7 @@ PLAIN = Calibration(
     level_s=0.1,
     prepare_bytes_per_s=inf,
     digest_bytes_per_s=inf,
+    hashed_last_bytes=inf,
     exchange_spread_s=0.0,
 )
 SLOW_STREAMS = replace(PLAIN, stream_bytes_per_s=RATE / 4)
@@ -165,12 +166,18 @@ def test_ten_gigabits_are_more_than_one_stream_takes() -> None:
 
 
 def test_what_is_slower_than_the_link_to_prepare_ends_later() -> None:
-    """The preparation overlaps with the arrival; the digest begins after it, and overlaps with the preparation."""
+    """The preparation overlaps with the arrival. What is left of the digest begins after it, and overlaps with the
+    preparation."""
     assert ready_s(transferred(CHAIN, 1, replace(PLAIN, prepare_bytes_per_s=2 * RATE))) == pytest.approx([FIRST_S + 16])
     slow = replace(PLAIN, prepare_bytes_per_s=RATE / 2)
     assert ready_s(transferred(CHAIN, 1, slow)) == pytest.approx([FIRST_S + 32])
     both = replace(slow, digest_bytes_per_s=RATE / 4)
     assert ready_s(transferred(CHAIN, 1, both)) == pytest.approx([FIRST_S + 16 + 64])
+    hashed_before = replace(both, hashed_last_bytes=RATE)
+    assert ready_s(transferred(CHAIN, 1, hashed_before)) == pytest.approx([FIRST_S + 32])
+    assert ready_s(transferred(CHAIN, 1, replace(hashed_before, prepare_bytes_per_s=inf))) == pytest.approx(
+        [FIRST_S + 16 + 4]
+    )
 
 
 def test_a_digest_that_the_trainer_names_is_checked_level_by_level() -> None:

@@ -33,7 +33,10 @@ class Calibration:
     """That one replica prepares beside the live weights, while the bytes arrive. Assumed: a fifth of what
     memcpy does here."""
     digest_bytes_per_s: float = 1e9
-    """SHA-256 of the contents when all bytes are there, beside the preparation. Read: tensors/content.py."""
+    """SHA-256 by one thread. Read: tensors/content.py. Each tensor is hashed when it is there, so that only the last ones
+    are left when all bytes are. Assumed: the threads keep up with the stream, which takes two of them, on 8 cores."""
+    hashed_last_bytes: float = 64 << 20
+    """Of those last ones: one turn of a thread. Read: weights/push/contents.py. A larger tensor takes longer."""
     names_digest: bool = False
     """Whether the trainer's header names the digest: then a replica ends its children's streams only when it has
     computed its own (weights/completion.py)."""

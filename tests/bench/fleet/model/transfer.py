@@ -165,7 +165,7 @@ class Transfer:
             return
         constants = self._constants
         host.advance(self._now_s, constants.prepare_bytes_per_s)
-        digest_s = self._size / constants.digest_bytes_per_s
+        digest_s = min(self._size, constants.hashed_last_bytes) / constants.digest_bytes_per_s
         host.ended_s = self._now_s + (digest_s if constants.names_digest else 0.0)
         rest_s = host.backlog / constants.prepare_bytes_per_s + (digest_s if constants.names_digest else 0.0)
         self._at(self._now_s + max(digest_s, rest_s), "ready", host)
