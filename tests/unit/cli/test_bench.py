@@ -76,8 +76,9 @@ async def test_generate_says_when_nothing_was_generated(
     assert "without a token" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("flags", "num_lines"), [([], 2), (["--json"], 1)])
 async def test_what_was_measured_before_an_error_is_printed(
-    daemon: ScriptedDaemon, capsys: pytest.CaptureFixture[str]
+    flags: list[str], num_lines: int, daemon: ScriptedDaemon, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Such as a queue that the larger concurrency fills."""
 
@@ -86,12 +87,10 @@ async def test_what_was_measured_before_an_error_is_printed(
             await refuse(context, code_pb2.RESOURCE_EXHAUSTED, "QUEUE_FULL", "full")
 
     daemon.fail = fail
-    for flags, num_lines in (([], 2), (["--json"], 1)):
-        daemon.requests.clear()
-        assert await bench(daemon, "generate", "--concurrency", "1,3", *flags) == 1
-        output = capsys.readouterr()
-        assert len(output.out.splitlines()) == num_lines
-        assert output.err == "genserve: QUEUE_FULL: full\n"
+    assert await bench(daemon, "generate", "--concurrency", "1,3", *flags) == 1
+    output = capsys.readouterr()
+    assert len(output.out.splitlines()) == num_lines
+    assert output.err == "genserve: QUEUE_FULL: full\n"
 
 
 async def test_an_interrupt_ends_the_requests_without_a_traceback(daemon: ScriptedDaemon) -> None:
