@@ -89,13 +89,16 @@ def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measures, and prints a table or JSON."""
+    """Measures, and prints a table or JSON: also of what was measured before an error."""
     measure = {"generate": _generate, "push": _push, "pause": _pause}[args.measurement]
-    rows = measure(args)
-    if args.json:
-        print(json.dumps({"measurement": args.measurement, "rows": rows}))
-    else:
-        print(table(rows))
+    rows: list[dict[str, Any]] = []
+    try:
+        measure(args, rows)
+    finally:
+        if rows and args.json:
+            print(json.dumps({"measurement": args.measurement, "rows": rows}), flush=True)
+        elif rows:
+            print(table(rows), flush=True)
     return 0
 
 
@@ -166,12 +169,11 @@ def _differences(moments: Sequence[float]) -> Iterator[float]:
     return (later - earlier for earlier, later in itertools.pairwise(moments))
 
 
-def _generate(args: argparse.Namespace) -> list[dict[str, Any]]:
-    return asyncio.run(_generate_all(args))
+def _generate(args: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
+    asyncio.run(_generate_all(args, rows))
 
 
-async def _generate_all(args: argparse.Namespace) -> list[dict[str, Any]]:
-    rows = []
+async def _generate_all(args: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
     async with open_async_client(args) as client:
         vocab_size = (await client.server_info()).vocab_size
         # A new seed each time, so that the daemon's prefix cache has nothing from the last run.
@@ -184,7 +186,6 @@ async def _generate_all(args: argparse.Namespace) -> list[dict[str, Any]]:
             streams = await run(client, prompts, concurrency, num_requests, args)
             cpu_s = time.process_time() - began_at_s
             rows.append(asdict(GenerationFigures.of(concurrency, streams, cpu_s)))
-    return rows
 
 
 def _prompts(generator: random.Random, vocab_size: int, num_tokens: int) -> Iterator[list[int]]:
@@ -276,7 +277,7 @@ def _check(times: StreamTimes) -> None:
         raise GenserveError("a request ended without a token: was it aborted?")
 
 
-def _push(args: argparse.Namespace) -> list[dict[str, Any]]:
+def _push(args: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
     from genserve.errors import InvalidFieldError
 
     durations_s = []
@@ -302,7 +303,7 @@ def _push(args: argparse.Namespace) -> list[dict[str, Any]]:
             client.discard_push(push_id)
             total_bytes = result.push.total_bytes
     durations_s = durations_s[1:]  # the first one warms up
-    return [
+    rows.append(
         {
             "streams": args.streams,
             "rounds": args.rounds,
@@ -312,10 +313,10 @@ def _push(args: argparse.Namespace) -> list[dict[str, Any]]:
             "best_GB_per_s": total_bytes / 1e9 / min(durations_s),
             "worst_GB_per_s": total_bytes / 1e9 / max(durations_s),
         }
-    ]
+    )
 
 
-def _pause(args: argparse.Namespace) -> list[dict[str, Any]]:
+def _pause(args: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
     from genserve.errors import PauseLeaseLostError
 
     pauses_s, resumes_s = [], []
@@ -333,7 +334,7 @@ def _pause(args: argparse.Namespace) -> list[dict[str, Any]]:
                 raise
             pauses_s.append(paused_at - began_at)
             resumes_s.append(time.monotonic() - paused_at)
-    return [
+    rows.append(
         {
             "rounds": args.rounds,
             "pause_p50_ms": 1000 * percentile(pauses_s[1:], 0.5),
@@ -341,4 +342,4 @@ def _pause(args: argparse.Namespace) -> list[dict[str, Any]]:
             "resume_p50_ms": 1000 * percentile(resumes_s[1:], 0.5),
             "resume_max_ms": 1000 * max(resumes_s[1:]),
         }
-    ]
+    )

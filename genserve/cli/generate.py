@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from genserve.cli.options import Subparsers, add_connection_options, open_client, seconds
 from genserve.cli.streams import print_json, read_input
 from genserve.errors import GenserveError
+from genserve.notices import say
 
 if TYPE_CHECKING:
     from genserve.client import Generation, PromptLike
@@ -37,6 +38,9 @@ _PASSED_ON: Final[tuple[tuple[str, Any, str], ...]] = (
     ("request-id", str, "name of the request"),
     ("session-id", str, "requests with the same one go to the same replica of a fleet"),
 )
+
+# Reasons why a sequence ends early that the request did not ask for: an Abort or a shutdown, a pause in mode abort.
+_ENDED_BY_OTHERS: Final = frozenset(("aborted", "paused"))
 
 
 def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
@@ -97,6 +101,8 @@ def run(args: argparse.Namespace) -> int:
                 print(delta.text, end="", flush=True)
     if not args.json:
         _print_rest(generation)
+    if early := sorted({each.finish_reason for each in generation.sequences} & _ENDED_BY_OTHERS):
+        say(f"the answer is not complete: {', '.join(early)}")
     if args.stats:
         _print_stats(generation, time.monotonic() - started_at, first_token_s)
     return 0

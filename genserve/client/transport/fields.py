@@ -1,6 +1,7 @@
 """Converts Python values to protobuf fields. An invalid value raises an InvalidFieldError that names the field and
 option."""
 
+import difflib
 import reprlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -54,10 +55,13 @@ def naming(path: str) -> Iterator[None]:
 
 
 def refuse_unknown(options: Mapping[str, object], kind: type) -> None:
-    """Raises TypeError for a keyword argument that `kind`, a TypedDict, does not have."""
-    unknown = options.keys() - kind.__annotations__.keys()
+    """Raises TypeError for a keyword argument that `kind`, a TypedDict, does not have. It names a similar one."""
+    known = kind.__annotations__
+    unknown = sorted(options.keys() - known.keys())
     if unknown:
-        raise TypeError(f"unknown option {', '.join(sorted(unknown))}")
+        similar = [match for name in unknown for match in difflib.get_close_matches(name, known, n=1)]
+        meant = f"; is {', '.join(dict.fromkeys(similar))} meant?" if similar else ""
+        raise TypeError(f"unknown option {', '.join(unknown)}{meant}")
 
 
 def check_count(value: object, option: str) -> None:

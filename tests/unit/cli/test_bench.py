@@ -10,10 +10,11 @@ import sys
 from typing import Any
 
 import pytest
+from google.rpc import code_pb2
 
 from genserve.cli import main
 from genserve.cli.bench import GenerationFigures, StreamTimes, percentile, table
-from tests.unit.client.scripted_daemon import ScriptedDaemon
+from tests.unit.client.scripted_daemon import ScriptedDaemon, refuse
 
 
 async def bench(daemon: ScriptedDaemon, *arguments: str) -> int:
@@ -73,6 +74,23 @@ async def test_generate_says_when_nothing_was_generated(
     daemon.words = []
     assert await bench(daemon, "generate") == 1
     assert "without a token" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("flags", "num_lines"), [([], 2), (["--json"], 1)])
+async def test_what_was_measured_before_an_error_is_printed(
+    flags: list[str], num_lines: int, daemon: ScriptedDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Such as a queue that the larger concurrency fills."""
+
+    async def fail(context: Any) -> None:
+        if len(daemon.requests) > 1 + 4:  # one warms up, and one slot makes four
+            await refuse(context, code_pb2.RESOURCE_EXHAUSTED, "QUEUE_FULL", "full")
+
+    daemon.fail = fail
+    assert await bench(daemon, "generate", "--concurrency", "1,3", *flags) == 1
+    output = capsys.readouterr()
+    assert len(output.out.splitlines()) == num_lines
+    assert output.err == "genserve: QUEUE_FULL: full\n"
 
 
 async def test_an_interrupt_ends_the_requests_without_a_traceback(daemon: ScriptedDaemon) -> None:

@@ -52,6 +52,7 @@ class ScriptedDaemon(
         self.requests: list[generation_pb2.GenerateRequest] = []
         self.tokenized: list[generation_pb2.TokenizeRequest] = []
         self.words: Sequence[str] = ("Once", " upon", " a", " time")
+        self.finish_reason = generation_pb2.FINISH_REASON_LENGTH
         self.hangs_after: int | None = None
         self.delay_s = 0.0
         self.hanging, self.cancelled = asyncio.Event(), asyncio.Event()
@@ -128,9 +129,7 @@ class ScriptedDaemon(
                     response.prompt.num_tokens = 3
                 if last:
                     response.outputs[0].finish.CopyFrom(
-                        generation_pb2.Finish(
-                            reason=generation_pb2.FINISH_REASON_LENGTH, num_tokens=len(self.words), weight_spans=spans
-                        )
+                        generation_pb2.Finish(reason=self.finish_reason, num_tokens=len(self.words), weight_spans=spans)
                     )
                     response.usage.num_output_tokens = len(self.words)
                 yield response

@@ -78,6 +78,19 @@ def test_unknown_options_are_named_in_order() -> None:
         refuse_unknown({"b": 1, "known": 2, "a": 3}, Options)
 
 
+def test_an_option_that_is_misspelt_is_told_with_the_one_that_is_meant() -> None:
+    """Each once."""
+
+    class Options(TypedDict, total=False):
+        logprobs: int
+        max_tokens: int
+
+    with pytest.raises(TypeError, match=r"^unknown option logprob; is logprobs meant\?$"):
+        refuse_unknown({"logprob": 0}, Options)
+    with pytest.raises(TypeError, match=r"^unknown option log_probs, logprob, x; is logprobs meant\?$"):
+        refuse_unknown({"logprob": 0, "log_probs": 0, "x": 0}, Options)
+
+
 @pytest.mark.parametrize("value", [1, 2**31 - 1])
 def test_a_count_is_above_0_and_fits_32_bits(value: int) -> None:
     """With its sign."""
