@@ -33,8 +33,8 @@ class Calibration:
     """That one replica prepares beside the live weights, while the bytes arrive. Assumed: a fifth of what
     memcpy does here."""
     digest_bytes_per_s: float = 1e9
-    """SHA-256 by one thread. Read: tensors/content.py. Each tensor is hashed when it is there, so that only the last ones
-    are left when all bytes are. Assumed: the threads keep up with the stream, which takes two of them, on 8 cores."""
+    """SHA-256 by one thread. Read: tensors/content.py. Each tensor is hashed when it is there, so that only the last
+    ones are left when all bytes are. Assumed: the threads keep up with the stream, which takes two, on 8 cores."""
     hashed_last_bytes: float = 64 << 20
     """Of those last ones: one turn of a thread. Read: weights/push/contents.py. A larger tensor takes longer."""
     names_digest: bool = False
