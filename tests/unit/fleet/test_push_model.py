@@ -192,6 +192,15 @@ def test_children_of_a_dead_replica_go_to_its_parent(with_host: bool, late_s: fl
     assert last == pytest.approx(FIRST_S + 2 * (PLAIN.level_s + PLAIN.latency_s) + 16 + late_s, abs=0.02)
 
 
+@pytest.mark.parametrize(("with_host", "missed_s"), [(False, FIRST_S + 2.001), (True, 0.3 + PLAIN.silence_s)])
+def test_children_of_a_replica_that_never_knew_begin_when_it_is_missed(with_host: bool, missed_s: float) -> None:
+    """The router tells a replica when its parent knows the push, and asks a dead one in vain."""
+    slow = replace(PLAIN, level_s=2.0)
+    _, last = ready_s(transferred(CHAIN, 3, slow, (Death(1, 0.3, with_host),)))
+    refused_s = PLAIN.stall_s if with_host else PLAIN.latency_s
+    assert last == pytest.approx(missed_s + 2.001 + refused_s + 16, abs=0.02)
+
+
 def test_all_or_none_fails_with_one_replica_and_min_replicas_does_not() -> None:
     """A push that fails is told to the trainer when the router knows."""
     death = Death(3, 5.0)
