@@ -42,6 +42,8 @@ class DnsReplicas:
                 if str(error) != self._failure:
                     self._failure = str(error)
                     log.warning("%s: %s", self._host, error)
+            except Exception:  # a fault of ours: nobody else would find replicas
+                log.exception("looking for the replicas of %s failed", self._host)
             await asyncio.sleep(self._interval_s)
 
     async def _look(self) -> None:

@@ -56,10 +56,10 @@ class AsyncVLLM:
             self.model_name = self._client.server_info().model
             """From which vLLMWrapper loads a tokenizer if it is given none."""
             self._is_fleet = self._has_fleet()
+            _register()
         except BaseException:
             self._client.close()
             raise
-        _register()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _connected, (self.target, self._partial, self._settings)

@@ -66,7 +66,7 @@ async def test_the_replicas_follow_the_name(monkeypatch: pytest.MonkeyPatch) -> 
         router = fleet.running.router
         looking = asyncio.create_task(DnsReplicas(router, "fleet.local:1", 0.05).run())
         await fleet.until(lambda: len(router.fleet.upstreams) == 6)
-        failure[:] = [UnicodeError("label empty or too long"), socket.gaierror("no such name")]
+        failure[:] = [UnicodeError("label empty or too long"), socket.gaierror("no such name"), RuntimeError("a fault")]
         await fleet.until(lambda: not failure)
         assert len(router.fleet.upstreams) == 6
         found[:] = ["127.0.0.2", "127.0.0.9", "::1"]

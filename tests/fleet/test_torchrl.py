@@ -2,8 +2,10 @@
 
 import asyncio
 import pickle
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
@@ -46,6 +48,11 @@ def tensors(version: int, names: str = "ab") -> list[tuple[str, torch.Tensor]]:
         for name, data in content(version).items()
         if name in names
     ]
+
+
+def num_clients() -> int:
+    """How many blocking clients are open."""
+    return [each.name for each in threading.enumerate()].count("genserve client")
 
 
 async def answered(daemon: Daemon, ids: list[int]) -> None:
@@ -217,6 +224,20 @@ async def test_a_daemon_is_its_own_only_replica() -> None:
         call = asyncio.create_task(in_thread(engine.generate, IDS, actor_index=0))
         await answered(daemon, [8])
         assert (await call).outputs[0].token_ids == [8]  # type: ignore[union-attr]
+
+
+async def test_an_engine_that_cannot_be_made_leaves_no_connection(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A torchrl that is installed may not be importable."""
+    (tmp_path / "torchrl").mkdir()
+    (tmp_path / "torchrl" / "__init__.py").write_text('raise ImportError("there is no tensordict")')
+    monkeypatch.syspath_prepend(tmp_path)
+    async with replica() as daemon:
+        before = num_clients()
+        with pytest.raises(ImportError, match="there is no tensordict"):
+            await in_thread(AsyncVLLM, daemon.address)
+        assert num_clients() == before
 
 
 async def test_a_pickled_engine_connects_again() -> None:

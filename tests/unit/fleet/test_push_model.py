@@ -1,6 +1,7 @@
 """The model of a push to a fleet gives what can be computed by hand."""
 
 from dataclasses import replace
+from itertools import takewhile
 from math import inf
 from pathlib import Path
 from random import Random
@@ -10,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.bench.fleet.model.calibration import Calibration, link_bound, measured
-from tests.bench.fleet.model.figures import CASES, MEASURED, times
+from tests.bench.fleet.model.figures import CASES, FAILURES, MEASURED, failures, page
 from tests.bench.fleet.model.host import shares
 from tests.bench.fleet.model.push import Outcome, push, push_until_taken
 from tests.bench.fleet.model.topology import CHAIN, NAIVE, STAR, TOPOLOGIES, TRAINER, TREES, Topology
 from tests.bench.fleet.model.transfer import Death, Transfer
+from tests.bench.results.page import BEGIN, END
 
 GB = 1e9
 RATE = 1e9
@@ -199,6 +201,15 @@ def test_children_of_a_dead_replica_go_to_its_parent(with_host: bool, late_s: fl
     assert last == pytest.approx(FIRST_S + 2 * (PLAIN.level_s + PLAIN.latency_s) + 16 + late_s, abs=0.02)
 
 
+@pytest.mark.parametrize(("with_host", "missed_s"), [(False, FIRST_S + 2.001), (True, 0.3 + PLAIN.silence_s)])
+def test_children_of_a_replica_that_never_knew_begin_when_it_is_missed(with_host: bool, missed_s: float) -> None:
+    """The router tells a replica when its parent knows the push, and asks a dead one in vain."""
+    slow = replace(PLAIN, level_s=2.0)
+    _, last = ready_s(transferred(CHAIN, 3, slow, (Death(1, 0.3, with_host),)))
+    refused_s = PLAIN.stall_s if with_host else PLAIN.latency_s
+    assert last == pytest.approx(missed_s + 2.001 + refused_s + 16, abs=0.02)
+
+
 def test_all_or_none_fails_with_one_replica_and_min_replicas_does_not() -> None:
     """A push that fails is told to the trainer when the router knows."""
     death = Death(3, 5.0)
@@ -236,10 +247,15 @@ def test_the_skew_is_that_of_the_calls_and_the_steps() -> None:
 
 
 def test_the_page_has_the_figures_of_the_model() -> None:
-    """Who changes a constant runs `python -m tests.bench.fleet.model --write`."""
-    page = (Path(__file__).parents[3] / "docs" / "benchmarks" / "fleet.md").read_text()
-    section = page.split(f"### {MEASURED}\n\n")[1].split("\n### ")[0]
-    assert section == "\n".join(times(CASES[MEASURED]))
+    """Who changes the model runs `python -m tests.bench.fleet.model --write`. Of the failures, which take longest to
+    compute, those of the smallest fleet are compared."""
+    text = (Path(__file__).parents[3] / "docs" / "benchmarks" / "fleet.md").read_text()
+    written = text.split(f"{BEGIN}\n")[1].split(f"\n{END}")[0].splitlines()
+    with_failures = written.index(FAILURES)
+    assert written[:with_failures] == list(takewhile(lambda line: line != FAILURES, page()))
+    first_columns = [" | ".join(line.split(" | ")[:2]) for line in written[with_failures + 2 :] if line]
+    found = failures(CASES[MEASURED], [16])
+    assert first_columns == [line.removesuffix(" |") for line in found if line]
 
 
 def test_every_replica_has_the_first_one_among_its_sources() -> None:

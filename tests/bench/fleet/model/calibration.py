@@ -28,10 +28,11 @@ class Calibration:
     """Until the first replica knows the push. Assumed."""
     level_s: float = 0.06
     """From when the parent knows the push until the child does. Read: a GetPush each 20 ms, two calls, a connection and
-    an arena (fleet/push/spread.py, weights/load/loader.py); their sum is assumed, until N = 1, 2, 4 tell."""
-    prepare_bytes_per_s: float = 1.9e9
-    """That one replica prepares beside the live weights, while the bytes arrive. Assumed: a fifth of what
-    memcpy does here."""
+    an arena (fleet/push/spread.py, weights/load/loader.py); their sum is assumed. Two replicas took 0.2 s longer than
+    one where they were measured, with both engines on the same two cores."""
+    prepare_bytes_per_s: float = 0.74e9
+    """That one replica prepares beside the live weights, while the bytes arrive and it generates. Measured:
+    docs/benchmarks/pause.json, `genserve`, 984 MB: all bytes in the time of `receive` and `prepare` together."""
     digest_bytes_per_s: float = 1e9
     """SHA-256 by one thread. Read: tensors/content.py. Each tensor is hashed when it is there, so that only the last
     ones are left when all bytes are. Assumed: the threads keep up with the stream, which takes two, on 8 cores."""

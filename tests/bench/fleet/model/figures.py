@@ -16,6 +16,7 @@ CASES: Final = {
     "10 Gb/s, if only the links limited it": link_bound(10),
     "100 Gb/s, if only the links limited it": link_bound(100),
 }
+FAILURES: Final = "### With failures"
 DEATHS_PER_HOUR: Final = (0.001, 0.01)
 _FAILING: Final = (CHAIN, *TREES[:2])
 _MEASURED_BYTES: Final = 269e6
@@ -39,8 +40,8 @@ def page() -> Iterator[str]:
     yield from _comparison(measured(1))
     yield from ("### Copies and skew", "")
     yield from _costs(CASES[MEASURED])
-    yield from ("### With failures", "")
-    yield from _failures(CASES[MEASURED])
+    yield from (FAILURES, "")
+    yield from failures(CASES[MEASURED], [number for number in NUM_REPLICAS if number >= 16])
 
 
 def times(calibration: Calibration) -> Iterator[str]:
@@ -74,18 +75,17 @@ def _costs(calibration: Calibration) -> Iterator[str]:
     yield ""
 
 
-def _failures(calibration: Calibration) -> Iterator[str]:
-    columns = [f"{number:,}" for number in NUM_REPLICAS if number >= 16]
-    yield from _head(columns, "mean seconds (pushes begun), 140 GB; replicas")
+def failures(calibration: Calibration, numbers: Sequence[int]) -> Iterator[str]:
+    """Means over some seeds, for fleets of these sizes."""
+    yield from _head([f"{number:,}" for number in numbers], "mean seconds (pushes begun), 140 GB; replicas")
     for rate in DEATHS_PER_HOUR:
         for topology in _FAILING:
             for spare, name in ((0, "all or none"), (_SPARE_SHARE, "without a sixteenth")):
                 cells = []
-                for number in NUM_REPLICAS:
-                    if number >= 16:
-                        found = failing(SIZES["140 GB"], number, topology, calibration, rate, spare and number // spare)
-                        pushes = mean(each.num_pushes for each in found)
-                        cells.append(f"{_seconds(mean(each.total_s for each in found))} ({pushes:.2f})")
+                for number in numbers:
+                    found = failing(SIZES["140 GB"], number, topology, calibration, rate, spare and number // spare)
+                    pushes = mean(each.num_pushes for each in found)
+                    cells.append(f"{_seconds(mean(each.total_s for each in found))} ({pushes:.2f})")
                 yield _row(f"{rate:g} deaths an hour each, {topology.name}, {name}", cells)
     yield ""
 

@@ -24,6 +24,7 @@ class Host:
     is_alive: bool = True
     is_lost: bool = False
     """Whether it died with its host: nobody is told."""
+    died_s: float = 0.0
     has_all: bool = False
     ended_s: float | None = None
     """When it had the end frame, and had checked everything that its children wait for."""

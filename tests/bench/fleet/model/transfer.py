@@ -68,8 +68,9 @@ class Transfer:
                 _, _, kind, host, turn = heapq.heappop(self._heap)
                 self.num_events += 1
                 if not host.is_alive:
-                    continue
-                if kind == "begin":
+                    if kind == "begin":
+                        self._miss(host)
+                elif kind == "begin":
                     self._begin(host)
                 elif kind == "rate" and turn == host.turn:
                     self._touch(host.source)
@@ -98,12 +99,17 @@ class Transfer:
             return
         host.knows = True
         host.at_s = self._now_s
-        self._tell(host)
+        self._tell(host, self._now_s)
         self._attach(host)
 
-    def _tell(self, host: Host) -> None:
+    def _tell(self, host: Host, at_s: float) -> None:
         for child in self._waiting.pop(host.index, ()):
-            self._at(self._now_s + self._constants.level_s + self._constants.latency_s, "begin", child)
+            self._at(at_s + self._constants.level_s + self._constants.latency_s, "begin", child)
+
+    def _miss(self, host: Host) -> None:
+        """It has died before it knew the push: the router asks it in vain, and then its children try other sources."""
+        missed_s = host.died_s + self._constants.silence_s if host.is_lost else self._now_s
+        self._tell(host, max(self._now_s, missed_s))
 
     def _attach(self, host: Host) -> None:
         """To the source whose turn it is, or the next one."""
@@ -147,7 +153,7 @@ class Transfer:
         children = list(host.children.values())
         self._detach(host)
         host.is_alive = False
-        self._tell(host)
+        host.died_s = self._now_s
         for child in children:
             child.advance(self._now_s, self._constants.prepare_bytes_per_s)
             child.rate = 0.0
