@@ -1,10 +1,10 @@
 """`genserve doctor` with daemons: what it finds of ours, and what it leaves behind."""
 
-import asyncio
 import json
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -73,29 +73,25 @@ def test_a_model_of_the_users_own_is_checked_in_the_way_that_is_asked_for(tmp_pa
     assert status == 0
 
 
-async def test_an_interrupt_leaves_no_process_behind() -> None:
+def test_an_interrupt_leaves_no_process_behind() -> None:
     """Not of the daemon that is starting either, which is in a group of its own; exit 130, without a traceback."""
     program = (  # as a shell starts it in the background, it would ignore SIGINT
         "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
         "from genserve.cli import main; sys.exit(main())"
     )
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", program, "doctor", "--ways", "beside",
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-    assert process.stderr is not None
-    said = b""
-    async with asyncio.timeout(60):
-        while b"serving a with" not in said:
-            said += await process.stderr.readline()
-        while not (started := psutil.Process(process.pid).children(recursive=True)):
-            await asyncio.sleep(0.05)
+    with process.WarmPopen(
+        [sys.executable, "-c", program, "doctor", "--ways", "beside"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as doctor:
+        assert doctor.stderr is not None
+        while b"serving a with" not in (line := doctor.stderr.readline()):
+            assert line, f"it has ended with {doctor.wait()}"
+        started: list[psutil.Process] = []
         while not any("EngineCore" in each.name() for each in started):
-            await asyncio.sleep(0.05)
-            started = psutil.Process(process.pid).children(recursive=True)
-        process.send_signal(signal.SIGINT)
-        _, errors = await process.communicate()
-    assert process.returncode == 130
+            time.sleep(0.05)
+            started = psutil.Process(doctor.pid).children(recursive=True)
+        doctor.send_signal(signal.SIGINT)
+        _, errors = doctor.communicate(timeout=60)
+    assert doctor.returncode == 130
     assert b"Traceback" not in errors
     gone, alive = psutil.wait_procs(started, timeout=5)
     assert (len(gone), alive) == (len(started), [])
