@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Final
 
-from genserve.control.change import Change
+from genserve.change import Change
 from genserve.errors import NoReplicaError
 from genserve.fleet.leases import Leases
 from genserve.fleet.member import Member

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from genserve.control.arguments import MAX_TEXT_CHARS
+from genserve.arguments import MAX_TEXT_CHARS
 from genserve.errors import GenserveError, InvalidFieldError
 from genserve.fleet.forward.forwarded import Forwarded
 from genserve.v1 import generation_pb2
