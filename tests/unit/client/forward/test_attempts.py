@@ -4,6 +4,7 @@ import grpc
 import pytest
 from google.rpc import status_pb2
 
+from genserve.client.forward.attempts import is_lost
 from genserve.client.transport.errors import error_of_status
 from genserve.errors import (
     DrainingError,
@@ -13,7 +14,6 @@ from genserve.errors import (
     UnavailableError,
     all_errors,
 )
-from genserve.fleet.forward.attempts import is_lost
 from genserve.rpc.status import to_message
 
 
