@@ -12,6 +12,7 @@ from genserve.errors import (
     EngineDeadError,
     EngineTaintedError,
     GenserveError,
+    LoraNotFoundError,
     NoReplicaError,
     QueueFullError,
     ReplicaLostError,
@@ -102,7 +103,9 @@ class Attempts(Generic[UpstreamT]):
             self._check_version(self.request, error)
             if not self._fleet.doubt(upstream):
                 self._refusal = error.with_traceback(None)
-        elif isinstance(error, EngineTaintedError):
+        elif isinstance(error, EngineTaintedError) or (
+            isinstance(error, LoraNotFoundError) and not self._fleet.knows_adapters
+        ):
             self._refusal = error.with_traceback(None)
         elif not (isinstance(error, RequestIdInUseError) and self._instance_id in self._lost):
             raise error  # of a connection that broke, the daemon may not know yet

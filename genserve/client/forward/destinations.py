@@ -19,7 +19,9 @@ ANY_REQUEST: Final = Request()
 
 class Destinations(Generic[UpstreamT]):
     """Base of the tables of replicas. `states_changed`: the state of a replica, or the version that all serve, has
-    changed."""
+    changed. `knows_adapters`: whether it is known which adapters a replica has."""
+
+    knows_adapters = True
 
     def __init__(self, chain: Chain) -> None:
         self.chain = chain

@@ -79,7 +79,7 @@ class GenerateMany(Generic[UpstreamT]):
                 case Begun():
                     await self._begin(action)
                 case Abort():
-                    await self._abort(action)
+                    await self.abort(action)
                 case Failure():
                     await self._tell([action])
 
@@ -102,7 +102,8 @@ class GenerateMany(Generic[UpstreamT]):
         else:
             await self._send(running, upstream)
 
-    async def _abort(self, abort: Abort) -> None:
+    async def abort(self, abort: Abort) -> None:
+        """Ends a request, if it is one of this call and runs."""
         running = self._requests.get(abort.request_id)
         if running is None:
             return
