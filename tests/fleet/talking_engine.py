@@ -16,6 +16,7 @@ from genserve.engine.generation import (
     Usage,
     WeightSpan,
 )
+from genserve.errors import WeightVersionMismatchError
 from tests.support.scripted_daemon import GeneratingEngine
 
 STEP_S = 0.003
@@ -84,6 +85,10 @@ def let_talk(engine: GeneratingEngine, version: int) -> None:
     """Makes an engine talk, under a version of its own."""
 
     async def submit(request: GenerationRequest) -> TalkingStream:
+        if request.min_weight_version is not None and request.min_weight_version > engine.weight_version:
+            raise WeightVersionMismatchError(
+                f"version {engine.weight_version} is served, the request needs {request.min_weight_version}"
+            )
         engine.requests.append(request)
         return TalkingStream(request, version)
 

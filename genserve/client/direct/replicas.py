@@ -48,7 +48,7 @@ class DirectReplicas(Destinations[DirectUpstream]):
         self._failure: GenserveError | None = None
         self._num_begun = 0  # calls to the router
         self._num_answered = 0  # the last of them that was answered, or has failed
-        self._has_reached = False
+        self._has_begun = False
         self._reaching: dict[DirectUpstream, asyncio.Task[None]] = {}
         self._lost: dict[DirectUpstream, asyncio.TimerHandle] = {}
         self._closing: set[asyncio.Task[None]] = set()
@@ -63,9 +63,8 @@ class DirectReplicas(Destinations[DirectUpstream]):
 
     def tell(self, told: Told, call: int) -> None:
         """The router has told of its replicas: all of them."""
-        self._heard_at_s, self._failure = time.monotonic(), None
-        self._num_answered = call
         before = self._states()
+        self._heard_at_s, self._failure, self._num_answered = time.monotonic(), None, call
         self._version = told.weight_version
         addresses = set()
         for each in told.replicas[:MAX_REPLICAS]:
@@ -128,9 +127,7 @@ class DirectReplicas(Destinations[DirectUpstream]):
             while known.is_told_ready and not known.is_reached:
                 expected = known.instance_id
                 failure = await upstream.reach(self._settings.connect_timeout_s)
-                if not failure:
-                    self._has_reached = True
-                elif expected == known.instance_id:
+                if failure and expected == known.instance_id:
                     known.miss(failure)
                 self.states_changed.tell()
                 if failure:
@@ -179,13 +176,14 @@ class DirectReplicas(Destinations[DirectUpstream]):
                 raise self._failure.again()
         if (asked := request.min_weight_version) is not None and asked > self._version:
             await self._ask(self._num_begun + 1)  # the fleet may have it since
-        while not self._has_reached:
+        while not self._has_begun:
             told_ready = [each.known for each in self._upstreams.values() if each.known.is_told_ready]
-            failures = [known.failure for known in told_ready]
-            if not told_ready:
+            failures = [known.failure for known in told_ready if not known.is_reached]
+            if all(failures):  # all have been tried: the first requests do not all go to whoever answers first
+                if told_ready and len(failures) == len(told_ready):
+                    raise UnavailableError(f"this client reaches no replica of the fleet: {_first(failures)}")
+                self._has_begun = bool(told_ready)
                 return
-            if all(failures):
-                raise UnavailableError(f"this client reaches no replica of the fleet: {_first(failures)}")
             await self.states_changed.wait()
 
     async def _ask(self, call: int) -> None:
