@@ -22,6 +22,7 @@ from genserve.client.control.state import (
     ServerInfo,
     Status,
 )
+from genserve.client.direct.settings import Direct
 from genserve.client.fleet.replicas import FleetReplica, Replicas
 from genserve.client.generation.as_completed import CompletedStream
 from genserve.client.generation.calls import AbortResult
@@ -65,6 +66,7 @@ __all__ = [
     "CompletedStream",
     "ConnectionSettings",
     "Delta",
+    "Direct",
     "EngineState",
     "Finish",
     "FinishedUpdate",

@@ -5,6 +5,7 @@ from typing import Self, Unpack
 
 from genserve.addresses import DEFAULT_TARGET
 from genserve.client.control.calls import ControlCalls
+from genserve.client.direct.settings import Direct
 from genserve.client.fleet.calls import FleetCalls
 from genserve.client.generation.calls import GenerationCalls
 from genserve.client.transport.connection import Connection, ConnectionSettings
@@ -20,14 +21,22 @@ class AsyncClient(GenerationCalls, LoraCalls, TransferCalls, ControlCalls, Fleet
     `genserve.errors`, or `UnavailableError` when no daemon answers. Cancelling a call cancels it in the daemon. On
     another loop, and in a process forked after the first call, it raises ClientMisuseError.
 
+    `target` may be a router. With `direct=True`, requests for tokens go straight to its replicas, which the client then
+    watches and chooses among itself (`Direct` has the settings); all other calls go to the router.
+
         async with AsyncClient("127.0.0.1:50051") as client:
             generation = await client.generate("Once upon a time", max_tokens=16, logprobs=0)
             async with client.paused() as lease:
                 await client.push_weights(model, version=1, pause_lease_id=lease.lease_id)
     """
 
-    def __init__(self, target: str = DEFAULT_TARGET, **settings: Unpack[ConnectionSettings]) -> None:
-        super().__init__(Connection(target, **settings))
+    def __init__(
+        self, target: str = DEFAULT_TARGET, *, direct: bool | Direct = False, **settings: Unpack[ConnectionSettings]
+    ) -> None:
+        if isinstance(direct, bool):
+            super().__init__(Connection(target, **settings), Direct() if direct else None)
+        else:
+            super().__init__(Connection(target, **settings), direct)
 
     async def wait_ready(self, timeout_s: float = 600.0) -> None:
         """Waits until the daemon says that it is serving. The daemon need not be started yet.
@@ -38,7 +47,7 @@ class AsyncClient(GenerationCalls, LoraCalls, TransferCalls, ControlCalls, Fleet
         daemon itself.
         """
         await super().wait_ready(timeout_s)
-        await self._frontends.find()
+        await self._tokens.find()
 
     async def close(self) -> None:
         """Closes the connection; calls in progress raise ClientClosedError, and so does every later one."""

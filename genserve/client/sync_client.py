@@ -16,6 +16,7 @@ from typing import Any, Concatenate, Final, Literal, ParamSpec, Protocol, TypeVa
 
 from genserve.addresses import DEFAULT_TARGET
 from genserve.client.async_client import AsyncClient
+from genserve.client.direct.settings import Direct
 from genserve.client.transport.closing import Closing
 from genserve.client.transport.connection import Connection, ConnectionSettings, Timeouts
 from genserve.client.transport.loop_thread import LoopThread, Mailbox
@@ -189,8 +190,10 @@ class Client(Closing):
                 print(delta.text, end="")
     """
 
-    def __init__(self, target: str = DEFAULT_TARGET, **settings: Unpack[ConnectionSettings]) -> None:
-        self._client = AsyncClient(target, **settings)
+    def __init__(
+        self, target: str = DEFAULT_TARGET, *, direct: bool | Direct = False, **settings: Unpack[ConnectionSettings]
+    ) -> None:
+        self._client = AsyncClient(target, direct=direct, **settings)
         self._thread = LoopThread("genserve client", self._client.close)
         weakref.finalize(self, self._thread.stop).atexit = False
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
-from genserve.control.arguments import check_text
+from genserve.arguments import check_text
 from genserve.control.conditions import EngineCondition, may_run
 from genserve.control.leases import LeaseTable, PauseLease, check_ttl
 from genserve.control.phase_admission import check_control

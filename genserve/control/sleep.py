@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Protocol
 
-from genserve.control.arguments import check_timeout
+from genserve.arguments import check_timeout
 from genserve.control.asleep import Asleep, SleepDepth, tags_of
 from genserve.control.conditions import EngineCondition
 from genserve.control.pause import PauseController

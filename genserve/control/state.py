@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from genserve.change import Change
 from genserve.control.asleep import Asleep
-from genserve.control.change import Change
 from genserve.control.conditions import RULES, DaemonCondition, EngineCondition, Phase, condition_of, phase_of
 from genserve.control.leases import PauseLease
 from genserve.engine.protocol import Engine

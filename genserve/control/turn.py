@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-from genserve.control.arguments import check_timeout
+from genserve.arguments import check_timeout
 from genserve.control.phase_admission import check_control, check_weights
 from genserve.control.state import StateBoard
 from genserve.engine.protocol import Engine

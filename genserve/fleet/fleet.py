@@ -1,29 +1,23 @@
 """The replicas of a router, and where a request goes."""
 
-import asyncio
 import logging
-import time
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Final
 
-from genserve.control.change import Change
+from genserve.client.forward.destinations import Destinations
 from genserve.errors import NoReplicaError
 from genserve.fleet.leases import Leases
 from genserve.fleet.member import Member
 from genserve.fleet.settings import FleetSettings
 from genserve.fleet.upstream import Upstream
 from genserve.fleet.version import Version, newest
-from genserve.routing.chain import Chain, eligible, why_none
-from genserve.routing.replica import Replica, ReplicaState, Request
+from genserve.routing.chain import Chain
+from genserve.routing.replica import Replica, ReplicaState
 
 log = logging.getLogger(__name__)
 
-ANY_REQUEST: Final = Request()
 
-
-class Fleet:
+class Fleet(Destinations[Upstream]):
     """The table of replicas. Whoever changes a member says so with `refresh`, which tells everybody who waits.
 
     `committed`: the version that the fleet serves, None until it is known; `previous`: the one before, if this router
@@ -31,13 +25,12 @@ class Fleet:
     """
 
     def __init__(self, settings: FleetSettings, chain: Chain) -> None:
+        super().__init__(chain)
         self.settings = settings
-        self.chain = chain
         self.committed: Version | None = None
         self.previous: Version | None = None
         self._undecided = ""
         self.leases = Leases()
-        self.states_changed = Change()
         self._upstreams: dict[str, Upstream] = {}
         self._where: dict[str, tuple[ReplicaState, str]] = {}
 
@@ -140,59 +133,41 @@ class Fleet:
             log.info("replica %s is %s%s", member.address, state.value, f": {reason}" if reason else "")
         return True
 
+    @property
+    def wait_ready_s(self) -> float:
+        """How long a request waits for a replica that may serve it."""
+        return self.settings.wait_ready_s
+
+    @property
+    def committed_version(self) -> int | None:
+        """The number of the version that the fleet serves, None until it is known."""
+        return None if self.committed is None else self.committed.number
+
+    def instance_ids(self) -> set[str]:
+        """Which runs of daemons are there."""
+        return {member.engine.instance_id for member in self.members if member.engine is not None}
+
+    def upstream_at(self, address: str) -> Upstream:
+        """The replica of this address."""
+        return self._upstreams[address]
+
     def replicas(self) -> list[Replica]:
         """What policies know of the replicas."""
         where = self._where
         return [upstream.member.as_replica(where[address][0]) for address, upstream in self._upstreams.items()]
 
-    def elsewhere(self, request: Request, tried: Collection[str]) -> bool:
-        """Whether another replica than those may serve a request now."""
-        committed = self.committed
-        if committed is None:
-            return False
-        return any(each.instance_id not in tried for each in eligible(request, self.replicas(), committed.number))
-
-    def choose(self, request: Request, tried: Collection[str] = ()) -> Upstream | None:
-        """Where a request goes, None if no replica may serve it now."""
-        committed = self.committed
-        if committed is None:
-            return None
-        decision = self.chain.route(request, self.replicas(), committed.number, tried)
-        return None if decision is None else self._upstreams[decision.candidates[0].address]
-
-    async def route(self, request: Request, tried: Collection[str] = (), timeout_s: float | None = None) -> Upstream:
-        """Where a request goes: waits until some replica may serve it. `tried`: instance ids of replicas that have
-        failed for it. Raises NoReplicaError after `timeout_s`, or after the fleet's own limit."""
-        limit_s = self.settings.wait_ready_s
-        until_s = time.monotonic() + (limit_s if timeout_s is None else min(timeout_s, limit_s))
-        while True:
-            if (chosen := self.choose(request, tried)) is not None:
-                return chosen
-            try:  # nothing was awaited since the choice, so no change was missed
-                async with asyncio.timeout(max(0.0, until_s - time.monotonic())):
-                    await self.states_changed.wait()
-            except TimeoutError:
-                raise NoReplicaError(self.why_none(request), retry_after_s=1.0) from None
-
-    def why_none(self, request: Request = ANY_REQUEST) -> str:
-        """Why no replica may serve a request, for people."""
-        if self.committed is None:
-            return f"no replica of {len(self._upstreams)} has answered yet" if self._upstreams else "the fleet is empty"
-        return why_none(request, self.replicas(), self.committed.number)
-
     def none_ready(self) -> NoReplicaError:
         """The error for a call that no replica can serve now."""
         return NoReplicaError(self.why_none(), retry_after_s=1.0)
 
-    @contextmanager
-    def carrying(self, request: Request, upstream: Upstream) -> Iterator[None]:
-        """Counts a request as the replica's for the length of the block."""
+    def _sent(self, upstream: Upstream, num_sequences: int) -> Replica:
         member = upstream.member
-        self.chain.sent(request, member.as_replica(self.where(member)[0]))
-        member.sent(request.num_sequences)
-        try:
-            yield
-        finally:
-            member.ended(request.num_sequences)
-            if member.is_draining and not member.inflight:
-                self.states_changed.tell()
+        known = member.as_replica(self.where(member)[0])
+        member.sent(num_sequences)
+        return known
+
+    def _ended(self, upstream: Upstream, num_sequences: int) -> None:
+        member = upstream.member
+        member.ended(num_sequences)
+        if member.is_draining and not member.inflight:
+            self.states_changed.tell()

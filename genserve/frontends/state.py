@@ -3,7 +3,7 @@
 The daemon writes them before anybody can hear of a change, so a front end that reads them is never behind a message.
 """
 
-from genserve.control.change import Change
+from genserve.change import Change
 from genserve.control.conditions import Phase
 from genserve.control.state import StateBoard
 from genserve.memory.words import SharedWords

@@ -7,6 +7,7 @@ from collections import abc as _abc
 from genserve.v1 import control_pb2 as _control_pb2
 from genserve.v1 import types_pb2 as _types_pb2
 from google.protobuf import descriptor as _descriptor
+from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -198,12 +199,21 @@ class WatchReplicasRequest(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    INTERVAL_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def interval(self) -> _duration_pb2.Duration:
+        """Also sends this often if nothing changes, so that a watcher knows the loads, and notices a router that has fallen
+        silent; default never, at least 0.1 s.
+        """
+
     def __init__(
         self,
+        *,
+        interval: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["interval", b"interval"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["interval", b"interval"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,6 +1,6 @@
 """The checks before a push may send a byte. Pure: everything is refused before anything is allocated."""
 
-from genserve.control.arguments import check_text, check_timeout
+from genserve.arguments import check_text, check_timeout
 from genserve.errors import (
     FieldViolation,
     InvalidFieldError,

@@ -14,8 +14,8 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from genserve.control.arguments import check_text
-from genserve.control.change import Change
+from genserve.arguments import check_text
+from genserve.change import Change
 from genserve.control.conditions import EngineCondition
 from genserve.control.leases import check_ttl
 from genserve.control.pause import Hold, PauseController

@@ -3,7 +3,7 @@
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -48,6 +48,27 @@ async def until(holds: Callable[[], bool]) -> None:
             await asyncio.sleep(0.002)
 
 
+async def running(
+    daemons: Sequence[Daemon], request_id: str, besides: ScriptedStream | None = None
+) -> tuple[int, ScriptedStream]:
+    """Which of the daemons runs a request, and its engine's side of it, once the server waits for its next update.
+    `besides`: not this one of it."""
+    found: list[tuple[int, ScriptedStream]] = []
+
+    def looks() -> bool:
+        found[:] = [
+            (number, stream)
+            for number, daemon in enumerate(daemons)
+            for stream in daemon.engine.streams
+            if stream.request_id == request_id and stream is not besides and not stream.is_finished
+        ]
+        return bool(found)
+
+    await until(looks)
+    await found[0][1].waiting.wait()
+    return found[0]
+
+
 @dataclass
 class ScriptedFleet:
     """`daemons` and the `links` that the router reaches them by; `address` is the router's."""
@@ -64,22 +85,8 @@ class ScriptedFleet:
         return GenerationServiceStub(self.channel)
 
     async def running(self, request_id: str, besides: ScriptedStream | None = None) -> tuple[int, ScriptedStream]:
-        """Where a request runs, and the engine's side of it, once the server waits for its next update. `besides`: not
-        this one of it."""
-        found: list[tuple[int, ScriptedStream]] = []
-
-        def looks() -> bool:
-            found[:] = [
-                (number, stream)
-                for number, daemon in enumerate(self.daemons)
-                for stream in daemon.engine.streams
-                if stream.request_id == request_id and stream is not besides and not stream.is_finished
-            ]
-            return bool(found)
-
-        await until(looks)
-        await found[0][1].waiting.wait()
-        return found[0]
+        """Where a request runs, and the engine's side of it. `besides`: not this one of it."""
+        return await running(self.daemons, request_id, besides)
 
     @property
     def num_submitted(self) -> list[int]:

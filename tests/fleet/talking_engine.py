@@ -16,6 +16,7 @@ from genserve.engine.generation import (
     Usage,
     WeightSpan,
 )
+from genserve.errors import WeightVersionMismatchError
 from tests.support.scripted_daemon import GeneratingEngine
 
 STEP_S = 0.003
@@ -57,6 +58,8 @@ class TalkingStream:
 
     def call_when_ready(self, callback: Callable[[], None]) -> None:
         self._ready = callback
+        if self._made > self._taken:  # nobody else says so if it has talked to its end
+            callback()
 
     def take(self) -> GenerationUpdate | None:
         start, end, length = self._taken, self._made, len(self._prompt)
@@ -84,6 +87,10 @@ def let_talk(engine: GeneratingEngine, version: int) -> None:
     """Makes an engine talk, under a version of its own."""
 
     async def submit(request: GenerationRequest) -> TalkingStream:
+        if request.min_weight_version is not None and request.min_weight_version > engine.weight_version:
+            raise WeightVersionMismatchError(
+                f"version {engine.weight_version} is served, the request needs {request.min_weight_version}"
+            )
         engine.requests.append(request)
         return TalkingStream(request, version)
 

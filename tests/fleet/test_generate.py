@@ -6,6 +6,7 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2
 
+from genserve.client.forward.attempts import MAX_LOST
 from genserve.engine.generation import FinishReason, TokenPrompt
 from genserve.errors import (
     DrainingError,
@@ -14,7 +15,6 @@ from genserve.errors import (
     UnsupportedError,
     WeightVersionMismatchError,
 )
-from genserve.fleet.forward.attempts import MAX_LOST
 from genserve.v1 import generation_pb2
 from tests.fleet.scripted_fleet import ScriptedFleet, scripted_fleet, tokens, until
 from tests.support.scripted_daemon import detail_of, field_of, reason_of

@@ -6,10 +6,10 @@ import grpc
 import pytest
 
 from genserve.client import AsyncClient
+from genserve.client.forward import generate_many
 from genserve.control.conditions import Phase
 from genserve.engine.generation import FinishReason
 from genserve.errors import DrainingError, InvalidFieldError, QueueFullError, ReplicaLostError
-from genserve.fleet.forward import generate_many
 from genserve.v1 import generation_pb2
 from genserve.words import SLOTS_PER_CALL
 from tests.fleet.scripted_fleet import ScriptedFleet, scripted_fleet, tokens, until

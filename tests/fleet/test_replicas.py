@@ -10,6 +10,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from genserve.control.conditions import DaemonCondition
+from genserve.engine.types import Load
+from genserve.errors import InvalidFieldError
 from genserve.fleet.member import Member
 from genserve.fleet.settings import FleetSettings
 from genserve.routing.replica import ReplicaState, Request
@@ -207,6 +209,35 @@ async def test_watchers_of_replicas_hear_of_every_state() -> None:
         await fleet.running.router.remove(other.address)
         await told((first, READY), version=1)
         call.cancel()
+
+
+async def test_watchers_are_told_the_loads_at_an_interval() -> None:
+    """Also if no state changes: with what the replicas last told, and what was sent to them."""
+    async with routed(1) as fleet, fleet.client.watch_replicas(interval_s=0.1) as watched:
+        await anext(watched)
+        fleet.daemons[0].engine.current_load = Load(7, 1, 0.5, 10.0, 0.0)
+        upstream = fleet.running.router.find(fleet.daemons[0].address)
+        with fleet.running.router.fleet.carrying(Request(num_sequences=3), upstream):
+            async for told in watched:
+                (each,) = told.replicas
+                if each.inflight == 3 and each.load is not None and (each.load.running, each.load.waiting) == (7, 1):
+                    break
+        async for told in watched:
+            if told.replicas[0].inflight == 0:
+                break
+
+
+async def test_an_interval_that_is_too_short_is_refused() -> None:
+    """By name. One that is not set is none."""
+    async with over([]) as fleet:
+        with pytest.raises(InvalidFieldError, match=r"interval: must be at least 0\.1 s"):
+            await anext(fleet.client.watch_replicas(interval_s=0.05))
+        with pytest.raises(InvalidFieldError, match="interval"):
+            await anext(fleet.client.watch_replicas(interval_s=-1))
+        async with fleet.client.watch_replicas() as watched:
+            await anext(watched)
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(anext(watched), 0.5)
 
 
 async def test_a_replica_that_shuts_down_gets_no_requests() -> None:

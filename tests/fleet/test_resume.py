@@ -5,9 +5,9 @@ import asyncio
 import grpc
 import pytest
 
+from genserve.client.forward.resume import check_resume
 from genserve.engine.generation import FinishReason, TokenPrompt
 from genserve.errors import InvalidFieldError, QueueFullError
-from genserve.fleet.forward.resume import check_resume
 from genserve.v1 import generation_pb2
 from tests.fleet.scripted_fleet import ScriptedFleet, tokens, until
 from tests.support.scripted_daemon import field_of, reason_of

@@ -2,7 +2,7 @@
 
 from genserve.client.fleet.replicas import FleetReplica, Replicas
 from genserve.client.transport.connection import UNSET, ServiceCalls, Timeout
-from genserve.client.transport.fields import build
+from genserve.client.transport.fields import build, optional_duration
 from genserve.client.transport.response_stream import ResponseStream
 from genserve.v1 import fleet_pb2
 
@@ -16,10 +16,12 @@ class FleetCalls(ServiceCalls):
         response = await self._connection.unary(self._connection.fleet.ListReplicas, request, timeout_s)
         return Replicas.of(response)
 
-    def watch_replicas(self, *, timeout_s: float | None = None) -> ResponseStream[Replicas]:
-        """Yields the replicas, at once and then whenever the state of one has changed. It continues until it is
-        closed."""
-        request = fleet_pb2.WatchReplicasRequest()
+    def watch_replicas(
+        self, *, interval_s: float | None = None, timeout_s: float | None = None
+    ) -> ResponseStream[Replicas]:
+        """Yields the replicas, at once and then whenever the state of one has changed; every `interval_s`, at least
+        0.1, if nothing changes. It continues until it is closed."""
+        request = fleet_pb2.WatchReplicasRequest(interval=optional_duration(interval_s, "interval_s"))
         return self._connection.stream(self._connection.fleet.WatchReplicas, request, timeout_s, Replicas.of)
 
     async def add_replica(self, address: str, *, timeout_s: Timeout = UNSET) -> FleetReplica:

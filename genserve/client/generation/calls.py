@@ -2,8 +2,11 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Unpack
+from typing import Any, Protocol, Unpack
 
+from genserve.client.direct.calls import DirectGenerateMany
+from genserve.client.direct.settings import Direct
+from genserve.client.direct.tokens import DirectTokens
 from genserve.client.generation.as_completed import CompletedStream
 from genserve.client.generation.many import ManyStream
 from genserve.client.generation.options import (
@@ -25,6 +28,22 @@ from genserve.errors import InvalidFieldError
 from genserve.v1 import generation_pb2
 
 
+class TokenCalls(Protocol):
+    """Where calls for tokens go: to a daemon and its front ends, or to the replicas of a fleet."""
+
+    def generate(self, request: generation_pb2.GenerateRequest, timeout_s: float | None) -> Any:
+        """Begins a call of Generate, and returns it."""
+
+    def generate_many(self, timeout_s: float | None) -> Any:
+        """Begins a call of GenerateMany, and returns it."""
+
+    def abort_waiting(self, request_ids: Sequence[str] | None) -> list[str]:
+        """Ends the requests with these ids, None = all, that have not been sent yet. Returns their ids."""
+
+    async def find(self) -> None:
+        """Returns when it is known where calls go, as far as it can be."""
+
+
 @dataclass(frozen=True, slots=True)
 class AbortResult:
     """The requests that were running and are ended, and the ids that were not running."""
@@ -36,9 +55,11 @@ class AbortResult:
 class GenerationCalls(ServiceCalls):
     """Generation of tokens."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, direct: Direct | None = None) -> None:
+        """`direct`: how the replicas of a router are called, None = calls go to the daemon or the router itself."""
         super().__init__(connection)
         self._frontends = FrontendChannels(connection)
+        self._tokens: TokenCalls = self._frontends if direct is None else DirectTokens(connection, direct)
 
     async def generate(
         self, prompt: PromptLike, *, timeout_s: Timeout = UNSET, **options: Unpack[GenerateOptions]
@@ -66,10 +87,7 @@ class GenerationCalls(ServiceCalls):
         """
         request = generate_request(prompt, options)
         timeout = self._connection.grpc_timeout_s(timeout_s, self._connection.timeouts.generate_s)
-        stub = self._frontends.stub()
-        call = stub.Generate(request, timeout=timeout, metadata=self._connection.metadata)
-        self._frontends.look_at(call, stub)
-        return ResponseStream(call, Delta, self._connection.typed_errors)
+        return ResponseStream(self._tokens.generate(request, timeout), Delta, self._connection.typed_errors)
 
     def stream_many(self, *, timeout_s: Timeout = UNSET) -> ManyStream:
         """Opens one stream for many requests: `submit` them at any time, iterate over what they gain.
@@ -85,10 +103,8 @@ class GenerationCalls(ServiceCalls):
                     print(item.request_id, item.error or item.delta.text)
         """
         timeout = self._connection.grpc_timeout_s(timeout_s, self._connection.timeouts.generate_s)
-        stub = self._frontends.stub()
-        call = stub.GenerateMany(timeout=timeout, metadata=self._connection.metadata)
-        self._frontends.look_at(call, stub)
-        return ManyStream(call, self._connection, self.abort)
+        call = self._tokens.generate_many(timeout)
+        return ManyStream(call, self._connection, call.abort if isinstance(call, DirectGenerateMany) else self.abort)
 
     def generate_as_completed(
         self, prompts: Iterable[PromptLike], *, timeout_s: Timeout = UNSET, **options: Unpack[GenerateOptions]
@@ -134,8 +150,10 @@ class GenerationCalls(ServiceCalls):
         """Ends the named requests of any client, or `all`. Their streams finish as `aborted` and keep their tokens."""
         ids = [request_ids] if isinstance(request_ids, str) else request_ids
         request = build(generation_pb2.AbortRequest, {"request_ids": ids, "all": all})
+        waited = self._tokens.abort_waiting(None if all else ids)
         response = await self._connection.unary(self._connection.generation.Abort, request, timeout_s)
-        return AbortResult(list(response.aborted_ids), list(response.unknown_ids))
+        aborted = dict.fromkeys([*waited, *response.aborted_ids])
+        return AbortResult(list(aborted), [each for each in response.unknown_ids if each not in aborted])
 
     async def tokenize(
         self,

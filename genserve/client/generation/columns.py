@@ -135,13 +135,17 @@ class Sequences:
         elif request_id not in self._by_request:
             return
         if item.HasField("error") or item.response.HasField("usage"):
-            for slot in self._by_request.pop(request_id):
-                self._by_slot.pop(slot, None)
+            self.forget(request_id)
             return
         slots = self._by_request[request_id]
         for output in item.response.outputs:
             if output.weight_spans and output.index < len(slots):
                 self._by_slot[slots[output.index]].num_tokens = output.weight_spans[-1].end
+
+    def forget(self, request_id: str) -> None:
+        """A request has ended: its slots are free."""
+        for slot in self._by_request.pop(request_id, ()):
+            self._by_slot.pop(slot, None)
 
     def deltas(self, columns: generation_pb2.TokenColumns) -> Iterator[tuple[str, Delta]]:
         """The rows, as the request's id and a delta for each request. Raises GenserveError for a slot of no request."""

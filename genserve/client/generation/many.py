@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Unpack
 
 import grpc.aio
 
+from genserve.client.forward.caller import Failure
 from genserve.client.generation.columns import Sequences
 from genserve.client.generation.options import GenerateOptions, PromptLike, generate_request
 from genserve.client.generation.results import Delta
@@ -117,8 +118,12 @@ class ManyStream(AsyncClosing, AsyncIterator[ManyItem]):
             response = await self._messages.next()
             if response is EOF:
                 raise StopAsyncIteration
-            self.num_messages += 1
-            self._add(response)
+            if isinstance(response, Failure):
+                self._sequences.forget(response.request_id)
+                self._items.append(ManyItem(response.request_id, None, response.error))
+            else:
+                self.num_messages += 1
+                self._add(response)
         item = self._items.popleft()
         if item.is_last:
             self._running.discard(item.request_id)

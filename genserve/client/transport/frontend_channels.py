@@ -11,7 +11,7 @@ import grpc.aio
 from genserve.client.transport.connection import Connection
 from genserve.client.transport.errors import ClientClosedError
 from genserve.errors import GenserveError
-from genserve.v1 import control_pb2, generation_pb2_grpc
+from genserve.v1 import control_pb2, generation_pb2, generation_pb2_grpc
 from genserve.words import FRONTEND_PORTS_KEY
 
 if TYPE_CHECKING:
@@ -60,6 +60,24 @@ class FrontendChannels:
         if self._looking is None or self._looking.done():
             # Neither a dropped client nor a dropped stream may be kept alive by this.
             self._looking = loop.create_task(_look(weakref.ref(self), call), name="finding front ends")
+
+    def generate(self, request: generation_pb2.GenerateRequest, timeout_s: float | None) -> Any:
+        """Begins a call of Generate."""
+        stub = self.stub()
+        call = stub.Generate(request, timeout=timeout_s, metadata=self._connection.metadata)
+        self.look_at(call, stub)
+        return call
+
+    def generate_many(self, timeout_s: float | None) -> Any:
+        """Begins a call of GenerateMany."""
+        stub = self.stub()
+        call = stub.GenerateMany(timeout=timeout_s, metadata=self._connection.metadata)
+        self.look_at(call, stub)
+        return call
+
+    def abort_waiting(self, request_ids: Sequence[str] | None) -> list[str]:
+        """None wait here: a daemon has them at once."""
+        return []
 
     async def find(self) -> None:
         """Returns when the front ends are found and connected, as far as they can be. For who begins with one long

@@ -4,11 +4,11 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 
+from genserve.client.forward.loss import may_have_done
 from genserve.errors import GenserveError
 from genserve.fleet.deadlines import apply_s
 from genserve.fleet.everywhere import everywhere, told_by
 from genserve.fleet.fleet import Fleet
-from genserve.fleet.loss import may_have_done
 from genserve.fleet.push.applied import merged
 from genserve.fleet.upstream import Upstream
 from genserve.fleet.version import Version

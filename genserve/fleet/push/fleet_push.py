@@ -6,11 +6,11 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
 from typing import Any, TypeVar
 
+from genserve.client.forward.loss import may_have_done
 from genserve.errors import DeadlineError, FleetPushError, GenserveError, PushTruncatedError
 from genserve.fleet.deadlines import ASK_S, FETCH_S, apply_s, prepared_ttl_s
 from genserve.fleet.everywhere import everywhere
 from genserve.fleet.fleet import Fleet
-from genserve.fleet.loss import may_have_done
 from genserve.fleet.push.commit import commit_everywhere
 from genserve.fleet.push.header import request_of
 from genserve.fleet.push.leftovers import HAS_ALL, discard, discard_prepared, discard_refused

@@ -9,12 +9,15 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
+from genserve.client.forward.forwarded import Forwarded
+from genserve.client.forward.generate import Generate
+from genserve.client.forward.generate_many import GenerateMany
+from genserve.client.forward.routed import parsed
+from genserve.client.forward.waiting import Waiting
 from genserve.errors import DrainingError, EngineDeadError, GenserveError, InvalidFieldError, UnavailableError
+from genserve.fleet.callers import RemoteCaller, actions_of, remaining_s
 from genserve.fleet.deadlines import TOKENIZE_S
 from genserve.fleet.fleet import Fleet
-from genserve.fleet.forward.generate import Generate, remaining_s
-from genserve.fleet.forward.generate_many import GenerateMany
-from genserve.fleet.forward.waiting import Waiting
 from genserve.fleet.upstream import Upstream
 from genserve.routing.replica import Request
 from genserve.v1 import generation_pb2
@@ -37,13 +40,15 @@ class FleetGeneration:
 
     async def Generate(self, request: bytes, context: "ServicerContext[bytes, bytes]") -> None:
         """Writes what one replica answers, or another one if that does not begin to."""
-        await Generate(self._fleet, self._waiting, self._tokenize, context).run(request)
+        forwarded, data = await parsed(generation_pb2.GenerateRequest, request, lambda each: _as_sent(each, request))
+        await Generate(self._fleet, self._waiting, self._tokenize, RemoteCaller(context)).run(forwarded, data)
 
     async def GenerateMany(
         self, request_iterator: AsyncIterator[bytes], context: "ServicerContext[bytes, bytes]"
     ) -> None:
         """Writes what the replicas answer to the requests of a stream."""
-        await GenerateMany(self._fleet, self._waiting, self._tokenize, context).run(request_iterator)
+        stream = GenerateMany(self._fleet, self._waiting, self._tokenize, RemoteCaller(context))
+        await stream.run(actions_of(request_iterator))
 
     async def Abort(self, request: bytes, context: "ServicerContext[bytes, bytes]") -> bytes:
         """Ends requests on all replicas, and those that wait for one."""
@@ -112,6 +117,11 @@ def add_generation(server: grpc.aio.Server, servicer: FleetGeneration) -> None:
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, handlers),))
     server.add_registered_method_handlers(service.full_name, handlers)
+
+
+def _as_sent(message: generation_pb2.GenerateRequest, data: bytes) -> tuple[Forwarded, bytes]:
+    forwarded = Forwarded(message)
+    return forwarded, message.SerializeToString() if forwarded.was_minted else data
 
 
 def _least(limit_s: float | None) -> float:

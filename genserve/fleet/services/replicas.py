@@ -1,10 +1,14 @@
 """FleetService."""
 
-from typing import TYPE_CHECKING, Any
+import asyncio
+import math
+import time
+from typing import TYPE_CHECKING, Any, Final
 
 from genserve.fleet.router import Router
 from genserve.fleet.upstream import Upstream
 from genserve.routing.replica import ReplicaState
+from genserve.rpc.convert.control import watch_seconds
 from genserve.rpc.watchers import Watchers
 from genserve.v1 import fleet_pb2
 from genserve.v1.fleet_pb2_grpc import FleetServiceServicer
@@ -12,6 +16,8 @@ from genserve.v1.fleet_pb2_grpc import FleetServiceServicer
 if TYPE_CHECKING:
     from grpc.aio import ServicerContext
 
+_TOLD_S: Final = 0.05
+"""Watchers who ask within so many seconds, with no change between, are told the same."""
 _STATES = {
     ReplicaState.CONNECTING: fleet_pb2.REPLICA_STATE_CONNECTING,
     ReplicaState.SYNCING: fleet_pb2.REPLICA_STATE_SYNCING,
@@ -28,6 +34,9 @@ class FleetReplicas(FleetServiceServicer):
     def __init__(self, router: Router) -> None:
         self._router = router
         self._watchers = Watchers("the replicas")
+        self._told = fleet_pb2.WatchReplicasResponse()
+        self._told_before: asyncio.Event | None = None  # the change that would make it old
+        self._told_at_s = 0.0
 
     async def ListReplicas(
         self, request: fleet_pb2.ListReplicasRequest, context: "ServicerContext[Any, Any]"
@@ -48,19 +57,21 @@ class FleetReplicas(FleetServiceServicer):
         request: fleet_pb2.WatchReplicasRequest,
         context: "ServicerContext[fleet_pb2.WatchReplicasRequest, fleet_pb2.WatchReplicasResponse]",
     ) -> None:
-        """All replicas, whenever the state of one has changed. Ends when the router shuts down."""
+        """All replicas, whenever the state of one has changed, and after an interval without a change. Ends when the
+        router shuts down."""
+        interval_s = watch_seconds(request, "interval", math.inf)
         with self._watchers.joined():
             while True:
                 is_last = self._router.is_draining
                 changed = self._router.fleet.states_changed.next
-                await context.write(
-                    fleet_pb2.WatchReplicasResponse(
-                        replicas=self._replicas(), weight_version=self._router.weight_version
-                    )
-                )
+                await context.write(self._watched(changed))
                 if is_last:
                     return
-                await changed.wait()
+                try:
+                    async with asyncio.timeout(None if math.isinf(interval_s) else interval_s):
+                        await changed.wait()
+                except TimeoutError:
+                    pass
 
     async def AddReplica(
         self, request: fleet_pb2.AddReplicaRequest, context: "ServicerContext[Any, Any]"
@@ -83,6 +94,16 @@ class FleetReplicas(FleetServiceServicer):
         upstream = self._router.find(request.address)
         await self._router.drain(request.address)
         return fleet_pb2.DrainReplicaResponse(replica=self._replica(upstream))
+
+    def _watched(self, changed: asyncio.Event) -> fleet_pb2.WatchReplicasResponse:
+        """What watchers are told now: made once for all of them. `changed`: set by the next change."""
+        now_s = time.monotonic()
+        if self._told_before is not changed or now_s > self._told_at_s + _TOLD_S:
+            self._told_before, self._told_at_s = changed, now_s
+            self._told = fleet_pb2.WatchReplicasResponse(
+                replicas=self._replicas(), weight_version=self._router.weight_version
+            )
+        return self._told
 
     def _replicas(self) -> list[fleet_pb2.Replica]:
         upstreams = self._router.fleet.upstreams

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import grpc
+from google.protobuf.message import Message
 
 import genserve
 from genserve.control.asleep import SleepDepth
@@ -84,15 +85,16 @@ def renewed_ttl_s(message: control_pb2.RenewPauseRequest) -> float | None:
 
 def watch_interval_s(message: control_pb2.WatchStatusRequest) -> float:
     """Seconds between two checks of the load."""
-    return _watch_seconds(message, "interval", DEFAULT_WATCH_INTERVAL_S)
+    return watch_seconds(message, "interval", DEFAULT_WATCH_INTERVAL_S)
 
 
 def watch_heartbeat_s(message: control_pb2.WatchStatusRequest) -> float:
     """Seconds after which a message is sent though nothing has changed; inf = never."""
-    return _watch_seconds(message, "heartbeat", math.inf)
+    return watch_seconds(message, "heartbeat", math.inf)
 
 
-def _watch_seconds(message: control_pb2.WatchStatusRequest, field: str, default_s: float) -> float:
+def watch_seconds(message: Message, field: str, default_s: float) -> float:
+    """Seconds between two messages to a watcher. Raises InvalidFieldError if they are too few."""
     seconds = seconds_or(message, field, default_s)
     if seconds < MIN_WATCH_INTERVAL_S:
         raise InvalidFieldError.of(field, f"must be at least {MIN_WATCH_INTERVAL_S} s, is {seconds:g} s")

@@ -10,7 +10,7 @@ from typing import Any
 
 from google.protobuf.struct_pb2 import Struct, Value
 
-from genserve.control.arguments import check_text
+from genserve.arguments import check_text
 from genserve.engine.generation import (
     AnyPrompt,
     ChatMessage,

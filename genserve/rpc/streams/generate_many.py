@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 
-from genserve.control.arguments import MAX_TEXT_CHARS
+from genserve.arguments import MAX_TEXT_CHARS
 from genserve.control.phase_admission import HasPhase, check_generation
 from genserve.engine.generation import GenerationRequest, GenerationUpdate
 from genserve.engine.protocol import GeneratingEngine, GenerationStream

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
-from genserve.control.arguments import check_text
+from genserve.arguments import check_text
 from genserve.errors import (
     ChecksumMismatchError,
     FieldViolation,

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from genserve.control.arguments import check_text
+from genserve.arguments import check_text
 from genserve.errors import InvalidFieldError
 from genserve.tensors.manifest import Manifest, PushIssue, TensorSpec, bounded
 from genserve.weights.checkpoint.index import CheckpointIndex, CheckpointTensor

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from genserve.control.arguments import check_timeout
+from genserve.arguments import check_timeout
 from genserve.control.pause import PauseController
 from genserve.control.phase_admission import check_weights
 from genserve.control.state import StateBoard

@@ -3,7 +3,7 @@ settled."""
 
 from dataclasses import dataclass
 
-from genserve.control.change import Change
+from genserve.change import Change
 
 
 @dataclass(eq=False, slots=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from genserve.control.change import Change
+from genserve.change import Change
 from genserve.memory.arena import Arena
 from genserve.tensors.content import tensor_digest
 from genserve.tensors.manifest import Manifest, TensorSpec

@@ -2,6 +2,7 @@
 
 import pytest
 
+from genserve.client.forward.loss import is_lost, may_have_done
 from genserve.client.transport.errors import error_of_status
 from genserve.errors import (
     DeadlineError,
@@ -11,7 +12,6 @@ from genserve.errors import (
     UnavailableError,
     all_errors,
 )
-from genserve.fleet.loss import is_lost, may_have_done
 from genserve.rpc.status import to_message
 
 

@@ -1,9 +1,19 @@
-"""One call of GenerateMany: a stream of the client, and one call to each replica that runs some of its requests."""
+"""One call of GenerateMany: a stream of the caller, and one call to each replica that runs some of its requests."""
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Generic, TypeAlias
 
+from genserve.client.forward.actions import Abort, Action, Begun
+from genserve.client.forward.attempts import Attempts
+from genserve.client.forward.caller import Caller, Failure
+from genserve.client.forward.destinations import Destinations, UpstreamT
+from genserve.client.forward.forwarded import replica_lost
+from genserve.client.forward.leg import Leg, Running, has_only_columns
+from genserve.client.forward.loss import is_lost
+from genserve.client.forward.resume import Tokenize
+from genserve.client.forward.upstream import frames_of
+from genserve.client.forward.waiting import AbortedWhileWaitingError, Waiting
 from genserve.client.transport.errors import error_of_status
 from genserve.errors import (
     DeadlineError,
@@ -13,48 +23,29 @@ from genserve.errors import (
     RequestIdInUseError,
     UnavailableError,
 )
-from genserve.fleet.fleet import Fleet
-from genserve.fleet.forward.actions import Begun, Refusal, action_of
-from genserve.fleet.forward.attempts import Attempts
-from genserve.fleet.forward.forwarded import replica_lost
-from genserve.fleet.forward.generate import remaining_s
-from genserve.fleet.forward.leg import Leg, Running, has_only_columns
-from genserve.fleet.forward.resume import Tokenize
-from genserve.fleet.forward.routed import parsed
-from genserve.fleet.forward.waiting import AbortedWhileWaitingError, Waiting
-from genserve.fleet.loss import is_lost
-from genserve.fleet.upstream import Upstream, frames_of
-from genserve.rpc.status import to_message
-from genserve.rpc.streams.generate_many import named_in
 from genserve.v1 import generation_pb2
-
-if TYPE_CHECKING:
-    from grpc.aio import ServicerContext
 
 IDLE_S: Final = 2.0
 """After which a call that carries no request ends: a replica that shuts down waits for its calls."""
-_HEAD_BYTES: Final = 2048
-_ITEMS_PER_MESSAGE: Final = 256  # of errors, which have at most 4 KiB each
 
 _Item = generation_pb2.GenerateManyItem
+_End: TypeAlias = _Item | Failure
 
 
-class GenerateMany:
+class GenerateMany(Generic[UpstreamT]):
     """One call. `run` it once.
 
-    A message of a replica goes to the client as it came, unless it says of a request that it goes on elsewhere. While
-    the client does not read, nothing is read from its replicas.
+    A message of a replica goes to the caller as it came, unless it says of a request that it goes on elsewhere. While
+    the caller does not read, nothing is read from its replicas.
     """
 
-    def __init__(
-        self, fleet: Fleet, waiting: Waiting, tokenize: Tokenize, context: "ServicerContext[bytes, bytes]"
-    ) -> None:
+    def __init__(self, fleet: Destinations[UpstreamT], waiting: Waiting, tokenize: Tokenize, caller: Caller) -> None:
         self._fleet = fleet
         self._waiting = waiting
         self._tokenize = tokenize
-        self._context = context
-        self._requests: dict[str, Running] = {}
-        self._legs: dict[Upstream, Leg] = {}
+        self._caller = caller
+        self._requests: dict[str, Running[UpstreamT]] = {}
+        self._legs: dict[UpstreamT, Leg[UpstreamT]] = {}
         self._numbers: set[int] = set()  # of legs
         self._tasks: set[asyncio.Task[None]] = set()
         self._failure: BaseException | None = None
@@ -62,10 +53,10 @@ class GenerateMany:
         self._num_writes = 0  # that are not done
         self._changed = asyncio.Event()
 
-    async def run(self, frames: AsyncIterator[bytes]) -> None:
-        """Returns when the client has closed its side and every request has ended. Ends them if it is cancelled."""
-        await self._context.send_initial_metadata(())
-        reading = self._spawn(self._read(frames))
+    async def run(self, actions: AsyncIterator[Action]) -> None:
+        """Returns when there are no more actions and every request has ended. Ends them if it is cancelled."""
+        await self._caller.admitted()
+        reading = self._spawn(self._read(actions))
         try:
             while not reading.done() or self._requests or self._num_writes:
                 await self._changed.wait()
@@ -81,56 +72,51 @@ class GenerateMany:
             for running in self._requests.values():
                 running.attempts.end()
 
-    # --- from the client
+    # --- from the caller
 
-    async def _read(self, frames: AsyncIterator[bytes]) -> None:
-        async for frame in frames:
-            try:
-                action: Begun | str | Refusal = await parsed(generation_pb2.GenerateManyRequest, frame, action_of)
-            except GenserveError as error:
-                action = named_in(frame[:_HEAD_BYTES]), error
-            if isinstance(action, str):
-                await self._abort(action, frame)
-            elif isinstance(action, tuple):
-                await self._refuse(*action)
-            else:
-                await self._begin(action, frame)
+    async def _read(self, actions: AsyncIterator[Action]) -> None:
+        async for action in actions:
+            match action:
+                case Begun():
+                    await self._begin(action)
+                case Abort():
+                    await self.abort(action)
+                case Failure():
+                    await self._tell([action])
 
-    async def _begin(self, begun: Begun, frame: bytes) -> None:
+    async def _begin(self, begun: Begun) -> None:
         forwarded = begun.forwarded
         request_id = forwarded.request_id
         if request_id in self._requests:
-            await self._refuse(request_id, RequestIdInUseError(f"request {request_id!r} is already running"))
+            await self._tell([Failure(request_id, RequestIdInUseError(f"request {request_id!r} is already running"))])
             return
-        attempts = Attempts(self._fleet, forwarded.request, remaining_s(self._context))
-        running = Running(forwarded, attempts, frame if begun.data is None else begun.data)
+        attempts = Attempts(self._fleet, forwarded.request, self._caller.remaining_s())
+        running = Running(forwarded, attempts, begun.data)
         self._requests[request_id] = running
         try:
             upstream = attempts.choose()
         except GenserveError as error:
-            await self._finish(running, running.error(error))
+            await self._finish(running, running.failed(error))
             return
         if upstream is None:
             self._spawn(self._place(running))
         else:
             await self._send(running, upstream)
 
-    async def _abort(self, request_id: str, frame: bytes) -> None:
-        running = self._requests.get(request_id)
+    async def abort(self, abort: Abort) -> None:
+        """Ends a request, if it is one of this call and runs."""
+        running = self._requests.get(abort.request_id)
         if running is None:
             return
         running.is_aborted = True
         if running.leg is not None:
-            await running.leg.write(frame)
+            await running.leg.write(abort.message())
         elif running.aborted is not None and not running.aborted.done():
             running.aborted.set_result(None)
 
-    async def _refuse(self, request_id: str, error: GenserveError) -> None:
-        await self._write_items([_Item(request_id=request_id, error=to_message(error))])
-
     # --- to a replica
 
-    async def _place(self, running: Running, lost: ReplicaLostError | None = None) -> None:
+    async def _place(self, running: Running[UpstreamT], lost: ReplicaLostError | None = None) -> None:
         """Sends a request that has to wait for a replica, or has lost its own. `lost`: the error if no other comes."""
         running.aborted = asyncio.get_running_loop().create_future()
         if running.is_aborted:
@@ -142,29 +128,29 @@ class GenerateMany:
             await self._finish(running, running.response(running.forwarded.aborted()))
         except GenserveError as error:
             no_other = lost is not None and isinstance(error, NoReplicaError)
-            await self._finish(running, running.error(lost if lost is not None and no_other else error))
+            await self._finish(running, running.failed(lost if lost is not None and no_other else error))
         else:
             await self._send(running, upstream)
 
-    async def _resume(self, running: Running, upstream: Upstream, error: GenserveError) -> None:
+    async def _resume(self, running: Running[UpstreamT], upstream: UpstreamT, error: GenserveError) -> None:
         """Sends the rest of a request whose replica is lost."""
         resumption = running.resumption
         assert resumption is not None
         try:
             rest = await resumption.rest(self._tokenize)
         except GenserveError as second:
-            await self._finish(running, running.error(replica_lost(upstream, resumption.num_tokens, error, second)))
+            await self._finish(running, running.failed(replica_lost(upstream, resumption.num_tokens, error, second)))
             return
         message = generation_pb2.GenerateManyRequest(generate=rest, form=generation_pb2.GENERATE_MANY_FORM_ITEMS)
         running.data = message.SerializeToString()
         await self._place(running, replica_lost(upstream, resumption.num_tokens, error))
 
-    async def _send(self, running: Running, upstream: Upstream) -> None:
+    async def _send(self, running: Running[UpstreamT], upstream: UpstreamT) -> None:
         leg = self._legs.get(upstream)
         if leg is None:
             number = next(number for number in range(len(self._numbers) + 1) if number not in self._numbers)
             self._numbers.add(number)
-            leg = self._legs[upstream] = Leg.open(upstream, number, remaining_s(self._context))
+            leg = self._legs[upstream] = Leg.open(upstream, number, self._caller.remaining_s())
             self._spawn(self._read_leg(leg))
         _keep_open(leg)
         running.leg = leg
@@ -172,11 +158,11 @@ class GenerateMany:
         leg.requests[running.request_id] = running
         if running.resumption is not None:
             running.resumption.admitted()
-        await leg.write(running.data)
+        await leg.begin(running)
 
     # --- from a replica
 
-    async def _read_leg(self, leg: Leg) -> None:
+    async def _read_leg(self, leg: Leg[UpstreamT]) -> None:
         upstream = leg.upstream
         error: GenserveError = UnavailableError(f"replica {upstream.address} has ended the stream")
         try:
@@ -189,11 +175,11 @@ class GenerateMany:
             self._forget(leg)
         if isinstance(error, DeadlineError):
             raise error  # it was the client's
-        items = [self._lost(running, leg, error) for running in tuple(leg.requests.values())]
-        await self._write_items([item for item in items if item is not None])
+        ends = [self._lost(running, leg, error) for running in tuple(leg.requests.values())]
+        await self._tell([end for end in ends if end is not None])
         self._numbers.discard(leg.number)  # the client knows now that its slots are free
 
-    async def _pass_on(self, leg: Leg, frame: bytes) -> None:
+    async def _pass_on(self, leg: Leg[UpstreamT], frame: bytes) -> None:
         if has_only_columns(frame):
             if frame:
                 await self._write(frame)
@@ -201,25 +187,25 @@ class GenerateMany:
         response = generation_pb2.GenerateManyResponse.FromString(frame)
         is_changed = False
         gone: list[int] = []
+        ends: list[_End] = []
         for index, item in enumerate(response.items):
             running = leg.requests.get(item.request_id)
             if running is None:
                 gone.append(index)
             elif item.HasField("error"):
-                ended = self._failed(running, leg, item)
-                if ended is None:
+                end = self._failed(running, leg, item)
+                if end is not item:
                     gone.append(index)
-                elif ended is not item:
-                    item.CopyFrom(ended)
-                    is_changed = True
+                    ends += [] if end is None else [end]
             else:
                 is_changed |= self._delivered(running, item)
         for index in reversed(gone):
             del response.items[index]
         if response.items or response.columns:
             await self._write(response.SerializeToString() if is_changed or gone else frame)
+        await self._tell(ends)
 
-    def _delivered(self, running: Running, item: _Item) -> bool:
+    def _delivered(self, running: Running[UpstreamT], item: _Item) -> bool:
         """Notes an item with output, and returns whether it was changed."""
         running.num_here += 1
         running.has_begun = True
@@ -229,15 +215,17 @@ class GenerateMany:
             self._end(running)
         return is_changed
 
-    def _failed(self, running: Running, leg: Leg, item: _Item) -> _Item | None:
-        """What the client is told instead of an error, None if the request goes on elsewhere."""
+    def _failed(self, running: Running[UpstreamT], leg: Leg[UpstreamT], item: _Item) -> _End | None:
+        """What the caller is told instead of an error, None if the request goes on elsewhere."""
         error = error_of_status(item.error, leg.upstream.address)
         if running.num_here and not is_lost(error):
             self._end(running)
             return item
         return self._lost(running, leg, error, item)
 
-    def _lost(self, running: Running, leg: Leg, error: GenserveError, item: _Item | None = None) -> _Item | None:
+    def _lost(
+        self, running: Running[UpstreamT], leg: Leg[UpstreamT], error: GenserveError, item: _Item | None = None
+    ) -> _End | None:
         """A replica runs a request no more. Returns the end of the request, None if it goes on elsewhere. `item`: that
         told the error."""
         self._left(running)
@@ -259,13 +247,13 @@ class GenerateMany:
                 return None
         except GenserveError as answer:
             self._end(running)
-            return item if item is not None and answer is error else running.error(answer)
+            return item if item is not None and answer is error else running.failed(answer)
         self._spawn(self._place(running))
         return None
 
-    # --- to the client
+    # --- to the caller
 
-    def _end(self, running: Running) -> None:
+    def _end(self, running: Running[UpstreamT]) -> None:
         """A request has ended. Its id is free before the client hears of that."""
         running.attempts.end()
         if self._requests.get(running.request_id) is running:
@@ -273,7 +261,7 @@ class GenerateMany:
         self._left(running)
         self._changed.set()
 
-    def _left(self, running: Running) -> None:
+    def _left(self, running: Running[UpstreamT]) -> None:
         """No replica runs the request."""
         leg, running.leg = running.leg, None
         if leg is None:
@@ -283,36 +271,42 @@ class GenerateMany:
             _keep_open(leg)
             leg.idle = asyncio.get_running_loop().call_later(IDLE_S, self._close, leg)
 
-    def _close(self, leg: Leg) -> None:
+    def _close(self, leg: Leg[UpstreamT]) -> None:
         self._forget(leg)
         leg.call.cancel()
 
-    def _forget(self, leg: Leg) -> None:
+    def _forget(self, leg: Leg[UpstreamT]) -> None:
         _keep_open(leg)
         if self._legs.get(leg.upstream) is leg:
             del self._legs[leg.upstream]
 
-    async def _finish(self, running: Running, item: _Item) -> None:
+    async def _finish(self, running: Running[UpstreamT], end: _End) -> None:
         self._end(running)
-        await self._write_items([item])
+        await self._tell([end])
 
-    async def _write_items(self, items: Sequence[_Item]) -> None:
-        for start in range(0, len(items), _ITEMS_PER_MESSAGE):
-            part = items[start : start + _ITEMS_PER_MESSAGE]
-            await self._write(generation_pb2.GenerateManyResponse(items=part).SerializeToString())
+    async def _tell(self, ends: Sequence[_End]) -> None:
+        """Requests have ended, and no replica says so."""
+        if items := [end for end in ends if isinstance(end, _Item)]:
+            await self._write(generation_pb2.GenerateManyResponse(items=items).SerializeToString())
+        if failures := [end for end in ends if isinstance(end, Failure)]:
+            await self._writes(self._caller.fail(failures))
 
     async def _write(self, data: bytes) -> None:
+        await self._writes(self._caller.write(data))
+
+    async def _writes(self, write: Coroutine[Any, Any, None]) -> None:
         self._num_writes += 1
         try:
             async with self._writing:
-                await self._context.write(data)
+                await write
         except (Exception, asyncio.CancelledError) as error:
             task = asyncio.current_task()
             if task is not None and not task.cancelling():
-                self._fail(error)  # the client is gone: that says nothing of the replica
+                self._fail(error)  # the caller is gone: that says nothing of the replica
                 await asyncio.Event().wait()
             raise
         finally:
+            write.close()  # if it never began
             self._num_writes -= 1
             if not self._requests:
                 self._changed.set()
@@ -337,7 +331,7 @@ class GenerateMany:
         self._changed.set()
 
 
-def _keep_open(leg: Leg) -> None:
+def _keep_open(leg: Leg[Any]) -> None:
     if leg.idle is not None:
         leg.idle.cancel()
         leg.idle = None

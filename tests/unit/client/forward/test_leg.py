@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genserve.fleet.forward.leg import has_only_columns
+from genserve.client.forward.leg import has_only_columns
 from genserve.v1 import generation_pb2
 
 responses = st.builds(

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError
 
-from genserve.control.arguments import check_text
+from genserve.arguments import check_text
 from genserve.errors import InvalidFieldError
 from genserve.routing.prefix_blocks import blocks_of_text, blocks_of_tokens
 from genserve.routing.replica import Request

@@ -2,16 +2,18 @@
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Generic
 
 import grpc.aio
 
+from genserve.client.forward.attempts import Attempts
+from genserve.client.forward.caller import Failure
+from genserve.client.forward.destinations import UpstreamT
+from genserve.client.forward.forwarded import Forwarded
+from genserve.client.forward.least_version import in_generate_many, needed
+from genserve.client.forward.resume import Resumption
+from genserve.client.forward.upstream import until_ended
 from genserve.errors import GenserveError
-from genserve.fleet.forward.attempts import Attempts
-from genserve.fleet.forward.forwarded import Forwarded
-from genserve.fleet.forward.resume import Resumption
-from genserve.fleet.upstream import Upstream, until_ended
-from genserve.rpc.status import to_message
 from genserve.tensors.varint import read_varint
 from genserve.v1 import generation_pb2
 from genserve.words import FIRST_SLOT_KEY, SLOTS_PER_CALL
@@ -20,14 +22,14 @@ _COLUMNS_TAG: Final = 0x12  # of `columns` in GenerateManyResponse
 
 
 @dataclass(slots=True)
-class Running:
+class Running(Generic[UpstreamT]):
     """A request of the stream. `data`: what is sent to a replica, b"" if it will not be sent again. `leg`: where it
     runs, None while it waits. `num_here`: items from there. `is_aborted`: the client has ended it."""
 
     forwarded: Forwarded
-    attempts: Attempts
+    attempts: Attempts[UpstreamT]
     data: bytes
-    leg: "Leg | None" = None
+    leg: "Leg[UpstreamT] | None" = None
     num_here: int = 0
     has_begun: bool = False
     is_aborted: bool = False
@@ -43,33 +45,37 @@ class Running:
         """How it goes on elsewhere, None if it may not."""
         return self.forwarded.resumption
 
-    def error(self, error: GenserveError) -> generation_pb2.GenerateManyItem:
+    def failed(self, error: GenserveError) -> Failure:
         """Its end by an error."""
-        return generation_pb2.GenerateManyItem(request_id=self.request_id, error=to_message(error))
+        return Failure(self.request_id, error)
 
     def response(self, response: generation_pb2.GenerateResponse) -> generation_pb2.GenerateManyItem:
-        """Its end by an answer of the router."""
+        """Its end by an answer that is no replica's."""
         return generation_pb2.GenerateManyItem(request_id=self.request_id, response=response)
 
 
 @dataclass(slots=True, eq=False)
-class Leg:
+class Leg(Generic[UpstreamT]):
     """An upstream call. `number`: which of the numbers of slots are its own. `requests`: those that it carries, by
     their ids."""
 
-    upstream: Upstream
+    upstream: UpstreamT
     number: int
     call: "grpc.aio.StreamStreamCall[bytes, bytes]"
-    requests: dict[str, Running] = field(default_factory=dict)
+    requests: dict[str, Running[UpstreamT]] = field(default_factory=dict)
     idle: asyncio.TimerHandle | None = None
     _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
     _has_written: bool = False
 
     @classmethod
-    def open(cls, upstream: Upstream, number: int, timeout_s: float | None) -> "Leg":
+    def open(cls, upstream: UpstreamT, number: int, timeout_s: float | None) -> "Leg[UpstreamT]":
         """Begins the call."""
         metadata = ((FIRST_SLOT_KEY, str(number * SLOTS_PER_CALL)),)
         return cls(upstream, number, upstream.generate_many(timeout=timeout_s, metadata=metadata))
+
+    async def begin(self, running: Running[UpstreamT]) -> None:
+        """Sends a request."""
+        await self.write(in_generate_many(running.data, needed(running.forwarded, self.upstream)))
 
     async def write(self, data: bytes) -> None:
         """Sends a message. If the call has ended, its reader tells that."""

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
+from genserve.client.forward.waiting import AbortedWhileWaitingError, Waiting
 from genserve.errors import QueueFullError
-from genserve.fleet.forward.waiting import AbortedWhileWaitingError, Waiting
 from genserve.fleet.member import Member
 from genserve.fleet.upstream import Upstream
 

@@ -1,13 +1,13 @@
-"""A request as a router holds it, from its arrival to its end."""
+"""A request as its sender holds it, from its arrival to its end."""
 
 import uuid
 from collections.abc import Iterable
 from typing import Final
 
+from genserve.client.forward.resume import Resumption, check_resume
+from genserve.client.forward.routed import routed
+from genserve.client.forward.upstream import Upstream
 from genserve.errors import GenserveError, ReplicaLostError
-from genserve.fleet.forward.resume import Resumption, check_resume
-from genserve.fleet.forward.routed import routed
-from genserve.fleet.upstream import Upstream
 from genserve.v1 import generation_pb2
 
 _MAX_ABORTED: Final = 1 << 14

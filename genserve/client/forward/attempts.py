@@ -4,21 +4,21 @@ import asyncio
 import time
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Final
+from typing import Final, Generic
 
+from genserve.client.forward.destinations import Destinations, UpstreamT
+from genserve.client.forward.loss import is_lost
 from genserve.errors import (
     DrainingError,
     EngineTaintedError,
     GenserveError,
+    LoraNotFoundError,
     NoReplicaError,
     QueueFullError,
     ReplicaLostError,
     RequestIdInUseError,
     WeightVersionMismatchError,
 )
-from genserve.fleet.fleet import Fleet
-from genserve.fleet.loss import is_lost
-from genserve.fleet.upstream import Upstream
 from genserve.routing.replica import Request
 
 MAX_LOST: Final = 3
@@ -29,14 +29,14 @@ PAUSE_S: Final = 0.25
 """Before a replica that was tried is tried again, because there is no other: it may start again, or come back."""
 
 
-class Attempts:
+class Attempts(Generic[UpstreamT]):
     """One request. `choose` or `next` says where it goes, and counts it there until the next choice or `end`. `failed`
     is told if that was in vain."""
 
-    def __init__(self, fleet: Fleet, request: Request, remaining_s: float | None = None) -> None:
+    def __init__(self, fleet: Destinations[UpstreamT], request: Request, remaining_s: float | None = None) -> None:
         self.request = request
         self._fleet = fleet
-        limit_s = fleet.settings.wait_ready_s
+        limit_s = fleet.wait_ready_s
         # The answer says why it waited in vain, if it comes before the client's deadline.
         self._wait_s = limit_s if remaining_s is None else min(limit_s, remaining_s - min(0.5, remaining_s / 4))
         self._until_s = time.monotonic() + self._wait_s
@@ -47,7 +47,7 @@ class Attempts:
         self._full: QueueFullError | None = None
         self._refusal: GenserveError | None = None
 
-    def choose(self) -> Upstream | None:
+    def choose(self) -> UpstreamT | None:
         """Where it goes now, None if it has to wait. Raises WeightVersionMismatchError if the fleet has no such version
         yet, as a daemon does."""
         fleet, request = self._fleet, self._known()
@@ -57,7 +57,7 @@ class Attempts:
             return None
         return self._sent_to(chosen)
 
-    async def next(self, *, has_begun: bool = False) -> Upstream:
+    async def next(self, *, has_begun: bool = False) -> UpstreamT:
         """Where it goes, once some replica may serve it. Raises NoReplicaError, and what the replicas say if all refuse
         it. `has_begun`: a part of the answer is delivered, so no refusal counts as long as there is time."""
         fleet = self._fleet
@@ -77,7 +77,7 @@ class Attempts:
             if not fleet.elsewhere(request, self._tried):
                 self._tried.clear()
 
-    def failed(self, error: GenserveError, upstream: Upstream) -> None:
+    def failed(self, error: GenserveError, upstream: UpstreamT) -> None:
         """The replica did not serve it, and nothing of its answer was delivered. Raises the error to answer if it is
         not to be tried elsewhere."""
         self.end()
@@ -89,14 +89,17 @@ class Attempts:
             self._full = error.with_traceback(None)
         elif isinstance(error, WeightVersionMismatchError):
             self._check_version(self.request, error)
-            self._refusal = error.with_traceback(None)
-        elif isinstance(error, EngineTaintedError):
+            if not self._fleet.doubt(upstream):
+                self._refusal = error.with_traceback(None)
+        elif isinstance(error, EngineTaintedError) or (
+            isinstance(error, LoraNotFoundError) and not self._fleet.knows_adapters
+        ):
             self._refusal = error.with_traceback(None)
         elif not (isinstance(error, RequestIdInUseError) and self._instance_id in self._lost):
             raise error  # of a connection that broke, the daemon may not know yet
         self._tried.add(self._instance_id)
 
-    def begin_again(self, upstream: Upstream, num_tokens: int) -> None:
+    def begin_again(self, upstream: UpstreamT, num_tokens: int) -> None:
         """The replica is lost after so many tokens, and the request goes on elsewhere: it may wait as long as at first.
         Raises ReplicaLostError if it has lost too many replicas."""
         self.end()
@@ -110,20 +113,19 @@ class Attempts:
         """It counts nowhere any more."""
         self._carried.close()
 
-    def _count_lost(self, upstream: Upstream) -> None:
+    def _count_lost(self, upstream: UpstreamT) -> None:
         self._lost[self._instance_id] = upstream.address
-        engines = [member.engine for member in self._fleet.members]
-        back = {engine.instance_id for engine in engines if engine is not None}  # only a connection broke
+        self._fleet.doubt(upstream)
+        back = self._fleet.instance_ids()  # only a connection broke
         back.discard(self._instance_id)  # its watch may not know yet
         dead = [address for instance_id, address in self._lost.items() if instance_id not in back]
         if len(dead) >= MAX_LOST:
             raise ReplicaLostError(f"replicas died with this request, one after the other: {', '.join(dead)}")
 
-    def _sent_to(self, upstream: Upstream) -> Upstream:
+    def _sent_to(self, upstream: UpstreamT) -> UpstreamT:
         self._carried.close()
         self._carried.enter_context(self._fleet.carrying(self.request, upstream))
-        engine = upstream.member.engine
-        self._instance_id = engine.instance_id if engine is not None else ""
+        self._instance_id = upstream.instance_id
         return upstream
 
     def _known(self) -> Request:
@@ -134,12 +136,12 @@ class Attempts:
         return request
 
     def _check_version(self, request: Request, error: WeightVersionMismatchError | None = None) -> None:
-        committed, asked = self._fleet.committed, request.min_weight_version
-        if committed is None or asked is None or asked <= committed.number:
+        committed, asked = self._fleet.committed_version, request.min_weight_version
+        if committed is None or asked is None or asked <= committed:
             return
         if error is None and self._fleet.elsewhere(request, ()):
             return  # those that have it were tried
         raise error or WeightVersionMismatchError(
-            f"version {committed.number} is served, the request needs {asked}",
-            metadata={"weight_version": str(committed.number)},
+            f"version {committed} is served, the request needs {asked}",
+            metadata={"weight_version": str(committed)},
         )

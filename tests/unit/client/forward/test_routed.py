@@ -2,9 +2,9 @@
 
 import pytest
 
+from genserve.client.forward import routed as module
+from genserve.client.forward.routed import parsed, routed
 from genserve.errors import InvalidFieldError
-from genserve.fleet.forward import routed as module
-from genserve.fleet.forward.routed import parsed, routed
 from genserve.v1 import generation_pb2
 
 Request = generation_pb2.GenerateRequest

@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import Collection, Coroutine
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from genserve.errors import QueueFullError
-from genserve.fleet.upstream import Upstream
+
+T = TypeVar("T")
 
 MAX_WAITING: Final = 1 << 14
-"""Requests that wait in a router. Their messages are kept."""
+"""Requests that wait in one process. Their messages are kept."""
 
 
 class AbortedWhileWaitingError(Exception):
@@ -26,9 +27,9 @@ class Waiting:
     async def wait(
         self,
         request_id: str,
-        routing: Coroutine[Any, Any, Upstream],
+        routing: Coroutine[Any, Any, T],
         aborted: "asyncio.Future[None] | None" = None,
-    ) -> Upstream:
+    ) -> T:
         """The result of `routing`. Raises QueueFullError if too many wait, AbortedWhileWaitingError after `abort` or
         when `aborted` is done."""
         if self._count >= self._limit:

@@ -1,0 +1,124 @@
+"""Calls of GenerationService to the replicas of a fleet: they stand where a call of gRPC to one daemon does."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from genserve.client.direct.answer import Answer
+from genserve.client.direct.pipe import Pipe, PipeEndedError
+from genserve.client.forward.actions import Abort, Action, Begun, action_of
+from genserve.client.forward.caller import Failure
+from genserve.client.forward.forwarded import Forwarded
+from genserve.client.forward.generate import Generate
+from genserve.client.forward.generate_many import GenerateMany
+from genserve.client.transport.response_stream import EOF
+from genserve.errors import DeadlineError, GenserveError
+from genserve.v1 import generation_pb2
+
+if TYPE_CHECKING:
+    from genserve.client.direct.tokens import DirectTokens
+
+
+class DirectCall:
+    """A running call. `work` does it; it writes to the answer."""
+
+    def __init__(self, answer: Answer, work: Callable[[], Awaitable[None]]) -> None:
+        self._answer = answer
+        self._running = asyncio.get_running_loop().create_task(self._run(work), name="a call to a fleet")
+
+    async def read(self) -> Any:
+        """The next message, or EOF. Raises the error that ended the call."""
+        message = await self._answer.messages.read()
+        return EOF if message is None else self._parsed(message)
+
+    def cancel(self) -> bool:
+        """Ends the call, and its requests."""
+        return self._running.cancel()
+
+    async def _run(self, work: Callable[[], Awaitable[None]]) -> None:
+        error: BaseException | None = None
+        try:
+            async with asyncio.timeout_at(self._answer.ends_at_s):
+                await work()
+        except TimeoutError:
+            error = DeadlineError("the call did not end within its timeout")
+        except (Exception, asyncio.CancelledError) as raised:
+            error = raised.with_traceback(None)
+        self._end(error)
+
+    def _end(self, error: BaseException | None) -> None:
+        self._answer.messages.end(error)
+
+    def _parsed(self, message: bytes | Failure) -> Any:
+        raise NotImplementedError
+
+
+class DirectGenerate(DirectCall):
+    """A call of Generate."""
+
+    def __init__(
+        self, tokens: "DirectTokens", request: generation_pb2.GenerateRequest, timeout_s: float | None
+    ) -> None:
+        answer = Answer(timeout_s)
+
+        async def work() -> None:
+            forwarded = Forwarded(request)
+            await tokens.replicas.known_for(forwarded.request)
+            generate = Generate(tokens.replicas, tokens.waiting, tokens.tokenize, answer)
+            await generate.run(forwarded, request.SerializeToString())
+
+        super().__init__(answer, work)
+
+    def _parsed(self, message: bytes | Failure) -> generation_pb2.GenerateResponse:
+        assert isinstance(message, bytes)
+        return generation_pb2.GenerateResponse.FromString(message)
+
+
+class DirectGenerateMany(DirectCall):
+    """A call of GenerateMany. `read` returns a Failure where no replica tells of the error of a request."""
+
+    def __init__(self, tokens: "DirectTokens", timeout_s: float | None) -> None:
+        answer = Answer(timeout_s)
+        self._tokens = tokens
+        self._requests: Pipe[generation_pb2.GenerateManyRequest] = Pipe()
+        self._stream = GenerateMany(tokens.replicas, tokens.waiting, tokens.tokenize, answer)
+        super().__init__(answer, lambda: self._stream.run(self._actions()))
+
+    async def write(self, message: generation_pb2.GenerateManyRequest) -> None:
+        """Sends a message. Raises what ended the call, InvalidStateError after its regular end, as gRPC does."""
+        try:
+            await self._requests.write(message)
+        except PipeEndedError:
+            error = self._answer.messages.error
+            if isinstance(error, GenserveError):
+                raise error.again() from None
+            raise asyncio.InvalidStateError("the call takes no more messages") from None
+
+    async def done_writing(self) -> None:
+        """No more messages follow."""
+        self._requests.end()
+
+    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
+        """Calls nothing: unlike gRPC's call, this one tells its readers and writers why it has ended."""
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        """Ends requests of this call, also after `done_writing`."""
+        for request_id in request_ids:
+            await self._stream.abort(Abort(request_id))
+
+    def _end(self, error: BaseException | None) -> None:
+        super()._end(error)
+        self._requests.end()
+
+    def _parsed(self, message: bytes | Failure) -> generation_pb2.GenerateManyResponse | Failure:
+        return message if isinstance(message, Failure) else generation_pb2.GenerateManyResponse.FromString(message)
+
+    async def _actions(self) -> AsyncIterator[Action]:
+        while (message := await self._requests.read()) is not None:
+            action = action_of(message)
+            if isinstance(action, Begun):
+                try:
+                    await self._tokens.replicas.known_for(action.forwarded.request)
+                except GenserveError as error:
+                    action = Failure(action.forwarded.request_id, error.with_traceback(None))
+            yield action

@@ -1,0 +1,104 @@
+"""What a client knows of one replica: what the router has told, and whether the client itself has reached it. Pure."""
+
+from typing import Final
+
+from genserve.routing.replica import Load, Replica, ReplicaState
+from genserve.v1 import fleet_pb2
+
+_STATES: Final = {
+    fleet_pb2.REPLICA_STATE_CONNECTING: ReplicaState.CONNECTING,
+    fleet_pb2.REPLICA_STATE_SYNCING: ReplicaState.SYNCING,
+    fleet_pb2.REPLICA_STATE_READY: ReplicaState.READY,
+    fleet_pb2.REPLICA_STATE_DRAINING: ReplicaState.DRAINING,
+    fleet_pb2.REPLICA_STATE_UNHEALTHY: ReplicaState.UNHEALTHY,
+}
+
+
+class KnownReplica:
+    """A replica. `unreachable`: why this client does not even try to call it, "" = it does. `failure`: why its last try
+    failed. `inflight`: sequences that this client has sent there and that have not ended."""
+
+    def __init__(self, address: str, unreachable: str = "") -> None:
+        self.address = address
+        self.unreachable = unreachable
+        self.failure = unreachable
+        self.is_gone = False
+        self.inflight = 0
+        self.told = fleet_pb2.Replica(address=address)
+        self.weight_version = 0
+        self._reached = ""
+        self._inflight_at_report = 0
+        self._routed: Replica | None = None
+
+    @property
+    def instance_id(self) -> str:
+        """Which run of the daemon the router has reached there; "" = none."""
+        return self.told.engine.instance_id
+
+    @property
+    def is_told_ready(self) -> bool:
+        """Whether it gets requests of the router."""
+        return not self.is_gone and self.told.state == fleet_pb2.REPLICA_STATE_READY
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether this client has reached the same run of the daemon."""
+        return self._reached != "" and self._reached == self.instance_id
+
+    @property
+    def where(self) -> tuple[ReplicaState, str]:
+        """Its state for this client, and why it is not READY."""
+        if self.is_gone:
+            return ReplicaState.GONE, "it was removed"
+        if not self.is_told_ready:
+            return _STATES.get(self.told.state, ReplicaState.CONNECTING), self.told.reason
+        if self.failure:
+            return ReplicaState.UNHEALTHY, self.failure
+        if not self.is_reached:
+            return ReplicaState.CONNECTING, "this client has not reached it yet"
+        return ReplicaState.READY, ""
+
+    def tell(self, told: fleet_pb2.Replica, fleet_version: int) -> None:
+        """The router has told of it."""
+        if told.load != self.told.load:  # otherwise it is the report that is known
+            self._inflight_at_report = self.inflight
+        if told.engine.instance_id != self.instance_id:
+            self.failure = self.unreachable
+        self.told = told
+        # A replica is READY only at the version of the fleet. The report of its engine may be older than its commit.
+        self.weight_version = fleet_version if self.is_told_ready else told.engine.weight_version
+        self._routed = None
+
+    def reach(self, instance_id: str) -> None:
+        """This run of the daemon has answered this client."""
+        self._reached, self.failure, self._routed = instance_id, "", None
+
+    def miss(self, failure: str) -> None:
+        """It has not answered; "" = it is not known whether it does."""
+        self._reached, self.failure, self._routed = "", failure, None
+
+    def leave(self) -> None:
+        """The router does not know it any more."""
+        self.is_gone, self._routed = True, None
+
+    def count(self, num_sequences: int) -> None:
+        """So many sequences more were sent there, or fewer."""
+        self.inflight += num_sequences
+        self._routed = None
+
+    def as_replica(self) -> Replica:
+        """What policies know of it. Made anew only if something has changed."""
+        if self._routed is None:
+            told = self.told.load
+            load = Load(told.running, told.waiting, told.kv_usage, told.tokens_per_second, self._inflight_at_report)
+            self._routed = Replica(
+                self.address,
+                self.address,
+                self.instance_id,
+                self.where[0],
+                self.weight_version,
+                max(1, self.told.max_num_seqs),
+                load,
+                self.inflight,
+            )
+        return self._routed

@@ -1,0 +1,83 @@
+"""Scripted daemons and a real router, all behind links that break, and a client that calls the daemons itself."""
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from genserve.client import AsyncClient, Direct
+from genserve.client.direct.replicas import DirectReplicas
+from genserve.client.direct.tokens import DirectTokens
+from genserve.fleet.settings import FleetSettings
+from genserve.routing.replica import ReplicaState
+from tests.fleet.routers import QUICK, RoutedFleet, over, replica
+from tests.fleet.scripted_fleet import running
+from tests.support.breakable_link import BreakableLink
+from tests.support.scripted_daemon import Daemon, ScriptedStream
+
+DIRECT = Direct(
+    policies="requests", report_interval_s=0.1, silence_s=1.0, keep_s=20.0, wait_ready_s=5.0, connect_timeout_s=2.0
+)
+
+
+@dataclass
+class DirectFleet:
+    """`links`: of the daemons, for the router and the client alike. `router_link`: of the client to the router."""
+
+    routed: RoutedFleet
+    daemons: list[Daemon]
+    links: list[BreakableLink]
+    router_link: BreakableLink
+    client: AsyncClient
+
+    async def running(self, request_id: str, besides: ScriptedStream | None = None) -> tuple[int, ScriptedStream]:
+        """Where a request runs, and the engine's side of it. `besides`: not this one of it."""
+        return await running(self.daemons, request_id, besides)
+
+    @property
+    def num_submitted(self) -> list[int]:
+        """Requests that each engine was given."""
+        return [len(daemon.engine.requests) for daemon in self.daemons]
+
+    @property
+    def known(self) -> DirectReplicas:
+        """What the client knows."""
+        return replicas_of(self.client)
+
+    def state(self, number: int) -> ReplicaState | None:
+        """What the client takes a replica to be, None if it does not know it."""
+        states = {each.address: each.state for each in self.known.replicas()}
+        return states.get(self.links[number].address)
+
+    async def until_known(self, *states: ReplicaState | None) -> None:
+        """Waits until the client takes the replicas to be in these states."""
+        await self.routed.until(lambda: [self.state(number) for number in range(len(self.links))] == list(states))
+
+    def blind_router(self) -> None:
+        """The router learns nothing any more."""
+        for tasks in self.routed.running.router._tasks.values():
+            for task in tasks:
+                task.cancel()
+
+
+def replicas_of(client: AsyncClient) -> DirectReplicas:
+    """What a client knows of the replicas."""
+    assert isinstance(client._tokens, DirectTokens)
+    return client._tokens.replicas
+
+
+@asynccontextmanager
+async def direct_fleet(
+    count: int = 3, direct: Direct = DIRECT, settings: FleetSettings = QUICK, **config: Any
+) -> AsyncIterator[DirectFleet]:
+    """So many daemons, all ready for the router; the client has not called it yet."""
+    async with AsyncExitStack() as stack:
+        daemons = [await stack.enter_async_context(replica()) for _ in range(count)]
+        links = [await stack.enter_async_context(BreakableLink(daemon.address)) for daemon in daemons]
+        routed = await stack.enter_async_context(over([], settings, **config))
+        for link in links:
+            routed.running.router.add(link.address)
+        await routed.until_ready(count)
+        router_link = await stack.enter_async_context(BreakableLink(routed.running.address))
+        client = await stack.enter_async_context(AsyncClient(router_link.address, direct=direct))
+        yield DirectFleet(routed, daemons, links, router_link, client)
