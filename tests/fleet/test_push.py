@@ -17,6 +17,7 @@ from genserve.errors import (
     PushNotFoundError,
     PushRolledBackError,
     UnsupportedError,
+    WeightVersionMismatchError,
 )
 from genserve.fleet.settings import FleetSettings
 from genserve.routing.replica import ReplicaState
@@ -49,6 +50,14 @@ async def test_a_push_is_applied_on_all_replicas(num_replicas: int, fanout: int)
             assert all(hold(version, daemon) for daemon in fleet.daemons)
             assert len(fleet.running.router.fleet.ready) == num_replicas
         assert not any(daemon.engine.misuses for daemon in fleet.daemons)
+
+
+async def test_a_refusal_is_told_as_it_is_while_the_trainer_still_sends() -> None:
+    """The replica's call is over then, and a write to it fails."""
+    async with routed(2) as fleet:
+        for _ in range(40):
+            with pytest.raises(WeightVersionMismatchError, match="version 0 is served, not 99 as expected"):
+                await fleet.client.push_weights(weights(1), version=1, expected_version=99)
 
 
 async def test_all_are_prepared_before_one_commits() -> None:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Final
 
+from genserve.client.transport.final_status import FinalStatus
 from genserve.fleet.upstream import Upstream
 from genserve.v1 import weights_pb2
 
@@ -73,8 +74,9 @@ async def _read(frames: AsyncIterator[bytes], feeds: Sequence[_Feed], is_sent: a
 
 async def _push(upstream: Upstream, feed: _Feed) -> weights_pb2.PushWeightsResponse:
     call = upstream.push(feed.frames())
+    final = FinalStatus(call)
     try:
         with upstream.running(call), upstream.raising():
-            return weights_pb2.PushWeightsResponse.FromString(await call)
+            return weights_pb2.PushWeightsResponse.FromString(await final.of(call))
     finally:
         feed.close()
