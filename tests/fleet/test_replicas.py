@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -150,6 +151,22 @@ async def test_a_replica_that_falls_silent_is_out_after_its_deadline() -> None:
             assert "said nothing for 0.7 s" in router.fleet.where(router.find(link.address).member)[1]
             link.let_go()
             await fleet.until_ready(2)
+
+
+async def test_a_replica_of_another_model_gets_no_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It could take neither the prompts nor the weights of the others. The reason names both models."""
+    async with routed(1) as fleet, replica() as other:
+        info = replace(other.engine.info, architecture="Other", vocab_size=9)
+        monkeypatch.setattr(type(other.engine), "info", property(lambda engine: info))
+        router = fleet.running.router
+        router.add(other.address)
+        told = (
+            f"it serves Other of 9 tokens in bfloat16, but {fleet.daemons[0].address} Scripted of 8 tokens in bfloat16"
+        )
+        await fleet.until(lambda: router.fleet.where(router.find(other.address).member)[1] == told)
+        assert router.fleet.where(router.find(other.address).member)[0] is ReplicaState.UNHEALTHY
+        monkeypatch.undo()
+        await fleet.until_ready(2)
 
 
 async def test_a_router_is_no_replica() -> None:
