@@ -16,7 +16,7 @@ from genserve.fleet.settings import FleetSettings
 from genserve.routing.replica import ReplicaState, Request
 from genserve.v1 import fleet_pb2
 from genserve.v1.fleet_pb2_grpc import FleetServiceStub
-from tests.fleet.routers import over, replica, routed
+from tests.fleet.routers import QUICK, over, replica, routed
 from tests.support.breakable_link import BreakableLink
 from tests.support.pulled_peers import content, weights
 from tests.support.scripted_daemon import Daemon, reason_of
@@ -274,7 +274,7 @@ async def test_a_daemon_with_two_addresses_is_one_replica() -> None:
 
 async def test_two_addresses_of_a_daemon_that_are_added_at_once_are_one_replica() -> None:
     """Neither has told who it is when the other one is called."""
-    async with over([]) as fleet, replica() as daemon:
+    async with over([], replace(QUICK, settle_s=0.5)) as fleet, replica() as daemon:
         router = fleet.running.router
         both = [daemon.address, daemon.address.replace("127.0.0.1", "localhost")]
         for address in both:
