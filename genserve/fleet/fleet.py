@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Final
@@ -36,6 +36,7 @@ class Fleet:
         self.committed: Version | None = None
         self.previous: Version | None = None
         self._undecided = ""
+        self._deciding: frozenset[str] = frozenset()
         self.leases = Leases()
         self.states_changed = Change()
         self._upstreams: dict[str, Upstream] = {}
@@ -99,15 +100,16 @@ class Fleet:
         self._undecided = ""
         self.refresh()
 
-    def is_committing(self, push_id: str) -> None:
-        """Replicas are told to commit a push. The first one that turns out to serve it decides, also if all answers are
-        lost."""
+    def is_committing(self, push_id: str, deciding: Iterable[Upstream]) -> None:
+        """Replicas are told to commit a push. The first one of `deciding` that turns out to serve it decides, also if
+        all answers are lost."""
         self._undecided = push_id
+        self._deciding = frozenset(upstream.address for upstream in deciding)
 
     def serves(self, upstream: Upstream, version: Version) -> None:
         """A replica has told what it serves."""
         upstream.member.serves(version)
-        if version.push_id and version.push_id == self._undecided:
+        if version.push_id and version.push_id == self._undecided and upstream.address in self._deciding:
             self.commit(version)
 
     def settle(self) -> None:
