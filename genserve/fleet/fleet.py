@@ -1,7 +1,7 @@
 """The replicas of a router, and where a request goes."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from genserve.client.forward.destinations import Destinations
@@ -30,6 +30,7 @@ class Fleet(Destinations[Upstream]):
         self.committed: Version | None = None
         self.previous: Version | None = None
         self._undecided = ""
+        self._deciding: frozenset[str] = frozenset()
         self.leases = Leases()
         self._upstreams: dict[str, Upstream] = {}
         self._where: dict[str, tuple[ReplicaState, str]] = {}
@@ -92,15 +93,16 @@ class Fleet(Destinations[Upstream]):
         self._undecided = ""
         self.refresh()
 
-    def is_committing(self, push_id: str) -> None:
-        """Replicas are told to commit a push. The first one that turns out to serve it decides, also if all answers are
-        lost."""
+    def is_committing(self, push_id: str, deciding: Iterable[Upstream]) -> None:
+        """Replicas are told to commit a push. The first one of `deciding` that turns out to serve it decides, also if
+        all answers are lost."""
         self._undecided = push_id
+        self._deciding = frozenset(upstream.address for upstream in deciding)
 
     def serves(self, upstream: Upstream, version: Version) -> None:
         """A replica has told what it serves."""
         upstream.member.serves(version)
-        if version.push_id and version.push_id == self._undecided:
+        if version.push_id and version.push_id == self._undecided and upstream.address in self._deciding:
             self.commit(version)
 
     def settle(self) -> None:

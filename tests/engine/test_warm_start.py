@@ -5,20 +5,25 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
 
+from genserve.launcher.end_with_starter import ending_with_this_process
 from tests.support.warm.process import WarmPopen
 
 ROOT = Path(__file__).parents[2]
 
 
-def probe(log: Path, environment: dict[str, str]) -> subprocess.Popen[str]:
+COMMAND = [sys.executable, "-m", "tests.support.warm.probe", "first", "and second"]
+
+
+def probe(log: Path, environment: dict[str, str], command: Sequence[str] = COMMAND) -> subprocess.Popen[str]:
     """Starts the probe in a group of its own."""
     with log.open("w") as stderr:
         return WarmPopen(
-            [sys.executable, "-m", "tests.support.warm.probe", "first", "and second"],
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=stderr,
@@ -40,10 +45,25 @@ def test_a_warm_process_has_what_a_started_one_has(tmp_path: Path) -> None:
     assert (child["parent"], child["group"], said["child_status"]) == (process.pid, process.pid, 0)
     for each in (own, child):
         assert (each["directory"], each["variable"], each["threads"]) == (str(ROOT), "1 = one", 1)
+        assert (each["cpus"], each["end_signal"]) == (sorted(os.sched_getaffinity(0)), 0)
     assert own["arguments"] == ["first", "and second"]
     process.communicate(timeout=10)
     assert process.returncode == 7
     assert (tmp_path / "stderr").read_text() == "on stderr\n"
+
+
+def test_a_warm_process_can_end_with_its_starter(tmp_path: Path) -> None:
+    """As one does that is started through launcher.end_with_starter; it has the CPUs of the thread that starts it."""
+    cpus = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cpus)})
+    try:
+        process = probe(tmp_path / "stderr", {}, ending_with_this_process(COMMAND))
+    finally:
+        os.sched_setaffinity(0, cpus)
+    own = json.loads(process.communicate(timeout=60)[0])["own"]
+    assert own["imported"]
+    assert (own["pid"], own["parent"], own["cpus"]) == (process.pid, os.getpid(), [min(cpus)])
+    assert (own["arguments"], own["end_signal"]) == (["first", "and second"], signal.SIGTERM)
 
 
 def test_a_warm_process_that_is_killed_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -242,13 +242,13 @@ async def test_a_request_waits_for_a_replica_and_can_be_aborted(router: Scripted
     assert last.outputs[0].finish.reason == generation_pb2.FINISH_REASON_ABORTED and last.HasField("usage")
 
 
-async def test_nobody_there_is_told_after_the_wait(router: ScriptedFleet) -> None:
+async def test_nobody_there_is_told_after_the_wait(impatient_router: ScriptedFleet) -> None:
     """With what the replicas do instead."""
-    for link in router.links:
+    for link in impatient_router.links:
         link.kill()
-    await until(lambda: not router.fleet.ready)
+    await until(lambda: not impatient_router.fleet.ready)
     with pytest.raises(grpc.aio.AioRpcError) as raised:
-        await router.generation.Generate(asked(), timeout=20).read()
+        await impatient_router.generation.Generate(asked(), timeout=20).read()
     assert reason_of(raised.value) == "NO_REPLICA"
     assert "3 unhealthy" in str(raised.value.details())
 

@@ -200,12 +200,12 @@ async def test_a_request_that_waits_holds_up_nobody_and_can_be_aborted(router: S
     assert await ended(call)
 
 
-async def test_a_request_that_waits_in_vain_ends_alone(router: ScriptedFleet) -> None:
+async def test_a_request_that_waits_in_vain_ends_alone(impatient_router: ScriptedFleet) -> None:
     """With NO_REPLICA."""
-    for link in router.links:
+    for link in impatient_router.links:
         link.kill()
-    await until(lambda: not router.fleet.ready)
-    call = router.generation.GenerateMany(timeout=20)
+    await until(lambda: not impatient_router.fleet.ready)
+    call = impatient_router.generation.GenerateMany(timeout=20)
     await call.write(generate("a"))
     (item,) = (await call.read()).items
     assert item.error.code == grpc.StatusCode.UNAVAILABLE.value[0] and "no replica" in item.error.message

@@ -51,6 +51,7 @@ async def test_an_adapter_that_one_replica_does_not_load_is_no_success(fleet: Ro
     assert len(fleet.running.router.fleet.ready) == 3
     await fleet.client.push_lora(NAME, TENSORS, CONFIG, push_id="p")
     assert having(fleet) == [True] * 3
+    assert [daemon.engine.calls.count(f"load_lora {NAME}") for daemon in fleet.daemons] == [1, 2, 1]
 
 
 async def test_an_adapter_that_no_replica_loads_is_told_by_one(fleet: RoutedFleet) -> None:

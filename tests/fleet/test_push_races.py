@@ -8,7 +8,7 @@ import pytest
 
 from genserve.client import AsyncClient
 from genserve.control.conditions import EngineCondition
-from genserve.errors import GenserveError
+from genserve.errors import ApplyInProgressError, DeadlineError, GenserveError
 from genserve.fleet.services import weights as weight_service
 from genserve.routing.replica import ReplicaState
 from genserve.v1 import weights_pb2
@@ -142,6 +142,38 @@ async def test_a_replica_that_is_ahead_does_not_stop_the_pushes_of_the_others() 
         await fleet.client.push_weights(weights(1), version=1, timeout_s=30)
         assert all(hold(1, daemon) for daemon in fleet.daemons)
         assert fleet.state(ahead) is ReplicaState.SYNCING
+
+
+async def test_a_replica_that_is_ahead_does_not_decide_about_a_push() -> None:
+    """It alone commits: the replicas that get requests go on with the version of before, and the trainer hears it."""
+    async with replica() as ahead, routed(2) as fleet:
+        async with AsyncClient(ahead.address) as client:
+            await client.push_weights(weights(7), version=7, timeout_s=30)
+        fleet.running.router.add(ahead.address)
+        members = fleet.running.router.fleet
+        await fleet.until(lambda: "waits for a newer" in members.where(members.upstreams[ahead.address].member)[1])
+        for daemon in fleet.daemons:
+            daemon.engine.fails["pause"] = DeadlineError("not now")
+        with pytest.raises(DeadlineError, match="not now"):
+            await fleet.client.push_weights(weights(8), version=8, timeout_s=30)
+        assert [daemon.engine.weight_version for daemon in (*fleet.daemons, ahead)] == [0, 0, 8]
+        await fleet.until_ready()
+        assert (await fleet.client.status()).state.weight_version == 0
+
+
+async def test_a_commit_waits_for_nobody_elses_push() -> None:
+    """It is told which one is on its way, and passes when that is over."""
+    async with routed(2) as fleet:
+        await fleet.client.push_weights(weights(2), version=2, timeout_s=30, push_id="s", action="stage")
+        gate = fleet.daemons[0].engine.gates["prepare_weights"] = Gate()
+        pushing = asyncio.create_task(fleet.client.push_weights(weights(1), version=1, timeout_s=30, push_id="first"))
+        await until_reached(gate)
+        with pytest.raises(ApplyInProgressError, match="first"):
+            await fleet.client.commit_push("s")
+        gate.open.set()
+        await pushing
+        await fleet.client.commit_push("s")
+        assert all(hold(2, daemon) for daemon in fleet.daemons)
 
 
 async def test_a_repeat_of_an_applied_push_after_a_replica_has_joined() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -17,7 +18,7 @@ from genserve.fleet.settings import FleetSettings
 from genserve.routing.replica import ReplicaState, Request
 from genserve.v1 import fleet_pb2
 from genserve.v1.fleet_pb2_grpc import FleetServiceStub
-from tests.fleet.routers import over, replica, routed
+from tests.fleet.routers import QUICK, over, replica, routed
 from tests.support.breakable_link import BreakableLink
 from tests.support.pulled_peers import content, weights
 from tests.support.scripted_daemon import Daemon, reason_of
@@ -154,6 +155,22 @@ async def test_a_replica_that_falls_silent_is_out_after_its_deadline() -> None:
             await fleet.until_ready(2)
 
 
+async def test_a_replica_of_another_model_gets_no_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It could take neither the prompts nor the weights of the others. The reason names both models."""
+    async with routed(1) as fleet, replica() as other:
+        info = replace(other.engine.info, architecture="Other", vocab_size=9)
+        monkeypatch.setattr(type(other.engine), "info", property(lambda engine: info))
+        router = fleet.running.router
+        router.add(other.address)
+        told = (
+            f"it serves Other of 9 tokens in bfloat16, but {fleet.daemons[0].address} Scripted of 8 tokens in bfloat16"
+        )
+        await fleet.until(lambda: router.fleet.where(router.find(other.address).member)[1] == told)
+        assert router.fleet.where(router.find(other.address).member)[0] is ReplicaState.UNHEALTHY
+        monkeypatch.undo()
+        await fleet.until_ready(2)
+
+
 async def test_a_router_is_no_replica() -> None:
     """Not even of itself."""
     async with routed(1) as fleet:
@@ -288,7 +305,7 @@ async def test_a_daemon_with_two_addresses_is_one_replica() -> None:
 
 async def test_two_addresses_of_a_daemon_that_are_added_at_once_are_one_replica() -> None:
     """Neither has told who it is when the other one is called."""
-    async with over([]) as fleet, replica() as daemon:
+    async with over([], replace(QUICK, settle_s=0.5)) as fleet, replica() as daemon:
         router = fleet.running.router
         both = [daemon.address, daemon.address.replace("127.0.0.1", "localhost")]
         for address in both:

@@ -135,13 +135,13 @@ async def test_text_is_tokenized_when_it_has_to_be(router: ScriptedFleet) -> Non
     call.cancel()
 
 
-async def test_nobody_left_is_told_as_the_loss(router: ScriptedFleet) -> None:
+async def test_nobody_left_is_told_as_the_loss(impatient_router: ScriptedFleet) -> None:
     """After the time to wait for another one."""
-    call = router.generation.Generate(asked(), timeout=20)
-    _, stream = await router.running("a")
+    call = impatient_router.generation.Generate(asked(), timeout=20)
+    _, stream = await impatient_router.running("a")
     stream.put(tokens([5], prompt=3))
     await call.read()
-    for link in router.links:
+    for link in impatient_router.links:
         link.kill()
     with pytest.raises(grpc.aio.AioRpcError) as raised:
         await call.read()

@@ -21,12 +21,12 @@ async def commit_everywhere(
     fleet: Fleet, replicas: Sequence[Upstream], request: weights_pb2.CommitPushRequest
 ) -> weights_pb2.CommitPushResponse:
     """Commits at once on all of these replicas. From the first success on, requests go only to replicas that have
-    committed; those that have failed catch up by themselves. Raises the error of one if none has succeeded, and of an
-    adapter, which nobody catches up with, if one has failed."""
+    committed; those that have failed catch up by themselves. Raises the error of one if no replica that gets requests
+    has succeeded, and of an adapter, which nobody catches up with, if one has failed."""
     committed_s: list[float] = []
     ready = set(fleet.ready)
     deciding = ready.intersection(replicas) or set(replicas)  # one that is behind has nothing to say
-    fleet.is_committing(request.push_id)
+    fleet.is_committing(request.push_id, deciding)
 
     async def commit(upstream: Upstream) -> weights_pb2.CommitPushResponse:
         answer = await _commit(fleet, upstream, request, decides=upstream in deciding)
@@ -44,9 +44,9 @@ async def commit_everywhere(
         for upstream in failures:
             upstream.member.version = None  # what it serves has to be asked
         fleet.refresh()
-    if not answers:
+    if deciding <= failures.keys():
         # One that did not answer may have committed: this must not look as if nothing had changed.
-        errors = list(failures.values())
+        errors = [failures[upstream] for upstream in replicas if upstream in deciding]
         raise next((error for error in errors if may_have_done(error)), errors[0]).again()
     skew_s = max(committed_s) - min(committed_s)
     counts = f"{len(answers)} of {len(replicas)} replicas"

@@ -1,12 +1,24 @@
 """A program for the tests of warm starts: `python -m tests.support.warm.probe` starts a process of its own through
 multiprocessing, says on its output what both have got, and waits for its input to end."""
 
+import ctypes
 import json
 import multiprocessing
 import os
 import sys
 import threading
 from multiprocessing.connection import Connection
+from typing import Final
+
+_PR_GET_PDEATHSIG: Final = 2
+
+
+def end_signal() -> int:
+    """The signal that the kernel sends this process when its parent ends; 0 = none."""
+    number = ctypes.c_int()
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_GET_PDEATHSIG, ctypes.byref(number), 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_GET_PDEATHSIG) failed")
+    return number.value
 
 
 def describe() -> dict[str, object]:
@@ -20,6 +32,8 @@ def describe() -> dict[str, object]:
         "variable": os.environ.get("GENSERVE_PROBE"),
         "imported": "vllm.v1.engine.core" in sys.modules,
         "threads": threading.active_count(),
+        "cpus": sorted(os.sched_getaffinity(0)),
+        "end_signal": end_signal(),
     }
 
 

@@ -1,7 +1,32 @@
-"""What the router knows of one replica."""
+"""What the router knows of one replica, and what follows from it."""
+
+import pytest
 
 from genserve.fleet.member import Member
-from genserve.routing.replica import ReplicaState
+from genserve.fleet.version import Version
+from genserve.routing.replica import Load, Replica, ReplicaState
+from genserve.v1 import control_pb2, types_pb2
+
+ONE = Version(1, "p")
+INFO = control_pb2.GetServerInfoResponse(architecture="Tiny", vocab_size=9, dtype="bfloat16")
+INFO.limits.max_num_seqs = 4
+
+
+def engine(
+    phase: types_pb2.Phase.ValueType = types_pb2.PHASE_RUNNING, version: int = 1, instance_id: str = "i"
+) -> types_pb2.EngineState:
+    """A state that a replica tells."""
+    return types_pb2.EngineState(instance_id=instance_id, phase=phase, weight_version=version)
+
+
+def serving(version: Version | None = ONE, phase: types_pb2.Phase.ValueType = types_pb2.PHASE_RUNNING) -> Member:
+    """A replica that has told all of it."""
+    member = Member("a:1")
+    member.connected(INFO)
+    member.reported(engine(phase, version.number if version is not None else 0), control_pb2.Load(running=2))
+    if version is not None:
+        member.serves(version)
+    return member
 
 
 def test_policies_know_an_adapter_as_soon_as_the_replica_has_told_it() -> None:
@@ -10,3 +35,143 @@ def test_policies_know_an_adapter_as_soon_as_the_replica_has_told_it() -> None:
     assert member.as_replica(ReplicaState.READY).lora_names is None
     member.has_loras(["poet"])
     assert member.as_replica(ReplicaState.READY).lora_names == frozenset(["poet"])
+
+
+def test_a_replica_is_connecting_until_it_has_told_its_state() -> None:
+    """And while its engine starts."""
+    member = Member("a:1")
+    assert member.where(ONE) == (ReplicaState.CONNECTING, "it has not answered yet")
+    member.reported(engine(types_pb2.PHASE_STARTING), control_pb2.Load())
+    assert member.where(ONE) == (ReplicaState.CONNECTING, "its engine is starting")
+
+
+@pytest.mark.parametrize(
+    ("phase", "state", "reason"),
+    [
+        (types_pb2.PHASE_RUNNING, ReplicaState.READY, ""),
+        (types_pb2.PHASE_APPLYING, ReplicaState.READY, ""),
+        (types_pb2.PHASE_PAUSED, ReplicaState.READY, ""),
+        (types_pb2.PHASE_SLEEPING, ReplicaState.READY, ""),
+        (types_pb2.PHASE_STARTING, ReplicaState.CONNECTING, "starting"),
+        (types_pb2.PHASE_DRAINING, ReplicaState.DRAINING, "it is shutting down"),
+        (types_pb2.PHASE_DEAD, ReplicaState.UNHEALTHY, "its engine is dead"),
+        (types_pb2.PHASE_TAINTED, ReplicaState.SYNCING, "inconsistent"),
+    ],
+)
+def test_the_phase_of_an_engine_decides(phase: types_pb2.Phase.ValueType, state: ReplicaState, reason: str) -> None:
+    """Of one that serves the version of the fleet. One that is paused has its requests wait."""
+    found, why = serving(phase=phase).where(ONE)
+    assert found is state and reason in why and bool(why) == bool(reason)
+
+
+@pytest.mark.parametrize(
+    ("version", "committed", "reason"),
+    [
+        (None, ONE, "its version is being read"),
+        (None, None, "its version is being read"),
+        (ONE, None, "the fleet starts"),
+        (Version(0), ONE, "it serves version 0, the fleet 1"),
+        (Version(2, "q"), ONE, "it serves version 2, the fleet 1: it waits for a newer one"),
+        (Version(1, "q"), ONE, "it serves other weights under version 1: push 'q'"),
+        (Version(1, "q", "d"), Version(1, "p", "e"), "it serves other weights under version 1: push 'q'"),
+        (Version(1, "q", "d"), Version(1, "p", "d"), ""),
+        (Version(1, "p", "d"), Version(1, "p", "e"), ""),
+        (Version(1), Version(1), ""),
+    ],
+)
+def test_only_the_version_of_the_fleet_gets_requests(
+    version: Version | None, committed: Version | None, reason: str
+) -> None:
+    """The same number is not enough: the push, or the digest of its contents, has to be the same."""
+    expected = ReplicaState.SYNCING if reason else ReplicaState.READY
+    assert serving(version).where(committed) == (expected, reason)
+
+
+def test_a_failed_sync_is_told_until_the_replica_serves_something_else() -> None:
+    """In place of what is different."""
+    member = serving(Version(0))
+    member.sync_failure = "no room"
+    assert member.where(ONE) == (ReplicaState.SYNCING, "no room")
+    member.serves(ONE)
+    assert (member.where(ONE), member.sync_failure) == ((ReplicaState.READY, ""), "")
+
+
+def test_what_counts_most_is_told_first() -> None:
+    """Removed, then unhealthy, then drained, then not paused."""
+    member = serving()
+    member.holds_leases = False
+    assert member.where(ONE)[0] is ReplicaState.SYNCING
+    member.is_draining = True
+    assert member.where(ONE) == (ReplicaState.DRAINING, "it is being drained")
+    member.lost("gone away")
+    assert member.where(ONE) == (ReplicaState.UNHEALTHY, "gone away")
+    member.is_gone = True
+    assert member.where(ONE) == (ReplicaState.GONE, "it was removed")
+
+
+def test_what_is_lost_is_not_known_any_more() -> None:
+    """It may be back as another process, with other weights."""
+    member = serving()
+    member.has_loras(["poet"])
+    member.lost("gone away")
+    assert (member.version, member.engine, member.load, member.lora_names) == (None, None, None, None)
+    member.connected(INFO)
+    assert member.where(ONE)[0] is ReplicaState.CONNECTING
+
+
+@pytest.mark.parametrize(("version", "instance_id"), [(2, "i"), (1, "j")])
+def test_a_version_has_to_be_read_again_when_a_report_differs(version: int, instance_id: str) -> None:
+    """By its number, or by who reports; the same report changes nothing."""
+    member = serving()
+    member.reported(engine(), control_pb2.Load())
+    assert member.version == ONE
+    member.sync_failure = "no room"
+    member.reported(engine(version=version, instance_id=instance_id), control_pb2.Load())
+    assert member.version is None
+    assert member.sync_failure == ("" if instance_id == "j" else "no room")
+
+
+def test_policies_see_all_that_a_replica_told_and_what_was_sent_since() -> None:
+    """After each event, though what they see is made anew only then."""
+    seen: list[Replica] = []
+
+    def see(state: ReplicaState = ReplicaState.READY) -> Replica:
+        seen.append(member.as_replica(state))
+        assert member.as_replica(state) is seen[-1]
+        return seen[-1]
+
+    member, most = Member("a:1"), 1 << 30
+    assert see() == Replica("a:1", "a:1", "", ReplicaState.READY, 0, most, Load(), 0, None)
+    member.connected(INFO)
+    assert see() == Replica("a:1", "a:1", "", ReplicaState.READY, 0, 4, Load(), 0, None)
+    member.sent(3)
+    assert see().inflight == 3
+    told = control_pb2.Load(running=5, waiting=6, kv_usage=0.5, tokens_per_second=8.0)
+    member.reported(engine(), told)
+    load = Load(5, 6, 0.5, 8.0, 3)
+    assert see() == Replica("a:1", "a:1", "i", ReplicaState.READY, 0, 4, load, 3, None)
+    member.ended(1)
+    member.serves(ONE)
+    member.has_loras(["poet"])
+    assert see() == Replica("a:1", "a:1", "i", ReplicaState.READY, 1, 4, load, 2, frozenset(["poet"]))
+    for event in (lambda: member.ended(1), lambda: member.serves(Version(2)), lambda: member.has_loras([])):
+        event()
+        assert see() != seen[-2]
+    assert see(ReplicaState.SYNCING).state is ReplicaState.SYNCING
+    member.lost("gone away")
+    assert see() == Replica("a:1", "a:1", "", ReplicaState.READY, 0, 4, Load(), 1, None)
+
+
+@pytest.mark.parametrize(("told", "expected"), [(0, 1), (1, 1), (7, 7)])
+def test_a_replica_has_room_for_one_at_least(told: int, expected: int) -> None:
+    """Policies divide by it."""
+    info = control_pb2.GetServerInfoResponse()
+    info.limits.max_num_seqs = told
+    member = Member("a:1")
+    member.connected(info)
+    assert member.max_num_seqs == expected
+
+
+def test_the_kind_of_a_replica_is_told_in_words() -> None:
+    """All replicas have to have it in common."""
+    assert str(serving().kind) == "Tiny of 9 tokens in bfloat16"

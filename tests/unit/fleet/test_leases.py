@@ -1,0 +1,137 @@
+"""Leases of the fleet, told from those of its replicas."""
+
+import time
+
+import pytest
+
+from genserve.errors import PauseLeaseLostError
+from genserve.fleet.leases import _MAX_ENDED, Leases, holder_with, new_lease_id
+from genserve.v1 import types_pb2
+
+L, M = "1" * 32, "2" * 32
+
+
+def pause(lease_id: str = L, holder: str = "trainer", left_s: float | None = None) -> types_pb2.PauseLease:
+    """A lease as a replica tells it, with a name of its own there."""
+    told = types_pb2.PauseLease(
+        lease_id=f"own {lease_id}", holder=holder_with(holder, lease_id), mode=types_pb2.PAUSE_MODE_KEEP
+    )
+    if left_s is not None:
+        told.expire_time.FromNanoseconds(round((time.time() + left_s) * 1e9))
+    return told
+
+
+def held(leases: Leases, address: str) -> list[str]:
+    """The leases that a replica lacks."""
+    return [lease.lease_id for lease in leases.missing(address)]
+
+
+def test_a_lease_is_known_from_one_replica_and_missing_on_the_others() -> None:
+    """By the holder's name; a lease that somebody took on a replica alone is not the fleet's."""
+    leases = Leases()
+    assert held(leases, "a:1") == []
+    assert leases.told("a:1", [pause(holder="my [trainer]\n"), types_pb2.PauseLease(lease_id="x", holder="operator")])
+    (lease,) = leases.active
+    assert (lease.lease_id, lease.holder, lease.mode) == (L, "my [trainer]\n", types_pb2.PAUSE_MODE_KEEP)
+    assert (held(leases, "a:1"), held(leases, "b:2")) == ([], [L])
+    assert leases.of_replica(L, "a:1") == f"own {L}"
+    with pytest.raises(PauseLeaseLostError, match="b:2"):
+        leases.of_replica(L, "b:2")
+    assert not leases.told("a:1", [pause(holder="my [trainer]\n")]), "nothing has changed"
+
+
+def test_a_lease_that_ended_on_a_replica_is_not_given_to_it_again() -> None:
+    """Somebody has ended it there. It is over when it has ended on all."""
+    leases = Leases()
+    for address in ("a:1", "b:2"):
+        leases.told(address, [pause()])
+    assert leases.told("a:1", [])
+    assert (held(leases, "a:1"), held(leases, "c:3")) == ([], [L])
+    leases.told("b:2", [])
+    assert leases.active == [] and leases.known(L) is None
+    with pytest.raises(PauseLeaseLostError) as caught:
+        leases.get(L)
+    assert caught.value.metadata == {"lease_id": L}
+
+
+def test_a_replica_that_was_away_gets_the_lease_again() -> None:
+    """It may have started anew."""
+    leases = Leases()
+    for address in ("a:1", "b:2"):
+        leases.told(address, [pause()])
+    leases.told("a:1", [])
+    leases.left("a:1")
+    assert held(leases, "a:1") == [L]
+    leases.left("b:2")
+    assert leases.active == []
+
+
+def test_a_lease_that_somebody_has_ended_is_left_over_where_it_still_is() -> None:
+    """And given to nobody, also not to those that never had it."""
+    leases = Leases()
+    for address in ("a:1", "b:2"):
+        leases.told(address, [pause(), pause(M)])
+    leases.ended(L)
+    assert leases.was_ended(L) and not leases.was_ended(M)
+    assert [lease.lease_id for lease in leases.active] == [M]
+    assert (held(leases, "c:3"), leases.left_over("a:1"), leases.left_over("c:3")) == ([M], [(L, f"own {L}")], [])
+    with pytest.raises(PauseLeaseLostError):
+        leases.get(L)
+    leases.resumed(L, "a:1")
+    assert (leases.left_over("a:1"), leases.left_over("b:2")) == ([], [(L, f"own {L}")])
+    leases.begun(L)
+    assert (leases.left_over("b:2"), leases.get(L).lease_id) == ([], L)
+
+
+def test_a_lease_that_is_being_granted_counts_when_it_is_granted() -> None:
+    """A replica that joins meanwhile is not paused by one that may still fail. A repeat of a pause counts at once."""
+    leases = Leases()
+    with leases.being_granted(L) as is_new:
+        assert is_new
+        leases.granted(L, "trainer", "a:1", pause())
+        assert (leases.active, held(leases, "b:2")) == ([], [])
+    assert held(leases, "b:2") == [L]
+    with leases.being_granted(L) as is_new:
+        assert not is_new
+        assert held(leases, "b:2") == [L]
+    leases.ended(L)
+    with leases.being_granted(L) as is_new:
+        assert is_new
+
+
+@pytest.mark.parametrize(("left_s", "expected"), [(None, [L]), (30.0, [L]), (0.5, [])])
+def test_a_lease_that_is_about_to_end_is_not_given_to_others(left_s: float | None, expected: list[str]) -> None:
+    """One without an end is."""
+    leases = Leases()
+    leases.told("a:1", [pause(left_s=left_s)])
+    assert held(leases, "b:2") == expected
+
+
+def test_a_lease_ends_when_the_first_replica_lets_go() -> None:
+    """As its message says. Without an end it has none."""
+    leases = Leases()
+    leases.told("a:1", [pause(left_s=50)])
+    leases.told("b:2", [pause(left_s=20)])
+    leases.told("c:3", [pause()])
+    lease = leases.get(L)
+    first_s = lease.on_replicas["b:2"].expire_time.ToNanoseconds() / 1e9
+    assert lease.expire_time_s == first_s
+    told = lease.message()
+    assert (told.lease_id, told.holder, told.mode) == (L, "trainer", types_pb2.PAUSE_MODE_KEEP)
+    assert told.expire_time.ToNanoseconds() / 1e9 == pytest.approx(first_s, abs=1e-6)
+    leases.told("d:4", [pause(M)])
+    assert not leases.get(M).message().HasField("expire_time") and leases.get(M).remaining_s() is None
+
+
+def test_the_id_of_a_lease_is_that_of_its_request() -> None:
+    """After a restart too; without a request it is new each time."""
+    assert new_lease_id("r") == new_lease_id("r") != new_lease_id("s")
+    assert new_lease_id("") != new_lease_id("")
+
+
+def test_leases_that_ended_long_ago_are_forgotten() -> None:
+    """Only so many are known: the last ones."""
+    leases = Leases()
+    for number in range(_MAX_ENDED + 1):
+        leases.ended(str(number))
+    assert [leases.was_ended(str(number)) for number in (0, 1, _MAX_ENDED)] == [False, True, True]
