@@ -1,15 +1,16 @@
-"""One replica on this host: a daemon that is started again when it ends."""
+"""One replica: a daemon that is started again when it ends, and known to the fleet while it serves."""
 
 import asyncio
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from contextlib import suppress
-from typing import Final
+from typing import Final, Generic, Protocol, TypeVar
 
 from genserve.errors import ReplicaNotFoundError
-from genserve.fleet.router import Router
 from genserve.launcher.daemon_process import DaemonFailedError, DaemonProcess
+from genserve.launcher.output import Serving
 from genserve.notices import say
 from genserve.placement.backoff import Backoff, Starts
 from genserve.placement.output import PrefixedOutput
@@ -18,17 +19,47 @@ from genserve.placement.shares import ProcessShare
 _KILLED_TIMEOUT_S: Final = 15.0
 
 
-class LocalReplica:
-    """Keeps one daemon running, and known to the router while it serves."""
+class Daemon(Protocol):
+    """One run of a daemon, wherever it runs: what DaemonProcess says of the same names."""
 
-    def __init__(self, number: int, flags: Sequence[str], share: ProcessShare, router: Router, starts: Starts) -> None:
+    serving: Future[Serving]
+    ended: Future[bool]
+
+    @property
+    def exit_status(self) -> int | None: ...
+
+    def stop(self, timeout_s: float) -> None: ...
+
+    def kill(self) -> None: ...
+
+    def failure(self) -> DaemonFailedError: ...
+
+
+class Members(Protocol):
+    """The replicas that serve, by their addresses: a router, say."""
+
+    def add(self, address: str, /) -> object: ...
+
+    async def remove(self, address: str, /) -> None:
+        """Raises ReplicaNotFoundError."""
+
+
+DaemonT = TypeVar("DaemonT", bound=Daemon)
+
+
+class Replica(ABC, Generic[DaemonT]):
+    """Keeps one daemon running, and known to the members while it serves."""
+
+    def __init__(self, number: int, members: Members, starts: Starts) -> None:
         self.number = number
-        self._flags = flags
-        self._share = share
-        self._router = router
+        self._members = members
         self._starts = starts
         self._backoff = Backoff()
-        self._process: DaemonProcess | None = None
+        self._process: DaemonT | None = None
+
+    @abstractmethod
+    def _start(self) -> DaemonT:
+        """Starts it, without waiting until it serves. Raises OSError."""
 
     async def run(self) -> None:
         """Until it is cancelled, which leaves the daemon as it is. Raises DaemonFailedError if no start is likely to
@@ -76,14 +107,25 @@ class LocalReplica:
         if self._process is not None:
             wait({self._process.ended}, _KILLED_TIMEOUT_S)
 
+    async def _serving(self, process: DaemonT, address: str) -> DaemonFailedError:
+        """From when it serves to its end, of which the error tells."""
+        self._members.add(address)
+        await asyncio.wrap_future(process.ended)
+        with suppress(ReplicaNotFoundError):  # somebody has removed it
+            await self._members.remove(address)
+        return process.failure()
+
+
+class LocalReplica(Replica[DaemonProcess]):
+    """One whose daemon is a process on this host."""
+
+    def __init__(
+        self, number: int, flags: Sequence[str], share: ProcessShare, members: Members, starts: Starts
+    ) -> None:
+        super().__init__(number, members, starts)
+        self._flags = flags
+        self._share = share
+
     def _start(self) -> DaemonProcess:
         output = PrefixedOutput(f"[{self.number}] ")
         return DaemonProcess(self._flags, output, self._share.env, cpus=self._share.cpus)
-
-    async def _serving(self, process: DaemonProcess, address: str) -> DaemonFailedError:
-        """From when it serves to its end, of which the error tells."""
-        self._router.add(address)
-        await asyncio.wrap_future(process.ended)
-        with suppress(ReplicaNotFoundError):  # somebody has removed it
-            await self._router.remove(address)
-        return process.failure()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from genserve.fleet.discovery import DnsReplicas
+from genserve.fleet.discovery import Discovery, dns_addresses
 from tests.fleet.routers import over
 
 
@@ -23,7 +23,8 @@ async def test_the_replicas_follow_the_name(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve)
     async with over([]) as fleet:
         router = fleet.running.router
-        looking = asyncio.create_task(DnsReplicas(router, "fleet.local:1", 0.05).run())
+        discovery = Discovery(router, "fleet.local", dns_addresses("fleet.local:1", 0.05))
+        looking = asyncio.create_task(discovery.run())
         await fleet.until(lambda: len(router.fleet.upstreams) == 6)
         failure[:] = [UnicodeError("label empty or too long"), socket.gaierror("no such name")]
         await fleet.until(lambda: not failure)
