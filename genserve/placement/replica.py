@@ -129,3 +129,21 @@ class LocalReplica(Replica[DaemonProcess]):
     def _start(self) -> DaemonProcess:
         output = PrefixedOutput(f"[{self.number}] ")
         return DaemonProcess(self._flags, output, self._share.env, cpus=self._share.cpus)
+
+
+async def keep(replicas: Sequence[Replica[DaemonT]], stopped: asyncio.Event) -> DaemonFailedError | None:
+    """Runs them until a signal (None) or a failure that ends all."""
+    waiting = asyncio.create_task(stopped.wait())
+    running = [asyncio.create_task(each.run(), name=f"replica {each.number}") for each in replicas]
+    try:
+        done, _ = await asyncio.wait([waiting, *running], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in (waiting, *running):
+            task.cancel()
+        results = await asyncio.gather(*running, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException) and not isinstance(result, asyncio.CancelledError | DaemonFailedError):
+            raise result
+    if waiting in done:
+        return None
+    return next((each for each in results if isinstance(each, DaemonFailedError)), None)

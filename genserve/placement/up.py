@@ -14,10 +14,9 @@ from typing import Final
 
 from genserve.fleet.serve import RouteConfig, start_router
 from genserve.fleet.settings import MAX_REPLICAS
-from genserve.launcher.daemon_process import DaemonFailedError
 from genserve.notices import say
 from genserve.placement.backoff import Starts
-from genserve.placement.replica import LocalReplica
+from genserve.placement.replica import LocalReplica, keep
 from genserve.placement.shares import process_shares
 from genserve.signals import stop_on_signals
 
@@ -79,7 +78,7 @@ async def up(config: UpConfig) -> int:
                 if share.words:
                     say(f"replica {number} has {share.words}")
             print(f"genserve: routing to {len(replicas)} local replicas on {running.address}", flush=True)
-            failure = await _keep(replicas, stopped)
+            failure = await keep(replicas, stopped)
             if failure is not None:
                 say(f"no replica can be started: {failure}")
             await running.drain(timeout_s)
@@ -87,21 +86,3 @@ async def up(config: UpConfig) -> int:
     if failure is not None:
         return 2 if failure.exit_status == 2 else 1
     return 0 if all(in_order) else 1
-
-
-async def _keep(replicas: Sequence[LocalReplica], stopped: asyncio.Event) -> DaemonFailedError | None:
-    """Runs them until a signal (None) or a failure that ends all."""
-    waiting = asyncio.create_task(stopped.wait())
-    running = [asyncio.create_task(each.run(), name=f"replica {each.number}") for each in replicas]
-    try:
-        done, _ = await asyncio.wait([waiting, *running], return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in (waiting, *running):
-            task.cancel()
-        results = await asyncio.gather(*running, return_exceptions=True)
-    for result in results:
-        if isinstance(result, BaseException) and not isinstance(result, asyncio.CancelledError | DaemonFailedError):
-            raise result
-    if waiting in done:
-        return None
-    return next((each for each in results if isinstance(each, DaemonFailedError)), None)

@@ -1,0 +1,81 @@
+"""The connection to a Ray cluster. Every call to Ray has a deadline."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Final, ParamSpec, TypeVar
+
+import ray
+
+from genserve.placement.ray.names import namespace_of
+from genserve.placement.ray.resources import Node
+from genserve.placement.ray.settings import AUTO, RayConfig
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+CALL_TIMEOUT_S: Final = 30.0
+"""For a call that Ray answers at once if it answers."""
+
+
+class RayFailedError(Exception):
+    """Ray cannot do what is needed; the text says why. `exit_status`: 2 if another start would not help."""
+
+    def __init__(self, message: str, exit_status: int = 1) -> None:
+        super().__init__(message)
+        self.exit_status = exit_status
+
+
+def connect(config: RayConfig) -> None:
+    """Connects this process, in the namespace of the fleet. Blocks: who has started this process has a deadline. Raises
+    RayFailedError."""
+    try:
+        ray.init(
+            address=config.address,
+            namespace=namespace_of(config.name),
+            log_to_driver=True,
+            configure_logging=True,
+            logging_level=logging.WARNING,
+        )
+    except Exception as error:  # of many types: no cluster, another version, no such host, a token that is wrong
+        where = "found" if config.address == AUTO else f"at {config.address}"
+        raise RayFailedError(
+            f"no Ray cluster {where} that this host is a node of ({' '.join(str(error).split())}): start one with `ray "
+            "start --head`, and let other hosts join it with `ray start --address HEAD:6379`"
+        ) from error
+
+
+async def within(timeout_s: float, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    """The result of a call that blocks. Raises RayFailedError when it does not return in time; then it goes on in its
+    thread."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await asyncio.to_thread(function, *args, **kwargs)
+    except TimeoutError:
+        name = getattr(function, "__name__", "a call")
+        raise RayFailedError(f"Ray does not answer within {timeout_s:g} s ({name})") from None
+
+
+async def nodes() -> list[Node]:
+    """Those that are alive."""
+    return [Node.of(each) for each in await within(CALL_TIMEOUT_S, ray.nodes) if each["Alive"]]
+
+
+async def free() -> Mapping[str, float]:
+    """The resources that nothing uses, of all nodes together."""
+    found: Mapping[str, float] = await within(CALL_TIMEOUT_S, ray.available_resources)
+    return found
+
+
+async def actor_names() -> list[str]:
+    """The names of all actors of the fleet."""
+    found: list[str] = await within(CALL_TIMEOUT_S, ray.util.list_named_actors)
+    return found
+
+
+async def disconnect() -> None:
+    """Ends the job, with all that is left of it. A cluster that does not answer ends it when it sees this process
+    gone."""
+    with suppress(RayFailedError):
+        await within(CALL_TIMEOUT_S, ray.shutdown)
