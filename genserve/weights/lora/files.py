@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from genserve.errors import InvalidFieldError
@@ -94,8 +95,9 @@ def sweep(temporary: Path | None = None, proc: Path = Path("/proc")) -> None:
     """Removes directories of daemons that were killed. Their memory is freed already."""
     for path in (temporary or Path(tempfile.gettempdir())).glob("genserve-lora-*"):
         found = _DIRECTORY.fullmatch(path.name)
-        if found and not (proc / found[1]).exists() and path.stat().st_uid == os.getuid():
-            shutil.rmtree(path, ignore_errors=True)
+        with suppress(FileNotFoundError):  # another daemon that starts removes it too
+            if found and not (proc / found[1]).exists() and path.stat().st_uid == os.getuid():
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def _copied(file: CheckpointFile) -> Arena:
