@@ -17,6 +17,8 @@ T = TypeVar("T")
 
 CALL_TIMEOUT_S: Final = 30.0
 """For a call that Ray answers at once if it answers."""
+_CONNECT_TIMEOUT_S: Final = 30.0
+"""Without a cluster at the address that was given, Ray would try for minutes."""
 
 
 class RayFailedError(Exception):
@@ -27,19 +29,19 @@ class RayFailedError(Exception):
         self.exit_status = exit_status
 
 
-def connect(config: RayConfig) -> None:
-    """Connects this process, in the namespace of the fleet. Blocks: who has started this process has a deadline. Raises
-    RayFailedError."""
+async def connect(config: RayConfig) -> None:
+    """Connects this process, in the namespace of the fleet. Raises RayFailedError."""
+    where = "found" if config.address == AUTO else f"at {config.address}"
     try:
-        ray.init(
+        await within(
+            _CONNECT_TIMEOUT_S,
+            ray.init,
             address=config.address,
             namespace=namespace_of(config.name),
             log_to_driver=True,
-            configure_logging=True,
-            logging_level=logging.WARNING,
+            logging_level=logging.ERROR,
         )
     except Exception as error:  # of many types: no cluster, another version, no such host, a token that is wrong
-        where = "found" if config.address == AUTO else f"at {config.address}"
         raise RayFailedError(
             f"no Ray cluster {where} that this host is a node of ({' '.join(str(error).split())}): start one with `ray "
             "start --head`, and let other hosts join it with `ray start --address HEAD:6379`"

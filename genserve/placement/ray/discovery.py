@@ -15,7 +15,7 @@ async def ray_addresses(config: RayConfig) -> AsyncGenerator[Collection[str], No
     """Those of its actors' daemons, now and later. Looks again when the cluster is lost, or is not there yet; until
     then the replicas are those that were found."""
     backoff = Backoff()
-    known: Collection[str] = ()
+    known: Collection[str] = frozenset()
     while True:
         began_s = time.monotonic()
         process = RayProcess(Task(config))

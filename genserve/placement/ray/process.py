@@ -63,9 +63,11 @@ class RayProcess:
 
     async def ended(self) -> int:
         """Waits until it has ended; its exit status."""
+        if (status := self._process.poll()) is not None:
+            return status
         over = asyncio.Event()
         loop = asyncio.get_running_loop()
-        watched = os.pidfd_open(self._process.pid)  # a zombie has one too: nobody else waits for it
+        watched = os.pidfd_open(self._process.pid)  # a zombie has one too
         try:
             loop.add_reader(watched, over.set)
             await over.wait()
