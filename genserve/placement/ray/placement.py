@@ -70,9 +70,12 @@ class Placement:
 
     async def remove(self) -> None:
         """Removes all actors, and gives back what was reserved. Raises RayFailedError if Ray does not answer."""
-        for actor in self._actors.values():
-            await within(_END_TIMEOUT_S, ray.kill, actor)
+        await within(_END_TIMEOUT_S, self._kill_all)
         await within(_END_TIMEOUT_S, remove_placement_group, self._group)
+
+    def _kill_all(self) -> None:
+        for actor in self._actors.values():
+            ray.kill(actor)
 
     def _make(self, number: int) -> Any:
         options = ray.remote(ReplicaActor).options(

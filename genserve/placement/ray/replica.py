@@ -3,10 +3,11 @@
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from ray.exceptions import ActorDiedError, RayError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
 
 from genserve.launcher.daemon_process import DaemonFailedError
 from genserve.launcher.output import Serving
@@ -21,7 +22,8 @@ from genserve.placement.replica import Members, Replica
 _LATE_S: Final = 30.0
 """Ray starts an actor within seconds where there is room for it."""
 _ANSWER_S: Final = 15.0
-"""How much later than the daemon is killed its actor may tell of it."""
+"""How long an actor that runs may take to answer."""
+_AGAIN_S: Final = 1.0
 _LONGEST_WORDS: Final = 400
 _LOG: Final = Path("worker-*.err")
 
@@ -90,14 +92,17 @@ class RayDaemon:
 
     async def _until_placed(self, actor: Any) -> None:
         """However long this takes: the nodes of a cluster come and go."""
-        answering = asyncio.ensure_future(actor.address.remote())
-        try:
-            done, _ = await asyncio.wait({answering}, timeout=_LATE_S)
-            if not done:
+        late_s = asyncio.get_running_loop().time() + _LATE_S
+        was_said = False
+        while True:
+            with suppress(ActorUnavailableError, TimeoutError):  # Ray starts it again
+                async with asyncio.timeout(_ANSWER_S):
+                    await actor.address.remote()
+                return
+            if not was_said and asyncio.get_running_loop().time() > late_s:
+                was_said = True
                 say(f"replica {self._number}: waiting until Ray has room for its actor again")
-            await answering
-        finally:
-            answering.cancel()
+            await asyncio.sleep(_AGAIN_S)
 
     async def _stop(self, timeout_s: float) -> None:
         if self._actor is None:  # not started yet

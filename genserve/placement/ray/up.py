@@ -5,6 +5,7 @@ drains, then every daemon, then what was reserved is given back.
 """
 
 import asyncio
+import importlib.util
 import logging
 import sys
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from typing import Final
 
 from genserve.fleet.serve import RouteConfig, start_router
 from genserve.fleet.settings import MAX_REPLICAS
+from genserve.listening import require_free
 from genserve.notices import say
 from genserve.placement.gpus import ranks_per_replica
 from genserve.placement.ray.process import RayProcess
@@ -44,7 +46,12 @@ class RayUpConfig:
 
     def fleet(self) -> RayFleet:
         """What it needs: a CPU for each worker of an engine, and its GPU. Raises ValueError."""
-        num_gpus = gpus_each(self.flags, self.gpus_each)
+        if importlib.util.find_spec("vllm") is None:  # imports nothing
+            if self.gpus_each is None:
+                raise ValueError("no engine is installed here that tells whether it needs GPUs: say --gpus-per-replica")
+            num_gpus = self.gpus_each
+        else:
+            num_gpus = gpus_each(self.flags, self.gpus_each)
         num_ranks = num_gpus if num_gpus else ranks_per_replica(self.flags)
         flags = [f"--drain-timeout-s={self.route.drain_timeout_s}", *self.flags]
         if self.route.allow_insecure:
@@ -74,30 +81,30 @@ async def up_on_ray(config: RayUpConfig) -> int:
         )
 
     fleet = config.fleet()
+    require_free(config.route.host, config.route.port, config.route.uds)  # placing takes long
     async with AsyncExitStack() as stack:
         process = RayProcess(Task(config.ray, fleet))
         stack.callback(process.kill)  # whatever happens, Ray is told of the end
         stack.enter_context(stop_on_signals(stop, process.kill))
         ended = asyncio.create_task(process.ended())
         waiting = asyncio.create_task(stopped.wait())
-        stack.callback(waiting.cancel)
         first = asyncio.create_task(process.next())
-        stack.callback(first.cancel)
+        for task in (ended, waiting, first):
+            stack.callback(task.cancel)
         limit_s = _CONNECT_S + config.ray.timeout_s
-        done, _ = await asyncio.wait({first, waiting}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
-        if not done:
-            say(f"{config.ray.where} does not answer within {limit_s:g} s")
-            return 1
-        if first in done and first.result() is not None:
+        await asyncio.wait({first, waiting}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        if first.done() and (addresses := first.result()) is not None:
             async with AsyncExitStack() as routing:
-                found = process.found(first.result() or ())
-                running = await start_router(config.route, routing, {config.ray.where: found})
+                running = await start_router(config.route, routing, {config.ray.where: process.found(addresses)})
                 where = f"{fleet.num_replicas} replicas on {config.ray.where}"
                 print(f"genserve: routing to {where} on {running.address}", flush=True)
                 await asyncio.wait({ended, waiting}, return_when=asyncio.FIRST_COMPLETED)
                 await running.drain(timeout_s)
-        return await _status(process, ended, stopped, fleet.stop_timeout_s)
-    raise AssertionError("unreachable")
+        elif not first.done() and not stopped.is_set():
+            say(f"{config.ray.where} does not answer within {limit_s:g} s")
+            return 1
+        status = await _status(process, ended, stopped, fleet.stop_timeout_s)
+    return status
 
 
 async def _status(
