@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import socket
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Final, ParamSpec, TypeVar
@@ -33,6 +34,8 @@ async def connect(config: RayConfig) -> None:
     """Connects this process, in the namespace of the fleet. Raises RayFailedError."""
     where = "found" if config.address == AUTO else f"at {config.address}"
     try:
+        if config.address != AUTO:
+            await within(_CONNECT_TIMEOUT_S, _require_listener, config.address)
         await within(
             _CONNECT_TIMEOUT_S,
             ray.init,
@@ -46,6 +49,12 @@ async def connect(config: RayConfig) -> None:
             f"no Ray cluster {where} that this host is a node of ({' '.join(str(error).split())}): start one with `ray "
             "start --head`, and let other hosts join it with `ray start --address HEAD:6379`"
         ) from error
+
+
+def _require_listener(address: str) -> None:
+    """Raises OSError, or ValueError, at once where Ray would try to connect for a long time."""
+    host, _, port = address.rpartition(":")
+    socket.create_connection((host.strip("[]"), int(port)), _CONNECT_TIMEOUT_S).close()
 
 
 async def within(timeout_s: float, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:

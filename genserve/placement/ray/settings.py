@@ -25,10 +25,10 @@ class RayConfig:
         if self.address.startswith("ray://"):
             raise ValueError(
                 f"--ray {self.address}: Ray Client cannot be used: run this on a node of the cluster, and give the "
-                "address without ray://, with the port of `ray start` (6379)"
+                "address without ray:// and with the port of `ray start` (6379)"
             )
-        if self.address in ("", "local"):
-            raise ValueError(f"--ray must be the address of a cluster, is {self.address!r}: `ray start --head` has one")
+        if self.address != AUTO and re.fullmatch(r"[^\s/]+:[0-9]{1,5}", self.address) is None:
+            raise ValueError(f"--ray must be HOST:PORT of a cluster's head, is {self.address!r}")
         if re.fullmatch(r"[A-Za-z0-9._-]{1,64}", self.name) is None:
             raise ValueError(f"--ray-name must be 1 to 64 letters, digits, '.', '_' or '-', is {self.name!r}")
         if not 0 < self.timeout_s <= MAX_TIMEOUT_S:

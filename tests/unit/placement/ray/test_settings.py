@@ -9,8 +9,9 @@ from genserve.placement.ray.settings import RayConfig, RayFleet, Task
     ("settings", "says"),
     [
         ({"address": "ray://head:10001"}, "Ray Client cannot be used: run this on a node"),
-        ({"address": "local"}, "--ray must be the address of a cluster, is 'local'"),
-        ({"address": ""}, "--ray must be the address of a cluster, is ''"),
+        ({"address": "local"}, "--ray must be HOST:PORT of a cluster's head, is 'local'"),
+        ({"address": ""}, "--ray must be HOST:PORT of a cluster's head, is ''"),
+        ({"address": "head"}, "--ray must be HOST:PORT of a cluster's head, is 'head'"),
         ({"name": ""}, "--ray-name must be"),
         ({"name": "a/b"}, "--ray-name must be"),
         ({"name": "a" * 65}, "--ray-name must be"),
