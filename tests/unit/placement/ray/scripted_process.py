@@ -40,6 +40,11 @@ class ScriptedProcess:
         (self._package / f"says.{life}").write_text(text)
 
     @property
+    def is_running(self) -> bool:
+        """Whether it was started, and has not ended at once."""
+        return (self._package / "lives").exists()
+
+    @property
     def tasks(self) -> list[str]:
         """What it was told to do, in each life."""
         return (self._package / "lives").read_text().splitlines()

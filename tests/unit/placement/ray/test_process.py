@@ -1,16 +1,20 @@
 """The router's side of the process that talks to Ray; tests/faults/test_up_ray.py has a real one."""
 
 import asyncio
+import os
 import signal
+from collections.abc import Iterator
 from contextlib import aclosing
 from pathlib import Path
 
 import pytest
 
-from genserve.placement.ray import process
+from genserve.fleet.serve import RouteConfig
+from genserve.placement.ray import process, up
 from genserve.placement.ray.discovery import ray_addresses
 from genserve.placement.ray.process import RayProcess
 from genserve.placement.ray.settings import RayConfig, Task
+from genserve.placement.ray.up import RayUpConfig, up_on_ray
 from tests.unit.placement.ray.scripted_process import ScriptedProcess
 
 CONFIG = RayConfig("head:6379", timeout_s=30.0)
@@ -89,3 +93,66 @@ async def test_a_cluster_that_does_not_answer_is_given_up(
             if addresses:
                 break
     assert "genserve: Ray at head:6379 does not answer within 1 s" in capsys.readouterr().err
+
+
+@pytest.fixture
+def kept_signals() -> Iterator[None]:
+    """As they were before, whatever the router does to them."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("kept_signals")
+@pytest.mark.parametrize(
+    ("lines", "process_status", "status", "says"),
+    [
+        ([], 2, 2, ""),
+        ([], 1, 1, ""),
+        (["[]"], 1, 1, ""),
+        (["[]"], 0, 1, "genserve: the process that runs the replicas on Ray ended with status 0\n"),
+    ],
+)
+async def test_the_router_ends_with_the_process_that_runs_the_replicas(
+    scripted: ScriptedProcess,
+    capsys: pytest.CaptureFixture[str],
+    lines: list[str],
+    process_status: int,
+    status: int,
+    says: str,
+) -> None:
+    """And with its exit status: it has said why. It listens as soon as all replicas are placed, and not before."""
+    scripted.says(1, lines, process_status)
+    config = RayUpConfig(2, ["--seed", "1"], None, RouteConfig(port=0), CONFIG)
+    async with asyncio.timeout(30):
+        assert await up_on_ray(config) == status
+    said = capsys.readouterr()
+    assert said.err == says
+    assert ("genserve: routing to 2 replicas on Ray at head:6379 on 127.0.0.1:" in said.out) is bool(lines)
+    assert scripted.tasks == [Task(CONFIG, config.fleet()).to_json()]
+
+
+@pytest.mark.usefixtures("kept_signals")
+async def test_a_signal_before_all_is_placed_ends_the_process_too(scripted: ScriptedProcess) -> None:
+    """Which gives back what it has asked for."""
+    scripted.says(1, [], None)
+    running = asyncio.create_task(up_on_ray(RayUpConfig(1, [], None, RouteConfig(port=0), CONFIG)))
+    async with asyncio.timeout(30):
+        while not scripted.is_running:
+            await asyncio.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert await running == 1  # as it was ended by the signal, which a real one takes
+
+
+@pytest.mark.usefixtures("kept_signals")
+async def test_a_process_that_says_nothing_is_given_up(
+    scripted: ScriptedProcess, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After the time for Ray to answer and to place all."""
+    monkeypatch.setattr(up, "_CONNECT_S", 0.5)
+    scripted.says(1, [], None)
+    config = RayUpConfig(1, [], None, RouteConfig(port=0), RayConfig("head:6379", timeout_s=0.5))
+    async with asyncio.timeout(30):
+        assert await up_on_ray(config) == 1
+    assert capsys.readouterr().err == "genserve: Ray at head:6379 does not answer within 1 s\n"
