@@ -190,7 +190,7 @@ def test_daemons_listen_for_other_hosts_only_if_the_user_says_so(cluster: RayClu
     """They have no encryption, and the addresses of their nodes can be reached."""
     if is_loopback(cluster.node_address):
         pytest.skip("this host has no address but that of itself")
-    command = [sys.executable, "-m", "genserve", "up", "--ray", cluster.address, "--replicas", "1", *SMALL_ENGINE]
+    command = [sys.executable, "-m", "genserve", "up", "--ray", cluster.address, "--replicas", "1", "--port", "0"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 2
     assert f"the addresses of their nodes ({cluster.node_address}), without encryption" in done.stderr
@@ -199,7 +199,7 @@ def test_daemons_listen_for_other_hosts_only_if_the_user_says_so(cluster: RayClu
 
 def test_a_cluster_that_is_not_there_is_not_started() -> None:
     """Ray would start one without a word. The error says how to."""
-    command = [sys.executable, "-m", "genserve", "up", "--ray", "127.0.0.1:9", "--replicas", "1", *SMALL_ENGINE]
+    command = [sys.executable, "-m", "genserve", "up", "--ray", "127.0.0.1:9", "--replicas", "1", "--port", "0"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 1
     assert "genserve: no Ray cluster at 127.0.0.1:9 that this host is a node of (" in done.stderr

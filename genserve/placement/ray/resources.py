@@ -24,7 +24,8 @@ class Node:
 
     def room(self, cpus: int, gpus: int) -> int:
         """How many replicas fit."""
-        return int(min(self.cpus // cpus, self.gpus // gpus if gpus else self.cpus // cpus))
+        by_cpus = int(self.cpus // cpus)
+        return by_cpus if gpus == 0 else min(by_cpus, int(self.gpus // gpus))
 
 
 def bundle(cpus: int, gpus: int) -> dict[str, float]:

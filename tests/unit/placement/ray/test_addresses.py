@@ -23,6 +23,15 @@ async def test_every_change_is_a_line_with_all_addresses() -> None:
         await serving.remove("b:1")
 
 
+def test_a_line_is_written_at_once() -> None:
+    """However much its file gathers."""
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "wb") as lines, os.fdopen(reading, "rb", buffering=0) as read:
+        ServingAddresses(lines).add("a:1")
+        os.set_blocking(reading, False)
+        assert parsed(read.read(100)) == {"a:1"}
+
+
 def test_a_reader_that_is_gone_is_no_failure() -> None:
     """The process is told to end, and drains what it runs."""
     reading, writing = os.pipe()

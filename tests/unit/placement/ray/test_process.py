@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from genserve.fleet.serve import RouteConfig
+from genserve.listening import bound_socket
 from genserve.placement.ray import process, up
 from genserve.placement.ray.discovery import ray_addresses
 from genserve.placement.ray.process import RayProcess
@@ -156,3 +157,13 @@ async def test_a_process_that_says_nothing_is_given_up(
     async with asyncio.timeout(30):
         assert await up_on_ray(config) == 1
     assert capsys.readouterr().err == "genserve: Ray at head:6379 does not answer within 1 s\n"
+
+
+async def test_a_port_in_use_is_told_before_ray_places_anything(scripted: ScriptedProcess) -> None:
+    """Which may take long, and would be in vain."""
+    with bound_socket("127.0.0.1", 0) as taken:
+        taken.listen()
+        config = RayUpConfig(1, [], None, RouteConfig(port=taken.getsockname()[1]), CONFIG)
+        with pytest.raises(OSError, match="cannot listen on"):
+            await up_on_ray(config)
+    assert not scripted.is_running

@@ -26,6 +26,11 @@ def test_what_cannot_be_is_refused(settings: dict[str, object], says: str) -> No
         RayConfig(**settings)  # type: ignore[arg-type]
 
 
+def test_people_are_told_where_the_cluster_is() -> None:
+    """As far as the user has said it."""
+    assert [RayConfig().where, RayConfig("head:6379").where] == ["Ray", "Ray at head:6379"]
+
+
 def test_a_task_is_the_same_in_the_other_process() -> None:
     """With every field of its own, and without a fleet too."""
     config = RayConfig("head:6379", "second", 7.5)
