@@ -2,6 +2,7 @@
 
 import argparse
 import importlib.util
+import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -65,7 +66,7 @@ def add_ray_flags(group: "argparse._ArgumentGroup", what: str) -> None:
 
 def ray_config(args: argparse.Namespace) -> "RayConfig | None":
     """What these flags say; None: nothing. Raises ValueError."""
-    from genserve.placement.ray.settings import DEFAULT_NAME, DEFAULT_TIMEOUT_S, RayConfig
+    from genserve.placement.ray.settings import AUTO, DEFAULT_NAME, DEFAULT_TIMEOUT_S, RayConfig
 
     if args.ray is None:
         for flag, value in (("--ray-name", args.ray_name), ("--ray-timeout", args.ray_timeout)):
@@ -75,7 +76,7 @@ def ray_config(args: argparse.Namespace) -> "RayConfig | None":
     if importlib.util.find_spec("ray") is None:  # imports nothing
         raise RayMissingError('Ray is not installed: pip install "genserve[ray]"')
     return RayConfig(
-        args.ray,
+        (os.environ.get("RAY_ADDRESS") or AUTO) if args.ray == AUTO else args.ray,
         DEFAULT_NAME if args.ray_name is None else args.ray_name,
         DEFAULT_TIMEOUT_S if args.ray_timeout is None else args.ray_timeout,
     )

@@ -32,6 +32,15 @@ def test_wrong_flags_are_refused_before_ray_is_asked(
     assert said.startswith(f"genserve {command[0]}: error: ") and says in said and said.count("\n") == 1
 
 
+def test_the_address_of_the_environment_is_checked_too(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray would take it where none is given."""
+    monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")
+    assert main(["route", "--ray"]) == 2
+    assert "--ray ray://head:10001: Ray Client cannot be used" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", COMMANDS, ids=["up", "route"])
 def test_missing_ray_is_told_with_what_installs_it(
     command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
