@@ -38,9 +38,14 @@ def not_placed(num_replicas: int, asked: Mapping[str, float], nodes: Sequence[No
     cpus, gpus = int(asked["CPU"]), int(asked.get("GPU", 0))
     room = sum(node.room(cpus, gpus) for node in nodes)
     each = "; ".join(f"{node.address} has {_amount(node.cpus, node.gpus)}" for node in nodes)
+    amount = _amount(cpus, gpus)
+    needed = (
+        f"1 replica needs {amount} on one node"
+        if num_replicas == 1
+        else (f"{num_replicas} replicas need {amount} on one node each")
+    )
     return (
-        f"{num_replicas} replica{'s' if num_replicas > 1 else ''} with {_amount(cpus, gpus)} each, on one node each, "
-        f"are needed; the cluster has room for {room} when nothing else runs ({each or 'it has no node'}), and "
+        f"{needed}; the cluster has room for {room} when nothing else runs ({each or 'it has no node'}), and "
         f"{_amount(free.get('CPU', 0.0), free.get('GPU', 0.0))} free"
     )
 
