@@ -1,13 +1,23 @@
 """`genserve route`: one endpoint for many daemons."""
 
 import argparse
+import importlib.util
+import os
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from genserve.cli.options import Subparsers, seconds
 from genserve.errors import GenserveError
 from genserve.fleet.config import RouteConfig
 from genserve.fleet.settings import FleetSettings
+
+if TYPE_CHECKING:
+    from genserve.placement.ray.settings import RayConfig
+
+
+class RayMissingError(Exception):
+    """Another package has to be installed for these flags."""
 
 
 def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
@@ -30,7 +40,47 @@ def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
         default=[],
         help="all daemons that a name resolves to, now and later; may be repeated",
     )
+    add_ray_flags(replicas, "all daemons that genserve up --ray runs on this Ray cluster, now and later")
     add_router_flags(parser)
+
+
+def add_ray_flags(group: "argparse._ArgumentGroup", what: str) -> None:
+    """Adds --ray, --ray-name and --ray-timeout, all None if they are not given. `what`: what --ray means."""
+    group.add_argument(
+        "--ray",
+        nargs="?",
+        const="auto",
+        metavar="ADDRESS",
+        help=f"{what}; this host is a node of it (default of ADDRESS: $RAY_ADDRESS, or the cluster of this host)",
+    )
+    group.add_argument(
+        "--ray-name", metavar="NAME", help="tells several fleets on one cluster apart (default: genserve)"
+    )
+    group.add_argument(
+        "--ray-timeout",
+        type=seconds,
+        metavar="TIME",
+        help="how long Ray may take to place the replicas, or to answer; more if it has to start nodes first (default: "
+        "60s)",
+    )
+
+
+def ray_config(args: argparse.Namespace) -> "RayConfig | None":
+    """What these flags say; None: nothing. Raises ValueError."""
+    from genserve.placement.ray.settings import AUTO, DEFAULT_NAME, DEFAULT_TIMEOUT_S, RayConfig
+
+    if args.ray is None:
+        for flag, value in (("--ray-name", args.ray_name), ("--ray-timeout", args.ray_timeout)):
+            if value is not None:
+                raise ValueError(f"{flag}: needs --ray")
+        return None
+    if importlib.util.find_spec("ray") is None:  # imports nothing
+        raise RayMissingError('Ray is not installed: pip install "genserve[ray]"')
+    return RayConfig(
+        (os.environ.get("RAY_ADDRESS") or AUTO) if args.ray == AUTO else args.ray,
+        DEFAULT_NAME if args.ray_name is None else args.ray_name,
+        DEFAULT_TIMEOUT_S if args.ray_timeout is None else args.ray_timeout,
+    )
 
 
 def add_router_flags(parser: argparse.ArgumentParser) -> None:
@@ -121,11 +171,17 @@ def run(args: argparse.Namespace) -> int:
         import uvloop
 
         from genserve.fleet.serve import serve
+        from genserve.placement.ray.discovery import ray_addresses
     except ModuleNotFoundError as error:
         print(f'genserve: the router is not installed ({error}): pip install "genserve[route]"', file=sys.stderr)
         return 1
     try:
-        return uvloop.run(serve(make_config(args, args.replica, args.dns)))
+        config, ray = make_config(args, args.replica, args.dns), ray_config(args)
+        finding = {} if ray is None else {f"{ray.name} on {ray.where}": ray_addresses(ray)}
+        return uvloop.run(serve(config, finding))
+    except RayMissingError as error:
+        print(f"genserve: {error}", file=sys.stderr)
+        return 1
     except (ValueError, GenserveError) as error:
         print(f"genserve route: error: {error}", file=sys.stderr)
         return 2

@@ -1,4 +1,4 @@
-"""`genserve up`: a router and its replicas, as processes on this host."""
+"""`genserve up`: a router and its replicas, as processes on this host or on a Ray cluster."""
 
 import argparse
 import sys
@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from typing import Final
 
 from genserve.cli.options import Subparsers, count, seconds
-from genserve.cli.route import add_router_flags, make_config
+from genserve.cli.route import RayMissingError, add_ray_flags, add_router_flags, make_config, ray_config
 from genserve.cli.serve import check_flags
 from genserve.errors import GenserveError
 
 _DESCRIPTION: Final = (
-    "Starts N daemons (genserve serve) as processes on this host, and a router for them, which clients talk to. "
+    "Starts N daemons (genserve serve) as processes on this host, or with --ray on nodes of a cluster, and a router "
+    "for them, which clients talk to. "
     "A daemon that ends is started again, and gets no requests until it has fetched the weights of the others. Ctrl-C "
     "or SIGTERM lets the router drain and then every daemon. All flags that are not listed here go to each daemon: "
     "genserve serve --help shows them."
@@ -22,7 +23,7 @@ def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
     """Adds the command. `parse` parses its flags, because the others are those of `genserve serve`."""
     parser = subparsers.add_parser(
         "up",
-        help="run a router and its replicas on this host (takes the flags of serve)",
+        help="run a router and its replicas (takes the flags of serve)",
         usage=_USAGE,
         description=_DESCRIPTION,
         allow_abbrev=False,
@@ -49,6 +50,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         import uvloop
 
+        from genserve.placement.ray.up import RayUpConfig, up_on_ray
         from genserve.placement.up import UpConfig, up
     except ModuleNotFoundError as error:
         print(f'genserve: the router is not installed ({error}): pip install "genserve[route]"', file=sys.stderr)
@@ -60,8 +62,14 @@ def run(args: argparse.Namespace) -> int:
             raise ValueError("--openai-port: every replica would listen there; 0 gives each a free port")
         if any(flag.partition("=")[0].replace("_", "-") == "--drain-timeout-s" for flag in args.flags):
             raise ValueError("--drain-timeout-s: say --drain-timeout, which holds for the router and its replicas")
-        route = make_config(args)
+        route, ray = make_config(args), ray_config(args)
+        if ray is not None:
+            on_ray = RayUpConfig(args.replicas, args.flags, args.gpus_per_replica, route, args.start_timeout, ray)
+            return uvloop.run(up_on_ray(on_ray))
         return uvloop.run(up(UpConfig(args.replicas, args.flags, args.gpus_per_replica, route, args.start_timeout)))
+    except RayMissingError as error:
+        print(f"genserve: {error}", file=sys.stderr)
+        return 1
     except (ValueError, GenserveError) as error:
         print(f"genserve up: error: {error}", file=sys.stderr)
         return 2
@@ -81,4 +89,5 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
         "--start-timeout", type=seconds, default=1800.0, metavar="TIME",
         help="a daemon that does not serve within this time is ended, and started again (default: 30m)",
     )  # fmt: skip
+    add_ray_flags(replicas, "run them on this Ray cluster, as actors, and not on this host")
     add_router_flags(parser)

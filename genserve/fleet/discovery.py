@@ -1,9 +1,12 @@
-"""Replicas behind a name of DNS, such as a headless service of Kubernetes."""
+"""Replicas that are found, now and later: behind a name of DNS, such as a headless service of Kubernetes, or wherever
+else somebody looks for them."""
 
 import asyncio
 import logging
 import socket
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Collection
+from contextlib import aclosing, suppress
+from typing import TypeAlias
 
 from genserve.addresses import joined, split_name
 from genserve.errors import GenserveError, ReplicaNotFoundError
@@ -17,39 +20,39 @@ log = logging.getLogger(__name__)
 
 INTERVAL_S = 5.0
 
+FoundAddresses: TypeAlias = AsyncGenerator[Collection[str], None]
+"""All addresses at each look. It looks every INTERVAL_S or so, also when nothing has changed."""
 
-class DnsReplicas:
-    """Keeps the replicas of a router those that a name resolves to. One whose address is gone is removed when it does
-    not answer any more either: a pod that ends leaves DNS before it has finished its requests, and a name server that
-    fails must not empty the fleet. One that somebody else has removed, such as the end of a container, is added again
-    when another daemon answers at its address."""
 
-    def __init__(self, router: Router, name: str, interval_s: float = INTERVAL_S) -> None:
-        """Raises ValueError for a name that is not NAME:PORT."""
+class Discovery:
+    """Keeps the replicas of a router those that are found. One whose address is gone is removed when it does not answer
+    any more either: a daemon that ends leaves DNS before it has finished its requests, and a name server that fails
+    must not empty the fleet. One that somebody else has removed, such as the end of a container, is added again when
+    another daemon answers at its address."""
+
+    def __init__(self, router: Router, name: str, found: FoundAddresses) -> None:
+        """`name`: where it looks, for people."""
         self._router = router
-        self._host, self._port = split_name(name)
-        self._interval_s = interval_s
+        self._name = name
+        self._found = found
         self._mine: dict[str, Upstream] = {}
         self._failure = ""
 
     async def run(self) -> None:
-        """Resolves again and again, until it is cancelled."""
-        while True:
-            try:
-                await self._look()
-                self._failure = ""
-            except (OSError, UnicodeError, GenserveError) as error:  # UnicodeError: a name with an empty label
-                if str(error) != self._failure:
-                    self._failure = str(error)
-                    log.warning("%s: %s", self._host, error)
-            except Exception:  # a fault of ours: nobody else would find replicas
-                log.exception("looking for the replicas of %s failed", self._host)
-            await asyncio.sleep(self._interval_s)
+        """Takes what is found, until it is cancelled."""
+        async with aclosing(self._found) as found:  # a generator that is left would look on
+            async for addresses in found:
+                try:
+                    await self._take(set(addresses))
+                    self._failure = ""
+                except GenserveError as error:
+                    if str(error) != self._failure:
+                        self._failure = str(error)
+                        log.warning("%s: %s", self._name, error)
+                except Exception:  # a fault of ours: nobody else would find replicas
+                    log.exception("taking the replicas of %s failed", self._name)
 
-    async def _look(self) -> None:
-        loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
-        addresses = {joined(str(address[0]), self._port) for *_, address in found}
+    async def _take(self, addresses: set[str]) -> None:
         for address in self._mine.keys() - addresses:  # first, because they take the room of new ones
             upstream = self._router.fleet.upstreams.get(address)
             if upstream is None:
@@ -78,3 +81,22 @@ class DnsReplicas:
         finally:
             await connection.close()
         return info.state.instance_id != removed.member.instance_id
+
+
+async def dns_addresses(name: str, interval_s: float = INTERVAL_S) -> AsyncGenerator[Collection[str], None]:
+    """What NAME:PORT resolves to, again and again. A failure is logged once. Raises ValueError for another name."""
+    host, port = split_name(name)
+    said = ""
+    while True:
+        try:
+            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:  # UnicodeError: a name with an empty label
+            if str(error) != said:
+                said = str(error)
+                log.warning("%s: %s", host, error)
+        except Exception:  # a fault of ours: nobody else would find replicas
+            log.exception("looking for the replicas of %s failed", host)
+        else:
+            said = ""
+            yield {joined(str(address[0]), port) for *_, address in found}
+        await asyncio.sleep(interval_s)

@@ -5,7 +5,7 @@ import logging
 import random
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ import grpc.aio
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
 from genserve.fleet.config import RouteConfig as RouteConfig
-from genserve.fleet.discovery import DnsReplicas
+from genserve.fleet.discovery import Discovery, FoundAddresses, dns_addresses
 from genserve.fleet.fleet import Fleet
 from genserve.fleet.push.pushes import FleetPushes
 from genserve.fleet.router import Router
@@ -84,9 +84,12 @@ class RunningRouter:
                     await changed.wait()
 
 
-async def start_router(config: RouteConfig, stack: AsyncExitStack) -> RunningRouter:
-    """Starts listening, and looking after the replicas; `stack` ends it. Raises OSError for an address that cannot be
-    used, and ValueError for the address of a replica that is none."""
+async def start_router(
+    config: RouteConfig, stack: AsyncExitStack, finding: Mapping[str, FoundAddresses] | None = None
+) -> RunningRouter:
+    """Starts listening, and looking after the replicas; `stack` ends it. `finding`: more replicas than the config
+    names, as others find them, by the name of where they look. Raises OSError for an address that cannot be used, and
+    ValueError for the address of a replica that is none."""
     require_free(config.host, config.port, config.uds)
     chain = make_chain(
         parse_policies(config.policies), random.Random(), time.monotonic, overload_threshold=config.overload_threshold
@@ -95,7 +98,8 @@ async def start_router(config: RouteConfig, stack: AsyncExitStack) -> RunningRou
     pushes = FleetPushes(fleet)
     router = Router(fleet, pushes)
     stack.push_async_callback(router.close)
-    discoveries = [DnsReplicas(router, name) for name in config.dns]
+    looking = {**{name: dns_addresses(name) for name in config.dns}, **({} if finding is None else finding)}
+    discoveries = [Discovery(router, name, found) for name, found in looking.items()]
     for address in config.replicas:
         router.add(address)
     server = make_server(MAX_MESSAGE_BYTES)
@@ -109,13 +113,13 @@ async def start_router(config: RouteConfig, stack: AsyncExitStack) -> RunningRou
     await server.start()
     stack.push_async_callback(server.stop, _CLOSE_GRACE_S)
     background = [asyncio.create_task(router.settle(), name="settle")]
-    background += [asyncio.create_task(each.run(), name="dns") for each in discoveries]
+    background += [asyncio.create_task(each.run(), name="discovery") for each in discoveries]
     stack.push_async_callback(_cancel, background)
     return RunningRouter(address, router, pushes, server)
 
 
-async def serve(config: RouteConfig) -> int:
-    """Serves until a signal. Returns the exit status."""
+async def serve(config: RouteConfig, finding: Mapping[str, FoundAddresses] | None = None) -> int:
+    """Serves until a signal. `finding`: as for `start_router`. Returns the exit status."""
     logging.basicConfig(level=logging.INFO, format="genserve: %(message)s", stream=sys.stderr)
     stopped = asyncio.Event()
 
@@ -124,18 +128,19 @@ async def serve(config: RouteConfig) -> int:
         stopped.set()
 
     async with AsyncExitStack() as stack:
-        running = await start_router(config, stack)
+        running = await start_router(config, stack, finding)
         stack.enter_context(stop_on_signals(stop))
-        print(f"genserve: routing to {_named(config)} on {running.address}", flush=True)
+        print(f"genserve: routing to {_named(config, finding)} on {running.address}", flush=True)
         await stopped.wait()
         await running.drain(config.drain_timeout_s)
     return 0
 
 
-def _named(config: RouteConfig) -> str:
+def _named(config: RouteConfig, finding: Mapping[str, FoundAddresses] | None) -> str:
     count = len(config.replicas)
-    parts = [f"{count} replica{'s' if count != 1 else ''}"] if count or not config.dns else []
-    return " and ".join([*parts, *config.dns])
+    names = [*config.dns, *({} if finding is None else finding)]
+    parts = [f"{count} replica{'s' if count != 1 else ''}"] if count or not names else []
+    return " and ".join([*parts, *names])
 
 
 async def _cancel(tasks: Sequence["asyncio.Task[None]"]) -> None:

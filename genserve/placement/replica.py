@@ -1,14 +1,14 @@
-"""One replica on this host: a daemon that is started again when it ends."""
+"""One replica: a daemon that is started again when it ends, and known to the fleet while it serves."""
 
 import asyncio
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from contextlib import suppress
-from typing import Final
+from typing import Final, Generic, Protocol, TypeVar
 
 from genserve.errors import ReplicaNotFoundError
-from genserve.fleet.router import Router
 from genserve.launcher.daemon_process import DaemonFailedError, DaemonProcess
 from genserve.launcher.output import Serving
 from genserve.notices import say
@@ -24,30 +24,63 @@ _GIVE_UP_S: Final = 3.0
 _KILLED_TIMEOUT_S: Final = 15.0
 
 
-class LocalReplica:
-    """Keeps one daemon running, and known to the router while it serves. `start_timeout_s`: a daemon that does not
+class Daemon(Protocol):
+    """One run of a daemon, wherever it runs: what DaemonProcess says of the same names."""
+
+    serving: Future[Serving]
+    ended: Future[bool]
+
+    @property
+    def exit_status(self) -> int | None: ...
+
+    def stop(self, timeout_s: float) -> None: ...
+
+    def kill(self) -> None: ...
+
+    def failure(self, what: str = "") -> DaemonFailedError: ...
+
+
+class Members(Protocol):
+    """The replicas that serve, by their addresses: a router, say."""
+
+    def add(self, address: str, /) -> object: ...
+
+    async def remove(self, address: str, /) -> None:
+        """Raises ReplicaNotFoundError."""
+
+
+DaemonT = TypeVar("DaemonT", bound=Daemon)
+
+
+class Replica(ABC, Generic[DaemonT]):
+    """Keeps one daemon running, and known to the members while it serves. `start_timeout_s`: a daemon that does not
     serve within it is ended, and started again. `tell_after_s`: what a start waits for is told after this time, and
     then each time that it has taken twice as long."""
 
     def __init__(
         self,
         number: int,
-        flags: Sequence[str],
-        share: ProcessShare,
-        router: Router,
+        members: Members,
         starts: Starts,
         start_timeout_s: float = START_TIMEOUT_S,
         tell_after_s: float = _TELL_AFTER_S,
     ) -> None:
         self.number = number
-        self._flags = flags
-        self._share = share
-        self._router = router
+        self._members = members
         self._starts = starts
         self._start_timeout_s = start_timeout_s
         self._tell_after_s = tell_after_s
         self._backoff = Backoff()
-        self._process: DaemonProcess | None = None
+        self._process: DaemonT | None = None
+
+    @abstractmethod
+    def _start(self) -> DaemonT:
+        """Starts it, without waiting until it serves. Raises OSError or RuntimeError if it cannot be."""
+
+    @property
+    def _last_line(self) -> str:
+        """What it last said, as far as that is known here."""
+        return ""
 
     async def run(self) -> None:
         """Until it is cancelled, which leaves the daemon as it is. Raises DaemonFailedError if no start is likely to
@@ -95,11 +128,14 @@ class LocalReplica:
         if self._process is not None:
             wait({self._process.ended}, _KILLED_TIMEOUT_S)
 
-    async def _started(self) -> tuple[DaemonProcess, str]:
+    async def _started(self) -> tuple[DaemonT, str]:
         """A new daemon, and where it serves. Raises DaemonFailedError when it has ended without."""
-        output, process = self._start()
         try:
-            serving = await self._until_serving(process, output)
+            process = self._process = self._start()
+        except (OSError, RuntimeError) as error:  # no more processes, files or threads: others may end
+            raise DaemonFailedError(f"the daemon cannot be started: {error}", PrefixedOutput.path) from error
+        try:
+            serving = await self._until_serving(process)
         except (DaemonFailedError, OSError):
             await _ended(process)  # only then all that it has said is known
             raise process.failure() from None
@@ -110,25 +146,12 @@ class LocalReplica:
             raise failure
         return process, serving.address
 
-    def _start(self) -> tuple[PrefixedOutput, DaemonProcess]:
-        try:
-            output = PrefixedOutput(f"[{self.number}] ")
-            try:
-                process = DaemonProcess(self._flags, output, self._share.env, cpus=self._share.cpus)
-            except BaseException:
-                output.close()
-                raise
-        except (OSError, RuntimeError) as error:  # no more processes, files or threads: others may end
-            raise DaemonFailedError(f"the daemon cannot be started: {error}", PrefixedOutput.path) from error
-        self._process = process
-        return output, process
-
-    async def _until_serving(self, process: DaemonProcess, output: PrefixedOutput) -> Serving | None:
+    async def _until_serving(self, process: DaemonT) -> Serving | None:
         """Its line, or None if it does not come in time. Tells people now and then what is waited for."""
         limit_s, waited_s, tell_s = self._start_timeout_s, 0.0, self._tell_after_s
         while waited_s < limit_s:
             if waited_s > 0:
-                said = f"it last said: {output.last_line}" if output.last_line else "it has said nothing"
+                said = f"it last said: {self._last_line}" if self._last_line else "it has said nothing"
                 after = f"after {waited_s:g} s, and may take {limit_s:g} s (--start-timeout)"
                 say(f"replica {self.number}: the daemon does not serve {after}; {said}")
             until_s = min(tell_s, limit_s)
@@ -138,18 +161,67 @@ class LocalReplica:
             waited_s, tell_s = until_s, 2 * until_s
         return None
 
-    async def _serving(self, process: DaemonProcess, address: str) -> DaemonFailedError:
+    async def _serving(self, process: DaemonT, address: str) -> DaemonFailedError:
         """From when it serves to its end, of which the error tells."""
-        self._router.add(address)
+        self._members.add(address)
         await _ended(process)
         with suppress(ReplicaNotFoundError):  # somebody has removed it
-            await self._router.remove(address)
+            await self._members.remove(address)
         return process.failure()
 
 
-async def _ended(process: DaemonProcess) -> bool:
+class LocalReplica(Replica[DaemonProcess]):
+    """One whose daemon is a process on this host."""
+
+    def __init__(
+        self,
+        number: int,
+        flags: Sequence[str],
+        share: ProcessShare,
+        members: Members,
+        starts: Starts,
+        start_timeout_s: float = START_TIMEOUT_S,
+        tell_after_s: float = _TELL_AFTER_S,
+    ) -> None:
+        super().__init__(number, members, starts, start_timeout_s, tell_after_s)
+        self._flags = flags
+        self._share = share
+        self._output: PrefixedOutput | None = None
+
+    def _start(self) -> DaemonProcess:
+        self._output = output = PrefixedOutput(f"[{self.number}] ")
+        try:
+            return DaemonProcess(self._flags, output, self._share.env, cpus=self._share.cpus)
+        except BaseException:
+            output.close()
+            raise
+
+    @property
+    def _last_line(self) -> str:
+        return "" if self._output is None else self._output.last_line
+
+
+async def _ended(process: Daemon) -> bool:
     """When the daemon and all that it has started have ended: whether they were killed."""
     try:
         return await asyncio.wrap_future(process.ended)
     except OSError:  # who looks after it can open no more files: it kills it then
         return True
+
+
+async def keep(replicas: Sequence[Replica[DaemonT]], stopped: asyncio.Event) -> DaemonFailedError | None:
+    """Runs them until a signal (None) or a failure that ends all."""
+    waiting = asyncio.create_task(stopped.wait())
+    running = [asyncio.create_task(each.run(), name=f"replica {each.number}") for each in replicas]
+    try:
+        done, _ = await asyncio.wait([waiting, *running], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in (waiting, *running):
+            task.cancel()
+        results = await asyncio.gather(*running, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException) and not isinstance(result, asyncio.CancelledError | DaemonFailedError):
+            raise result
+    if waiting in done:
+        return None
+    return next((each for each in results if isinstance(each, DaemonFailedError)), None)

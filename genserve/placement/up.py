@@ -15,10 +15,9 @@ from typing import Final
 from genserve.config import MAX_TIMEOUT_S
 from genserve.fleet.serve import RouteConfig, start_router
 from genserve.fleet.settings import MAX_REPLICAS
-from genserve.launcher.daemon_process import DaemonFailedError
 from genserve.notices import say
 from genserve.placement.backoff import Starts
-from genserve.placement.replica import START_TIMEOUT_S, LocalReplica
+from genserve.placement.replica import START_TIMEOUT_S, LocalReplica, keep
 from genserve.placement.shares import process_shares
 from genserve.signals import stop_on_signals
 
@@ -40,14 +39,19 @@ class UpConfig:
     def __post_init__(self) -> None:
         if not 1 <= self.num_replicas <= MAX_REPLICAS:
             raise ValueError(f"--replicas must be in [1, {MAX_REPLICAS}], is {self.num_replicas}")
-        if not 0 < self.start_timeout_s <= MAX_TIMEOUT_S:
-            raise ValueError(f"--start-timeout must be in (0, {MAX_TIMEOUT_S:g}] s, is {self.start_timeout_s:g}")
+        check_start_timeout(self.start_timeout_s)
 
     @property
     def daemon_flags(self) -> list[str]:
         """The flags of a daemon that only the router is to reach."""
         ours = {"host": "127.0.0.1", "port": 0, "drain-timeout-s": self.route.drain_timeout_s}
         return [*(f"--{name}={value}" for name, value in ours.items()), *self.flags]
+
+
+def check_start_timeout(timeout_s: float) -> None:
+    """Raises ValueError."""
+    if not 0 < timeout_s <= MAX_TIMEOUT_S:
+        raise ValueError(f"--start-timeout must be in (0, {MAX_TIMEOUT_S:g}] s, is {timeout_s:g}")
 
 
 async def up(config: UpConfig) -> int:
@@ -85,7 +89,7 @@ async def up(config: UpConfig) -> int:
                 if share.words:
                     say(f"replica {number} has {share.words}")
             print(f"genserve: routing to {len(replicas)} local replicas on {running.address}", flush=True)
-            failure = await _keep(replicas, stopped)
+            failure = await keep(replicas, stopped)
             if failure is not None:
                 say(f"no replica can be started: {failure}")
             await running.drain(timeout_s)
@@ -93,21 +97,3 @@ async def up(config: UpConfig) -> int:
     if failure is not None:
         return 2 if failure.exit_status == 2 else 1
     return 0 if all(in_order) else 1
-
-
-async def _keep(replicas: Sequence[LocalReplica], stopped: asyncio.Event) -> DaemonFailedError | None:
-    """Runs them until a signal (None) or a failure that ends all."""
-    waiting = asyncio.create_task(stopped.wait())
-    running = [asyncio.create_task(each.run(), name=f"replica {each.number}") for each in replicas]
-    try:
-        done, _ = await asyncio.wait([waiting, *running], return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in (waiting, *running):
-            task.cancel()
-        results = await asyncio.gather(*running, return_exceptions=True)
-    for result in results:
-        if isinstance(result, BaseException) and not isinstance(result, asyncio.CancelledError | DaemonFailedError):
-            raise result
-    if waiting in done:
-        return None
-    return next((each for each in results if isinstance(each, DaemonFailedError)), None)

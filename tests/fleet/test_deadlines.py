@@ -33,7 +33,9 @@ async def test_a_replica_that_does_not_end_its_fetch_fails_the_push(monkeypatch:
         with monkeypatch.context() as patched:
             patched.setattr(spread, "FETCH_S", 0.3)
             patched.setattr(fleet.daemons[1].registry, "open", hang)
-            with pytest.raises(FleetPushError, match=f"{fleet.daemons[1].address}: .*did not finish within its timeout"):
+            with pytest.raises(
+                FleetPushError, match=f"{fleet.daemons[1].address}: .*did not finish within its timeout"
+            ):
                 await fleet.client.push_weights(weights(1), version=1, timeout_s=LIMIT_S)
         await fleet.client.push_weights(weights(2), version=2, timeout_s=LIMIT_S)
         assert [daemon.engine.live for daemon in fleet.daemons] == [content(2)] * 2

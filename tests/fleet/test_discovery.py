@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from genserve.fleet.discovery import DnsReplicas
+from genserve.fleet.discovery import Discovery, dns_addresses
 from tests.fleet.routers import over, replica
 
 
@@ -30,7 +30,7 @@ async def test_a_replica_that_was_drained_is_added_again_when_another_daemon_is_
         router = fleet.running.router
         async with replica() as daemon:
             address, port = daemon.address, int(daemon.address.rpartition(":")[2])
-            looking = asyncio.create_task(DnsReplicas(router, f"fleet.local:{port}", 0.01).run())
+            looking = asyncio.create_task(Discovery(router, "", dns_addresses(f"fleet.local:{port}", 0.01)).run())
             await fleet.until_ready(1)
             await fleet.client.drain_replica(address)
             await look_twice()
@@ -64,7 +64,8 @@ async def test_the_replicas_follow_the_name(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve)
     async with over([]) as fleet:
         router = fleet.running.router
-        looking = asyncio.create_task(DnsReplicas(router, "fleet.local:1", 0.05).run())
+        discovery = Discovery(router, "fleet.local", dns_addresses("fleet.local:1", 0.05))
+        looking = asyncio.create_task(discovery.run())
         await fleet.until(lambda: len(router.fleet.upstreams) == 6)
         failure[:] = [UnicodeError("label empty or too long"), socket.gaierror("no such name"), RuntimeError("a fault")]
         await fleet.until(lambda: not failure)

@@ -46,6 +46,24 @@ def test_files_of_killed_daemons_are_removed(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {alive, foreign}
 
 
+def test_daemons_that_start_at_once_do_not_hinder_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both find the same files of one that was killed; the other one has removed the first of them meanwhile."""
+    stale = [tmp_path / f"genserve-lora-4194305-{name}" for name in "xy"]
+    for path in stale:
+        path.mkdir()
+    removed: list[None] = []
+    real = Path.exists
+
+    def exists(path: Path) -> bool:
+        if path.name == "4194305" and not removed:
+            removed.extend(each.rmdir() for each in stale)
+        return real(path)
+
+    monkeypatch.setattr(Path, "exists", exists)
+    sweep(tmp_path)
+    assert removed and not any(real(path) for path in stale)
+
+
 def test_an_adapter_that_cannot_be_copied_holds_no_memory(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that has become shorter, or memory that is not there."""
     before = num_arenas()

@@ -1,0 +1,46 @@
+"""The replicas of a fleet on Ray, for a router that does not run them. Imports no Ray."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Collection
+from contextlib import aclosing
+
+from genserve.notices import say
+from genserve.placement.backoff import Backoff
+from genserve.placement.ray.process import RayProcess
+from genserve.placement.ray.settings import RayConfig, Task
+
+
+async def ray_addresses(config: RayConfig) -> AsyncGenerator[Collection[str], None]:
+    """Those of its actors' daemons, now and later. Looks again when the cluster is lost, or is not there yet; until
+    then the replicas are those that were found."""
+    backoff = Backoff()
+    known: Collection[str] = frozenset()
+    while True:
+        began_s = time.monotonic()
+        process = RayProcess(Task(config))
+        try:
+            async with aclosing(_found(process, config, known)) as found:
+                async for known in found:
+                    yield known
+        finally:
+            process.kill()
+        wait_s = backoff.after(time.monotonic() - began_s)
+        say(f"{config.where}: looking for the replicas again in {wait_s:g} s")
+        await asyncio.sleep(wait_s)
+
+
+async def _found(
+    process: RayProcess, config: RayConfig, known: Collection[str]
+) -> AsyncGenerator[Collection[str], None]:
+    yield known
+    try:
+        async with asyncio.timeout(config.timeout_s):
+            first = await process.next()
+    except TimeoutError:
+        say(f"{config.where} does not answer within {config.timeout_s:g} s")
+        return
+    if first is not None:
+        async with aclosing(process.found(first)) as found:
+            async for addresses in found:
+                yield addresses

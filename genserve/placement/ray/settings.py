@@ -1,0 +1,74 @@
+"""What both commands say about Ray, and what `up` wants to run there."""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Final, Self
+
+DEFAULT_NAME: Final = "genserve"
+DEFAULT_TIMEOUT_S: Final = 60.0
+MAX_TIMEOUT_S: Final = 24 * 3600.0
+AUTO: Final = "auto"
+"""The address with which Ray looks for a cluster itself: $RAY_ADDRESS, or the one that this host is a node of."""
+
+
+@dataclass(frozen=True, slots=True)
+class RayConfig:
+    """`name`: tells the fleets of one cluster apart. `timeout_s`: for Ray to answer and to place all replicas."""
+
+    address: str = AUTO
+    name: str = DEFAULT_NAME
+    timeout_s: float = DEFAULT_TIMEOUT_S
+
+    def __post_init__(self) -> None:
+        if self.address.startswith("ray://"):
+            raise ValueError(
+                f"--ray {self.address}: Ray Client cannot be used: run this on a node of the cluster, and give the "
+                "address without ray:// and with the port of `ray start` (6379)"
+            )
+        if self.address != AUTO and re.fullmatch(r"[^\s/]+:[0-9]{1,5}", self.address) is None:
+            raise ValueError(f"--ray must be HOST:PORT of a cluster's head, is {self.address!r}")
+        if re.fullmatch(r"[A-Za-z0-9._-]{1,64}", self.name) is None:
+            raise ValueError(f"--ray-name must be 1 to 64 letters, digits, '.', '_' or '-', is {self.name!r}")
+        if not 0 < self.timeout_s <= MAX_TIMEOUT_S:
+            raise ValueError(f"--ray-timeout must be in (0, {MAX_TIMEOUT_S:g}] s, is {self.timeout_s:g}")
+
+    @property
+    def where(self) -> str:
+        """For people."""
+        return "Ray" if self.address == AUTO else f"Ray at {self.address}"
+
+
+@dataclass(frozen=True, slots=True)
+class RayFleet:
+    """The replicas that `up` wants. `flags` are those of each daemon, without where it listens. `cpus` and `gpus` are
+    those of one replica. `is_open`: daemons may listen where other hosts reach them. `start_timeout_s`: as
+    UpConfig has it. `stop_timeout_s`: how long a daemon may take to end."""
+
+    num_replicas: int
+    flags: Sequence[str]
+    cpus: int
+    gpus: int
+    is_open: bool
+    start_timeout_s: float
+    stop_timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What the process that talks to Ray is to do. `fleet` None: find the replicas of a fleet that runs."""
+
+    ray: RayConfig
+    fleet: RayFleet | None = None
+
+    def to_json(self) -> str:
+        """The task, as an argument of the process."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """The task of `to_json`."""
+        fields = json.loads(text)
+        fleet = fields["fleet"]
+        return cls(RayConfig(**fields["ray"]), None if fleet is None else RayFleet(**fleet))

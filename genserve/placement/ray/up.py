@@ -1,0 +1,128 @@
+"""The composition root of `genserve up --ray`: a router, and the process that runs its replicas on Ray.
+
+Start: Ray places all replicas, then the router listens, then each replica is added when it serves. Stop: the router
+drains, then every daemon, then what was reserved is given back.
+"""
+
+import asyncio
+import importlib.util
+import logging
+import sys
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Final
+
+from genserve.fleet.serve import RouteConfig, start_router
+from genserve.fleet.settings import MAX_REPLICAS
+from genserve.listening import require_free
+from genserve.notices import say
+from genserve.placement.gpus import ranks_per_replica
+from genserve.placement.ray.process import RayProcess
+from genserve.placement.ray.settings import RayConfig, RayFleet, Task
+from genserve.placement.replica import START_TIMEOUT_S
+from genserve.placement.shares import gpus_each
+from genserve.placement.up import CLOSE_S, check_start_timeout
+from genserve.signals import ending, stop_on_signals
+
+_CONNECT_S: Final = 60.0
+"""For a process that imports Ray, and for Ray to answer it."""
+_GIVE_BACK_S: Final = 60.0
+"""For Ray, when all daemons have ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class RayUpConfig:
+    """As UpConfig."""
+
+    num_replicas: int
+    flags: Sequence[str]
+    gpus_each: int | None = None
+    route: RouteConfig = field(default_factory=RouteConfig)
+    start_timeout_s: float = START_TIMEOUT_S
+    ray: RayConfig = field(default_factory=RayConfig)
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.num_replicas <= MAX_REPLICAS:
+            raise ValueError(f"--replicas must be in [1, {MAX_REPLICAS}], is {self.num_replicas}")
+        check_start_timeout(self.start_timeout_s)
+
+    def fleet(self) -> RayFleet:
+        """What it needs: a CPU for each worker of an engine, and its GPU. Raises ValueError."""
+        if importlib.util.find_spec("vllm") is None:  # imports nothing
+            if self.gpus_each is None:
+                raise ValueError("no engine is installed here that tells whether it needs GPUs: say --gpus-per-replica")
+            num_gpus = self.gpus_each
+        else:
+            num_gpus = gpus_each(self.flags, self.gpus_each)
+        num_ranks = num_gpus if num_gpus else ranks_per_replica(self.flags)
+        flags = [f"--drain-timeout-s={self.route.drain_timeout_s}", *self.flags]
+        if self.route.allow_insecure:
+            flags.insert(0, "--allow-insecure")
+        return RayFleet(
+            num_replicas=self.num_replicas,
+            flags=flags,
+            cpus=1 if num_ranks is None else num_ranks,
+            gpus=num_gpus,
+            is_open=self.route.allow_insecure,
+            start_timeout_s=self.start_timeout_s,
+            stop_timeout_s=self.route.drain_timeout_s + CLOSE_S,
+        )
+
+
+async def up_on_ray(config: RayUpConfig) -> int:
+    """Serves until a signal, or until no replica can be started or the cluster is lost. Returns the exit status. Raises
+    ValueError for flags that cannot be."""
+    logging.basicConfig(level=logging.INFO, format="genserve: %(message)s", stream=sys.stderr)
+    timeout_s = config.route.drain_timeout_s
+    stopped = asyncio.Event()
+
+    def stop(signal_name: str) -> None:
+        stopped.set()
+        say(
+            f"{signal_name}: draining the router, then the replicas, {timeout_s:g} s at most each; a second signal "
+            "exits at once"
+        )
+
+    fleet = config.fleet()
+    require_free(config.route.host, config.route.port, config.route.uds)  # placing takes long
+    async with AsyncExitStack() as stack:
+        process = RayProcess(Task(config.ray, fleet))
+        stack.callback(process.kill)  # whatever happens, Ray is told of the end
+        stack.enter_context(stop_on_signals(stop, process.kill))
+        ended = asyncio.create_task(process.ended())
+        waiting = asyncio.create_task(stopped.wait())
+        first = asyncio.create_task(process.next())
+        for task in (ended, waiting, first):
+            stack.callback(task.cancel)
+        limit_s = _CONNECT_S + config.ray.timeout_s
+        await asyncio.wait({first, waiting}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        if first.done() and (addresses := first.result()) is not None:
+            async with AsyncExitStack() as routing:
+                running = await start_router(config.route, routing, {config.ray.where: process.found(addresses)})
+                where = f"{fleet.num_replicas} replicas on {config.ray.where}"
+                print(f"genserve: routing to {where} on {running.address}", flush=True)
+                await asyncio.wait({ended, waiting}, return_when=asyncio.FIRST_COMPLETED)
+                await running.drain(timeout_s)
+        elif not first.done() and not stopped.is_set():
+            say(f"{config.ray.where} does not answer within {limit_s:g} s")
+            return 1
+        status = await _status(process, ended, stopped, fleet.stop_timeout_s)
+    return status
+
+
+async def _status(
+    process: RayProcess, ended: "asyncio.Task[int]", stopped: asyncio.Event, stop_timeout_s: float
+) -> int:
+    """Ends the process in order. Returns its exit status, as that of this one."""
+    if not ended.done() and stopped.is_set():
+        process.stop()
+    done, _ = await asyncio.wait({ended}, timeout=stop_timeout_s + _GIVE_BACK_S)
+    if not done:
+        say("the replicas on Ray did not end in time: Ray ends them")
+        return 1
+    status = ended.result()
+    if status < 0 or (status == 0 and not stopped.is_set()):
+        say(f"the process that runs the replicas on Ray {ending(status)}")
+        return 1
+    return status

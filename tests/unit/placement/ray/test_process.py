@@ -1,0 +1,169 @@
+"""The router's side of the process that talks to Ray; tests/faults/test_up_ray.py has a real one."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+
+from genserve.fleet.serve import RouteConfig
+from genserve.listening import bound_socket
+from genserve.placement.ray import process, up
+from genserve.placement.ray.discovery import ray_addresses
+from genserve.placement.ray.process import RayProcess
+from genserve.placement.ray.settings import RayConfig, Task
+from genserve.placement.ray.up import RayUpConfig, up_on_ray
+from tests.unit.placement.ray.scripted_process import ScriptedProcess
+
+CONFIG = RayConfig("head:6379", timeout_s=30.0)
+
+
+@pytest.fixture
+def scripted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedProcess:
+    """The program that is started instead."""
+    return ScriptedProcess(tmp_path / "scripted", monkeypatch)
+
+
+async def test_the_addresses_come_as_they_change_until_it_ends(scripted: ScriptedProcess) -> None:
+    """And then its exit status."""
+    scripted.says(1, ["[]", '["a:1"]', '["a:1", "b:1"]'], 3)
+    running = RayProcess(Task(CONFIG))
+    assert [await running.next() for _ in range(4)] == [frozenset(), {"a:1"}, {"a:1", "b:1"}, None]
+    assert await running.ended() == 3
+    running.kill()
+    assert scripted.tasks == [Task(CONFIG).to_json()]
+
+
+async def test_a_process_can_be_told_to_end_and_can_be_killed(scripted: ScriptedProcess) -> None:
+    """Which is what the exit status says."""
+    for life, end in ((1, RayProcess.stop), (2, RayProcess.kill)):
+        scripted.says(life, ["[]"], None)
+        running = RayProcess(Task(CONFIG))
+        assert await running.next() == frozenset()
+        end(running)
+        assert await running.next() is None
+        assert await running.ended() == -(signal.SIGTERM if end is RayProcess.stop else signal.SIGKILL)
+        running.kill()
+
+
+async def test_addresses_come_again_when_nothing_changes(
+    scripted: ScriptedProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who has not been removed because it still answered is looked at again."""
+    monkeypatch.setattr(process, "INTERVAL_S", 0.01)
+    scripted.says(1, ["[]"], None)
+    running = RayProcess(Task(CONFIG))
+    first = await running.next()
+    assert first is not None
+    async with aclosing(running.found(first)) as found:
+        assert [await anext(found) for _ in range(3)] == [frozenset()] * 3
+    running.kill()
+
+
+async def test_a_lost_cluster_is_looked_for_again_and_its_replicas_stay(
+    scripted: ScriptedProcess, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Until it is there again, with others."""
+    scripted.says(1, [], 1)
+    scripted.says(2, ['["a:1"]'], 1)
+    scripted.says(3, ['["b:1"]'], None)
+    seen: list[frozenset[str]] = []
+    async with asyncio.timeout(30), aclosing(ray_addresses(CONFIG)) as found:
+        async for addresses in found:
+            if not seen or seen[-1] != addresses:
+                seen.append(frozenset(addresses))
+            if addresses == {"b:1"}:
+                break
+    assert seen == [frozenset(), {"a:1"}, {"b:1"}]
+    assert "genserve: Ray at head:6379: looking for the replicas again in 0.5 s" in capsys.readouterr().err
+    assert len(scripted.tasks) == 3
+
+
+async def test_a_cluster_that_does_not_answer_is_given_up(
+    scripted: ScriptedProcess, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After its time, and looked for again."""
+    scripted.says(1, [], None)
+    scripted.says(2, ['["a:1"]'], None)
+    config = RayConfig("head:6379", timeout_s=1.0)
+    async with asyncio.timeout(30), aclosing(ray_addresses(config)) as found:
+        async for addresses in found:
+            if addresses:
+                break
+    assert "genserve: Ray at head:6379 does not answer within 1 s" in capsys.readouterr().err
+
+
+@pytest.fixture
+def kept_signals() -> Iterator[None]:
+    """As they were before, whatever the router does to them."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("kept_signals")
+@pytest.mark.parametrize(
+    ("lines", "process_status", "status", "says"),
+    [
+        ([], 2, 2, ""),
+        ([], 1, 1, ""),
+        (["[]"], 1, 1, ""),
+        (["[]"], 0, 1, "genserve: the process that runs the replicas on Ray ended with status 0\n"),
+    ],
+)
+async def test_the_router_ends_with_the_process_that_runs_the_replicas(
+    scripted: ScriptedProcess,
+    capsys: pytest.CaptureFixture[str],
+    lines: list[str],
+    process_status: int,
+    status: int,
+    says: str,
+) -> None:
+    """And with its exit status: it has said why. It listens as soon as all replicas are placed, and not before."""
+    scripted.says(1, lines, process_status)
+    config = RayUpConfig(2, ["--seed", "1"], None, RouteConfig(port=0), CONFIG)
+    async with asyncio.timeout(30):
+        assert await up_on_ray(config) == status
+    said = capsys.readouterr()
+    assert said.err == says
+    assert ("genserve: routing to 2 replicas on Ray at head:6379 on 127.0.0.1:" in said.out) is bool(lines)
+    assert scripted.tasks == [Task(CONFIG, config.fleet()).to_json()]
+
+
+@pytest.mark.usefixtures("kept_signals")
+async def test_a_signal_before_all_is_placed_ends_the_process_too(scripted: ScriptedProcess) -> None:
+    """Which gives back what it has asked for."""
+    scripted.says(1, [], None)
+    running = asyncio.create_task(up_on_ray(RayUpConfig(1, [], None, RouteConfig(port=0), CONFIG)))
+    async with asyncio.timeout(30):
+        while not scripted.is_running:
+            await asyncio.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert await running == 1  # as it was ended by the signal, which a real one takes
+
+
+@pytest.mark.usefixtures("kept_signals")
+async def test_a_process_that_says_nothing_is_given_up(
+    scripted: ScriptedProcess, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After the time for Ray to answer and to place all."""
+    monkeypatch.setattr(up, "_CONNECT_S", 0.5)
+    scripted.says(1, [], None)
+    config = RayUpConfig(1, [], None, RouteConfig(port=0), RayConfig("head:6379", timeout_s=0.5))
+    async with asyncio.timeout(30):
+        assert await up_on_ray(config) == 1
+    assert capsys.readouterr().err == "genserve: Ray at head:6379 does not answer within 1 s\n"
+
+
+async def test_a_port_in_use_is_told_before_ray_places_anything(scripted: ScriptedProcess) -> None:
+    """Which may take long, and would be in vain."""
+    with bound_socket("127.0.0.1", 0) as taken:
+        taken.listen()
+        config = RayUpConfig(1, [], None, RouteConfig(port=taken.getsockname()[1]), CONFIG)
+        with pytest.raises(OSError, match="cannot listen on"):
+            await up_on_ray(config)
+    assert not scripted.is_running

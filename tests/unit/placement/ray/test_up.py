@@ -1,0 +1,58 @@
+"""What `genserve up --ray` asks Ray for, from its flags."""
+
+import importlib.util
+from typing import Any
+
+import pytest
+
+from genserve.fleet.serve import RouteConfig
+from genserve.placement import machine
+from genserve.placement.ray.up import RayUpConfig
+
+
+@pytest.mark.parametrize(
+    ("flags", "gpus_each", "is_cpu", "cpus", "gpus"),
+    [
+        (["-tp", "2", "-pp=2"], None, False, 4, 4),
+        (["--config", "x.yaml"], 3, False, 3, 3),
+        ([], None, True, 1, 0),
+        (["-tp", "2"], None, True, 2, 0),
+        (["--config", "x.yaml"], None, True, 1, 0),
+    ],
+)
+def test_a_replica_asks_for_a_cpu_and_a_gpu_for_each_worker(
+    monkeypatch: pytest.MonkeyPatch, flags: list[str], gpus_each: int | None, is_cpu: bool, cpus: int, gpus: int
+) -> None:
+    """As many GPUs as on one host."""
+    monkeypatch.setattr(machine, "is_cpu_engine", lambda: is_cpu)
+    fleet = RayUpConfig(2, flags, gpus_each).fleet()
+    assert (fleet.cpus, fleet.gpus, fleet.num_replicas) == (cpus, gpus, 2)
+
+
+def test_without_an_engine_here_the_gpus_must_be_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody could tell a cluster of GPUs from one without."""
+    real = importlib.util.find_spec
+
+    def find(name: str) -> Any:
+        return None if name == "vllm" else real(name)
+
+    monkeypatch.setattr(importlib.util, "find_spec", find)
+    with pytest.raises(ValueError, match="say --gpus-per-replica"):
+        RayUpConfig(1, []).fleet()
+    assert RayUpConfig(1, [], 2).fleet().gpus == 2
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_daemons_listen_as_openly_as_the_user_has_allowed(is_open: bool) -> None:
+    """They drain as long as the router, and have as much time to end as on one host."""
+    fleet = RayUpConfig(1, ["--seed", "1"], None, RouteConfig(allow_insecure=is_open, drain_timeout_s=5.0)).fleet()
+    assert fleet.is_open is is_open
+    assert fleet.flags == [*(["--allow-insecure"] if is_open else []), "--drain-timeout-s=5.0", "--seed", "1"]
+    assert fleet.stop_timeout_s == 35.0
+
+
+@pytest.mark.parametrize("num_replicas", [0, 1025])
+def test_the_number_of_replicas_is_bounded(num_replicas: int) -> None:
+    """As on one host."""
+    with pytest.raises(ValueError, match="--replicas must be in"):
+        RayUpConfig(num_replicas, [])
