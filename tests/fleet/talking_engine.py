@@ -58,6 +58,8 @@ class TalkingStream:
 
     def call_when_ready(self, callback: Callable[[], None]) -> None:
         self._ready = callback
+        if self._made > self._taken:  # nobody else says so if it has talked to its end
+            callback()
 
     def take(self) -> GenerationUpdate | None:
         start, end, length = self._taken, self._made, len(self._prompt)

@@ -1,0 +1,168 @@
+"""Many requests over one stream of a client that calls replicas itself."""
+
+import asyncio
+
+import pytest
+
+from genserve.client import AsyncClient, ManyItem
+from genserve.client.generation.many import ManyStream, StreamOverError
+from genserve.engine.generation import FinishReason
+from genserve.errors import (
+    DeadlineError,
+    InvalidFieldError,
+    PromptTooLongError,
+    ReplicaLostError,
+    RequestIdInUseError,
+    UnavailableError,
+)
+from tests.fleet.direct_fleet import DIRECT, direct_fleet
+from tests.fleet.scripted_fleet import tokens
+from tests.fleet.talking_engine import continued, let_talk
+
+
+async def item_of(many: ManyStream, request_id: str) -> ManyItem:
+    """The next one of a request."""
+    async with asyncio.timeout(20):
+        async for item in many:
+            if item.request_id == request_id:
+                return item
+    raise AssertionError("the stream is over")
+
+
+async def test_the_streams_of_replicas_are_one() -> None:
+    """Every answer is whole, in whatever form the replicas tell their tokens, and each replica has its share."""
+    async with direct_fleet() as fleet:
+        for version, daemon in enumerate(fleet.daemons):
+            let_talk(daemon.engine, version)
+        prompts = [[number, 7] for number in range(60)]
+        generations = await fleet.client.generate_many(prompts, max_tokens=40, text=False, stream_interval=1)
+        assert [each.token_ids for each in generations] == [continued(prompt, 40) for prompt in prompts]
+        assert {each.sequences[0].weight_spans[0][0] for each in generations} == {0, 1, 2}
+        assert fleet.num_submitted == [20, 20, 20]
+        assert all(each.inflight == 0 for each in fleet.known.replicas())
+
+
+async def test_an_error_ends_its_request_alone() -> None:
+    """Of a replica, or of the client itself."""
+    async with direct_fleet(1) as fleet, fleet.client.stream_many() as many:
+        await many.submit([1], request_id="runs")
+        _, engine = await fleet.running("runs")
+        fleet.daemons[0].engine.refusal = PromptTooLongError("too long")
+        await many.submit([1], request_id="long")
+        assert isinstance((await item_of(many, "long")).error, PromptTooLongError)
+        await many.submit([1], request_id="resumed", resume=True)
+        error = (await item_of(many, "resumed")).error
+        assert isinstance(error, InvalidFieldError) and error.message.startswith("resume: ")
+        engine.put(tokens([5], prompt=1, finish=FinishReason.EOS))
+        item = await item_of(many, "runs")
+        assert item.delta is not None and item.delta.outputs[0].token_ids == [5]
+        await many.done()
+        assert [item async for item in many] == []
+
+
+async def test_a_replica_that_dies_ends_what_it_has_begun() -> None:
+    """What it has not begun goes elsewhere, and so does what may be resumed."""
+    async with direct_fleet(2) as fleet, fleet.client.stream_many() as many:
+        fleet.known.chain._policies[0].order = lambda request, ready: tuple(  # type: ignore[method-assign]
+            sorted(ready, key=lambda replica: replica.address != fleet.links[0].address)
+        )
+        await fleet.client.wait_ready(20)
+        await fleet.routed.until(lambda: len(fleet.known.instance_ids()) == 2)
+        for request_id in ("begun", "new", "resumed"):
+            await many.submit([1], request_id=request_id, resume=request_id == "resumed", text=False, max_tokens=3)
+        engines = {each: (await fleet.running(each)) for each in ("begun", "new", "resumed")}
+        assert {number for number, _ in engines.values()} == {0}
+        for request_id in ("begun", "resumed"):
+            engines[request_id][1].put(tokens([5, 6], prompt=1))
+            await item_of(many, request_id)
+        fleet.links[0].kill()
+        error = (await item_of(many, "begun")).error
+        assert isinstance(error, ReplicaLostError) and error.metadata["replica"] == fleet.links[0].address
+        for request_id, last, start in (("new", [5, 6, 7], 0), ("resumed", [7], 0)):
+            number, again = await fleet.running(request_id, engines[request_id][1])
+            assert number == 1
+            again.put(tokens(last, start, prompt=1, finish=FinishReason.LENGTH))
+            item = await item_of(many, request_id)
+            assert item.delta is not None and item.delta.outputs[0].token_ids == last
+            assert item.delta.outputs[0].finish is not None and item.delta.outputs[0].finish.num_tokens == 3
+
+
+async def test_requests_are_aborted_also_after_the_last_one_was_sent() -> None:
+    """Without the router."""
+    async with direct_fleet(1) as fleet, fleet.client.stream_many() as many:
+        for request_id in ("a", "b"):
+            await many.submit([1], request_id=request_id)
+        engines = [(await fleet.running(each))[1] for each in ("a", "b")]
+        fleet.router_link.kill()
+        await many.abort("a")
+        await fleet.routed.until(lambda: engines[0].is_aborted)
+        await many.done()
+        await many.abort("b")
+        await fleet.routed.until(lambda: engines[1].is_aborted)
+        with pytest.raises(StreamOverError):
+            await many.submit([1])
+
+
+async def test_closing_the_stream_ends_its_requests() -> None:
+    """In every replica."""
+    async with direct_fleet(2) as fleet:
+        completed = fleet.client.generate_as_completed([[number] for number in range(8)])
+        reading = asyncio.create_task(anext(completed))
+        await fleet.routed.until(lambda: sum(len(each.engine.streams) for each in fleet.daemons) == 8)
+        reading.cancel()
+        await completed.aclose()
+        for daemon in fleet.daemons:
+            for engine in daemon.engine.streams:
+                await asyncio.wait_for(engine.closed.wait(), 10)
+        assert all(each.inflight == 0 for each in fleet.known.replicas())
+
+
+async def test_the_deadline_is_that_of_the_stream() -> None:
+    """Its requests end with it."""
+    async with direct_fleet(1) as fleet:
+        many = fleet.client.stream_many(timeout_s=0.5)
+        await many.submit([1], request_id="a")
+        _, engine = await fleet.running("a")
+        with pytest.raises(DeadlineError):
+            await item_of(many, "a")
+        await asyncio.wait_for(engine.closed.wait(), 10)
+        with pytest.raises(DeadlineError):
+            await many.submit([1])
+
+
+async def test_an_id_is_used_once_at_a_time() -> None:
+    """By whoever sends it, as by a daemon."""
+    async with direct_fleet(1) as fleet, fleet.client.stream_many() as many, fleet.client.stream_many() as other:
+        await many.submit([1], request_id="a")
+        await fleet.running("a")
+        many._running.clear()
+        await many.submit([1], request_id="a")
+        assert isinstance((await item_of(many, "a")).error, RequestIdInUseError)
+        await other.done()
+        assert [item async for item in other] == []
+
+
+async def test_who_does_not_read_is_not_read_for() -> None:
+    """The answers wait in the replica, not in the client."""
+    async with direct_fleet(1) as fleet, fleet.client.stream_many() as many:
+        await many.submit([1], request_id="a", stream_interval=1, max_tokens=100_000, text=False)
+        _, engine = await fleet.running("a")
+        engine.put(tokens([0] * 2000, prompt=1))
+        await item_of(many, "a")
+        for number in range(1, 2000):
+            engine.put(tokens([number] * 2000, 2000 * number))
+        await asyncio.sleep(1.0)
+        waiting = engine.updates.qsize()
+        assert waiting > 0
+        for _ in range(100):
+            await item_of(many, "a")
+        await fleet.routed.until(lambda: engine.updates.qsize() < waiting)
+
+
+async def test_without_a_router_the_requests_fail() -> None:
+    """Each with the error, so that those of a stream that runs go on."""
+    async with AsyncClient("127.0.0.1:1", direct=DIRECT) as client:
+        generations = await client.generate_many([[1], [2]], raise_errors=False, timeout_s=20)
+        assert [type(each.error) for each in generations] == [UnavailableError] * 2
+        with pytest.raises(UnavailableError):
+            await client.generate_many([[1]], timeout_s=20)

@@ -1,0 +1,152 @@
+"""A client that calls replicas itself, when its router is lost, and when it does not reach what the router reaches."""
+
+import asyncio
+from contextlib import AsyncExitStack
+from dataclasses import replace
+
+import pytest
+
+from genserve.client import AsyncClient
+from genserve.engine.generation import FinishReason
+from genserve.errors import ReplicaLostError, UnavailableError
+from genserve.fleet.serve import RouteConfig, start_router
+from genserve.routing.replica import ReplicaState
+from tests.fleet.direct_fleet import DIRECT, direct_fleet, replicas_of
+from tests.fleet.routers import QUICK, over, replica
+from tests.fleet.scripted_fleet import tokens, until
+from tests.fleet.talking_engine import let_talk
+from tests.support.breakable_link import BreakableLink
+
+READY = ReplicaState.READY
+
+
+async def test_tokens_do_not_need_the_router() -> None:
+    """It dies while answers come: they go on, and new requests go to the replicas that it told of last. When it is back
+    it is heard again."""
+    async with direct_fleet() as fleet:
+        stream = fleet.client.stream([1], request_id="a")
+        reading = asyncio.create_task(anext(stream))
+        _, engine = await fleet.running("a")
+        fleet.router_link.kill()
+        engine.put(tokens([5], prompt=1))
+        assert (await reading).outputs[0].token_ids == [5]
+        for daemon in fleet.daemons:
+            let_talk(daemon.engine, 0)
+        await asyncio.sleep(1.5)  # more than it may be silent
+        await fleet.client.generate([1], max_tokens=1, text=False)
+        with pytest.raises(UnavailableError):
+            await fleet.client.list_replicas()
+        engine.put(tokens([6], 1, finish=FinishReason.EOS))
+        assert (await anext(stream)).outputs[0].token_ids == [6]
+        await fleet.router_link.listen_again()
+        answered = fleet.known._num_answered
+        await fleet.routed.until(lambda: fleet.known._num_answered > answered and fleet.known._failure is None)
+
+
+async def test_a_router_that_starts_again_is_heard_again() -> None:
+    """At the same address, with nothing on its disk: requests wait for it to find out what the replicas serve, and a
+    request that runs does not notice."""
+    async with AsyncExitStack() as stack:
+        daemons = [await stack.enter_async_context(replica()) for _ in range(2)]
+        config = RouteConfig([each.address for each in daemons], port=0, fleet=QUICK)
+        first = await stack.enter_async_context(AsyncExitStack())
+        router = await start_router(config, first)
+        await until(lambda: len(router.router.fleet.ready) == 2)
+        client = await stack.enter_async_context(AsyncClient(router.address, direct=DIRECT))
+        generating = asyncio.create_task(client.generate([1], request_id="a"))
+        await until(lambda: any(daemon.engine.streams for daemon in daemons))
+        await first.aclose()
+        port = int(router.address.rpartition(":")[2])
+        again = await start_router(replace(config, port=port), stack)
+        await until(lambda: len(again.router.fleet.ready) == 2)
+        await until(lambda: [each.state for each in replicas_of(client).replicas()] == [READY, READY])
+        (engine,) = [stream for daemon in daemons for stream in daemon.engine.streams]
+        for daemon in daemons:
+            let_talk(daemon.engine, 0)
+        await client.generate([1], max_tokens=1, text=False)
+        engine.put(tokens([5], prompt=1, finish=FinishReason.EOS))
+        assert (await generating).token_ids == [5]
+
+
+async def test_a_silent_router_is_called_again_and_believed_for_a_while() -> None:
+    """Its host has vanished, and closed no connection. After `keep_s` nobody knows what the fleet serves."""
+    direct = replace(DIRECT, silence_s=0.3, keep_s=1.5, wait_ready_s=0.5)
+    async with direct_fleet(2, direct) as fleet:
+        for daemon in fleet.daemons:
+            let_talk(daemon.engine, 0)
+        await fleet.client.generate([1], max_tokens=1, text=False)
+        fleet.router_link.silence()
+        await fleet.routed.until(lambda: fleet.known._failure is not None)
+        assert fleet.known.is_known
+        await fleet.client.generate([1], max_tokens=1, text=False)
+        await fleet.routed.until(lambda: not fleet.known.is_known)
+        with pytest.raises(UnavailableError, match=r"the router at .* has said nothing for 0\.3 s"):
+            await fleet.client.generate([1], max_tokens=1, text=False, timeout_s=20)
+        fleet.router_link.let_go()
+        await fleet.routed.until(lambda: fleet.known.is_known)
+        await fleet.client.generate([1], max_tokens=1, text=False, timeout_s=20)
+
+
+async def test_an_address_of_the_router_alone_is_named() -> None:
+    """127.0.0.1 is another host here than there. The error says so at once."""
+    async with replica() as daemon, over([daemon], host="0.0.0.0", allow_insecure=True) as fleet:
+        await fleet.until_ready()
+        port = fleet.running.address.rpartition(":")[2]
+        async with AsyncClient(f"0.0.0.0:{port}", direct=True) as client:
+            with pytest.raises(UnavailableError) as raised:
+                await client.generate([1])
+            assert f"{daemon.address} is an address of the router's host alone" in raised.value.message
+            many = await client.generate_many([[1], [2]], raise_errors=False, timeout_s=20)
+            assert [type(each.error) for each in many] == [UnavailableError, UnavailableError]
+            assert (await client.status()).state.phase == "running", "the router is reached"
+        assert daemon.engine.requests == []
+
+
+async def test_a_replica_that_only_the_router_reaches_is_named() -> None:
+    """A firewall between the client and all replicas: an error, and not a wait."""
+    async with direct_fleet(1, replace(DIRECT, connect_timeout_s=0.5)) as fleet:
+        fleet.blind_router()
+        fleet.links[0].silence()
+        with pytest.raises(UnavailableError, match="this client does not reach it, but the router does"):
+            await fleet.client.generate([1], timeout_s=20)
+        fleet.links[0].let_go()
+        let_talk(fleet.daemons[0].engine, 0)
+        await fleet.until_known(READY)
+        await fleet.client.generate([1], max_tokens=1, text=False, timeout_s=20)
+
+
+async def test_another_daemon_at_the_address_of_a_replica_gets_nothing() -> None:
+    """An address may mean another host in the client's network. The daemons have ids."""
+    async with direct_fleet(1) as fleet, replica() as stranger:
+        fleet.blind_router()
+        fleet.links[0]._port = int(stranger.address.rpartition(":")[2])
+        fleet.links[0].cut()
+        with pytest.raises(UnavailableError, match="another daemon answers this client"):
+            await fleet.client.generate([1], timeout_s=20)
+        assert stranger.engine.requests == []
+
+
+async def test_a_replica_that_vanishes_is_lost_when_the_router_says_so() -> None:
+    """Its connection tells nothing for many minutes. Where tokens were delivered that is an error."""
+    async with direct_fleet(2, settings=replace(QUICK, silence_s=0.5)) as fleet:
+        stream = fleet.client.stream([1], request_id="a")
+        reading = asyncio.create_task(anext(stream))
+        number, engine = await fleet.running("a")
+        engine.put(tokens([5], prompt=1))
+        await reading
+        fleet.links[number].silence()
+        with pytest.raises(ReplicaLostError, match="after 1 token: "):
+            await asyncio.wait_for(anext(stream), 20)
+
+
+async def test_clients_of_a_link_that_breaks_come_back() -> None:
+    """One connection of the client broke, not the replica: it is used again as soon as it answers."""
+    async with replica() as daemon, BreakableLink(daemon.address) as link, over([]) as fleet:
+        fleet.running.router.add(link.address)
+        await fleet.until_ready(1)
+        let_talk(daemon.engine, 0)
+        async with AsyncClient(fleet.running.address, direct=DIRECT) as client:
+            for _ in range(3):
+                await client.generate([1], max_tokens=1, text=False, timeout_s=20)
+                link.cut()
+            await client.generate([1], max_tokens=1, text=False, timeout_s=20)
