@@ -1,9 +1,10 @@
 """Tokens per second through a router: `python -m tests.bench.fleet.tokens`.
 
-One daemon with a tiny model, so that forwarding is what costs, is called directly, through a router, and through a
-program that forwards bytes without any logic, which is the floor of a router in Python. The ways take turns. `Generate`
-is a call for each request with a message for each token, `GenerateMany` is one stream for all. What is told: tokens per
-second, and CPU time of the forwarding process for each token in microseconds.
+One daemon with a tiny model, so that forwarding is what costs, is called by a plain client (`daemon`), through a router
+(`router`), by a client that the router has told of it (`direct`), and through a program that forwards bytes without any
+logic (`floor`), which is the floor of a router in Python. The ways take turns. `Generate` is a call for each request
+with a message for each token, `GenerateMany` is one stream for all. What is told: tokens per second, and CPU time of the
+forwarding process and of the client for each token in microseconds.
 """
 
 import argparse
@@ -76,28 +77,33 @@ async def generate_many(client: AsyncClient, concurrency: int, requests: int) ->
 
 async def measure(ways: dict[str, tuple[str, int]], args: argparse.Namespace) -> None:
     """`ways`: address and process (0 = none) of each."""
+    me = psutil.Process()
     for call in (generate, generate_many):
         for concurrency in args.concurrency:
             rates: dict[str, list[float]] = {way: [] for way in ways}
             costs: dict[str, list[float]] = {way: [] for way in ways}
+            own_costs: dict[str, list[float]] = {way: [] for way in ways}
             for _ in range(args.rounds + 1):
                 for way, (address, pid) in ways.items():
                     process = psutil.Process(pid) if pid else None
-                    async with AsyncClient(address) as client:
+                    async with AsyncClient(address, direct=way == "direct") as client:
                         await client.generate([1, 2, 3], max_tokens=2)
                         before_s = sum(process.cpu_times()[:2]) if process else 0.0
+                        own_before_s = sum(me.cpu_times()[:2])
                         began_s = time.monotonic()
                         count = await call(client, concurrency, concurrency * args.requests)
                         rates[way].append(count / (time.monotonic() - began_s))
                         spent_s = sum(process.cpu_times()[:2]) - before_s if process else 0.0
                         costs[way].append(1e6 * spent_s / count)
+                        own_costs[way].append(1e6 * (sum(me.cpu_times()[:2]) - own_before_s) / count)
             for way in ways:
                 counted, spent = rates[way][1:], costs[way][1:]
                 told = {
                     "call": call.__name__, "concurrency": concurrency, "way": way,
                     "tokens_per_s": round(median(counted)), "range": [round(min(counted)), round(max(counted))],
-                    "of_direct": round(median(counted) / median(rates["direct"][1:]), 2),
+                    "of_daemon": round(median(counted) / median(rates["daemon"][1:]), 2),
                     "cpu_us_per_token": round(median(spent), 1),
+                    "client_cpu_us_per_token": round(median(own_costs[way][1:]), 1),
                 }  # fmt: skip
                 print(json.dumps(told), flush=True)
 
@@ -121,7 +127,12 @@ def main() -> None:
         proxy = [sys.executable, "-m", "tests.bench.fleet.byte_proxy", daemon.address]
         router, router_address = _started(route, directory / "router", stack)
         floor, floor_address = _started(proxy, directory / "floor", stack)
-        ways = {"direct": (daemon.address, 0), "floor": (floor_address, floor), "router": (router_address, router)}
+        ways = {
+            "daemon": (daemon.address, 0),
+            "floor": (floor_address, floor),
+            "router": (router_address, router),
+            "direct": (router_address, router),
+        }
         uvloop.run(measure(ways, args))
 
 

@@ -1,0 +1,72 @@
+"""What waits between a writer and a reader."""
+
+import asyncio
+
+import pytest
+
+from genserve.client.direct.pipe import _READ_AHEAD, Pipe, PipeEndedError
+
+
+async def test_messages_come_in_order_and_then_the_end() -> None:
+    """As often as it is read."""
+    pipe: Pipe[int] = Pipe()
+    for number in range(3):
+        await pipe.write(number)
+    pipe.end()
+    assert [await pipe.read() for _ in range(5)] == [0, 1, 2, None, None]
+
+
+async def test_the_error_of_the_end_comes_after_the_messages() -> None:
+    """The first end counts."""
+    pipe: Pipe[int] = Pipe()
+    await pipe.write(1)
+    pipe.end(ValueError("x"))
+    pipe.end()
+    assert await pipe.read() == 1
+    for _ in range(2):
+        with pytest.raises(ValueError, match="x"):
+            await pipe.read()
+
+
+async def test_a_writer_waits_for_the_reader_and_a_reader_for_the_writer() -> None:
+    """No more than the bound is kept."""
+    pipe: Pipe[int] = Pipe()
+    reading = asyncio.create_task(pipe.read())
+    await asyncio.sleep(0)
+    assert not reading.done()
+    await pipe.write(-1)
+    assert await reading == -1
+    for number in range(_READ_AHEAD):
+        await pipe.write(number)
+    writing = asyncio.create_task(pipe.write(_READ_AHEAD))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert not writing.done()
+    assert await pipe.read() == 0
+    await writing
+
+
+@pytest.mark.parametrize("count", [0, _READ_AHEAD])
+async def test_nobody_writes_after_the_end(count: int) -> None:
+    """Not who waits for room either."""
+    pipe: Pipe[int] = Pipe()
+    for number in range(count):
+        await pipe.write(number)
+    writing = asyncio.create_task(pipe.write(1))
+    if count:
+        await asyncio.sleep(0)
+    pipe.end()
+    with pytest.raises(PipeEndedError):
+        await writing
+    with pytest.raises(PipeEndedError):
+        await pipe.write(2)
+
+
+async def test_a_reader_and_a_writer_that_wait_are_woken_by_the_end() -> None:
+    """With the error, if there is one."""
+    pipe: Pipe[int] = Pipe()
+    reading = asyncio.create_task(pipe.read())
+    await asyncio.sleep(0)
+    pipe.end(ValueError("x"))
+    with pytest.raises(ValueError, match="x"):
+        await reading
