@@ -6,7 +6,7 @@ from genserve.client.forward.attempts import Attempts, is_lost
 from genserve.client.forward.caller import Caller
 from genserve.client.forward.destinations import Destinations, UpstreamT
 from genserve.client.forward.forwarded import Forwarded, NumTokens, replica_lost
-from genserve.client.forward.least_version import in_generate, needing
+from genserve.client.forward.least_version import in_generate, needed
 from genserve.client.forward.resume import Resumption, Tokenize
 from genserve.client.forward.upstream import frames_of, until_ended
 from genserve.client.forward.waiting import AbortedWhileWaitingError, Waiting
@@ -45,8 +45,8 @@ class Generate(Generic[UpstreamT]):
                 if upstream is None:
                     upstream = await self._waiting.wait(forwarded.request_id, attempts.next(has_begun=self._has_begun))
                 self._num_here = 0
-                version = needing(forwarded.request.min_weight_version, upstream.least_version)
-                call = upstream.generate(in_generate(self._data, version), self._caller.remaining_s())
+                message = in_generate(self._data, needed(forwarded, upstream))
+                call = upstream.generate(message, self._caller.remaining_s())
                 try:
                     return await self._once(call, forwarded, upstream, num_tokens)
                 except GenserveError as error:

@@ -3,16 +3,23 @@ twice, a parser takes the last, and it merges parts of one message."""
 
 from typing import Final
 
+from genserve.client.forward.forwarded import Forwarded
+from genserve.client.forward.upstream import Upstream
 from genserve.tensors.varint import to_varint
 
 _MIN_WEIGHT_VERSION_TAG: Final = to_varint(18 << 3)  # of GenerateRequest
 _GENERATE_TAG: Final = b"\x0a"  # of GenerateManyRequest
 
 
-def needing(asked: int | None, known: int | None) -> int | None:
-    """The version to write into a request that asks for one itself, if it is known that all replicas serve another;
-    None = what it asks for is enough."""
-    return None if known is None or known == 0 or (asked is not None and asked >= known) else known
+def needed(forwarded: Forwarded, upstream: Upstream) -> int | None:
+    """The version to write into a request before it is sent to a replica, None = what it asks for itself is enough. A
+    request that goes on elsewhere goes on with weights that are not older than those that sampled its last token."""
+    known = upstream.least_version
+    if known is None:
+        return None
+    least = known if forwarded.resumption is None else max(known, forwarded.resumption.last_version)
+    asked = forwarded.request.min_weight_version
+    return None if least == 0 or (asked is not None and asked >= least) else least
 
 
 def in_generate(data: bytes, version: int | None) -> bytes:

@@ -10,7 +10,7 @@ from genserve.client.forward.attempts import Attempts
 from genserve.client.forward.caller import Failure
 from genserve.client.forward.destinations import UpstreamT
 from genserve.client.forward.forwarded import Forwarded
-from genserve.client.forward.least_version import in_generate_many, needing
+from genserve.client.forward.least_version import in_generate_many, needed
 from genserve.client.forward.resume import Resumption
 from genserve.client.forward.upstream import until_ended
 from genserve.errors import GenserveError
@@ -75,8 +75,7 @@ class Leg(Generic[UpstreamT]):
 
     async def begin(self, running: Running[UpstreamT]) -> None:
         """Sends a request."""
-        version = needing(running.forwarded.request.min_weight_version, self.upstream.least_version)
-        await self.write(in_generate_many(running.data, version))
+        await self.write(in_generate_many(running.data, needed(running.forwarded, self.upstream)))
 
     async def write(self, data: bytes) -> None:
         """Sends a message. If the call has ended, its reader tells that."""

@@ -72,6 +72,11 @@ class Resumption:
         return len(self._token_ids)
 
     @property
+    def last_version(self) -> int:
+        """The version that sampled the last token that was delivered."""
+        return self._spans[-1].version if self._spans else 0
+
+    @property
     def num_before(self) -> int:
         """Tokens that were delivered before the last loss."""
         return self._offset

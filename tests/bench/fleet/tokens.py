@@ -3,8 +3,8 @@
 One daemon with a tiny model, so that forwarding is what costs, is called by a plain client (`daemon`), through a router
 (`router`), by a client that the router has told of it (`direct`), and through a program that forwards bytes without any
 logic (`floor`), which is the floor of a router in Python. The ways take turns. `Generate` is a call for each request
-with a message for each token, `GenerateMany` is one stream for all. What is told: tokens per second, and CPU time of the
-forwarding process and of the client for each token in microseconds.
+with a message for each token, `GenerateMany` is one stream for all. What is told: tokens per second, and CPU time of
+the forwarding process and of the client for each token in microseconds.
 """
 
 import argparse

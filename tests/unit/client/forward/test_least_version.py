@@ -3,7 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genserve.client.forward.least_version import in_generate, in_generate_many, needing
+from genserve.client.forward.forwarded import Forwarded
+from genserve.client.forward.least_version import in_generate, in_generate_many, needed
+from genserve.client.forward.upstream import Upstream
 from genserve.v1 import generation_pb2
 
 Request = generation_pb2.GenerateRequest
@@ -32,7 +34,31 @@ def test_no_version_changes_nothing() -> None:
     assert in_generate(data, None) is data and in_generate_many(data, None) is data
 
 
+class Known(Upstream):
+    """A replica that serves this version, as far as its sender knows."""
+
+    def __init__(self, version: int | None) -> None:
+        self._version = version
+
+    @property
+    def least_version(self) -> int | None:
+        return self._version
+
+
 def test_the_higher_one_is_needed() -> None:
     """Of what the request asks for and what all replicas are known to serve. All serve version 0."""
-    assert [needing(asked, known) for asked, known in ((None, None), (3, None), (None, 0))] == [None] * 3
-    assert [needing(asked, 3) for asked in (None, 0, 2, 3, 4)] == [3, 3, 3, None, None]
+
+    def version(asked: int | None, known: int | None) -> int | None:
+        return needed(Forwarded(Request(text="x", min_weight_version=asked)), Known(known))
+
+    assert [version(asked, known) for asked, known in ((None, None), (3, None), (None, 0))] == [None] * 3
+    assert [version(asked, 3) for asked in (None, 0, 2, 3, 4)] == [3, 3, 3, None, None]
+
+
+def test_a_request_that_goes_on_does_not_go_back() -> None:
+    """To weights that are older than those that sampled its last token. A router does not write this."""
+    forwarded = Forwarded(Request(text="x", resume=True, output={"text": False}))
+    assert forwarded.resumption is not None
+    spans = [{"version": version, "start": version, "end": version + 1} for version in (2, 4)]
+    forwarded.resumption.take(generation_pb2.GenerateResponse(outputs=[{"token_ids": [1, 2], "weight_spans": spans}]))
+    assert [needed(forwarded, Known(known)) for known in (3, 5, None)] == [4, 5, None]
