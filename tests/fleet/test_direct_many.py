@@ -149,10 +149,12 @@ async def test_who_does_not_read_is_not_read_for() -> None:
         _, engine = await fleet.running("a")
         engine.put(tokens([0] * 2000, prompt=1))
         await item_of(many, "a")
-        for number in range(1, 2000):
+        for number in range(1, 6000):
             engine.put(tokens([number] * 2000, 2000 * number))
-        await asyncio.sleep(1.0)
-        waiting = engine.updates.qsize()
+        waiting = -1
+        while waiting != engine.updates.qsize():
+            waiting = engine.updates.qsize()
+            await asyncio.sleep(1.0)
         assert waiting > 0
         while engine.updates.qsize() >= waiting:
             await item_of(many, "a")
