@@ -5,6 +5,8 @@ import asyncio
 import pytest
 
 from genserve.client import AsyncClient, ManyItem
+from genserve.client.direct.calls import DirectGenerateMany
+from genserve.client.direct.pipe import READ_AHEAD
 from genserve.client.generation.many import ManyStream, StreamOverError
 from genserve.engine.generation import FinishReason
 from genserve.errors import (
@@ -143,21 +145,26 @@ async def test_an_id_is_used_once_at_a_time() -> None:
 
 
 async def test_who_does_not_read_is_not_read_for() -> None:
-    """The answers wait in the replica, not in the client."""
+    """The client keeps a few messages. The others wait in the network and in the replica, and none is lost."""
     async with direct_fleet(1) as fleet, fleet.client.stream_many() as many:
         await many.submit([1], request_id="a", stream_interval=1, max_tokens=100_000, text=False)
         _, engine = await fleet.running("a")
-        engine.put(tokens([0] * 2000, prompt=1))
-        await item_of(many, "a")
-        for number in range(1, 6000):
-            engine.put(tokens([number] * 2000, 2000 * number))
-        waiting = -1
-        while waiting != engine.updates.qsize():
-            waiting = engine.updates.qsize()
-            await asyncio.sleep(1.0)
-        assert waiting > 0
-        while engine.updates.qsize() >= waiting:
-            await item_of(many, "a")
+        call = many._call
+        assert isinstance(call, DirectGenerateMany)
+        count = 3000
+        for number in range(count):
+            last = FinishReason.LENGTH if number == count - 1 else None
+            engine.put(tokens([number] * 2000, 2000 * number, prompt=None if number else 1, finish=last))
+        kept = call._answer.messages._messages
+        await fleet.routed.until(lambda: len(kept) == READ_AHEAD)
+        await asyncio.sleep(0.2)
+        assert len(kept) == READ_AHEAD
+        await many.done()
+        token_ids: list[int] = []
+        async for item in many:
+            assert item.delta is not None
+            token_ids += [each for output in item.delta.outputs for each in output.token_ids]
+        assert token_ids == [number for number in range(count) for _ in range(2000)]
 
 
 async def test_without_a_router_the_requests_fail() -> None:

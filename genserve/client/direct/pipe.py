@@ -6,7 +6,7 @@ from typing import Final, Generic, TypeVar
 
 T = TypeVar("T")
 
-_READ_AHEAD: Final = 8  # messages
+READ_AHEAD: Final = 8  # messages
 
 
 class PipeEndedError(Exception):
@@ -31,7 +31,7 @@ class Pipe(Generic[T]):
             raise PipeEndedError
         self._messages.append(message)
         self._has_some.set()
-        if len(self._messages) >= _READ_AHEAD:
+        if len(self._messages) >= READ_AHEAD:
             self._has_room.clear()
 
     def end(self, error: BaseException | None = None) -> None:

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from genserve.client.direct.pipe import _READ_AHEAD, Pipe, PipeEndedError
+from genserve.client.direct.pipe import READ_AHEAD, Pipe, PipeEndedError
 
 
 async def test_messages_come_in_order_and_then_the_end() -> None:
@@ -36,9 +36,9 @@ async def test_a_writer_waits_for_the_reader_and_a_reader_for_the_writer() -> No
     assert not reading.done()
     await pipe.write(-1)
     assert await reading == -1
-    for number in range(_READ_AHEAD):
+    for number in range(READ_AHEAD):
         await pipe.write(number)
-    writing = asyncio.create_task(pipe.write(_READ_AHEAD))
+    writing = asyncio.create_task(pipe.write(READ_AHEAD))
     for _ in range(3):
         await asyncio.sleep(0)
     assert not writing.done()
@@ -46,7 +46,7 @@ async def test_a_writer_waits_for_the_reader_and_a_reader_for_the_writer() -> No
     await writing
 
 
-@pytest.mark.parametrize("count", [0, _READ_AHEAD])
+@pytest.mark.parametrize("count", [0, READ_AHEAD])
 async def test_nobody_writes_after_the_end(count: int) -> None:
     """Not who waits for room either."""
     pipe: Pipe[int] = Pipe()
