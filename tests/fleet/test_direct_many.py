@@ -152,9 +152,11 @@ async def test_who_does_not_read_is_not_read_for() -> None:
         call = many._call
         assert isinstance(call, DirectGenerateMany)
         count = 3000
-        for number in range(count):
+        engine.put(tokens([0] * 2000, prompt=1))
+        await item_of(many, "a")
+        for number in range(1, count):
             last = FinishReason.LENGTH if number == count - 1 else None
-            engine.put(tokens([number] * 2000, 2000 * number, prompt=None if number else 1, finish=last))
+            engine.put(tokens([number] * 2000, 2000 * number, finish=last))
         kept = call._answer.messages._messages
         await fleet.routed.until(lambda: len(kept) == READ_AHEAD)
         await asyncio.sleep(0.2)
@@ -164,7 +166,7 @@ async def test_who_does_not_read_is_not_read_for() -> None:
         async for item in many:
             assert item.delta is not None
             token_ids += [each for output in item.delta.outputs for each in output.token_ids]
-        assert token_ids == [number for number in range(count) for _ in range(2000)]
+        assert token_ids == [number for number in range(1, count) for _ in range(2000)]
 
 
 async def test_without_a_router_the_requests_fail() -> None:
