@@ -21,6 +21,9 @@ class AsyncClient(GenerationCalls, LoraCalls, TransferCalls, ControlCalls, Fleet
     `genserve.errors`, or `UnavailableError` when no daemon answers. Cancelling a call cancels it in the daemon. On
     another loop, and in a process forked after the first call, it raises ClientMisuseError.
 
+    `target` may be a router. With `direct=True`, requests for tokens go straight to its replicas, which the client then
+    watches and chooses among itself (`Direct` has the settings); all other calls go to the router.
+
         async with AsyncClient("127.0.0.1:50051") as client:
             generation = await client.generate("Once upon a time", max_tokens=16, logprobs=0)
             async with client.paused() as lease:
@@ -30,7 +33,6 @@ class AsyncClient(GenerationCalls, LoraCalls, TransferCalls, ControlCalls, Fleet
     def __init__(
         self, target: str = DEFAULT_TARGET, *, direct: bool | Direct = False, **settings: Unpack[ConnectionSettings]
     ) -> None:
-        """`direct`: requests for tokens go straight to the replicas of the router at `target`."""
         if isinstance(direct, bool):
             super().__init__(Connection(target, **settings), Direct() if direct else None)
         else:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from genserve.client import AsyncClient, Generation, WeightSpan
+from genserve.client import AsyncClient, Direct, Generation, WeightSpan
 from genserve.errors import ReplicaLostError
 from tests.faults.fleet_processes import FleetProcesses
 from tests.faults.fleet_states import all_ready, ready, until
@@ -126,6 +126,34 @@ async def test_streams_that_may_be_resumed_are(fleet: FleetProcesses, client: As
         assert tokens == expected
         assert (spans[0].start, spans[-1].end) == (0, 600)
     fleet.restart(2)
+    await until(client, all_ready)
+
+
+async def test_a_direct_client_serves_through_a_push_and_a_kill(
+    fleet: FleetProcesses, client: AsyncClient, checkpoints: dict[str, Path]
+) -> None:
+    """Its requests do not go through the router. They go on elsewhere when a replica dies, and none goes back to older
+    weights, although the client hears of both a moment later than the router."""
+    async with AsyncClient(fleet.router_address, direct=Direct(policies="round-robin")) as direct:
+        await direct.wait_ready(60)
+        decided = sum((await client.list_replicas()).decisions.values())
+        seen: list[list[int]] = []
+
+        async def roll_out() -> None:
+            for _ in range(8):
+                many = await direct.generate_many([PROMPT] * 8, max_tokens=60, ignore_eos=True, text=False, resume=True)
+                seen.extend(map(versions, many))
+
+        rolling = [asyncio.create_task(roll_out()) for _ in range(2)]
+        version = await push(client, checkpoints["b"])
+        after = await direct.generate_many([PROMPT] * 8, max_tokens=4, ignore_eos=True, min_weight_version=version)
+        assert {each for generation in after for each in versions(generation)} == {version}
+        fleet.kill(0)
+        await asyncio.gather(*rolling)
+        assert len(seen) == 2 * 8 * 8 and {each for told in seen for each in told} <= {version - 1, version}
+        assert all(told == sorted(told) for told in seen)
+        assert sum((await client.list_replicas()).decisions.values()) == decided
+    fleet.restart(0)
     await until(client, all_ready)
 
 

@@ -139,7 +139,8 @@ async def test_a_request_for_a_new_version_waits_for_no_report() -> None:
             await fleet.client.generate([1], max_tokens=1, text=False, min_weight_version=4)
 
 
-async def test_a_replica_that_lags_refuses_and_another_one_serves() -> None:
+@pytest.mark.parametrize("many", [False, True], ids=["Generate", "GenerateMany"])
+async def test_a_replica_that_lags_refuses_and_another_one_serves(*, many: bool) -> None:
     """It has restarted with its checkpoint, and neither the router nor the client has noticed."""
     async with direct_fleet(2) as fleet:
         await fleet.client.push_weights(weights(3), version=3, timeout_s=30)
@@ -150,7 +151,10 @@ async def test_a_replica_that_lags_refuses_and_another_one_serves() -> None:
         fleet.blind_router()
         fleet.daemons[0].engine.weight_version = 0
         before = fleet.num_submitted
-        await asyncio.gather(*(fleet.client.generate([each], max_tokens=1, text=False) for each in range(10)))
+        if many:
+            await fleet.client.generate_many([[each] for each in range(10)], max_tokens=1, text=False)
+        else:
+            await asyncio.gather(*(fleet.client.generate([each], max_tokens=1, text=False) for each in range(10)))
         assert fleet.num_submitted == [before[0], before[1] + 10]
         assert fleet.state(0) is not READY
         fleet.daemons[0].engine.weight_version = 3
