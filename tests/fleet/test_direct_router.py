@@ -3,12 +3,14 @@
 import asyncio
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from genserve.client import AsyncClient
+from genserve.client.direct.known_replica import KnownReplica
 from genserve.engine.generation import FinishReason
-from genserve.errors import ReplicaLostError, UnavailableError
+from genserve.errors import GenserveError, ReplicaLostError, UnavailableError
 from genserve.fleet.serve import RouteConfig, start_router
 from genserve.routing.replica import ReplicaState
 from tests.fleet.direct_fleet import DIRECT, direct_fleet, replicas_of
@@ -150,3 +152,23 @@ async def test_clients_of_a_link_that_breaks_come_back() -> None:
                 await client.generate([1], max_tokens=1, text=False, timeout_s=20)
                 link.cut()
             await client.generate([1], max_tokens=1, text=False, timeout_s=20)
+
+
+async def test_a_fault_of_the_client_does_not_end_its_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asks is told of it, and the router is called again."""
+    async with direct_fleet(1) as fleet:
+        let_talk(fleet.daemons[0].engine, 0)
+        told = KnownReplica.tell
+        is_broken = True
+
+        def tell(replica: KnownReplica, *told_of_it: Any) -> None:
+            if is_broken:
+                raise ValueError("a fault")
+            told(replica, *told_of_it)
+
+        monkeypatch.setattr(KnownReplica, "tell", tell)
+        with pytest.raises(GenserveError, match="failed to watch its router"):
+            await fleet.client.generate([1], timeout_s=20)
+        is_broken = False
+        await fleet.until_known(READY)
+        await fleet.client.generate([1], max_tokens=1, text=False, timeout_s=20)

@@ -12,6 +12,7 @@ from genserve.client.direct.settings import Direct
 from genserve.client.direct.upstream import DirectUpstream
 from genserve.client.forward.destinations import ANY_REQUEST, Destinations
 from genserve.client.transport.connection import Connection
+from genserve.client.transport.errors import ClientClosedError
 from genserve.errors import GenserveError, UnavailableError
 from genserve.routing.names import make_chain, parse_policies
 from genserve.routing.replica import Replica, Request
@@ -64,7 +65,6 @@ class DirectReplicas(Destinations[DirectUpstream]):
     def tell(self, told: Told, call: int) -> None:
         """The router has told of its replicas: all of them."""
         before = self._states()
-        self._heard_at_s, self._failure, self._num_answered = time.monotonic(), None, call
         self._version = told.weight_version
         addresses = set()
         for each in told.replicas[:MAX_REPLICAS]:
@@ -79,6 +79,7 @@ class DirectReplicas(Destinations[DirectUpstream]):
             self._look_after(upstream)
         for address in self._upstreams.keys() - addresses:
             self._leave(self._upstreams.pop(address))
+        self._heard_at_s, self._failure, self._num_answered = time.monotonic(), None, call
         if self._states() != before:
             self.states_changed.tell()
 
@@ -133,6 +134,8 @@ class DirectReplicas(Destinations[DirectUpstream]):
                 if failure:
                     await asyncio.sleep(pause_s)
                     pause_s = min(2 * pause_s, _MAX_PAUSE_S)
+        except ClientClosedError:
+            pass  # the end of everything
         finally:
             if self._reaching.get(upstream) is asyncio.current_task():
                 del self._reaching[upstream]

@@ -1,6 +1,7 @@
 """The router, watched for what it tells of its replicas."""
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING, Final
 
 import grpc.aio
@@ -8,7 +9,7 @@ import grpc.aio
 from genserve.client.direct.replicas import DirectReplicas
 from genserve.client.direct.settings import Direct
 from genserve.client.transport.connection import Connection
-from genserve.client.transport.errors import error_of
+from genserve.client.transport.errors import ClientClosedError, error_of
 from genserve.errors import GenserveError, UnavailableError
 from genserve.v1 import fleet_pb2
 from genserve.wire import duration_of
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from grpc.aio import UnaryStreamCall
 
     WatchCall = UnaryStreamCall[fleet_pb2.WatchReplicasRequest, fleet_pb2.WatchReplicasResponse]
+
+log = logging.getLogger(__name__)
 
 _FIRST_PAUSE_S: Final = 0.2
 _MAX_PAUSE_S: Final = 5.0
@@ -40,8 +43,14 @@ class RouterWatch:
                 number = self._replicas.begin()
                 try:
                     await self._watch(number)
+                except ClientClosedError:
+                    return
                 except GenserveError as error:
                     self._replicas.miss(error, number)
+                    await self._pause()
+                except Exception as error:  # a fault of ours: without a watch, every request would wait in vain
+                    log.exception("watching the router at %s failed", self._connection.target)
+                    self._replicas.miss(GenserveError(f"the client failed to watch its router: {error!r}"), number)
                     await self._pause()
         finally:
             self._replicas.stop()
