@@ -5,9 +5,11 @@ import gc
 import weakref
 from dataclasses import replace
 
+import grpc.aio
 import pytest
 
 from genserve.client import AsyncClient, Client, ClientClosedError, Direct
+from genserve.client.direct.upstream import DirectUpstream
 from genserve.engine.generation import FinishReason
 from genserve.errors import (
     DeadlineError,
@@ -28,6 +30,15 @@ from tests.fleet.talking_engine import continued, let_talk
 from tests.support.pulled_peers import weights
 
 READY, GONE = ReplicaState.READY, None
+
+
+def is_closed(upstream: DirectUpstream) -> bool:
+    """Whether the connection to a replica has ended: gRPC takes no more calls then."""
+    try:
+        upstream.generate(b"", 0.1).cancel()
+    except grpc.aio.UsageError:
+        return True
+    return False
 
 
 async def test_requests_go_straight_to_the_replicas() -> None:
@@ -113,6 +124,7 @@ async def test_a_replica_that_is_drained_gets_no_new_requests() -> None:
     async with direct_fleet(2) as fleet:
         generating = asyncio.create_task(fleet.client.generate([1], request_id="a"))
         number, engine = await fleet.running("a")
+        upstream = fleet.known.upstream_at(fleet.links[number].address)
         await fleet.client.drain_replica(fleet.links[number].address)
         await fleet.until_known(*(GONE if each == number else READY for each in range(2)))
         for daemon in fleet.daemons:
@@ -120,8 +132,10 @@ async def test_a_replica_that_is_drained_gets_no_new_requests() -> None:
         before = fleet.num_submitted[number]
         await asyncio.gather(*(fleet.client.generate([each], max_tokens=1, text=False) for each in range(10)))
         assert fleet.num_submitted[number] == before
+        assert not is_closed(upstream)
         engine.put(tokens([5], prompt=1, finish=FinishReason.EOS))
         assert (await generating).token_ids == [5]
+        await fleet.routed.until(lambda: is_closed(upstream))
 
 
 async def test_a_request_for_a_new_version_waits_for_no_report() -> None:
@@ -133,6 +147,8 @@ async def test_a_request_for_a_new_version_waits_for_no_report() -> None:
         await fleet.client.generate([1], max_tokens=1, text=False)
         async with AsyncClient(fleet.routed.running.address) as trainer:
             await trainer.push_weights(weights(3), version=3, timeout_s=30)
+        await fleet.routed.until(lambda: fleet.known.committed_version == 3)
+        fleet.known._version = 0  # as if it had not been told
         await fleet.client.generate([1], max_tokens=1, text=False, min_weight_version=3)
         assert fleet.known.committed_version == 3
         with pytest.raises(WeightVersionMismatchError, match="version 3 is served, the request needs 4"):
@@ -252,6 +268,27 @@ async def test_a_client_that_is_closed_says_so() -> None:
             await many.submit([1])
 
 
+async def test_a_client_that_is_closed_says_so_to_who_waits() -> None:
+    """For a replica, or for the router: no call to any of them runs."""
+    async with direct_fleet(1, replace(DIRECT, wait_ready_s=60.0)) as fleet:
+        fleet.links[0].kill()
+        await fleet.routed.until(lambda: not fleet.routed.running.router.fleet.ready)
+        waiting = asyncio.create_task(fleet.client.generate([1]))
+        await fleet.routed.until(lambda: fleet.known.is_known)
+        await asyncio.sleep(0.1)
+        await fleet.client.close()
+        with pytest.raises(ClientClosedError):
+            await asyncio.wait_for(waiting, 20)
+
+
+async def test_the_deadline_holds_while_the_router_is_silent() -> None:
+    """And before a replica is known."""
+    async with direct_fleet(1, replace(DIRECT, silence_s=20.0)) as fleet:
+        fleet.router_link.silence()
+        with pytest.raises(DeadlineError):
+            await asyncio.wait_for(fleet.client.generate([1], timeout_s=0.3), 10)
+
+
 async def test_a_client_that_is_dropped_watches_no_more() -> None:
     """Nobody has to close it."""
     async with direct_fleet(1) as fleet:
@@ -279,9 +316,7 @@ async def test_connections_are_closed_when_replicas_go() -> None:
         await fleet.routed.until(lambda: len(fleet.known.instance_ids()) == 2)
         upstream = fleet.known.upstream_at(other.address)
         await fleet.client.remove_replica(other.address)
-        await fleet.routed.until(lambda: upstream._channel.get_state() is not None and upstream.known.is_gone)
-        with pytest.raises(UnavailableError, match="is lost"), upstream.raising():
-            await upstream.generate(b"", 5.0).read()
+        await fleet.routed.until(lambda: is_closed(upstream))
 
 
 async def test_only_a_router_tells_of_replicas() -> None:

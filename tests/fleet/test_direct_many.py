@@ -87,6 +87,7 @@ async def test_a_replica_that_dies_ends_what_it_has_begun() -> None:
             item = await item_of(many, request_id)
             assert item.delta is not None and item.delta.outputs[0].token_ids == last
             assert item.delta.outputs[0].finish is not None and item.delta.outputs[0].finish.num_tokens == 3
+        assert not many._sequences._by_slot, "the slots of those that have ended are free"
 
 
 async def test_requests_are_aborted_also_after_the_last_one_was_sent() -> None:

@@ -12,7 +12,7 @@ from genserve.client.direct.known_replica import KnownReplica
 from genserve.engine.generation import FinishReason
 from genserve.errors import GenserveError, ReplicaLostError, UnavailableError
 from genserve.fleet.serve import RouteConfig, start_router
-from genserve.routing.replica import ReplicaState
+from genserve.routing.replica import ReplicaState, Request
 from tests.fleet.direct_fleet import DIRECT, direct_fleet, replicas_of
 from tests.fleet.routers import QUICK, over, replica
 from tests.fleet.scripted_fleet import tokens, until
@@ -82,6 +82,8 @@ async def test_a_silent_router_is_called_again_and_believed_for_a_while() -> Non
         assert fleet.known.is_known
         await fleet.client.generate([1], max_tokens=1, text=False)
         await fleet.routed.until(lambda: not fleet.known.is_known)
+        assert fleet.known.choose(Request()) is None, "not for a request that was begun before, either"
+        assert "has told nothing for 1.5 s" in fleet.known.why_none()
         with pytest.raises(UnavailableError, match=r"the router at .* has said nothing for 0\.3 s"):
             await fleet.client.generate([1], max_tokens=1, text=False, timeout_s=20)
         fleet.router_link.let_go()
