@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
             raise ValueError("--drain-timeout-s: say --drain-timeout, which holds for the router and its replicas")
         route, ray = make_config(args), ray_config(args)
         if ray is not None:
-            on_ray = RayUpConfig(args.replicas, args.flags, args.gpus_per_replica, route, args.start_timeout, ray)
+            on_ray = RayUpConfig(args.replicas, args.flags, args.gpus_per_replica, route, ray, args.start_timeout)
             return uvloop.run(up_on_ray(on_ray))
         return uvloop.run(up(UpConfig(args.replicas, args.flags, args.gpus_per_replica, route, args.start_timeout)))
     except RayMissingError as error:

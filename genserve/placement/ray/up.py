@@ -39,8 +39,8 @@ class RayUpConfig:
     flags: Sequence[str]
     gpus_each: int | None = None
     route: RouteConfig = field(default_factory=RouteConfig)
-    start_timeout_s: float = START_TIMEOUT_S
     ray: RayConfig = field(default_factory=RayConfig)
+    start_timeout_s: float = START_TIMEOUT_S
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_replicas <= MAX_REPLICAS:
