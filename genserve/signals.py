@@ -6,9 +6,12 @@ and a second thread handles it meanwhile.
 """
 
 import asyncio
+import ctypes
+import math
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -16,6 +19,10 @@ from genserve.notices import say
 
 EXIT_INTERRUPTED = 130
 _LOOK_INTERVAL_S = 0.2
+_ONE_ORDER_S = 1.0
+"""For signals that the kernel had sent before it was told to send no more."""
+_PR_SET_PDEATHSIG = 1
+_PR_GET_PDEATHSIG = 2
 
 
 @contextmanager
@@ -47,14 +54,19 @@ def stop_on_signals(stop: Callable[[str], None], at_once: Callable[[], None] = l
     the process ends by itself, and a first signal changes nothing."""
     loop = asyncio.get_running_loop()
     seen, is_over = False, False
+    one_order_until_s = -math.inf
 
     def on_signal(number: signal.Signals) -> None:
-        nonlocal seen
+        nonlocal seen, one_order_until_s
+        if number == signal.SIGTERM and time.monotonic() < one_order_until_s:
+            return
         if seen:
             say(f"second {number.name}, exiting now")
             at_once()
             os._exit(128 + number)
         seen = True
+        if number == signal.SIGTERM and _forget_starter():
+            one_order_until_s = time.monotonic() + _ONE_ORDER_S
         if not is_over:
             stop(number.name)
 
@@ -67,6 +79,16 @@ def stop_on_signals(stop: Callable[[str], None], at_once: Callable[[], None] = l
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
             signal.signal(number, lambda received, _: on_signal(signal.Signals(received)))
+
+
+def _forget_starter() -> bool:
+    """From here on the kernel sends nothing when the starter of this process ends. Returns whether it would have: it
+    sends SIGTERM for each thread of a starter that is killed, and these end one after the other."""
+    prctl = ctypes.CDLL(None).prctl
+    armed = ctypes.c_int()
+    prctl(_PR_GET_PDEATHSIG, ctypes.byref(armed), 0, 0, 0)
+    prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
+    return armed.value != 0
 
 
 def ending(status: int) -> str:

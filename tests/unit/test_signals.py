@@ -1,8 +1,10 @@
 """The first signal drains, a second one exits; and how the end of a process is told."""
 
+import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -54,6 +56,51 @@ def test_a_second_signal_exits_at_once(number: signal.Signals) -> None:
         process.send_signal(number)
         assert process.stdout.readline() == "at once\n"
         assert process.wait(10) == 128 + number
+
+
+STARTER = """
+import subprocess, sys, threading
+from genserve.launcher.end_with_starter import ending_with_this_process
+
+started = threading.Event()
+
+def start():
+    subprocess.Popen(ending_with_this_process([sys.executable, "-c", sys.argv[1]]))
+    started.set()
+    threading.Event().wait()
+
+threading.Thread(target=start).start()
+started.wait()
+for _ in range(200):
+    threading.Thread(target=threading.Event().wait).start()
+threading.Event().wait()
+"""
+DRAINING = PROGRAM.replace("await asyncio.Event().wait()", "await asyncio.sleep(1.5); print('drained', flush=True)")
+
+
+def test_a_starter_that_is_killed_gives_one_order() -> None:
+    """The kernel sends a signal for each of its threads that had the process as its child."""
+    for _ in range(3):
+        command = [sys.executable, "-c", STARTER, DRAINING]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as starter:
+            assert starter.stdout is not None
+            assert starter.stdout.readline() == "ready\n"
+            starter.kill()
+            assert starter.stdout.read() == "SIGTERM\ndrained\n"
+
+
+def test_an_order_may_be_repeated_after_the_end_of_a_starter() -> None:
+    """It exits at once then."""
+    waiting = f"import os; print(os.getpid(), flush=True)\n{PROGRAM}"
+    with subprocess.Popen([sys.executable, "-c", STARTER, waiting], stdout=subprocess.PIPE, text=True) as starter:
+        assert starter.stdout is not None
+        process = int(starter.stdout.readline())
+        assert starter.stdout.readline() == "ready\n"
+        starter.kill()
+        assert starter.stdout.readline() == "SIGTERM\n"
+        time.sleep(1.1)
+        os.kill(process, signal.SIGTERM)
+        assert starter.stdout.read() == "at once\n"
 
 
 def test_a_signal_does_not_change_the_status_of_a_process_that_ends() -> None:
