@@ -105,6 +105,11 @@ class Fleet(Destinations[Upstream]):
         if version.push_id and version.push_id == self._undecided and upstream.address in self._deciding:
             self.commit(version)
 
+    def doubt(self, upstream: Upstream) -> None:
+        """A replica serves older weights than it was known for. It is out of rotation until it has told its version."""
+        upstream.member.doubt()
+        self.refresh(upstream)
+
     def settle(self) -> None:
         """Finds out which version is committed, from what the replicas serve."""
         if self.committed is None:

@@ -78,6 +78,11 @@ class Member:
         self.sync_failure = ""
         self._changed()
 
+    def doubt(self) -> None:
+        """What it serves has to be asked."""
+        self.version = None
+        self._changed()
+
     def has_loras(self, lora_names: Iterable[str]) -> None:
         """It has told its adapters: all of them."""
         self.lora_names = frozenset(lora_names)

@@ -60,6 +60,11 @@ class Upstream(Calls):
         """Why it is lost; "" = it was removed."""
         return self.member.failure
 
+    @property
+    def least_version(self) -> int | None:
+        """The version that it is known to serve: it may have restarted with another one, and nobody has noticed yet."""
+        return None if self.member.version is None else self.member.version.number
+
     async def ask(self, call: Callable[..., Awaitable[T]], request: Any, timeout_s: float) -> T:
         """The answer of a unary call. Raises its GenserveError, UnavailableError as soon as the replica is lost."""
         with self.raising():

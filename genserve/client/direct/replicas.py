@@ -144,13 +144,16 @@ class DirectReplicas(Destinations[DirectUpstream]):
         if (reaching := self._reaching.pop(upstream, None)) is not None:
             reaching.cancel()
 
-    def doubt(self, upstream: DirectUpstream) -> bool:
-        """A request to it was lost, or refused. It gets none until it has answered again."""
+    def lose(self, upstream: DirectUpstream) -> None:
+        """It gets no requests until it has answered again."""
+        self.doubt(upstream)
+
+    def doubt(self, upstream: DirectUpstream) -> None:
+        """The same."""
         if not upstream.known.unreachable and upstream not in self._reaching:
             upstream.known.miss("")
             if not upstream.known.is_gone:
                 self._look_after(upstream)
-        return True
 
     # --- for requests
 

@@ -89,8 +89,7 @@ class Attempts(Generic[UpstreamT]):
             self._full = error.with_traceback(None)
         elif isinstance(error, WeightVersionMismatchError):
             self._check_version(self.request, error)
-            if not self._fleet.doubt(upstream):
-                self._refusal = error.with_traceback(None)
+            self._fleet.doubt(upstream)
         elif isinstance(error, EngineTaintedError) or (
             isinstance(error, LoraNotFoundError) and not self._fleet.knows_adapters
         ):
@@ -115,7 +114,7 @@ class Attempts(Generic[UpstreamT]):
 
     def _count_lost(self, upstream: UpstreamT) -> None:
         self._lost[self._instance_id] = upstream.address
-        self._fleet.doubt(upstream)
+        self._fleet.lose(upstream)
         back = self._fleet.instance_ids()  # only a connection broke
         back.discard(self._instance_id)  # its watch may not know yet
         dead = [address for instance_id, address in self._lost.items() if instance_id not in back]

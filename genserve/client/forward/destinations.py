@@ -51,10 +51,12 @@ class Destinations(Generic[UpstreamT]):
         """The replica of this address, which is one of `replicas`."""
         raise NotImplementedError
 
-    def doubt(self, upstream: UpstreamT) -> bool:
-        """A request to a replica was lost, or it serves older weights than it was known for. Returns whether nothing is
-        sent there until more is known; if not, somebody else looks after it."""
-        return False
+    def lose(self, upstream: UpstreamT) -> None:
+        """A request to a replica was lost."""
+
+    def doubt(self, upstream: UpstreamT) -> None:
+        """A replica serves older weights than it was known for: nothing is sent there until more is known."""
+        raise NotImplementedError
 
     def _sent(self, upstream: UpstreamT, num_sequences: int) -> Replica:
         """So many sequences are sent there from now on. Returns what policies knew before."""

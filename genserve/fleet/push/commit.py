@@ -42,7 +42,7 @@ async def commit_everywhere(
         _check_all_have(lora_name, failures)
     else:
         for upstream in failures:
-            upstream.member.version = None  # what it serves has to be asked
+            upstream.member.doubt()
         fleet.refresh()
     if deciding <= failures.keys():
         # One that did not answer may have committed: this must not look as if nothing had changed.
