@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from genserve.engine.vllm.clients.frontend import NAME
-from tests.bench import cpu, options, rust_front_end
+from tests.bench import cpu, options, processes, rust_front_end
 from tests.bench.__main__ import main
 from tests.bench.measurements import generate, push
 from tests.bench.processes import PeerError, PeerProcess, Program
@@ -278,6 +278,14 @@ def test_wrong_usage_exits_with_2(arguments: list[str]) -> None:
     assert exited.value.code == 2
 
 
+@pytest.fixture
+def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stands for what scripts/bench installs, which a test environment does not have."""
+    monkeypatch.setattr(processes, "PACKAGES", tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+
+@pytest.mark.usefixtures("packages")
 def test_results_that_cannot_be_written_are_refused_before_anything_is_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -288,6 +296,7 @@ def test_results_that_cannot_be_written_are_refused_before_anything_is_measured(
     assert "bench: push: no results can be written: " in told and "round 0" not in told
 
 
+@pytest.mark.usefixtures("packages")
 def test_a_table_of_results_that_are_not_there_is_refused_by_their_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

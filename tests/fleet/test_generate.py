@@ -1,13 +1,11 @@
 """Generate through a router, as a client on the wire sees it."""
 
 import asyncio
-from dataclasses import replace
 
 import grpc
 import pytest
 from google.rpc import error_details_pb2
 
-from genserve.client import AsyncClient
 from genserve.client.forward.attempts import MAX_LOST
 from genserve.engine.generation import FinishReason, TokenPrompt
 from genserve.errors import (
@@ -18,8 +16,7 @@ from genserve.errors import (
     WeightVersionMismatchError,
 )
 from genserve.v1 import generation_pb2
-from tests.fleet.scripted_fleet import SETTINGS, ScriptedFleet, scripted_fleet, tokens, until
-from tests.fleet.talking_engine import let_talk
+from tests.fleet.scripted_fleet import ScriptedFleet, scripted_fleet, tokens, until
 from tests.support.scripted_daemon import detail_of, field_of, reason_of
 
 Request = generation_pb2.GenerateRequest
@@ -229,25 +226,6 @@ async def test_a_replica_behind_the_fleet_is_passed_over(router: ScriptedFleet) 
     assert number == 2
     assert router.num_submitted == [1, 1, 1], "it was not tried where it is refused"
     call.cancel()
-
-
-@pytest.mark.parametrize("many", [False, True], ids=["Generate", "GenerateMany"])
-async def test_a_replica_that_lags_unnoticed_serves_nobody(*, many: bool) -> None:
-    """It has restarted with its checkpoint between two reports. It is out until it has told what it serves."""
-    settings = replace(SETTINGS, report_interval_s=1.5, heartbeat_s=1.0, silence_s=20.0)
-    async with scripted_fleet(2, settings, "round-robin", versions=(3, 3)) as router:
-        for daemon in router.daemons:
-            let_talk(daemon.engine, 3)
-        router.daemons[0].engine.weight_version = 0
-        async with AsyncClient(router.address) as client:
-            if many:
-                await client.generate_many([[1], [2], [3]], max_tokens=1, text=False)
-            else:
-                await asyncio.gather(*(client.generate([each], max_tokens=1, text=False) for each in (1, 2, 3)))
-        assert router.num_submitted == [0, 3]
-        assert len(router.fleet.ready) == 1
-        router.daemons[0].engine.weight_version = 3
-        await until(lambda: len(router.fleet.ready) == 2)
 
 
 async def test_a_request_waits_for_a_replica_and_can_be_aborted(router: ScriptedFleet) -> None:

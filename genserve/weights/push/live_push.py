@@ -61,8 +61,7 @@ class LivePush:
         """Compares bytes instead of the arena, once the arena belongs to the resident store."""
         self.is_checked = False
         """Whether its tensors were compared with each other: bytes that are there do not change."""
-        self.content_digest = ""
-        """Computed when every byte is there, if it is needed."""
+        self.content_digest = ""  # computed if it is needed
         self._contents = Contents(staging, self.arrived)
         self._nonce = uuid.uuid4().hex
         self._staged_as: PushHeader | None = None
@@ -237,13 +236,11 @@ class LivePush:
 
     def begin_digest(self) -> None:
         """Begins to compute `content_digest`, while bytes arrive."""
-        if not self.content_digest:
-            self._contents.begin()
+        self._contents.begin()
 
     async def compute_digest(self) -> None:
-        """Computes `content_digest`, unless it is known: every byte is there and does not change."""
-        if not self.content_digest:
-            self.content_digest = await asyncio.shield(self._contents.begin())
+        """Computes `content_digest`, once: every byte is there and does not change."""
+        self.content_digest = await asyncio.shield(self._contents.begin())
 
     def stage(self) -> None:
         """Records that the bytes passed the checks."""
