@@ -107,8 +107,10 @@ class FleetTraffic:
                     with suppress(ProcessLookupError):
                         self._fleet.signal(index, signal.SIGSTOP)
                         self.happened["replica frozen"] += 1
-                        await asyncio.sleep(rng.uniform(0.5, 6.0))
-                        self._fleet.signal(index, signal.SIGCONT)
+                        try:
+                            await asyncio.sleep(rng.uniform(0.5, 6.0))
+                        finally:  # also at the end of all traffic
+                            self._fleet.signal(index, signal.SIGCONT)
                 case "router":
                     await asyncio.to_thread(self._fleet.restart_router)
                     self.happened["router killed"] += 1

@@ -162,7 +162,8 @@ class RayUpProcess(UpProcess):
 
     def driver(self) -> psutil.Process:
         """The process that talks to Ray."""
-        (found,) = psutil.Process(self.process.pid).children()
+        children = psutil.Process(self.process.pid).children()
+        (found,) = (each for each in children if "genserve.placement.ray" in _command(each))
         return found
 
 
