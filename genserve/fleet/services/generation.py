@@ -9,17 +9,18 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
+from genserve.client.forward.destinations import ANY_REQUEST
 from genserve.client.forward.forwarded import Forwarded
 from genserve.client.forward.generate import Generate
 from genserve.client.forward.generate_many import GenerateMany
+from genserve.client.forward.loss import is_lost
 from genserve.client.forward.waiting import Waiting
-from genserve.errors import DrainingError, EngineDeadError, GenserveError, UnavailableError
+from genserve.errors import EngineDeadError, GenserveError, UnavailableError
 from genserve.fleet.callers import RemoteCaller, actions_of, remaining_s
 from genserve.fleet.deadlines import TOKENIZE_S
 from genserve.fleet.fleet import Fleet
 from genserve.fleet.messages import parsed, read
 from genserve.fleet.upstream import Upstream
-from genserve.routing.replica import Request
 from genserve.v1 import generation_pb2
 
 if TYPE_CHECKING:
@@ -94,10 +95,12 @@ class FleetGeneration:
         self._turn += 1
         in_turn = [ready[(self._turn + index) % len(ready)] for index in range(len(ready))]
         lost: GenserveError | None = None
-        for upstream in in_turn or [await self._fleet.route(Request(), (), _least(limit_s))]:
+        for upstream in in_turn or [await self._fleet.route(ANY_REQUEST, (), _least(limit_s))]:
             try:
                 return await upstream.ask(method(upstream), message, max(0.0, until_s - time.monotonic()))
-            except (UnavailableError, EngineDeadError, DrainingError) as error:
+            except GenserveError as error:
+                if not is_lost(error):
+                    raise
                 lost = error
         raise lost if lost is not None else UnavailableError("no replica answers")
 
