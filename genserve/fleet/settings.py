@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Final
 
-MAX_REPLICAS: Final = 1024
+from genserve.arguments import MAX_REPLICAS
+
 MAX_WAIT_S: Final = 24 * 3600.0
 
 
