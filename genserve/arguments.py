@@ -5,6 +5,8 @@ from typing import Final
 from genserve.errors import InvalidFieldError
 
 MAX_TEXT_CHARS: Final = 256
+MIN_WATCH_INTERVAL_S: Final = 0.1
+"""Between two reports to a client that watches a daemon or a router."""
 MAX_PEERS: Final = 64
 """Daemons that one LoadWeights may name to fetch a version from."""
 MAX_REPLICAS: Final = 1024
