@@ -1,8 +1,16 @@
-"""Bounds of arguments that several services take. Pure."""
+"""Bounds of what several services take. Pure."""
+
+from typing import Final
 
 from genserve.errors import InvalidFieldError
 
-MAX_TEXT_CHARS = 256
+MAX_TEXT_CHARS: Final = 256
+MIN_WATCH_INTERVAL_S: Final = 0.1
+"""Between two reports to a client that watches a daemon or a router."""
+MAX_PEERS: Final = 64
+"""Daemons that one LoadWeights may name to fetch a version from."""
+MAX_REPLICAS: Final = 1024
+"""Replicas that a router takes. A client that calls them itself has a connection to each of them."""
 
 
 def check_text(text: str, field: str) -> None:

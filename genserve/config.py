@@ -13,6 +13,7 @@ FLAG_GROUP = "genserve"
 MAX_INGEST_PROCESSES = 64
 MAX_FRONTENDS = 64
 MAX_TIMEOUT_S = 24 * 3600.0
+"""What any setting may let somebody wait."""
 OPENAI_FLAGS = (
     "api_key",
     "ssl_keyfile",

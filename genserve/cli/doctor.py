@@ -5,10 +5,10 @@ import sys
 from typing import Final
 
 from genserve.cli.options import Subparsers, seconds
+from genserve.config import MAX_TIMEOUT_S
 from genserve.errors import InvalidFieldError
 
 _DEFAULT_TIMEOUT_S: Final = 120.0
-_MAX_TIMEOUT_S: Final = 24 * 3600.0
 _EPILOG: Final = """\
 flags after `--` are passed to every daemon, and used to compute which models fit:
   genserve doctor -- --tensor-parallel-size 2 --gpu-memory-utilization 0.8
@@ -91,6 +91,6 @@ def _say(line: str) -> None:
 
 def _limit(text: str) -> float:
     limit_s = seconds(text)
-    if not 0.0 < limit_s <= _MAX_TIMEOUT_S:
+    if not 0.0 < limit_s <= MAX_TIMEOUT_S:
         raise argparse.ArgumentTypeError(f"{text!r} is not a time above 0 s and up to 24h")
     return limit_s

@@ -5,15 +5,12 @@ import importlib.util
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from genserve.cli.options import Subparsers, seconds
 from genserve.errors import GenserveError
 from genserve.fleet.config import RouteConfig
 from genserve.fleet.settings import FleetSettings
-
-if TYPE_CHECKING:
-    from genserve.placement.ray.settings import RayConfig
+from genserve.placement.ray.settings import AUTO, DEFAULT_NAME, DEFAULT_TIMEOUT_S, RayConfig
 
 
 class RayMissingError(Exception):
@@ -49,26 +46,24 @@ def add_ray_flags(group: "argparse._ArgumentGroup", what: str) -> None:
     group.add_argument(
         "--ray",
         nargs="?",
-        const="auto",
+        const=AUTO,
         metavar="ADDRESS",
         help=f"{what}; this host is a node of it (default of ADDRESS: $RAY_ADDRESS, or the cluster of this host)",
     )
     group.add_argument(
-        "--ray-name", metavar="NAME", help="tells several fleets on one cluster apart (default: genserve)"
+        "--ray-name", metavar="NAME", help=f"tells several fleets on one cluster apart (default: {DEFAULT_NAME})"
     )
     group.add_argument(
         "--ray-timeout",
         type=seconds,
         metavar="TIME",
         help="how long Ray may take to place the replicas, or to answer; more if it has to start nodes first (default: "
-        "60s)",
+        f"{DEFAULT_TIMEOUT_S:g}s)",
     )
 
 
-def ray_config(args: argparse.Namespace) -> "RayConfig | None":
+def ray_config(args: argparse.Namespace) -> RayConfig | None:
     """What these flags say; None: nothing. Raises ValueError."""
-    from genserve.placement.ray.settings import AUTO, DEFAULT_NAME, DEFAULT_TIMEOUT_S, RayConfig
-
     if args.ray is None:
         for flag, value in (("--ray-name", args.ray_name), ("--ray-timeout", args.ray_timeout)):
             if value is not None:

@@ -9,7 +9,9 @@ from genserve.cli.options import Subparsers, count, seconds
 from genserve.cli.route import RayMissingError, add_ray_flags, add_router_flags, make_config, ray_config
 from genserve.cli.serve import check_flags
 from genserve.errors import GenserveError
+from genserve.placement.config import START_TIMEOUT_S, UpConfig
 
+_USAGE: Final = "genserve up --replicas N [flags of the router] [flags of genserve serve]"
 _DESCRIPTION: Final = (
     "Starts N daemons (genserve serve) as processes on this host, or with --ray on nodes of a cluster, and a router "
     "for them, which clients talk to. "
@@ -31,9 +33,6 @@ def add_parser(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
     _add_flags(parser)
 
 
-_USAGE: Final = "genserve up --replicas N [flags of the router] [flags of genserve serve]"
-
-
 def parse(flags: Sequence[str]) -> argparse.Namespace:
     """The router's flags, and the rest as `flags`. Wrong usage and `--help` raise SystemExit, as argparse does."""
     # No abbreviations: they could be flags of the engine.
@@ -50,8 +49,8 @@ def run(args: argparse.Namespace) -> int:
     try:
         import uvloop
 
-        from genserve.placement.ray.up import RayUpConfig, up_on_ray
-        from genserve.placement.up import UpConfig, up
+        from genserve.placement.ray.up import up_on_ray
+        from genserve.placement.up import up
     except ModuleNotFoundError as error:
         print(f'genserve: the router is not installed ({error}): pip install "genserve[route]"', file=sys.stderr)
         return 1
@@ -63,10 +62,8 @@ def run(args: argparse.Namespace) -> int:
         if any(flag.partition("=")[0].replace("_", "-") == "--drain-timeout-s" for flag in args.flags):
             raise ValueError("--drain-timeout-s: say --drain-timeout, which holds for the router and its replicas")
         route, ray = make_config(args), ray_config(args)
-        if ray is not None:
-            on_ray = RayUpConfig(args.replicas, args.flags, args.gpus_per_replica, route, ray, args.start_timeout)
-            return uvloop.run(up_on_ray(on_ray))
-        return uvloop.run(up(UpConfig(args.replicas, args.flags, args.gpus_per_replica, route, args.start_timeout)))
+        wanted = UpConfig(args.replicas, args.flags, args.gpus_per_replica, route, args.start_timeout)
+        return uvloop.run(up(wanted) if ray is None else up_on_ray(wanted, ray))
     except RayMissingError as error:
         print(f"genserve: {error}", file=sys.stderr)
         return 1
@@ -86,8 +83,12 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
         "engine's parallel sizes)",
     )
     replicas.add_argument(
-        "--start-timeout", type=seconds, default=1800.0, metavar="TIME",
-        help="a daemon that does not serve within this time is ended, and started again (default: 30m)",
-    )  # fmt: skip
+        "--start-timeout",
+        type=seconds,
+        default=START_TIMEOUT_S,
+        metavar="TIME",
+        help="a daemon that does not serve within this time is ended, and started again (default: "
+        f"{START_TIMEOUT_S / 60:g}m)",
+    )
     add_ray_flags(replicas, "run them on this Ray cluster, as actors, and not on this host")
     add_router_flags(parser)

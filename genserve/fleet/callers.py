@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from genserve.client.forward.actions import Action, action_of
 from genserve.client.forward.caller import Failure
-from genserve.client.forward.routed import parsed
 from genserve.errors import GenserveError
+from genserve.fleet.messages import parsed
 from genserve.rpc.status import to_message
 from genserve.rpc.streams.generate_many import named_in
 from genserve.v1 import generation_pb2

@@ -3,15 +3,14 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Final
 
 from genserve.addresses import DEFAULT_ROUTER, check_replica, is_loopback, split_name
+from genserve.config import MAX_TIMEOUT_S
 from genserve.fleet.settings import FleetSettings
 from genserve.routing.names import DEFAULT_POLICIES, parse_policies
 from genserve.routing.policies.prefix_aware import OVERLOAD_THRESHOLD
 
 _DEFAULT_HOST, _DEFAULT_PORT = split_name(DEFAULT_ROUTER)
-MAX_DRAIN_TIMEOUT_S: Final = 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +50,8 @@ class RouteConfig:
             parse_policies(self.policies)
         if len(set(self.replicas)) < len(self.replicas):
             raise ValueError("--replica names the same address twice")
-        if not 0 <= self.drain_timeout_s <= MAX_DRAIN_TIMEOUT_S:
-            raise ValueError(f"--drain-timeout must be in [0, {MAX_DRAIN_TIMEOUT_S:g}] s, is {self.drain_timeout_s:g}")
+        if not 0 <= self.drain_timeout_s <= MAX_TIMEOUT_S:
+            raise ValueError(f"--drain-timeout must be in [0, {MAX_TIMEOUT_S:g}] s, is {self.drain_timeout_s:g}")
 
 
 @contextmanager

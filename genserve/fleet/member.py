@@ -27,11 +27,13 @@ class Kind:
 class Member:
     """A replica. `address` names it.
 
-    `failure`: why it is taken to be unhealthy, "" = it answers. `kind`, `engine` and `load`: as it last told, None
-    before. `version`: what it serves, None while that is not known. `sync_failure`: why it could not be brought to the
-    version of the fleet, "" = it was not tried, or is being tried. `is_draining`: somebody drains it. `is_gone`: it was
-    removed. `holds_leases`: whether it is paused where the fleet is. `inflight`: sequences that were sent to it by this
-    router and have not ended.
+    `failure`: why it is taken to be unhealthy, "" = it answers. `kind`: as it last told, None before. `engine`, `load`
+    and `lora_names`: the same, and None while it does not answer. `instance_id`: of the run that told last; it stays
+    when that does not answer any more, so that another run at this address can be told from it. `version`: what it
+    serves, None while that is not known. `sync_failure`: why it could not be brought to the version of the fleet, "" =
+    it was not tried, or is being tried. `is_draining`: somebody drains it. `is_gone`: it was removed. `holds_leases`:
+    whether it is paused where the fleet is. `inflight`: sequences that were sent to it by this router and have not
+    ended.
     """
 
     address: str

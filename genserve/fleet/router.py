@@ -5,11 +5,11 @@ import logging
 import uuid
 
 from genserve.addresses import check_replica
+from genserve.arguments import MAX_REPLICAS
 from genserve.errors import InvalidFieldError, QueueFullError, ReplicaNotFoundError
 from genserve.fleet.fleet import Fleet
 from genserve.fleet.member import Member
 from genserve.fleet.push.pushes import FleetPushes
-from genserve.fleet.settings import MAX_REPLICAS
 from genserve.fleet.state import fleet_load, fleet_state
 from genserve.fleet.sync import Sync
 from genserve.fleet.upstream import Upstream

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import grpc.aio
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
-from genserve.fleet.config import RouteConfig as RouteConfig
+from genserve.fleet.config import RouteConfig
 from genserve.fleet.discovery import Discovery, FoundAddresses, dns_addresses
 from genserve.fleet.fleet import Fleet
 from genserve.fleet.push.pushes import FleetPushes

@@ -1,10 +1,9 @@
 """How a router watches its replicas, and what it allows."""
 
 from dataclasses import dataclass
-from typing import Final
 
-MAX_REPLICAS: Final = 1024
-MAX_WAIT_S: Final = 24 * 3600.0
+from genserve.arguments import MAX_REPLICAS
+from genserve.config import MAX_TIMEOUT_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,5 +37,5 @@ class FleetSettings:
         if not self.silence_s > self.heartbeat_s:
             raise ValueError(f"--silence must be above {self.heartbeat_s:g} s, is {self.silence_s:g}")
         for name, value in (("--settle", self.settle_s), ("--wait-ready", self.wait_ready_s)):
-            if not 0 <= value <= MAX_WAIT_S:
-                raise ValueError(f"{name} must be in [0, {MAX_WAIT_S:g}] s, is {value:g}")
+            if not 0 <= value <= MAX_TIMEOUT_S:
+                raise ValueError(f"{name} must be in [0, {MAX_TIMEOUT_S:g}] s, is {value:g}")

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
+from genserve.arguments import MAX_PEERS
 from genserve.errors import GenserveError, NoReplicaError, PauseLeaseLostError, PushConflictError, PushNotFoundError
 from genserve.fleet.deadlines import ASK_S, FETCH_S, RESUME_S, apply_s, pause_s
 from genserve.fleet.fleet import Fleet
 from genserve.fleet.leases import FleetLease, holder_with
 from genserve.fleet.member import Member
-from genserve.fleet.push.tree import MAX_PEERS
 from genserve.fleet.upstream import Upstream
 from genserve.fleet.version import Version
 from genserve.routing.replica import ReplicaState

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import grpc.aio
 
-from genserve.client.forward.upstream import Upstream as Calls
+from genserve.client.forward.upstream import TokenUpstream
 from genserve.fleet.member import Member
 from genserve.v1.control_pb2_grpc import ControlServiceStub
 from genserve.v1.generation_pb2_grpc import GenerationServiceStub
@@ -37,7 +37,7 @@ _OPTIONS: Final = (
 _WEIGHTS: Final = "/genserve.v1.WeightService/"
 
 
-class Upstream(Calls):
+class Upstream(TokenUpstream):
     """Calls one replica. What is forwarded goes as bytes: `push` and `pull`, too, neither parse nor serialize."""
 
     def __init__(self, member: Member) -> None:

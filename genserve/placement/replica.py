@@ -13,11 +13,10 @@ from genserve.launcher.daemon_process import DaemonFailedError, DaemonProcess
 from genserve.launcher.output import Serving
 from genserve.notices import say
 from genserve.placement.backoff import Backoff, Starts
+from genserve.placement.config import START_TIMEOUT_S
 from genserve.placement.output import PrefixedOutput
 from genserve.placement.shares import ProcessShare
 
-START_TIMEOUT_S: Final = 1800.0
-"""Long enough to compile a large model, and to load it from a slow disk."""
 _TELL_AFTER_S: Final = 60.0
 _GIVE_UP_S: Final = 3.0
 """Time to end for a daemon that did not serve in time."""

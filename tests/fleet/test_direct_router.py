@@ -11,7 +11,8 @@ from genserve.client import AsyncClient
 from genserve.client.direct.known_replica import KnownReplica
 from genserve.engine.generation import FinishReason
 from genserve.errors import GenserveError, ReplicaLostError, UnavailableError
-from genserve.fleet.serve import RouteConfig, start_router
+from genserve.fleet.config import RouteConfig
+from genserve.fleet.serve import start_router
 from genserve.routing.replica import ReplicaState, Request
 from tests.fleet.direct_fleet import DIRECT, direct_fleet, replicas_of
 from tests.fleet.routers import QUICK, over, replica

@@ -13,10 +13,10 @@ from genserve.fleet.services import weights as weight_service
 from genserve.routing.replica import ReplicaState
 from genserve.v1 import weights_pb2
 from genserve.v1.weights_pb2_grpc import WeightServiceStub
-from tests.fleet.routers import QUICK, hold, over, replica, routed, until_reached
+from tests.fleet.routers import QUICK, RoutedFleet, hold, over, replica, routed, until_reached
 from tests.support.breakable_link import BreakableLink
 from tests.support.pulled_peers import content, weights
-from tests.support.scripted_daemon import field_of, reason_of
+from tests.support.scripted_daemon import Daemon, field_of, reason_of
 from tests.support.scripted_engine import Gate
 
 
@@ -131,14 +131,19 @@ async def test_a_replica_that_is_removed_in_the_middle_of_a_push(step: str, remo
         await fleet.until_ready(2)
 
 
+async def join_ahead(fleet: RoutedFleet, ahead: Daemon) -> None:
+    """A daemon joins that somebody has brought to version 7, and the router knows that."""
+    async with AsyncClient(ahead.address) as client:
+        await client.push_weights(weights(7), version=7, timeout_s=30)
+    fleet.running.router.add(ahead.address)
+    members = fleet.running.router.fleet
+    await fleet.until(lambda: "waits for a newer" in members.where(members.upstreams[ahead.address].member)[1])
+
+
 async def test_a_replica_that_is_ahead_does_not_stop_the_pushes_of_the_others() -> None:
     """It gets no requests before the fleet is newer."""
     async with replica() as ahead, routed(2) as fleet:
-        async with AsyncClient(ahead.address) as client:
-            await client.push_weights(weights(7), version=7, timeout_s=30)
-        fleet.running.router.add(ahead.address)
-        members = fleet.running.router.fleet
-        await fleet.until(lambda: "waits for a newer" in members.where(members.upstreams[ahead.address].member)[1])
+        await join_ahead(fleet, ahead)
         await fleet.client.push_weights(weights(1), version=1, timeout_s=30)
         assert all(hold(1, daemon) for daemon in fleet.daemons)
         assert fleet.state(ahead) is ReplicaState.SYNCING
@@ -147,11 +152,7 @@ async def test_a_replica_that_is_ahead_does_not_stop_the_pushes_of_the_others() 
 async def test_a_replica_that_is_ahead_does_not_decide_about_a_push() -> None:
     """It alone commits: the replicas that get requests go on with the version of before, and the trainer hears it."""
     async with replica() as ahead, routed(2) as fleet:
-        async with AsyncClient(ahead.address) as client:
-            await client.push_weights(weights(7), version=7, timeout_s=30)
-        fleet.running.router.add(ahead.address)
-        members = fleet.running.router.fleet
-        await fleet.until(lambda: "waits for a newer" in members.where(members.upstreams[ahead.address].member)[1])
+        await join_ahead(fleet, ahead)
         for daemon in fleet.daemons:
             daemon.engine.fails["pause"] = DeadlineError("not now")
         with pytest.raises(DeadlineError, match="not now"):

@@ -127,10 +127,12 @@ def test_lines_of_the_pages_are_short() -> None:
 
 
 def test_the_tree_of_contributing_is_the_tree() -> None:
-    """Every directory that it names is there, and every package is named."""
+    """What it names is there, and it names every package and every module beside them."""
     tree = section(ROOT / "CONTRIBUTING.md", "The tree").split("```")[1]
     packages = set(re.findall(r"^  (\w+)/ ", tree, re.MULTILINE))
     assert packages == {each.parent.name for each in (ROOT / "genserve").glob("*/__init__.py")}
+    modules = set(re.findall(r"^  (\w+\.py) ", tree, re.MULTILINE))
+    assert modules == {each.name for each in (ROOT / "genserve").glob("[!_]*.py")}
     kinds = re.findall(r"(\w+)/", re.findall(r"^tests/ (.*)", tree, re.MULTILINE)[0].replace("genserve/", ""))
     assert set(kinds) == {each.name for each in (ROOT / "tests").iterdir() if each.is_dir() and list(each.glob("*.py"))}
     for name in re.findall(r"^(?:  )?([\w./]+)/? ", tree, re.MULTILINE):

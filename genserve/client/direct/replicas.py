@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from genserve.addresses import is_local
+from genserve.arguments import MAX_REPLICAS
 from genserve.client.direct.known_replica import KnownReplica
 from genserve.client.direct.settings import Direct
 from genserve.client.direct.upstream import DirectUpstream
@@ -18,8 +19,6 @@ from genserve.routing.names import make_chain, parse_policies
 from genserve.routing.replica import Replica, Request
 from genserve.v1 import fleet_pb2
 
-MAX_REPLICAS: Final = 1024
-"""A router has no more. Each has a connection."""
 _FIRST_PAUSE_S: Final = 0.2
 _MAX_PAUSE_S: Final = 5.0
 _REASONS: Final = 3

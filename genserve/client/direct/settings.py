@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 from typing import Final
 
+from genserve.arguments import MIN_WATCH_INTERVAL_S
 from genserve.client.transport.fields import is_seconds
+from genserve.config import MAX_TIMEOUT_S
 from genserve.errors import InvalidFieldError
 from genserve.routing.names import DIRECT_POLICIES, parse_policies
 from genserve.routing.policies.prefix_aware import OVERLOAD_THRESHOLD
 
-MIN_REPORT_INTERVAL_S: Final = 0.1  # that a router accepts
 MAX_REPORT_INTERVAL_S: Final = 60.0
-MAX_WAIT_S: Final = 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +39,11 @@ class Direct:
         except (AttributeError, ValueError) as error:
             raise InvalidFieldError.of("direct.policies", str(error)) from None
         _check_within("overload_threshold", self.overload_threshold, 1.0, 1e9)
-        _check_within("report_interval_s", self.report_interval_s, MIN_REPORT_INTERVAL_S, MAX_REPORT_INTERVAL_S)
-        _check_within("silence_s", self.silence_s, 2 * self.report_interval_s, MAX_WAIT_S)
-        _check_within("keep_s", self.keep_s, self.silence_s, MAX_WAIT_S)
-        _check_within("wait_ready_s", self.wait_ready_s, 0.0, MAX_WAIT_S)
-        _check_within("connect_timeout_s", self.connect_timeout_s, 0.1, MAX_WAIT_S)
+        _check_within("report_interval_s", self.report_interval_s, MIN_WATCH_INTERVAL_S, MAX_REPORT_INTERVAL_S)
+        _check_within("silence_s", self.silence_s, 2 * self.report_interval_s, MAX_TIMEOUT_S)
+        _check_within("keep_s", self.keep_s, self.silence_s, MAX_TIMEOUT_S)
+        _check_within("wait_ready_s", self.wait_ready_s, 0.0, MAX_TIMEOUT_S)
+        _check_within("connect_timeout_s", self.connect_timeout_s, 0.1, MAX_TIMEOUT_S)
 
 
 def _check_within(name: str, value: float, least: float, most: float) -> None:

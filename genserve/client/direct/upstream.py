@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from genserve.client.direct.known_replica import KnownReplica
-from genserve.client.forward.upstream import Upstream
+from genserve.client.forward.upstream import TokenUpstream
 from genserve.client.transport.connection import Connection
 from genserve.errors import GenserveError
 from genserve.v1 import control_pb2, generation_pb2, types_pb2
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _SERVES_NOBODY = (types_pb2.PHASE_STARTING, types_pb2.PHASE_DRAINING, types_pb2.PHASE_DEAD)
 
 
-class DirectUpstream(Upstream):
+class DirectUpstream(TokenUpstream):
     """Calls one replica with the credentials, the metadata and the options of the client's own connection, which ends
     this one as well."""
 

@@ -1,4 +1,4 @@
-"""What a message of a client's GenerateMany says."""
+"""What a message of a GenerateMany call says, before it is sent to a replica."""
 
 from dataclasses import dataclass
 from typing import TypeAlias

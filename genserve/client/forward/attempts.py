@@ -37,7 +37,7 @@ class Attempts(Generic[UpstreamT]):
         self.request = request
         self._fleet = fleet
         limit_s = fleet.wait_ready_s
-        # The answer says why it waited in vain, if it comes before the client's deadline.
+        # The answer says why it waited in vain, if it comes before the caller's deadline.
         self._wait_s = limit_s if remaining_s is None else min(limit_s, remaining_s - min(0.5, remaining_s / 4))
         self._until_s = time.monotonic() + self._wait_s
         self._instance_id = ""

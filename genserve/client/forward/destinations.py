@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from typing import Final, Generic, TypeVar
 
 from genserve.change import Change
-from genserve.client.forward.upstream import Upstream
+from genserve.client.forward.upstream import TokenUpstream
 from genserve.errors import NoReplicaError
 from genserve.routing.chain import Chain, eligible, why_none
 from genserve.routing.replica import Replica, Request
 
-UpstreamT = TypeVar("UpstreamT", bound=Upstream)
+UpstreamT = TypeVar("UpstreamT", bound=TokenUpstream)
 
 ANY_REQUEST: Final = Request()
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from genserve.client.forward.resume import Resumption, check_resume
 from genserve.client.forward.routed import routed
-from genserve.client.forward.upstream import Upstream
+from genserve.client.forward.upstream import TokenUpstream
 from genserve.errors import GenserveError, ReplicaLostError
 from genserve.v1 import generation_pb2
 
@@ -73,7 +73,7 @@ class NumTokens:
                 self._ends[delta.index] = delta.weight_spans[-1].end
 
 
-def replica_lost(upstream: Upstream, num_tokens: int | None, *errors: GenserveError) -> ReplicaLostError:
+def replica_lost(upstream: TokenUpstream, num_tokens: int | None, *errors: GenserveError) -> ReplicaLostError:
     """The error for a request of which a part was delivered; `num_tokens`: how many tokens, None = not counted.
     `errors`: what has happened since."""
     metadata = {"replica": upstream.address}

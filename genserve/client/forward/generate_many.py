@@ -174,10 +174,10 @@ class GenerateMany(Generic[UpstreamT]):
         finally:
             self._forget(leg)
         if isinstance(error, DeadlineError):
-            raise error  # it was the client's
+            raise error  # the deadline was the caller's
         ends = [self._lost(running, leg, error) for running in tuple(leg.requests.values())]
         await self._tell([end for end in ends if end is not None])
-        self._numbers.discard(leg.number)  # the client knows now that its slots are free
+        self._numbers.discard(leg.number)  # the caller knows now that its slots are free
 
     async def _pass_on(self, leg: Leg[UpstreamT], frame: bytes) -> None:
         if has_only_columns(frame):
@@ -254,7 +254,7 @@ class GenerateMany(Generic[UpstreamT]):
     # --- to the caller
 
     def _end(self, running: Running[UpstreamT]) -> None:
-        """A request has ended. Its id is free before the client hears of that."""
+        """A request has ended. Its id is free before the caller hears of that."""
         running.attempts.end()
         if self._requests.get(running.request_id) is running:
             del self._requests[running.request_id]

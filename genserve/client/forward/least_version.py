@@ -4,14 +4,14 @@ twice, a parser takes the last, and it merges parts of one message."""
 from typing import Final
 
 from genserve.client.forward.forwarded import Forwarded
-from genserve.client.forward.upstream import Upstream
+from genserve.client.forward.upstream import TokenUpstream
 from genserve.tensors.varint import to_varint
 
 _MIN_WEIGHT_VERSION_TAG: Final = to_varint(18 << 3)  # of GenerateRequest
 _GENERATE_TAG: Final = b"\x0a"  # of GenerateManyRequest
 
 
-def needed(forwarded: Forwarded, upstream: Upstream) -> int | None:
+def needed(forwarded: Forwarded, upstream: TokenUpstream) -> int | None:
     """The version to write into a request before it is sent to a replica, None = what it asks for itself is enough. A
     request that goes on elsewhere goes on with weights that are not older than those that sampled its last token."""
     known = upstream.least_version

@@ -1,4 +1,4 @@
-"""One upstream call of a client's GenerateMany: to one replica, opened when it is first needed."""
+"""One call of GenerateMany to one replica, opened when a request of the caller first needs it."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ _COLUMNS_TAG: Final = 0x12  # of `columns` in GenerateManyResponse
 @dataclass(slots=True)
 class Running(Generic[UpstreamT]):
     """A request of the stream. `data`: what is sent to a replica, b"" if it will not be sent again. `leg`: where it
-    runs, None while it waits. `num_here`: items from there. `is_aborted`: the client has ended it."""
+    runs, None while it waits. `num_here`: items from there. `is_aborted`: the caller has ended it."""
 
     forwarded: Forwarded
     attempts: Attempts[UpstreamT]

@@ -1,35 +1,11 @@
-"""What policies know of a request, by its message; and messages parsed where they do not stop other streams."""
-
-import asyncio
-from collections.abc import Callable
-from typing import Any, TypeVar
-
-from google.protobuf.message import DecodeError
+"""What policies know of a request, by its message."""
 
 from genserve.arguments import check_text
-from genserve.errors import InvalidFieldError
 from genserve.routing.prefix_blocks import blocks_of_text, blocks_of_tokens
 from genserve.routing.replica import Request
 from genserve.v1 import generation_pb2
 
-T = TypeVar("T")
-
-_SMALL_BYTES = 1 << 15
 _BETWEEN_MESSAGES = "\x1e"  # so that where a message of a chat ends counts as well
-
-
-async def parsed(kind: type[Any], data: bytes, convert: Callable[[Any], T]) -> T:
-    """The result of `convert` for the message, in a thread if it is large. Raises InvalidFieldError if the bytes are
-    not such a message."""
-
-    def read() -> T:
-        try:
-            message = kind.FromString(data)
-        except DecodeError:
-            raise InvalidFieldError.of("frame", "is not a message of this method") from None
-        return convert(message)
-
-    return read() if len(data) <= _SMALL_BYTES else await asyncio.to_thread(read)
 
 
 def routed(message: generation_pb2.GenerateRequest) -> Request:

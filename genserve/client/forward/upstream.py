@@ -25,7 +25,7 @@ class Cancellable(Protocol):
         """Ends it."""
 
 
-class Upstream:
+class TokenUpstream:
     """Calls one replica. `generate` and `generate_many` take and give messages as bytes, which they neither parse nor
     serialize.
 
@@ -133,7 +133,7 @@ async def until_ended(call: "grpc.aio.Call", work: Awaitable[Any]) -> None:
         ended.cancel()
 
 
-async def frames_of(call: AsyncIterable[bytes], upstream: Upstream) -> AsyncIterator[bytes]:
+async def frames_of(call: AsyncIterable[bytes], upstream: TokenUpstream) -> AsyncIterator[bytes]:
     """The messages of a running call. Raises GenserveError."""
     with upstream.raising():
         async for frame in call:

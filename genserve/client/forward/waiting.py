@@ -1,4 +1,4 @@
-"""The requests of all clients that wait for a replica."""
+"""The requests that wait for a replica, of all calls of one sender."""
 
 import asyncio
 from collections.abc import Collection, Coroutine

@@ -39,40 +39,18 @@ class FrontendChannels:
         self._looks_at_s = 0.0
         connection.on_close(self._give_up)
 
-    def stub(self) -> "GenerationServiceAsyncStub":
-        """The stub for the next call: of the front ends that are connected, in turns, or of the daemon. The caller
-        gives the call to `look_at`."""
-        daemon = self._connection.generation
-        frontends = list(self._frontends.values())
-        for _ in frontends:
-            self._turn += 1
-            channel, stub = frontends[self._turn % len(frontends)]
-            # A front end that is being started again is connected to in the background.
-            if channel.get_state(try_to_connect=True) is grpc.ChannelConnectivity.READY:
-                return stub
-        return daemon
-
-    def look_at(self, call: Any, stub: "GenerationServiceAsyncStub") -> None:
-        """Looks for the ports in what the daemon says first, if this call goes to the daemon."""
-        loop = asyncio.get_running_loop()
-        if self._host == "" or stub is not self._connection.generation or loop.time() < self._looks_at_s:
-            return
-        if self._looking is None or self._looking.done():
-            # Neither a dropped client nor a dropped stream may be kept alive by this.
-            self._looking = loop.create_task(_look(weakref.ref(self), call), name="finding front ends")
-
     def generate(self, request: generation_pb2.GenerateRequest, timeout_s: float | None) -> Any:
         """Begins a call of Generate."""
-        stub = self.stub()
+        stub = self._stub()
         call = stub.Generate(request, timeout=timeout_s, metadata=self._connection.metadata)
-        self.look_at(call, stub)
+        self._look_at(call, stub)
         return call
 
     def generate_many(self, timeout_s: float | None) -> Any:
         """Begins a call of GenerateMany."""
-        stub = self.stub()
+        stub = self._stub()
         call = stub.GenerateMany(timeout=timeout_s, metadata=self._connection.metadata)
-        self.look_at(call, stub)
+        self._look_at(call, stub)
         return call
 
     def abort_waiting(self, request_ids: Sequence[str] | None) -> list[str]:
@@ -104,6 +82,27 @@ class FrontendChannels:
             missing = [port for port in ports if port not in self._frontends]
             connected = await asyncio.gather(*map(self._connected, missing))
             self._frontends |= {port: each for port, each in zip(missing, connected, strict=True) if each is not None}
+
+    def _stub(self) -> "GenerationServiceAsyncStub":
+        """The stub for the next call: of the front ends that are connected, in turns, or of the daemon."""
+        daemon = self._connection.generation
+        frontends = list(self._frontends.values())
+        for _ in frontends:
+            self._turn += 1
+            channel, stub = frontends[self._turn % len(frontends)]
+            # A front end that is being started again is connected to in the background.
+            if channel.get_state(try_to_connect=True) is grpc.ChannelConnectivity.READY:
+                return stub
+        return daemon
+
+    def _look_at(self, call: Any, stub: "GenerationServiceAsyncStub") -> None:
+        """Looks for the ports in what the daemon says first, if this call goes to the daemon."""
+        loop = asyncio.get_running_loop()
+        if self._host == "" or stub is not self._connection.generation or loop.time() < self._looks_at_s:
+            return
+        if self._looking is None or self._looking.done():
+            # Neither a dropped client nor a dropped stream may be kept alive by this.
+            self._looking = loop.create_task(_look(weakref.ref(self), call), name="finding front ends")
 
     async def _connected(self, port: int) -> "tuple[grpc.aio.Channel, GenerationServiceAsyncStub] | None":
         try:

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final
 
+from genserve.arguments import MAX_PEERS
 from genserve.errors import ApplyInProgressError, GenserveError, NoReplicaError, PushNotFoundError
 from genserve.fleet.deadlines import ASK_S, DISCARD_S, FETCH_S
 from genserve.fleet.everywhere import everywhere
@@ -15,7 +16,6 @@ from genserve.fleet.push.applied import merged
 from genserve.fleet.push.commit import commit_everywhere
 from genserve.fleet.push.fleet_push import FleetPush
 from genserve.fleet.push.header import header_of
-from genserve.fleet.push.tree import MAX_PEERS
 from genserve.fleet.upstream import Upstream
 from genserve.routing.replica import ReplicaState
 from genserve.v1 import weights_pb2

@@ -1,10 +1,8 @@
 """Which replica passes a push on to which. Pure."""
 
 from collections.abc import Sequence
-from typing import Final
 
-MAX_PEERS: Final = 64
-"""Addresses that LoadWeights takes."""
+from genserve.arguments import MAX_PEERS
 
 
 def sources(addresses: Sequence[str], fanout: int) -> dict[str, tuple[str, ...]]:

@@ -7,26 +7,26 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 import grpc.aio
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
+from genserve.client.forward.destinations import ANY_REQUEST
 from genserve.client.forward.forwarded import Forwarded
 from genserve.client.forward.generate import Generate
 from genserve.client.forward.generate_many import GenerateMany
-from genserve.client.forward.routed import parsed
+from genserve.client.forward.loss import is_lost
 from genserve.client.forward.waiting import Waiting
-from genserve.errors import DrainingError, EngineDeadError, GenserveError, InvalidFieldError, UnavailableError
+from genserve.errors import EngineDeadError, GenserveError, UnavailableError
 from genserve.fleet.callers import RemoteCaller, actions_of, remaining_s
 from genserve.fleet.deadlines import TOKENIZE_S
 from genserve.fleet.fleet import Fleet
+from genserve.fleet.messages import parsed, read
 from genserve.fleet.upstream import Upstream
-from genserve.routing.replica import Request
 from genserve.v1 import generation_pb2
 
 if TYPE_CHECKING:
     from grpc.aio import ServicerContext
 
 T = TypeVar("T")
-M = TypeVar("M", bound=Message)
 
 
 class FleetGeneration:
@@ -52,7 +52,7 @@ class FleetGeneration:
 
     async def Abort(self, request: bytes, context: "ServicerContext[bytes, bytes]") -> bytes:
         """Ends requests on all replicas, and those that wait for one."""
-        message = _read(generation_pb2.AbortRequest, request)
+        message = read(generation_pb2.AbortRequest, request)
         waited = self._waiting.abort(None if message.all else message.request_ids)
         timeout_s = _least(remaining_s(context))
 
@@ -73,13 +73,13 @@ class FleetGeneration:
 
     async def Tokenize(self, request: bytes, context: "ServicerContext[bytes, bytes]") -> bytes:
         """Token ids of text or a chat, from any replica."""
-        message = _read(generation_pb2.TokenizeRequest, request)
+        message = read(generation_pb2.TokenizeRequest, request)
         answer = await self._ask_any(lambda up: up.generation.Tokenize, message, remaining_s(context))
         return bytes(answer.SerializeToString())
 
     async def Detokenize(self, request: bytes, context: "ServicerContext[bytes, bytes]") -> bytes:
         """Text of token ids, from any replica."""
-        message = _read(generation_pb2.DetokenizeRequest, request)
+        message = read(generation_pb2.DetokenizeRequest, request)
         answer = await self._ask_any(lambda up: up.generation.Detokenize, message, remaining_s(context))
         return bytes(answer.SerializeToString())
 
@@ -95,10 +95,12 @@ class FleetGeneration:
         self._turn += 1
         in_turn = [ready[(self._turn + index) % len(ready)] for index in range(len(ready))]
         lost: GenserveError | None = None
-        for upstream in in_turn or [await self._fleet.route(Request(), (), _least(limit_s))]:
+        for upstream in in_turn or [await self._fleet.route(ANY_REQUEST, (), _least(limit_s))]:
             try:
                 return await upstream.ask(method(upstream), message, max(0.0, until_s - time.monotonic()))
-            except (UnavailableError, EngineDeadError, DrainingError) as error:
+            except GenserveError as error:
+                if not is_lost(error):
+                    raise
                 lost = error
         raise lost if lost is not None else UnavailableError("no replica answers")
 
@@ -126,10 +128,3 @@ def _as_sent(message: generation_pb2.GenerateRequest, data: bytes) -> tuple[Forw
 
 def _least(limit_s: float | None) -> float:
     return TOKENIZE_S if limit_s is None else min(limit_s, TOKENIZE_S)
-
-
-def _read(kind: type[M], data: bytes) -> M:
-    try:
-        return kind.FromString(data)
-    except DecodeError:
-        raise InvalidFieldError.of("frame", "is not a message of this method") from None

@@ -1,6 +1,10 @@
 """Replicas as actors of a Ray cluster, for `genserve up --ray` and `genserve route --ray`.
 
 Ray runs in a process of its own (`python -m genserve.placement.ray`), which only this package starts: a call to Ray
-that hangs, and a Ray that ends its process because the cluster is lost, must not take the router with them. `process`
-is the router's side of it and imports no Ray, like `settings`, `names`, `resources` and `carried`.
+that hangs, and a Ray that ends its process because the cluster is lost, must not take the router with them.
+
+The router's process: `up` and `discovery`, which start the other one by `process`. They import no Ray.
+The process that talks to Ray: `__main__`, which runs `fleet` or `finder` on `cluster`. `fleet` keeps each `replica` in
+its place in the `placement`. An `actor` runs in a worker of Ray, beside its daemon.
+Both: `settings` has what the one tells the other, `addresses` the answer. Pure: `names`, `resources` and `carried`.
 """

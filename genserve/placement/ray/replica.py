@@ -13,11 +13,12 @@ from genserve.launcher.daemon_process import DaemonFailedError
 from genserve.launcher.output import Serving
 from genserve.notices import say
 from genserve.placement.backoff import Starts
+from genserve.placement.config import START_TIMEOUT_S
 from genserve.placement.ray.actor import Ending
 from genserve.placement.ray.cluster import RayFailedError
 from genserve.placement.ray.placement import Placement
 from genserve.placement.ray.resources import place_on_node
-from genserve.placement.replica import START_TIMEOUT_S, Members, Replica
+from genserve.placement.replica import Members, Replica
 
 _LATE_S: Final = 30.0
 """Ray starts an actor within seconds where there is room for it."""

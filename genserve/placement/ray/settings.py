@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Final, Self
 
+from genserve.config import MAX_TIMEOUT_S
+
 DEFAULT_NAME: Final = "genserve"
 DEFAULT_TIMEOUT_S: Final = 60.0
-MAX_TIMEOUT_S: Final = 24 * 3600.0
 AUTO: Final = "auto"
 """The address with which Ray looks for a cluster itself: $RAY_ADDRESS, or the one that this host is a node of."""
 

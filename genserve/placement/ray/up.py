@@ -8,21 +8,17 @@ import asyncio
 import importlib.util
 import logging
 import sys
-from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
 from typing import Final
 
-from genserve.fleet.serve import RouteConfig, start_router
-from genserve.fleet.settings import MAX_REPLICAS
+from genserve.fleet.serve import start_router
 from genserve.listening import require_free
 from genserve.notices import say
+from genserve.placement.config import UpConfig
 from genserve.placement.gpus import ranks_per_replica
 from genserve.placement.ray.process import RayProcess
 from genserve.placement.ray.settings import RayConfig, RayFleet, Task
-from genserve.placement.replica import START_TIMEOUT_S
 from genserve.placement.shares import gpus_each
-from genserve.placement.up import CLOSE_S, check_start_timeout
 from genserve.signals import ending, stop_on_signals
 
 _CONNECT_S: Final = 60.0
@@ -31,46 +27,7 @@ _GIVE_BACK_S: Final = 60.0
 """For Ray, when all daemons have ended."""
 
 
-@dataclass(frozen=True, slots=True)
-class RayUpConfig:
-    """As UpConfig."""
-
-    num_replicas: int
-    flags: Sequence[str]
-    gpus_each: int | None = None
-    route: RouteConfig = field(default_factory=RouteConfig)
-    ray: RayConfig = field(default_factory=RayConfig)
-    start_timeout_s: float = START_TIMEOUT_S
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.num_replicas <= MAX_REPLICAS:
-            raise ValueError(f"--replicas must be in [1, {MAX_REPLICAS}], is {self.num_replicas}")
-        check_start_timeout(self.start_timeout_s)
-
-    def fleet(self) -> RayFleet:
-        """What it needs: a CPU for each worker of an engine, and its GPU. Raises ValueError."""
-        if importlib.util.find_spec("vllm") is None:  # imports nothing
-            if self.gpus_each is None:
-                raise ValueError("no engine is installed here that tells whether it needs GPUs: say --gpus-per-replica")
-            num_gpus = self.gpus_each
-        else:
-            num_gpus = gpus_each(self.flags, self.gpus_each)
-        num_ranks = num_gpus if num_gpus else ranks_per_replica(self.flags)
-        flags = [f"--drain-timeout-s={self.route.drain_timeout_s}", *self.flags]
-        if self.route.allow_insecure:
-            flags.insert(0, "--allow-insecure")
-        return RayFleet(
-            num_replicas=self.num_replicas,
-            flags=flags,
-            cpus=1 if num_ranks is None else num_ranks,
-            gpus=num_gpus,
-            is_open=self.route.allow_insecure,
-            start_timeout_s=self.start_timeout_s,
-            stop_timeout_s=self.route.drain_timeout_s + CLOSE_S,
-        )
-
-
-async def up_on_ray(config: RayUpConfig) -> int:
+async def up_on_ray(config: UpConfig, ray: RayConfig) -> int:
     """Serves until a signal, or until no replica can be started or the cluster is lost. Returns the exit status. Raises
     ValueError for flags that cannot be."""
     logging.basicConfig(level=logging.INFO, format="genserve: %(message)s", stream=sys.stderr)
@@ -84,10 +41,10 @@ async def up_on_ray(config: RayUpConfig) -> int:
             "exits at once"
         )
 
-    fleet = config.fleet()
+    fleet = fleet_of(config)
     require_free(config.route.host, config.route.port, config.route.uds)  # placing takes long
     async with AsyncExitStack() as stack:
-        process = RayProcess(Task(config.ray, fleet))
+        process = RayProcess(Task(ray, fleet))
         stack.callback(process.kill)  # whatever happens, Ray is told of the end
         stack.enter_context(stop_on_signals(stop, process.kill))
         ended = asyncio.create_task(process.ended())
@@ -95,17 +52,17 @@ async def up_on_ray(config: RayUpConfig) -> int:
         first = asyncio.create_task(process.next())
         for task in (ended, waiting, first):
             stack.callback(task.cancel)
-        limit_s = _CONNECT_S + config.ray.timeout_s
+        limit_s = _CONNECT_S + ray.timeout_s
         await asyncio.wait({first, waiting}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
         if first.done() and (addresses := first.result()) is not None:
             async with AsyncExitStack() as routing:
-                running = await start_router(config.route, routing, {config.ray.where: process.found(addresses)})
-                where = f"{fleet.num_replicas} replicas on {config.ray.where}"
+                running = await start_router(config.route, routing, {ray.where: process.found(addresses)})
+                where = f"{fleet.num_replicas} replicas on {ray.where}"
                 print(f"genserve: routing to {where} on {running.address}", flush=True)
                 await asyncio.wait({ended, waiting}, return_when=asyncio.FIRST_COMPLETED)
                 await running.drain(timeout_s)
         elif not first.done() and not stopped.is_set():
-            say(f"{config.ray.where} does not answer within {limit_s:g} s")
+            say(f"{ray.where} does not answer within {limit_s:g} s")
             return 1
         status = await _status(process, ended, stopped, fleet.stop_timeout_s)
     return status
@@ -126,3 +83,27 @@ async def _status(
         say(f"the process that runs the replicas on Ray {ending(status)}")
         return 1
     return status
+
+
+def fleet_of(config: UpConfig) -> RayFleet:
+    """What it needs: a CPU for each worker of an engine, and its GPU. Raises ValueError."""
+    if importlib.util.find_spec("vllm") is None:  # imports nothing
+        if config.gpus_each is None:
+            raise ValueError("no engine is installed here that tells whether it needs GPUs: say --gpus-per-replica")
+        num_gpus = config.gpus_each
+    else:
+        num_gpus = gpus_each(config.flags, config.gpus_each)
+    num_ranks = num_gpus if num_gpus else ranks_per_replica(config.flags)
+    is_open = config.route.allow_insecure
+    flags = [f"--drain-timeout-s={config.route.drain_timeout_s}", *config.flags]
+    if is_open:
+        flags.insert(0, "--allow-insecure")
+    return RayFleet(
+        num_replicas=config.num_replicas,
+        flags=flags,
+        cpus=1 if num_ranks is None else num_ranks,
+        gpus=num_gpus,
+        is_open=is_open,
+        start_timeout_s=config.start_timeout_s,
+        stop_timeout_s=config.stop_timeout_s,
+    )

@@ -9,6 +9,7 @@ import grpc
 from google.protobuf.message import Message
 
 import genserve
+from genserve.arguments import MIN_WATCH_INTERVAL_S
 from genserve.control.asleep import SleepDepth
 from genserve.engine.types import EngineInfo, KvPolicy, Load, LoadedLora, PauseMode
 from genserve.errors import InvalidFieldError
@@ -19,7 +20,6 @@ DEFAULT_PAUSE_TTL_S = 60.0
 DEFAULT_PAUSE_TIMEOUT_S = 60.0
 DEFAULT_LOAD_TIMEOUT_S = 60.0
 DEFAULT_WATCH_INTERVAL_S = 1.0
-MIN_WATCH_INTERVAL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
-from genserve.arguments import check_text
+from genserve.arguments import MAX_PEERS, check_text
 from genserve.errors import (
     ChecksumMismatchError,
     FieldViolation,
@@ -39,7 +39,6 @@ from genserve.weights.push.types import PushAction, PushHeader, PushOutcome, Pus
 from genserve.weights.push_admission import check_header
 from genserve.weights.registry import PushRegistry
 
-MAX_PEERS = 64
 _MAX_IDLE_ROUNDS = 3
 _FIRST_DELAY_S = 0.2
 _MAX_DELAY_S = 2.0

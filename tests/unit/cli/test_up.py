@@ -4,7 +4,7 @@ import pytest
 
 from genserve.cli import main
 from genserve.placement import up
-from genserve.placement.replica import START_TIMEOUT_S
+from genserve.placement.config import START_TIMEOUT_S, UpConfig
 
 
 @pytest.mark.parametrize(
@@ -53,12 +53,12 @@ def test_flags_of_the_daemon_and_of_the_router_are_told_apart() -> None:
 
     words = ["-tp", "2", "--port", "7", "--replicas=3", "--max_model_len", "-1", "--drain-timeout", "5s"]
     args = parse([*words, "--start-timeout", "2h"])
-    config = up.UpConfig(args.replicas, args.flags, args.gpus_per_replica, make_config(args), args.start_timeout)
+    config = UpConfig(args.replicas, args.flags, args.gpus_per_replica, make_config(args), args.start_timeout)
     assert (config.num_replicas, config.gpus_each, config.route.port) == (3, None, 7)
     assert config.start_timeout_s == 7200
     assert parse(["--replicas", "1"]).start_timeout == START_TIMEOUT_S
     listening = ["--host=127.0.0.1", "--port=0", "--drain-timeout-s=5.0"]
-    assert config.daemon_flags == [*listening, "-tp", "2", "--max_model_len", "-1"]
+    assert up.daemon_flags(config) == [*listening, "-tp", "2", "--max_model_len", "-1"]
 
 
 def test_help_names_the_flags_of_both(capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,7 +24,7 @@ def test_help_loads_not_even_grpc() -> None:
     program = (
         "import sys, contextlib, io\n"
         "from genserve.cli import main\n"
-        "for argv in (['--help'], ['generate', '--help'], ['push', '--help']):\n"
+        "for argv in (['--help'], *([each, '--help'] for each in ('generate', 'push', 'route', 'up'))):\n"
         "    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):\n"
         "        main(argv)\n"
         "print(sorted({'grpc', 'google.protobuf', 'torch', 'vllm'} & set(sys.modules)))"

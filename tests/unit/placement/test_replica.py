@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
+from genserve.fleet.config import RouteConfig
 from genserve.fleet.router import Router
-from genserve.fleet.serve import RouteConfig, start_router
+from genserve.fleet.serve import start_router
 from genserve.launcher.daemon_process import DaemonFailedError
 from genserve.launcher.process_group import members_of
 from genserve.placement.backoff import Backoff, Starts

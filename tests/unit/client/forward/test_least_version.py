@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from genserve.client.forward.forwarded import Forwarded
 from genserve.client.forward.least_version import in_generate, in_generate_many, needed
-from genserve.client.forward.upstream import Upstream
+from genserve.client.forward.upstream import TokenUpstream
 from genserve.v1 import generation_pb2
 
 Request = generation_pb2.GenerateRequest
@@ -34,7 +34,7 @@ def test_no_version_changes_nothing() -> None:
     assert in_generate(data, None) is data and in_generate_many(data, None) is data
 
 
-class Known(Upstream):
+class Known(TokenUpstream):
     """A replica that serves this version, as far as its sender knows."""
 
     def __init__(self, version: int | None) -> None:

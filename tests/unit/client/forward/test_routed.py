@@ -2,9 +2,7 @@
 
 import pytest
 
-from genserve.client.forward import routed as module
-from genserve.client.forward.routed import parsed, routed
-from genserve.errors import InvalidFieldError
+from genserve.client.forward.routed import routed
 from genserve.v1 import generation_pb2
 
 Request = generation_pb2.GenerateRequest
@@ -37,20 +35,3 @@ def test_prompts_that_begin_alike_share_blocks(one: dict[str, object], other: di
     assert blocks and blocks[0] == routed(Request(**other)).prefix_blocks[0]
     for apart in ({"lora_name": "l"}, {"cache": {"salt": "s"}}):
         assert not set(blocks) & set(routed(Request(**one, **apart)).prefix_blocks)
-
-
-async def test_large_messages_are_parsed_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small ones on it; bytes that are none are refused either way."""
-    threads: list[object] = []
-
-    async def to_thread(read: object) -> object:
-        threads.append(read)
-        return read()  # type: ignore[operator]
-
-    monkeypatch.setattr(module.asyncio, "to_thread", to_thread)
-    small, large = Request(text="x").SerializeToString(), Request(text="x" * 100_000).SerializeToString()
-    assert await parsed(Request, small, lambda message: message.text) == "x" and not threads
-    assert len(await parsed(Request, large, lambda message: message.text)) == 100_000 and len(threads) == 1
-    for data in (b"\xff", b"\xff" * 100_000):
-        with pytest.raises(InvalidFieldError, match="frame"):
-            await parsed(Request, data, lambda message: message)

@@ -6,11 +6,9 @@ import pytest
 
 from genserve.client.forward.waiting import AbortedWhileWaitingError, Waiting
 from genserve.errors import QueueFullError
-from genserve.fleet.member import Member
-from genserve.fleet.upstream import Upstream
 
 
-async def never() -> Upstream:
+async def never() -> str:
     """No replica comes."""
     await asyncio.Event().wait()
     raise AssertionError
@@ -27,15 +25,13 @@ async def test_too_many_are_refused_and_room_is_given_back() -> None:
     waits[0].cancel()
     assert isinstance((await asyncio.gather(waits[0], return_exceptions=True))[0], asyncio.CancelledError)
 
-    async def found() -> Upstream:
-        return upstream
+    async def found() -> str:
+        return "a replica"
 
-    upstream = Upstream(Member("127.0.0.1:1"))
-    assert await waiting.wait("b", found()) is upstream
+    assert await waiting.wait("b", found()) == "a replica"
     assert waiting.abort(["a", "b", "c"]) == ["a"]
     assert isinstance((await asyncio.gather(waits[1], return_exceptions=True))[0], AbortedWhileWaitingError)
     assert waiting.abort(None) == []
-    await upstream.close()
 
 
 async def test_all_are_aborted_or_one_by_its_own_event() -> None:

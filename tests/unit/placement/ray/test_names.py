@@ -1,8 +1,7 @@
-"""Names by which replicas are found, and which variables go with them."""
+"""Names by which replicas are found."""
 
 import pytest
 
-from genserve.placement.ray.carried import carried
 from genserve.placement.ray.names import actor_name, namespace_of, replica_number
 
 
@@ -22,19 +21,3 @@ def test_fleets_have_namespaces_of_their_own() -> None:
     """Which no program has by accident."""
     assert namespace_of("a") != namespace_of("b")
     assert namespace_of("a").startswith("genserve-")
-
-
-def test_settings_of_the_engine_and_of_the_hub_are_carried_to_other_nodes() -> None:
-    """What is of one host, or of the system, is not."""
-    environ = {
-        "VLLM_LOGGING_LEVEL": "INFO",
-        "HF_TOKEN": "x",
-        "NCCL_DEBUG": "INFO",
-        "OMP_NUM_THREADS": "4",
-        "VLLM_HOST_IP": "10.0.0.1",
-        "PATH": "/bin",
-        "CUDA_VISIBLE_DEVICES": "0",
-        "RAY_ADDRESS": "auto",
-    }
-    assert sorted(carried(environ)) == ["HF_TOKEN", "NCCL_DEBUG", "OMP_NUM_THREADS", "VLLM_LOGGING_LEVEL"]
-    assert carried(environ)["OMP_NUM_THREADS"] == "4"

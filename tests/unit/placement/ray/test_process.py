@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from genserve.fleet.serve import RouteConfig
+from genserve.fleet.config import RouteConfig
 from genserve.listening import bound_socket
+from genserve.placement.config import UpConfig
 from genserve.placement.ray import process, up
 from genserve.placement.ray.discovery import ray_addresses
 from genserve.placement.ray.process import RayProcess
 from genserve.placement.ray.settings import RayConfig, Task
-from genserve.placement.ray.up import RayUpConfig, up_on_ray
+from genserve.placement.ray.up import fleet_of, up_on_ray
 from tests.unit.placement.ray.scripted_process import ScriptedProcess
 
 CONFIG = RayConfig("head:6379", timeout_s=30.0)
@@ -125,20 +126,20 @@ async def test_the_router_ends_with_the_process_that_runs_the_replicas(
 ) -> None:
     """And with its exit status: it has said why. It listens as soon as all replicas are placed, and not before."""
     scripted.says(1, lines, process_status)
-    config = RayUpConfig(2, ["--seed", "1"], None, RouteConfig(port=0), CONFIG)
+    config = UpConfig(2, ["--seed", "1"], None, RouteConfig(port=0))
     async with asyncio.timeout(30):
-        assert await up_on_ray(config) == status
+        assert await up_on_ray(config, CONFIG) == status
     said = capsys.readouterr()
     assert said.err == says
     assert ("genserve: routing to 2 replicas on Ray at head:6379 on 127.0.0.1:" in said.out) is bool(lines)
-    assert scripted.tasks == [Task(CONFIG, config.fleet()).to_json()]
+    assert scripted.tasks == [Task(CONFIG, fleet_of(config)).to_json()]
 
 
 @pytest.mark.usefixtures("kept_signals")
 async def test_a_signal_before_all_is_placed_ends_the_process_too(scripted: ScriptedProcess) -> None:
     """Which gives back what it has asked for."""
     scripted.says(1, [], None)
-    running = asyncio.create_task(up_on_ray(RayUpConfig(1, [], None, RouteConfig(port=0), CONFIG)))
+    running = asyncio.create_task(up_on_ray(UpConfig(1, [], None, RouteConfig(port=0)), CONFIG))
     async with asyncio.timeout(30):
         while not scripted.is_running:
             await asyncio.sleep(0.01)
@@ -153,9 +154,9 @@ async def test_a_process_that_says_nothing_is_given_up(
     """After the time for Ray to answer and to place all."""
     monkeypatch.setattr(up, "_CONNECT_S", 0.5)
     scripted.says(1, [], None)
-    config = RayUpConfig(1, [], None, RouteConfig(port=0), RayConfig("head:6379", timeout_s=0.5))
+    config = UpConfig(1, [], None, RouteConfig(port=0))
     async with asyncio.timeout(30):
-        assert await up_on_ray(config) == 1
+        assert await up_on_ray(config, RayConfig("head:6379", timeout_s=0.5)) == 1
     assert capsys.readouterr().err == "genserve: Ray at head:6379 does not answer within 1 s\n"
 
 
@@ -163,7 +164,7 @@ async def test_a_port_in_use_is_told_before_ray_places_anything(scripted: Script
     """Which may take long, and would be in vain."""
     with bound_socket("127.0.0.1", 0) as taken:
         taken.listen()
-        config = RayUpConfig(1, [], None, RouteConfig(port=taken.getsockname()[1]), CONFIG)
+        config = UpConfig(1, [], None, RouteConfig(port=taken.getsockname()[1]))
         with pytest.raises(OSError, match="cannot listen on"):
-            await up_on_ray(config)
+            await up_on_ray(config, CONFIG)
     assert not scripted.is_running

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from genserve.fleet.serve import RouteConfig
+from genserve.fleet.config import RouteConfig
 from genserve.placement import machine
-from genserve.placement.ray.up import RayUpConfig
+from genserve.placement.config import UpConfig
+from genserve.placement.ray.up import fleet_of
 
 
 @pytest.mark.parametrize(
@@ -25,7 +26,7 @@ def test_a_replica_asks_for_a_cpu_and_a_gpu_for_each_worker(
 ) -> None:
     """As many GPUs as on one host."""
     monkeypatch.setattr(machine, "is_cpu_engine", lambda: is_cpu)
-    fleet = RayUpConfig(2, flags, gpus_each).fleet()
+    fleet = fleet_of(UpConfig(2, flags, gpus_each))
     assert (fleet.cpus, fleet.gpus, fleet.num_replicas) == (cpus, gpus, 2)
 
 
@@ -38,21 +39,15 @@ def test_without_an_engine_here_the_gpus_must_be_said(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(importlib.util, "find_spec", find)
     with pytest.raises(ValueError, match="say --gpus-per-replica"):
-        RayUpConfig(1, []).fleet()
-    assert RayUpConfig(1, [], 2).fleet().gpus == 2
+        fleet_of(UpConfig(1, []))
+    assert fleet_of(UpConfig(1, [], 2)).gpus == 2
 
 
 @pytest.mark.parametrize("is_open", [False, True])
 def test_daemons_listen_as_openly_as_the_user_has_allowed(is_open: bool) -> None:
     """They drain as long as the router, and have as much time to end as on one host."""
-    fleet = RayUpConfig(1, ["--seed", "1"], None, RouteConfig(allow_insecure=is_open, drain_timeout_s=5.0)).fleet()
+    route = RouteConfig(allow_insecure=is_open, drain_timeout_s=5.0)
+    fleet = fleet_of(UpConfig(1, ["--seed", "1"], None, route))
     assert fleet.is_open is is_open
     assert fleet.flags == [*(["--allow-insecure"] if is_open else []), "--drain-timeout-s=5.0", "--seed", "1"]
     assert fleet.stop_timeout_s == 35.0
-
-
-@pytest.mark.parametrize("num_replicas", [0, 1025])
-def test_the_number_of_replicas_is_bounded(num_replicas: int) -> None:
-    """As on one host."""
-    with pytest.raises(ValueError, match="--replicas must be in"):
-        RayUpConfig(num_replicas, [])

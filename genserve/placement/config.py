@@ -1,0 +1,37 @@
+"""Settings of `genserve up`. The defaults of its flags are these; the module loads neither gRPC nor the router."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from genserve.arguments import MAX_REPLICAS
+from genserve.config import MAX_TIMEOUT_S
+from genserve.fleet.config import RouteConfig
+
+START_TIMEOUT_S: Final = 1800.0
+"""Long enough to compile a large model, and to load it from a slow disk."""
+CLOSE_S: Final = 30.0
+"""Time that a daemon has to end its engine, in addition to the drain timeout."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpConfig:
+    """`flags` are those of each daemon, without where it listens and how long it drains, which are ours. `gpus_each`:
+    GPUs per replica, None = as many as the flags say. `start_timeout_s`: of each daemon, until it serves."""
+
+    num_replicas: int
+    flags: Sequence[str]
+    gpus_each: int | None = None
+    route: RouteConfig = field(default_factory=RouteConfig)
+    start_timeout_s: float = START_TIMEOUT_S
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.num_replicas <= MAX_REPLICAS:
+            raise ValueError(f"--replicas must be in [1, {MAX_REPLICAS}], is {self.num_replicas}")
+        if not 0 < self.start_timeout_s <= MAX_TIMEOUT_S:
+            raise ValueError(f"--start-timeout must be in (0, {MAX_TIMEOUT_S:g}] s, is {self.start_timeout_s:g}")
+
+    @property
+    def stop_timeout_s(self) -> float:
+        """How long a daemon may take to end."""
+        return self.route.drain_timeout_s + CLOSE_S
