@@ -1,12 +1,17 @@
 """LoRA adapters through a router: on all replicas, or the error says on which one not."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from typing import Any
 
 import pytest
 
 from genserve.errors import EngineDeadError, LoraNotFoundError, PushRolledBackError
-from tests.fleet.routers import RoutedFleet, over, replica
+from genserve.fleet.push import fleet_push
+from genserve.fleet.push.commit import commit_everywhere
+from tests.fleet.routers import RoutedFleet, hold, over, replica
+from tests.support.pulled_peers import weights
 from tests.support.scripted_adapter import CONFIG, TENSORS
 
 NAME = "poet"
@@ -63,3 +68,25 @@ async def test_an_adapter_that_no_replica_loads_is_told_by_one(fleet: RoutedFlee
     assert having(fleet) == [False] * 3
     with pytest.raises(LoraNotFoundError):
         await fleet.client.unload_lora(NAME)
+
+
+async def test_an_adapter_that_is_about_to_be_loaded_stays_beside_new_weights(
+    fleet: RoutedFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All replicas have staged it, and are told next to load it."""
+    staged, weights_are_live = asyncio.Event(), asyncio.Event()
+
+    async def later(*arguments: Any) -> Any:
+        if not staged.is_set():
+            staged.set()
+            await weights_are_live.wait()
+        return await commit_everywhere(*arguments)
+
+    monkeypatch.setattr(fleet_push, "commit_everywhere", later)
+    pushing = asyncio.create_task(fleet.client.push_lora(NAME, TENSORS, CONFIG, push_id="p"))
+    await asyncio.wait_for(staged.wait(), 20)
+    await fleet.client.push_weights(weights(1), version=1, timeout_s=30)
+    weights_are_live.set()
+    assert (await pushing).push.state == "applied"
+    assert having(fleet) == [True] * 3
+    assert all(hold(1, daemon) for daemon in fleet.daemons)
