@@ -216,7 +216,7 @@ class FleetPush:
                 push_id=self.push_id, apply=self._header.apply, expected_version=expected
             )
             try:
-                committed = await commit_everywhere(self._fleet, have, request)
+                committed = await commit_everywhere(self._fleet, have, request, is_lora=self._is_lora)
             except GenserveError as error:
                 if not may_have_done(error):
                     await discard_prepared(self.push_id, have)
