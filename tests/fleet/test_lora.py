@@ -73,6 +73,7 @@ async def test_an_adapter_that_no_replica_loads_is_told_by_one(fleet: RoutedFlee
         daemon.engine.fails["load_lora"] = error("not now")
     with pytest.raises(EngineDeadError, match="not now"):
         await fleet.client.push_lora(NAME, TENSORS, CONFIG)
+    assert len(fleet.running.router.fleet.ready) == 3, "the weights are what they were"
     assert having(fleet) == [False] * 3
     with pytest.raises(LoraNotFoundError):
         await fleet.client.unload_lora(NAME)

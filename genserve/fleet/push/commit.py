@@ -39,8 +39,9 @@ async def commit_everywhere(
     failures = {upstream: outcome for upstream, outcome in outcomes.items() if isinstance(outcome, GenserveError)}
     for upstream, error in failures.items():
         log.warning("replica %s did not commit push %s: %s", upstream.address, request.push_id, error.message)
-    if answers and (lora_name := answers[0].push.lora_name):
-        _check_all_have(lora_name, failures)
+    if is_lora:
+        if answers:
+            _check_all_have(answers[0].push.lora_name, failures)
     else:
         for upstream in failures:
             upstream.member.version = None  # what it serves has to be asked
