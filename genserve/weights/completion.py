@@ -96,8 +96,9 @@ class Completion:
         """Has workers prepare what is staged, for a later commit. Raises as `PushApplier.prepare`, and StagingFullError
         while another push is prepared."""
         self.check(push.header)
-        await self._pushes.make_place(push.push_id)
+        self._pushes.check_place(push.push_id)
         with self._carrying_out(push):
+            await self._pushes.make_place(push.push_id)
             await self._complete(push)
             digesting = asyncio.create_task(push.compute_digest(), name=f"content digest of push {push.push_id}")
             digesting.add_done_callback(lambda done: done.cancelled() or done.exception())

@@ -99,9 +99,11 @@ class FleetTraffic:
             index = rng.randrange(len(self._fleet.addresses))
             match rng.choice(("kill", "kill", "freeze", "router", "drain")):
                 case "kill":
-                    await asyncio.to_thread(self._fleet.kill, index)
-                    await asyncio.sleep(rng.uniform(0, 2.0))
-                    self._fleet.restart(index)
+                    try:
+                        await asyncio.to_thread(self._fleet.kill, index)
+                        await asyncio.sleep(rng.uniform(0, 2.0))
+                    finally:
+                        self._fleet.restart(index)
                     self.happened["replica killed"] += 1
                 case "freeze":
                     with suppress(ProcessLookupError):

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from genserve.client import AsyncClient, ManyItem
+from genserve.client import AsyncClient, ClientClosedError, ManyItem
 from genserve.client.direct.calls import DirectGenerateMany
 from genserve.client.direct.pipe import READ_AHEAD
 from genserve.client.generation.many import ManyStream, StreamOverError
@@ -177,3 +177,15 @@ async def test_without_a_router_the_requests_fail() -> None:
         assert [type(each.error) for each in generations] == [UnavailableError] * 2
         with pytest.raises(UnavailableError):
             await client.generate_many([[1]], timeout_s=20)
+
+
+async def test_calls_of_a_client_that_is_closed_at_once_end() -> None:
+    """They have begun, and nothing of them was done yet."""
+    async with direct_fleet(1) as fleet:
+        stream, many = fleet.client.stream([1]), fleet.client.stream_many()
+        await fleet.client.close()
+        for reading in (anext(stream), anext(many)):
+            with pytest.raises(ClientClosedError):
+                await asyncio.wait_for(reading, 20)
+        with pytest.raises(ClientClosedError):
+            await asyncio.wait_for(many.submit([1]), 20)

@@ -1,13 +1,26 @@
 """LoRA adapters through a router: on all replicas, or the error says on which one not."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from typing import Any
 
 import pytest
 
-from genserve.errors import EngineDeadError, LoraNotFoundError, PushRolledBackError
-from tests.fleet.routers import RoutedFleet, over, replica
+from genserve.errors import (
+    ApplyInProgressError,
+    EngineDeadError,
+    GenserveError,
+    LoraNotFoundError,
+    PushRolledBackError,
+)
+from genserve.fleet.push import fleet_push
+from genserve.fleet.push.commit import commit_everywhere
+from tests.fleet.routers import QUICK, RoutedFleet, hold, over, replica, until_reached
+from tests.support.breakable_link import BreakableLink
+from tests.support.pulled_peers import weights
 from tests.support.scripted_adapter import CONFIG, TENSORS
+from tests.support.scripted_engine import Gate
 
 NAME = "poet"
 
@@ -60,6 +73,57 @@ async def test_an_adapter_that_no_replica_loads_is_told_by_one(fleet: RoutedFlee
         daemon.engine.fails["load_lora"] = error("not now")
     with pytest.raises(EngineDeadError, match="not now"):
         await fleet.client.push_lora(NAME, TENSORS, CONFIG)
+    assert len(fleet.running.router.fleet.ready) == 3, "the weights are what they were"
     assert having(fleet) == [False] * 3
     with pytest.raises(LoraNotFoundError):
         await fleet.client.unload_lora(NAME)
+
+
+@pytest.fixture
+def staged(monkeypatch: pytest.MonkeyPatch) -> Gate:
+    """The push "p" of an adapter: all replicas have staged it, and are told to load it when the test says so."""
+    held = Gate()
+
+    async def later(fleet: Any, replicas: Any, request: Any, **options: Any) -> Any:
+        if request.push_id == "p":
+            held.reached.set()
+            await held.open.wait()
+        return await commit_everywhere(fleet, replicas, request, **options)
+
+    monkeypatch.setattr(fleet_push, "commit_everywhere", later)
+    return held
+
+
+async def test_an_adapter_that_is_about_to_be_loaded_stays_beside_new_weights(fleet: RoutedFleet, staged: Gate) -> None:
+    """They do not take its place."""
+    pushing = asyncio.create_task(fleet.client.push_lora(NAME, TENSORS, CONFIG, push_id="p"))
+    await until_reached(staged)
+    await fleet.client.push_weights(weights(1), version=1, timeout_s=30)
+    staged.open.set()
+    assert (await pushing).push.state == "applied"
+    assert having(fleet) == [True] * 3
+    assert all(hold(1, daemon) for daemon in fleet.daemons)
+
+
+async def test_an_adapter_does_not_hide_what_became_of_a_commit_of_weights(staged: Gate) -> None:
+    """It is to be loaded while the engine exchanges the weights; then the answer about these is lost."""
+    async with replica() as daemon, BreakableLink(daemon.address) as link, over([], QUICK) as fleet:
+        daemon.engine.max_loras = 4
+        fleet.running.router.add(link.address)
+        await fleet.until_ready(1)
+        adapter = asyncio.create_task(fleet.client.push_lora(NAME, TENSORS, CONFIG, push_id="p"))
+        await until_reached(staged)
+        gate = daemon.engine.gates["commit_weights"] = Gate()
+        pushing = asyncio.create_task(fleet.client.push_weights(weights(1), version=1, timeout_s=20))
+        await until_reached(gate)
+        staged.open.set()
+        with pytest.raises(ApplyInProgressError):
+            await adapter
+        link.kill()
+        with pytest.raises(GenserveError):
+            await pushing
+        gate.open.set()
+        await fleet.until(lambda: hold(1, daemon))
+        await link.listen_again()
+        await fleet.until_ready(1)
+        assert (await fleet.client.status()).state.weight_version == 1

@@ -25,6 +25,7 @@ class DirectCall:
     def __init__(self, answer: Answer, work: Callable[[], Awaitable[None]]) -> None:
         self._answer = answer
         self._running = asyncio.get_running_loop().create_task(self._run(work), name="a call to a fleet")
+        self._running.add_done_callback(self._ended)
 
     async def read(self) -> Any:
         """The next message, or EOF. Raises the error that ended the call."""
@@ -45,6 +46,10 @@ class DirectCall:
         except (Exception, asyncio.CancelledError) as raised:
             error = raised.with_traceback(None)
         self._end(error)
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        if task.cancelled():  # before it had begun
+            self._end(asyncio.CancelledError())
 
     def _end(self, error: BaseException | None) -> None:
         self._answer.messages.end(error)

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 async def commit_everywhere(
-    fleet: Fleet, replicas: Sequence[Upstream], request: weights_pb2.CommitPushRequest
+    fleet: Fleet, replicas: Sequence[Upstream], request: weights_pb2.CommitPushRequest, *, is_lora: bool
 ) -> weights_pb2.CommitPushResponse:
     """Commits at once on all of these replicas. From the first success on, requests go only to replicas that have
     committed; those that have failed catch up by themselves. Raises the error of one if no replica that gets requests
@@ -26,7 +26,8 @@ async def commit_everywhere(
     committed_s: list[float] = []
     ready = set(fleet.ready)
     deciding = ready.intersection(replicas) or set(replicas)  # one that is behind has nothing to say
-    fleet.is_committing(request.push_id, deciding)
+    if not is_lora:  # which may come while weights are committed
+        fleet.is_committing(request.push_id, deciding)
 
     async def commit(upstream: Upstream) -> weights_pb2.CommitPushResponse:
         answer = await _commit(fleet, upstream, request, decides=upstream in deciding)
@@ -38,8 +39,9 @@ async def commit_everywhere(
     failures = {upstream: outcome for upstream, outcome in outcomes.items() if isinstance(outcome, GenserveError)}
     for upstream, error in failures.items():
         log.warning("replica %s did not commit push %s: %s", upstream.address, request.push_id, error.message)
-    if answers and (lora_name := answers[0].push.lora_name):
-        _check_all_have(lora_name, failures)
+    if is_lora:
+        if answers:
+            _check_all_have(answers[0].push.lora_name, failures)
     else:
         for upstream in failures:
             upstream.member.doubt()

@@ -175,8 +175,9 @@ class FleetPush:
         own.push_id = self.push_id
         own.action = self._first_action
         own.apply.CopyFrom(_without_lease(message.apply))
-        # A router that ends, or loses a replica, before the commit must not leave this in the way of the next push.
-        own.preemptible = own.action != self._asked
+        # A router that ends, or loses a replica, before the commit must not leave this in the way of the next push. An
+        # adapter is in nobody's way, and another push may come while it waits for its commit.
+        own.preemptible = own.action != self._asked and not self._is_lora
         return own
 
     def _begin(self) -> None:
@@ -215,7 +216,7 @@ class FleetPush:
                 push_id=self.push_id, apply=self._header.apply, expected_version=expected
             )
             try:
-                committed = await commit_everywhere(self._fleet, have, request)
+                committed = await commit_everywhere(self._fleet, have, request, is_lora=self._is_lora)
             except GenserveError as error:
                 if not may_have_done(error):
                     await discard_prepared(self.push_id, have)

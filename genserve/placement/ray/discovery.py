@@ -1,6 +1,7 @@
 """The replicas of a fleet on Ray, for a router that does not run them. Imports no Ray."""
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator, Collection
 from contextlib import aclosing
@@ -10,21 +11,29 @@ from genserve.placement.backoff import Backoff
 from genserve.placement.ray.process import RayProcess
 from genserve.placement.ray.settings import RayConfig, Task
 
+log = logging.getLogger(__name__)
+
 
 async def ray_addresses(config: RayConfig) -> AsyncGenerator[Collection[str], None]:
-    """Those of its actors' daemons, now and later. Looks again when the cluster is lost, or is not there yet; until
-    then the replicas are those that were found."""
+    """Those of its actors' daemons, now and later. Looks again when the cluster is lost, or is not there yet, whatever
+    has ended one look; until then the replicas are those that were found."""
     backoff = Backoff()
     known: Collection[str] = frozenset()
     while True:
         began_s = time.monotonic()
-        process = RayProcess(Task(config))
         try:
-            async with aclosing(_found(process, config, known)) as found:
-                async for known in found:
-                    yield known
-        finally:
-            process.kill()
+            process = RayProcess(Task(config))
+        except OSError as error:  # no more processes or files: others may end
+            say(f"{config.where}: the process that asks it cannot be started: {error}")
+        else:
+            try:
+                async with aclosing(_found(process, config, known)) as found:
+                    async for known in found:
+                        yield known
+            except Exception:  # a fault of ours: nobody else would find replicas
+                log.exception("looking for the replicas on %s failed", config.where)
+            finally:
+                process.kill()
         wait_s = backoff.after(time.monotonic() - began_s)
         say(f"{config.where}: looking for the replicas again in {wait_s:g} s")
         await asyncio.sleep(wait_s)

@@ -12,6 +12,8 @@ from genserve.weights.push.staging import Staging
 
 _AT_ONCE_BYTES: Final = 64 << 20
 """Small tensors are hashed together: a turn of a thread costs more than their bytes."""
+_AT_ONCE_TENSORS: Final = 1024
+"""Taking more of them at once would delay token streams."""
 _MAX_THREADS: Final = 8
 _CORES_PER_THREAD: Final = 4
 """The others are the engine's, and those of the streams that bring the bytes."""
@@ -40,7 +42,8 @@ class Contents:
             self._task.cancel()
 
     async def _hash(self) -> str:
-        waiting = sorted(self._staging.manifest.tensors, key=lambda tensor: tensor.offset + tensor.length, reverse=True)
+        # In threads, as everything that takes longer with more tensors: there may be 100,000.
+        waiting = await asyncio.to_thread(_last_first, self._staging.manifest.tensors)
         digests: list[tuple[TensorSpec, str]] = []
         running: set[asyncio.Task[list[tuple[TensorSpec, str]]]] = set()
         most = _num_threads()
@@ -58,22 +61,37 @@ class Contents:
         finally:
             for task in running:  # its thread goes on for a moment, and nobody hears of its end
                 task.cancel()
-        return content_digest(digests)
+        return await asyncio.to_thread(content_digest, digests)
 
     def _there(self, waiting: list[TensorSpec]) -> list[TensorSpec]:
-        """Takes from the end of those that wait the next ones whose bytes are there."""
+        """Takes from the end of those that wait the next ones whose bytes are there: small ones, or a single one."""
         taken: list[TensorSpec] = []
         num_bytes, prefix = 0, self._staging.num_there
-        while waiting and num_bytes < _AT_ONCE_BYTES and waiting[-1].offset + waiting[-1].length <= prefix:
+        while waiting and len(taken) < _AT_ONCE_TENSORS and _end(waiting[-1]) <= prefix:
+            num_bytes += waiting[-1].length
+            if taken and num_bytes > _AT_ONCE_BYTES:
+                break
             taken.append(waiting.pop())
-            num_bytes += taken[-1].length
         return taken
 
     def _hashed(self, tensors: Sequence[TensorSpec]) -> list[tuple[TensorSpec, str]]:
         arena = self._staging.arena
-        return [
-            (tensor, tensor_digest(tensor, lambda start, end: arena.view(start, end - start))) for tensor in tensors
-        ]
+        if len(tensors) == 1:
+            return [(tensors[0], tensor_digest(tensors[0], lambda start, end: arena.window(start, end - start)))]
+        first = tensors[0].offset
+        with arena.window(first, _end(tensors[-1]) - first) as there:
+            return [
+                (tensor, tensor_digest(tensor, lambda start, end: there[start - first : end - first]))
+                for tensor in tensors
+            ]
+
+
+def _end(tensor: TensorSpec) -> int:
+    return tensor.offset + tensor.length
+
+
+def _last_first(tensors: Sequence[TensorSpec]) -> list[TensorSpec]:
+    return sorted(tensors, key=lambda tensor: (tensor.offset, tensor.length), reverse=True)
 
 
 def _num_threads() -> int:

@@ -46,8 +46,7 @@ class LivePushes(Mapping[str, LivePush]):
                 )
 
     async def make_place(self, push_id: str) -> None:
-        """Drops another push that is prepared, if it gives way. Raises as `check_place`."""
-        self.check_place(push_id)
+        """Drops another push that is prepared: it gives way, see `check_place`."""
         prepared = [push for push in self._pushes.values() if push.lifecycle.state is State.PREPARED]
         await asyncio.gather(*(self.drop(push, push.truncation()) for push in prepared if push.push_id != push_id))
 

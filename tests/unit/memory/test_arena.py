@@ -140,7 +140,35 @@ def test_view_outlives_the_arena() -> None:
     assert bytes(view) == b"dec"
 
 
-@pytest.mark.parametrize("use", [lambda arena: arena.view(0, 5), lambda arena: arena.target(0, 5)])
+def test_a_window_maps_no_more_than_its_bytes() -> None:
+    """Whatever others view: with one map for all, everything that was read would stay mapped until the last one ends.
+    It keeps the memory, as a view does."""
+    size_bytes, piece_bytes = 64 << 20, 1 << 20
+    arena = Arena.allocate(size_bytes)
+    arena.write(size_bytes - 5, b"bytes")
+    arena._writable = None
+    viewed, before_bytes, most_bytes = arena.view(0, 1), _mapped_bytes(), 0
+    for offset in range(0, size_bytes, piece_bytes):
+        assert bytes(arena.window(offset, piece_bytes)[:: mmap.PAGESIZE]) == bytes(piece_bytes // mmap.PAGESIZE)
+        most_bytes = max(most_bytes, _mapped_bytes())
+    assert most_bytes - before_bytes < size_bytes // 4
+    assert arena.window(0, 0) == b""
+    with pytest.raises(ValueError, match="outside"):
+        arena.window(size_bytes - 4, 5)
+    last = arena.window(size_bytes - 5, 5)
+    arena.close()
+    assert (last, viewed) == (b"bytes", b"\0")
+
+
+def _mapped_bytes() -> int:
+    """Pages of memory files that this process has in its page tables."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssShmem"))
+
+
+@pytest.mark.parametrize(
+    "use", [lambda arena: arena.view(0, 5), lambda arena: arena.window(0, 5), lambda arena: arena.target(0, 5)]
+)
 def test_an_arena_that_is_closed_while_it_is_mapped_is_mapped_whole(
     monkeypatch: pytest.MonkeyPatch, use: Callable[[Arena], memoryview]
 ) -> None:

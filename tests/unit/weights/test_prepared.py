@@ -1,11 +1,13 @@
 """A push that is prepared and waits for its commit: what it costs, who asks again, and what fails."""
 
 import asyncio
+import threading
 from dataclasses import replace
 
 import pytest
 
 from genserve.errors import (
+    ApplyInProgressError,
     DeadlineError,
     GenserveError,
     PushNotFoundError,
@@ -15,6 +17,7 @@ from genserve.errors import (
     VersionNotNewerError,
     WeightVersionMismatchError,
 )
+from genserve.weights.push.live_push import LivePush
 from genserve.weights.push.staging import Staging
 from genserve.weights.push.types import ApplyOptions, PushAction, PushState
 from tests.support.scripted_engine import Gate
@@ -141,6 +144,32 @@ async def test_of_two_that_were_staged_the_later_one_takes_the_place(rig: Rig) -
         state(rig, "p1")
     await commit(rig, "p2")
     assert rig.engine.live == tensors(2)
+
+
+async def test_nothing_else_is_carried_out_while_the_place_is_made(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bytes of the other one are freed in a thread, which takes a while."""
+    freeing, go_on, close = threading.Event(), threading.Event(), LivePush.close
+
+    def slow(push: LivePush) -> None:
+        freeing.set()
+        go_on.wait(5)
+        close(push)
+
+    for version in (1, 2):
+        await rig.push(header(f"p{version}", version, action=PushAction.STAGE, attempt="zero"))
+    streams = [await rig.registry.open(preparing(f"p{version}", version, preemptible=True)) for version in (1, 2)]
+    for version, stream in enumerate(streams, 1):
+        send(stream, weights(version))
+    await streams[0].finish()
+    monkeypatch.setattr(LivePush, "close", slow)
+    finishing = asyncio.create_task(streams[1].finish())
+    await asyncio.to_thread(freeing.wait, 5)
+    with pytest.raises(ApplyInProgressError):  # of whoever says that nobody is at it any more
+        rig.registry.discard("p2", force=True)
+    go_on.set()
+    assert (await finishing).push.state is PushState.PREPARED
+    for stream in streams:
+        stream.detach()
 
 
 async def test_who_asks_again_is_told_again_without_work(rig: Rig) -> None:

@@ -1,6 +1,7 @@
 """The router's side of the process that talks to Ray; tests/faults/test_up_ray.py has a real one."""
 
 import asyncio
+import errno
 import os
 import signal
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ import pytest
 from genserve.fleet.config import RouteConfig
 from genserve.listening import bound_socket
 from genserve.placement.config import UpConfig
-from genserve.placement.ray import process, up
+from genserve.placement.ray import discovery, process, up
 from genserve.placement.ray.discovery import ray_addresses
 from genserve.placement.ray.process import RayProcess
 from genserve.placement.ray.settings import RayConfig, Task
@@ -95,6 +96,30 @@ async def test_a_cluster_that_does_not_answer_is_given_up(
             if addresses:
                 break
     assert "genserve: Ray at head:6379 does not answer within 1 s" in capsys.readouterr().err
+
+
+async def test_nothing_that_ends_one_look_ends_all(
+    scripted: ScriptedProcess, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """There are no more processes; then something is said that is no list of addresses."""
+    num_started = 0
+
+    def start(task: Task) -> RayProcess:
+        nonlocal num_started
+        num_started += 1
+        if num_started == 1:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return RayProcess(task)
+
+    monkeypatch.setattr(discovery, "RayProcess", start)
+    scripted.says(1, ["not JSON"], None)
+    scripted.says(2, ['["a:1"]'], None)
+    async with asyncio.timeout(30), aclosing(ray_addresses(CONFIG)) as found:
+        async for addresses in found:
+            if addresses:
+                break
+    assert "cannot be started: [Errno 11] Resource temporarily unavailable" in capsys.readouterr().err
+    assert len(scripted.tasks) == 2
 
 
 @pytest.fixture

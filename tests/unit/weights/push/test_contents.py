@@ -137,6 +137,50 @@ async def test_a_failure_is_not_the_last_word(staging: Staging, monkeypatch: pyt
     assert await again.begin() == expected()
 
 
+async def test_the_event_loop_takes_few_tensors_at_once(staging: Staging, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A push may have 100,000: what is done for all of them together is done in threads."""
+    threads: set[int] = set()
+    sizes: list[int] = []
+    take, digest_of, last_first = Contents._there, contents.content_digest, contents._last_first
+
+    def noted_take(self: Contents, waiting: list[TensorSpec]) -> list[TensorSpec]:
+        taken = take(self, waiting)
+        sizes.append(len(taken))
+        return taken
+
+    def noted_digest(digests: list[tuple[TensorSpec, str]]) -> str:
+        threads.add(threading.get_ident())
+        return digest_of(digests)
+
+    def noted_order(tensors: tuple[TensorSpec, ...]) -> list[TensorSpec]:
+        threads.add(threading.get_ident())
+        return last_first(tensors)
+
+    monkeypatch.setattr(Contents, "_there", noted_take)
+    monkeypatch.setattr(contents, "content_digest", noted_digest)
+    monkeypatch.setattr(contents, "_last_first", noted_order)
+    monkeypatch.setattr(contents, "_AT_ONCE_TENSORS", 4)
+    write(staging, Change(), 0, MANIFEST.total_bytes)
+    assert await Contents(staging, Change()).begin() == expected()
+    assert (max(sizes), sum(sizes)) == (4, len(MANIFEST.tensors))
+    assert threads and threading.get_ident() not in threads
+
+
+@pytest.mark.parametrize("at_once_bytes", [1, 3, 64])
+async def test_tensors_without_bytes_are_hashed_wherever_they_lie(
+    monkeypatch: pytest.MonkeyPatch, at_once_bytes: int
+) -> None:
+    """Before, between and after others, alone or with them."""
+    monkeypatch.setattr(contents, "_AT_ONCE_BYTES", at_once_bytes)
+    places = [(0, 0), (0, 3), (3, 0), (3, 0), (3, 1), (4, 9), (13, 0)]
+    specs = [TensorSpec(f"t{n}", "U8", (length,), offset, length) for n, (offset, length) in enumerate(places)]
+    staging = Staging("p1", Manifest(tuple(specs[::2] + specs[1::2]), 13), Arena.allocate(13))
+    write(staging, Change(), 0, 13)
+    lines = [f"{t.name}\tU8\t{t.length}\t{hashlib.sha256(DATA[t.offset :][: t.length]).hexdigest()}\n" for t in specs]
+    assert await Contents(staging, Change()).begin() == hashlib.sha256("".join(lines).encode()).hexdigest()
+    staging.close()
+
+
 async def until(holds: Callable[[], bool]) -> None:
     """Returns when it does."""
     async with asyncio.timeout(5):
