@@ -5,7 +5,7 @@ from typing import Self, Unpack
 
 from genserve.addresses import DEFAULT_TARGET
 from genserve.client.control.calls import ControlCalls
-from genserve.client.direct.settings import Direct
+from genserve.client.direct.settings import Direct, direct_settings
 from genserve.client.fleet.calls import FleetCalls
 from genserve.client.generation.calls import GenerationCalls
 from genserve.client.transport.connection import Connection, ConnectionSettings
@@ -33,10 +33,7 @@ class AsyncClient(GenerationCalls, LoraCalls, TransferCalls, ControlCalls, Fleet
     def __init__(
         self, target: str = DEFAULT_TARGET, *, direct: bool | Direct = False, **settings: Unpack[ConnectionSettings]
     ) -> None:
-        if isinstance(direct, bool):
-            super().__init__(Connection(target, **settings), Direct() if direct else None)
-        else:
-            super().__init__(Connection(target, **settings), direct)
+        super().__init__(Connection(target, **settings), direct_settings(direct))
 
     async def wait_ready(self, timeout_s: float = 600.0) -> None:
         """Waits until the daemon says that it is serving. The daemon need not be started yet.

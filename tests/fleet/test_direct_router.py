@@ -100,7 +100,7 @@ async def test_an_address_of_the_router_alone_is_named() -> None:
         async with AsyncClient(f"0.0.0.0:{port}", direct=True) as client:
             with pytest.raises(UnavailableError) as raised:
                 await client.generate([1])
-            assert f"{daemon.address} is an address of the router's host alone" in raised.value.message
+            assert f"{daemon.address}: it is an address of the router's host alone" in raised.value.message
             many = await client.generate_many([[1], [2]], raise_errors=False, timeout_s=20)
             assert [type(each.error) for each in many] == [UnavailableError, UnavailableError]
             assert (await client.status()).state.phase == "running", "the router is reached"
@@ -126,7 +126,7 @@ async def test_another_daemon_at_the_address_of_a_replica_gets_nothing() -> None
         fleet.blind_router()
         fleet.links[0]._port = int(stranger.address.rpartition(":")[2])
         fleet.links[0].cut()
-        with pytest.raises(UnavailableError, match="another daemon answers this client"):
+        with pytest.raises(UnavailableError, match=f"{fleet.links[0].address}: another daemon answers this client"):
             await fleet.client.generate([1], timeout_s=20)
         assert stranger.engine.requests == []
 

@@ -96,7 +96,7 @@ class DirectReplicas(Destinations[DirectUpstream]):
         if not is_local(address) or is_local(target):
             return ""
         return (
-            f"{address} is an address of the router's host alone, and this client calls the router at {target}: name "
+            f"it is an address of the router's host alone, and this client calls the router at {target}: name "
             "replicas by addresses that clients can reach, or do without direct"
         )
 
@@ -183,7 +183,7 @@ class DirectReplicas(Destinations[DirectUpstream]):
             await self._ask(self._num_begun + 1)  # the fleet may have it since
         while not self._has_begun:
             told_ready = [each.known for each in self._upstreams.values() if each.known.is_told_ready]
-            failures = [known.failure for known in told_ready if not known.is_reached]
+            failures = [_failure(known) for known in told_ready if not known.is_reached]
             if all(failures):  # all have been tried: the first requests do not all go to whoever answers first
                 if told_ready and len(failures) == len(told_ready):
                     raise UnavailableError(f"this client reaches no replica of the fleet: {_first(failures)}")
@@ -216,7 +216,7 @@ class DirectReplicas(Destinations[DirectUpstream]):
         if self._heard_at_s is None or not self.is_known:
             failure = "" if self._failure is None else f": {self._failure.message}"
             return f"the router at {self._connection.target} has told nothing for {self._settings.keep_s:g} s{failure}"
-        failures = [each.known.failure for each in self._upstreams.values() if each.known.is_told_ready]
+        failures = [_failure(each.known) for each in self._upstreams.values() if each.known.is_told_ready]
         told = _first(each for each in failures if each)
         return super().why_none(request) + (f"; {told}" if told else "")
 
@@ -245,6 +245,10 @@ class DirectReplicas(Destinations[DirectUpstream]):
             task.cancel()
         for timer in self._lost.values():
             timer.cancel()
+
+
+def _failure(known: KnownReplica) -> str:
+    return f"{known.address}: {known.failure}" if known.failure else ""
 
 
 def _first(failures: Iterable[str]) -> str:

@@ -1,5 +1,6 @@
 """How a client calls the replicas of a fleet itself."""
 
+import reprlib
 from dataclasses import dataclass
 from typing import Final
 
@@ -34,9 +35,11 @@ class Direct:
 
     def __post_init__(self) -> None:
         """Raises InvalidFieldError, which names the field."""
+        if not isinstance(self.policies, str):
+            raise InvalidFieldError.of("direct.policies", f"must be names with commas between, is {self.policies!r}")
         try:
             parse_policies(self.policies)
-        except (AttributeError, ValueError) as error:
+        except ValueError as error:
             raise InvalidFieldError.of("direct.policies", str(error)) from None
         _check_within("overload_threshold", self.overload_threshold, 1.0, 1e9)
         _check_within("report_interval_s", self.report_interval_s, MIN_WATCH_INTERVAL_S, MAX_REPORT_INTERVAL_S)
@@ -44,6 +47,15 @@ class Direct:
         _check_within("keep_s", self.keep_s, self.silence_s, MAX_TIMEOUT_S)
         _check_within("wait_ready_s", self.wait_ready_s, 0.0, MAX_TIMEOUT_S)
         _check_within("connect_timeout_s", self.connect_timeout_s, 0.1, MAX_TIMEOUT_S)
+
+
+def direct_settings(direct: object) -> Direct | None:
+    """What a client was given as `direct`; None: it calls its target alone. Raises InvalidFieldError."""
+    if isinstance(direct, Direct):
+        return direct
+    if not isinstance(direct, bool):
+        raise InvalidFieldError.of("direct", f"must be True, False or a Direct, is {reprlib.repr(direct)}")
+    return Direct() if direct else None
 
 
 def _check_within(name: str, value: float, least: float, most: float) -> None:

@@ -10,7 +10,7 @@ from genserve.client.direct.replicas import DirectReplicas
 from genserve.client.direct.settings import Direct
 from genserve.client.transport.connection import Connection
 from genserve.client.transport.errors import ClientClosedError, error_of
-from genserve.errors import GenserveError, UnavailableError
+from genserve.errors import GenserveError, UnavailableError, UnsupportedError
 from genserve.v1 import fleet_pb2
 from genserve.wire import duration_of
 
@@ -93,7 +93,10 @@ class RouterWatch:
         except TimeoutError:
             raise UnavailableError(f"the router at {target} has said nothing for {silence_s:g} s") from None
         except grpc.aio.AioRpcError as error:
-            raise error_of(error, target) from None
+            failure = error_of(error, target)
+            if isinstance(failure, UnsupportedError):
+                failure = UnsupportedError(f"direct needs a router, such as genserve route: {failure.message}")
+            raise failure from None
         if not isinstance(told, fleet_pb2.WatchReplicasResponse):
             raise UnavailableError(f"the router at {target} has shut down")
         return told
