@@ -13,9 +13,10 @@ from genserve.fleet.services import weights as weight_service
 from genserve.routing.replica import ReplicaState
 from genserve.v1 import weights_pb2
 from genserve.v1.weights_pb2_grpc import WeightServiceStub
+from genserve.wire import manifest_message
 from tests.fleet.routers import QUICK, RoutedFleet, hold, over, replica, routed, until_reached
 from tests.support.breakable_link import BreakableLink
-from tests.support.pulled_peers import content, weights
+from tests.support.pulled_peers import CHECKPOINT, content, data_of, weights
 from tests.support.scripted_daemon import Daemon, field_of, reason_of
 from tests.support.scripted_engine import Gate
 
@@ -320,3 +321,17 @@ async def test_a_stream_without_a_header_ends(monkeypatch: pytest.MonkeyPatch) -
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call
         assert field_of(caught.value) == "frame"
+
+
+async def test_a_prepared_push_that_says_so_itself_gives_way_on_all_replicas() -> None:
+    """A router passes on what its sender has said."""
+    async with routed(2) as fleet:
+        manifest = manifest_message(CHECKPOINT.as_manifest())
+        header = weights_pb2.PushHeader(push_id="first", weight_version=1, manifest=manifest, preemptible=True)
+        header.action = weights_pb2.PUSH_ACTION_PREPARE
+        async with PacedPush(fleet.running.address, header, data_of(1)) as first:
+            first.send(0, manifest.total_bytes)
+            await first.end()
+        await fleet.client.push_weights(weights(2), version=2, timeout_s=20, push_id="second", action="prepare")
+        await fleet.client.commit_push("second")
+        assert all(hold(2, daemon) for daemon in fleet.daemons)

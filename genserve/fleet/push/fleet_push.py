@@ -177,7 +177,7 @@ class FleetPush:
         own.apply.CopyFrom(_without_lease(message.apply))
         # A router that ends, or loses a replica, before the commit must not leave this in the way of the next push. An
         # adapter is in nobody's way, and another push may come while it waits for its commit.
-        own.preemptible = own.action != self._asked and not self._is_lora
+        own.preemptible |= own.action != self._asked and not self._is_lora
         return own
 
     def _begin(self) -> None:

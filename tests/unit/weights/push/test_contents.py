@@ -71,6 +71,7 @@ async def test_each_tensor_is_hashed_when_it_is_there(
     monkeypatch.setattr(contents, "_num_threads", lambda: num_threads)
     arrived = Change()
     digest = Contents(staging, arrived).begin()
+    await until(lambda: bool(hashed))
     await asyncio.sleep(0.05)
     assert hashed == ["empty"]
     write(staging, arrived, 0, 5 * LENGTH - 1)
