@@ -16,6 +16,7 @@ from genserve.v1.weights_pb2_grpc import WeightServiceStub
 from genserve.wire import manifest_message
 from tests.fleet.routers import QUICK, RoutedFleet, hold, over, replica, routed, until_reached
 from tests.support.breakable_link import BreakableLink
+from tests.support.paced_push import PacedPush
 from tests.support.pulled_peers import CHECKPOINT, content, data_of, weights
 from tests.support.scripted_daemon import Daemon, field_of, reason_of
 from tests.support.scripted_engine import Gate

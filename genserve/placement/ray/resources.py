@@ -42,7 +42,7 @@ def not_placed(num_replicas: int, asked: Mapping[str, float], nodes: Sequence[No
     needed = (
         f"1 replica needs {amount} on one node"
         if num_replicas == 1
-        else (f"{num_replicas} replicas need {amount} on one node each")
+        else f"each of {num_replicas} replicas needs {amount} on one node"
     )
     return (
         f"{needed}; the cluster has room for {room} when nothing else runs ({each or 'it has no node'}), and "

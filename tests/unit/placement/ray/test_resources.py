@@ -40,7 +40,7 @@ def test_a_bundle_names_gpus_only_if_it_has_some() -> None:
 def test_too_few_resources_are_told_with_what_is_there() -> None:
     """GPUs of two nodes together do not help a replica."""
     assert not_placed(2, bundle(1, 6), NODES, {"CPU": 3.0}) == (
-        "2 replicas need 1 CPU and 6 GPUs on one node each; the cluster has room for 1 when nothing else runs ("
+        "each of 2 replicas needs 1 CPU and 6 GPUs on one node; the cluster has room for 1 when nothing else runs ("
         "10.0.0.1 has 8 CPUs and 4 GPUs; 10.0.0.2 has 1 CPU and 8 GPUs), and 3 CPUs and 0 GPUs free"
     )
     assert "room for 9 when" in not_placed(10, bundle(1, 0), NODES, {})
