@@ -265,5 +265,6 @@ async def test_front_ends_end_with_a_daemon_that_is_killed(
         many.process.send_signal(signal.SIGKILL)
         _, alive = await asyncio.to_thread(psutil.wait_procs, processes, 30)
         assert not alive
-        for each in await asyncio.gather(*tasks, return_exceptions=True):
-            assert isinstance(each, UnavailableError)
+        ends = await asyncio.gather(*tasks, return_exceptions=True)
+        lost = [each for each in ends if isinstance(each, BaseException)]  # on a busy machine some answers end before
+        assert lost and all(isinstance(each, UnavailableError) for each in lost), ends
