@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import uvloop
 
@@ -47,8 +48,11 @@ from genserve.memory.allocator import freeze_objects, keep_freed_memory
 from genserve.memory.words import SharedWords
 from genserve.notices import say
 from genserve.rpc.generation import abort_with
-from genserve.rpc.listener import SERVER_OPTIONS
+from genserve.rpc.listener import server_options
 from genserve.rpc.server import ServerParts, start_server
+from genserve.security.access_list import AccessList, AccessSource, open_access_list, take_environment
+from genserve.security.caller import Caller
+from genserve.security.certificates import check_files
 from genserve.signals import children_ignore_interrupts, stop_on_signals
 from genserve.weights.apply import PushApplier
 from genserve.weights.checkpoint.version_zero import (
@@ -96,22 +100,31 @@ def main(argv: Sequence[str]) -> int:
         if config.headless:
             return headless.run(args, config)
         # Before anything starts a thread, here or in a library.
-        template = fork_template(frontend.run) if _num_frontends(config) else None
-        return uvloop.run(serve(config, args, template, flags))
+        callers = AccessSource(config.auth_file, take_environment())
+        template = fork_template(partial(frontend.run, config, callers)) if _num_frontends(config) else None
+        return uvloop.run(serve(config, args, template, flags, callers))
     except (DemoModelError, OSError, ValueError, RuntimeError) as error:
         say(str(error))
         return EXIT_FAILED
 
 
 async def serve(
-    config: ServeConfig, args: AsyncEngineArgs, template: Template | None, flags: argparse.Namespace
+    config: ServeConfig,
+    args: AsyncEngineArgs,
+    template: Template | None,
+    flags: argparse.Namespace,
+    callers: AccessSource,
 ) -> int:
     """Serves until a signal (status 0) or a failure (status 1). Front ends are forked from `template`; `args` are made
-    of `flags`."""
+    of `flags`; `callers`: where those are listed who may call."""
     async with AsyncExitStack() as stack:
         if template is not None:
             stack.callback(template.close)
         require_free(config.host, config.port, config.uds)
+        listed = open_access_list(callers)
+        if config.certificate is not None:
+            check_files(config.certificate)
+        peers = Caller(config.peers)
         began_s = time.monotonic()
         if (http := openai_setup.prepare(config, flags)) is not None:
             stack.callback(http.listener.close)
@@ -123,7 +136,8 @@ async def serve(
         stopped = stack.enter_context(_stopped_by_signal())
         stack.push_async_callback(engine.stop)
         opened = opened_as_loaded(opened, directory, engine.checkpoint_directory, say)
-        daemon = await _build_services(config, engine, opened, args.load_format.lower(), template, stack)
+        load_format = args.load_format.lower()
+        daemon = await _build_services(config, listed, peers, engine, opened, load_format, template, stack)
         del opened  # the files are closed when version 0 is not resident any more
         if http is not None and engine.openai is not None:
             daemon.http = http.server(engine.openai, engine.server_args, say)
@@ -141,7 +155,7 @@ async def _start_engine(config: ServeConfig, args: AsyncEngineArgs) -> VllmEngin
     limits = IntakeLimits(config.max_active_requests, config.max_n, config.trust_request_chat_template)
     daemon_index = 0 if config.openai_port == -1 else 1  # vLLM's server in Rust says that it is client 0
     clients = Clients(daemon_index + 1 + _num_frontends(config), daemon_index, if_possible=config.frontends == -1)
-    options = EngineOptions(limits, config.weight_update, config.host, config.port, clients)
+    options = EngineOptions(limits, config.weight_update, config.host, config.port, clients, config.peers)
     with children_ignore_interrupts():
         return await VllmEngine.start(args, options)
 
@@ -235,6 +249,8 @@ class _Daemon:
 
 async def _build_services(
     config: ServeConfig,
+    callers: AccessList | None,
+    peers: Caller,
     engine: VllmEngine,
     opened: OpenedCheckpoint | None,
     load_format: str,
@@ -266,8 +282,10 @@ async def _build_services(
         loras,
         checkpoint,
         max_staging_bytes,
-        await _ingest(config, stack),
+        await _ingest(config, stack, asks=callers is not None),
         frontends=await _frontends(config, engine, board, template, stack),
+        callers=callers,
+        peers=peers,
     )
     server = await start_server(parts)
     stack.push_async_callback(server.stop, _CLOSE_GRACE_S)
@@ -300,12 +318,12 @@ def _stopped_by_signal() -> Iterator[_Stopped]:
         yield stopped
 
 
-async def _ingest(config: ServeConfig, stack: AsyncExitStack) -> IngestProcesses | None:
+async def _ingest(config: ServeConfig, stack: AsyncExitStack, *, asks: bool) -> IngestProcesses | None:
     """The processes that receive pushes, if there are any. They end after the server, whose answers they pass on."""
     count = config.num_ingest_processes(len(os.sched_getaffinity(0)))
     if count == 0:
         return None
-    settings = IngestSettings(config.host.strip("[]"), 0, "", config.max_message_bytes, SERVER_OPTIONS)
+    settings = IngestSettings(config.host.strip("[]"), 0, "", server_options(config), config.certificate, asks=asks)
     ingest = IngestProcesses(count, settings, say)
     stack.push_async_callback(ingest.stop)
     await ingest.start()
@@ -332,7 +350,7 @@ async def _frontends(
     async def abort_as_bytes(request_ids: Sequence[str] | None) -> bytes:
         return (await abort(request_ids)).SerializeToString()
 
-    settings = FrontendSettings(os.getpid(), 0, words.fd, (), config.host.strip("[]"), 0, config.max_message_bytes)
+    settings = FrontendSettings(os.getpid(), 0, words.fd, (), 0)
     frontends = FrontEnds(template, seats, settings, board, abort_as_bytes, say)
     stack.push_async_callback(frontends.stop)
     await frontends.start()

@@ -188,6 +188,12 @@ class MessageTooLargeError(GenserveError):
     reason = "MESSAGE_TOO_LARGE"
 
 
+class RateLimitedError(GenserveError):
+    """The callers of this role make more calls per second than the server allows them."""
+
+    reason = "RATE_LIMITED"
+
+
 class DrainingError(GenserveError):
     """The daemon is starting or shutting down."""
 

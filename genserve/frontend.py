@@ -12,6 +12,7 @@ from contextlib import suppress
 import grpc.aio
 import uvloop
 
+from genserve.config import ServeConfig
 from genserve.control.conditions import Phase
 from genserve.engine.types import UsedAdapter
 from genserve.engine.vllm.clients.frontend import FrontendEngine, begin
@@ -25,22 +26,23 @@ from genserve.memory.words import SharedWords
 from genserve.rpc.generation import abort_elsewhere
 from genserve.rpc.listener import bind
 from genserve.rpc.server import frontend_server
+from genserve.security.access_list import AccessSource, open_access_list
 
 _GRACE_S = 2.0
 _ANSWER_TIMEOUT_S = 10.0
 _ABORT_TIMEOUT_S = 20.0  # the daemon asks all front ends, each for half of this time at most
 
 
-def run(settings: FrontendSettings) -> int:
-    """Serves until the daemon says stop, or ends; the exit status."""
+def run(config: ServeConfig, callers: AccessSource, settings: FrontendSettings) -> int:
+    """Serves until the daemon says stop, or ends; the exit status. `config` is the daemon's, and so are `callers`."""
     begin(settings.daemon_pid)
-    uvloop.run(serve(settings))
+    uvloop.run(serve(config, callers, settings))
     return 0
 
 
-async def serve(settings: FrontendSettings) -> None:
+async def serve(config: ServeConfig, callers: AccessSource, settings: FrontendSettings) -> None:
     """Answers the daemon until it has said stop, or has ended."""
-    frontend = _FrontEnd(settings)
+    frontend = _FrontEnd(config, callers, settings)
     await frontend.link.open()
     try:
         await frontend.link.run()
@@ -72,7 +74,9 @@ class LinkedAdapters:
 class _FrontEnd:
     """The engine, the server and the link of this process."""
 
-    def __init__(self, settings: FrontendSettings) -> None:
+    def __init__(self, config: ServeConfig, callers: AccessSource, settings: FrontendSettings) -> None:
+        self._config = config
+        self._callers = callers
         self._settings = settings
         self._state = SharedState(SharedWords(settings.state_fd))
         self._engine: FrontendEngine | None = None
@@ -99,10 +103,11 @@ class _FrontEnd:
             message.data, self._settings.seat_fds, LinkedAdapters(self.link), lambda: state.weight_version
         )
         abort = abort_elsewhere(self._abort_everywhere)
-        self._server = frontend_server(self._engine, state, abort, self._settings.max_message_bytes)
+        config = self._config
         try:
-            address = bind(self._server, self._settings.host, self._settings.port, "")
-        except OSError as error:
+            self._server = frontend_server(self._engine, state, abort, config, open_access_list(self._callers))
+            address = bind(self._server, config.host, self._settings.port, "", config.certificate)
+        except (OSError, ValueError) as error:
             raise GenserveError(str(error)) from error
         freeze_objects()
         return Message({"port": int(address.rpartition(":")[2])})

@@ -8,9 +8,12 @@ from collections.abc import Sequence
 
 from genserve.cli.options import Subparsers, seconds
 from genserve.errors import GenserveError
+from genserve.flags import add_flags, values_of
 from genserve.fleet.config import RouteConfig
 from genserve.fleet.settings import FleetSettings
+from genserve.listen_config import ListenConfig
 from genserve.placement.ray.settings import AUTO, DEFAULT_NAME, DEFAULT_TIMEOUT_S, RayConfig
+from genserve.security.access import TOKENS_VARIABLE
 
 
 class RayMissingError(Exception):
@@ -82,18 +85,8 @@ def add_router_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of a router, all but those that name its replicas."""
     default = RouteConfig()
     fleet = default.fleet
-    listening = parser.add_argument_group("where it listens")
-    listening.add_argument("--host", default=default.host, help="address to listen on (default: %(default)s)")
-    listening.add_argument(
-        "--port",
-        type=int,
-        default=default.port,
-        help="TCP port; 0 picks a free one, -1 listens only on --uds (default: %(default)s)",
-    )
-    listening.add_argument("--uds", default=default.uds, metavar="PATH", help="a Unix socket to listen on in addition")
-    listening.add_argument(
-        "--allow-insecure", action="store_true", help="listen on an address that others can reach, without TLS"
-    )
+    listening = parser.add_argument_group("where it listens, and who may call it")
+    add_flags(listening, RouteConfig, of=ListenConfig, tells_default=True)
     parser.add_argument(
         "--policy",
         default=default.policies,
@@ -149,14 +142,12 @@ def make_config(args: argparse.Namespace, replicas: Sequence[str] = (), dns: Seq
     return RouteConfig(
         replicas=replicas,
         dns=dns,
-        host=args.host,
-        port=args.port,
-        uds=args.uds,
-        allow_insecure=args.allow_insecure,
         policies=args.policy,
         overload_threshold=args.overload_threshold,
         drain_timeout_s=args.drain_timeout,
         fleet=settings,
+        environment_lists_callers=TOKENS_VARIABLE in os.environ,
+        **values_of(ListenConfig, vars(args)),
     )
 
 
@@ -167,13 +158,14 @@ def run(args: argparse.Namespace) -> int:
 
         from genserve.fleet.serve import serve
         from genserve.placement.ray.discovery import ray_addresses
+        from genserve.security.access_list import take_environment
     except ModuleNotFoundError as error:
         print(f'genserve: the router is not installed ({error}): pip install "genserve[route]"', file=sys.stderr)
         return 1
     try:
         config, ray = make_config(args, args.replica, args.dns), ray_config(args)
         finding = {} if ray is None else {f"{ray.name} on {ray.where}": ray_addresses(ray)}
-        return uvloop.run(serve(config, finding))
+        return uvloop.run(serve(config, finding, take_environment()))
     except RayMissingError as error:
         print(f"genserve: {error}", file=sys.stderr)
         return 1

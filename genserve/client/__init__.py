@@ -40,9 +40,10 @@ from genserve.client.generation.results import (
     WeightSpan,
 )
 from genserve.client.sync_client import BlockingStream, Client
-from genserve.client.transport.connection import ConnectionSettings, Timeouts
 from genserve.client.transport.errors import ClientClosedError, ClientMisuseError
 from genserve.client.transport.response_stream import ResponseStream
+from genserve.client.transport.settings import ConnectionSettings
+from genserve.client.transport.timeouts import Timeouts
 from genserve.client.weights.download import PulledWeights
 from genserve.client.weights.lora import Lora
 from genserve.client.weights.options import ApplyOptions, LoadOptions, PushOptions, SendOptions

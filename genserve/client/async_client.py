@@ -3,12 +3,12 @@
 from types import TracebackType
 from typing import Self, Unpack
 
-from genserve.addresses import DEFAULT_TARGET
 from genserve.client.control.calls import ControlCalls
 from genserve.client.direct.settings import Direct, direct_settings
 from genserve.client.fleet.calls import FleetCalls
 from genserve.client.generation.calls import GenerationCalls
-from genserve.client.transport.connection import Connection, ConnectionSettings
+from genserve.client.transport.connection import Connection
+from genserve.client.transport.settings import ConnectionSettings
 from genserve.client.weights.lora import LoraCalls
 from genserve.client.weights.vllm_transfer import TransferCalls
 
@@ -31,7 +31,7 @@ class AsyncClient(GenerationCalls, LoraCalls, TransferCalls, ControlCalls, Fleet
     """
 
     def __init__(
-        self, target: str = DEFAULT_TARGET, *, direct: bool | Direct = False, **settings: Unpack[ConnectionSettings]
+        self, target: str | None = None, *, direct: bool | Direct = False, **settings: Unpack[ConnectionSettings]
     ) -> None:
         super().__init__(Connection(target, **settings), direct_settings(direct))
 

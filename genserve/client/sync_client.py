@@ -14,12 +14,13 @@ from functools import wraps
 from types import TracebackType
 from typing import Any, Concatenate, Final, Literal, ParamSpec, Protocol, TypeVar, Unpack
 
-from genserve.addresses import DEFAULT_TARGET
 from genserve.client.async_client import AsyncClient
 from genserve.client.direct.settings import Direct
 from genserve.client.transport.closing import Closing
-from genserve.client.transport.connection import Connection, ConnectionSettings, Timeouts
+from genserve.client.transport.connection import Connection
 from genserve.client.transport.loop_thread import LoopThread, Mailbox
+from genserve.client.transport.settings import ConnectionSettings
+from genserve.client.transport.timeouts import Timeouts
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -191,7 +192,7 @@ class Client(Closing):
     """
 
     def __init__(
-        self, target: str = DEFAULT_TARGET, *, direct: bool | Direct = False, **settings: Unpack[ConnectionSettings]
+        self, target: str | None = None, *, direct: bool | Direct = False, **settings: Unpack[ConnectionSettings]
     ) -> None:
         self._client = AsyncClient(target, direct=direct, **settings)
         self._thread = LoopThread("genserve client", self._client.close)

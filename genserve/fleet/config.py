@@ -4,40 +4,34 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from genserve.addresses import DEFAULT_ROUTER, check_replica, is_loopback, split_name
+from genserve.addresses import DEFAULT_ROUTER, check_replica, split_name
 from genserve.config import MAX_TIMEOUT_S
+from genserve.flags import setting
 from genserve.fleet.settings import FleetSettings
+from genserve.listen_config import ListenConfig
 from genserve.routing.names import DEFAULT_POLICIES, parse_policies
 from genserve.routing.policies.prefix_aware import OVERLOAD_THRESHOLD
 
-_DEFAULT_HOST, _DEFAULT_PORT = split_name(DEFAULT_ROUTER)
+_, _DEFAULT_PORT = split_name(DEFAULT_ROUTER)
 
 
 @dataclass(frozen=True, slots=True)
-class RouteConfig:
+class RouteConfig(ListenConfig):
     """Where a router listens, and its replicas. `dns`: NAME:PORT of each name to resolve."""
 
     replicas: Sequence[str] = ()
     dns: Sequence[str] = ()
-    host: str = _DEFAULT_HOST
-    port: int = _DEFAULT_PORT
-    uds: str = ""
-    allow_insecure: bool = False
     policies: str = DEFAULT_POLICIES
     overload_threshold: float = OVERLOAD_THRESHOLD
     drain_timeout_s: float = 30.0
     fleet: FleetSettings = field(default_factory=FleetSettings)
+    port: int = setting(_DEFAULT_PORT, "TCP port to listen on; 0 picks a free one, -1 listens only on --uds")
+    max_message_bytes: int = setting(
+        256 << 20, "limit of the size of a message, in bytes; each replica has its own, which is smaller"
+    )
 
     def __post_init__(self) -> None:
-        if not -1 <= self.port <= 65535:
-            raise ValueError(f"--port must be in [-1, 65535], is {self.port}")
-        if self.port == -1 and not self.uds:
-            raise ValueError("--port -1 listens only on a Unix socket: pass --uds too")
-        if self.port != -1 and not self.allow_insecure and not is_loopback(self.host):
-            raise ValueError(
-                f"--host {self.host} can be reached from other hosts, without encryption or authentication: "
-                "listen on 127.0.0.1 or --uds, or pass --allow-insecure"
-            )
+        ListenConfig.__post_init__(self)  # `super()` does not find its class among those with slots
         if not self.overload_threshold >= 1:
             raise ValueError(f"--overload-threshold must be at least 1, is {self.overload_threshold:g}")
         for address in self.replicas:

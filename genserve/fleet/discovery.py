@@ -71,7 +71,7 @@ class Discovery:
 
     async def _has_other_daemon(self, removed: Upstream) -> bool:
         """Whether a daemon answers at the address of a removed replica that is not the one that was there last."""
-        connection = Upstream(Member(removed.address))
+        connection = self._router.connect(Member(removed.address))
         try:
             asked = control_pb2.GetServerInfoRequest()
             timeout_s = self._router.fleet.settings.connect_timeout_s

@@ -15,6 +15,7 @@ from genserve.fleet.sync import Sync
 from genserve.fleet.upstream import Upstream
 from genserve.fleet.watch import Watch
 from genserve.routing.replica import ReplicaState
+from genserve.security.caller import Caller
 from genserve.v1 import control_pb2, types_pb2
 
 log = logging.getLogger(__name__)
@@ -23,10 +24,12 @@ log = logging.getLogger(__name__)
 class Router:
     """Adds and removes replicas. `is_draining`: no new requests are to come."""
 
-    def __init__(self, fleet: Fleet, pushes: FleetPushes) -> None:
+    def __init__(self, fleet: Fleet, pushes: FleetPushes, replicas: Caller) -> None:
+        """`replicas` calls them."""
         self.fleet = fleet
         self.is_draining = False
         self._pushes = pushes
+        self._replicas = replicas
         self._instance_id = uuid.uuid4().hex
         self._tasks: dict[Upstream, list[asyncio.Task[None]]] = {}
         self._draining: dict[str, asyncio.Task[None]] = {}
@@ -68,6 +71,10 @@ class Router:
             raise ReplicaNotFoundError(f"no replica {address!r} belongs to the fleet")
         return upstream
 
+    def connect(self, member: Member) -> Upstream:
+        """A connection to a replica. Raises UnavailableError if a file that it needs cannot be used."""
+        return Upstream(member, self._replicas)
+
     def add(self, address: str) -> Upstream:
         """Adds a replica, unless it is there; one that is drained stays. Raises InvalidFieldError."""
         try:
@@ -82,7 +89,7 @@ class Router:
             return known
         if len(self.fleet.upstreams) >= MAX_REPLICAS:
             raise QueueFullError(f"the limit of {MAX_REPLICAS} replicas is reached")
-        upstream = Upstream(Member(address))
+        upstream = self.connect(Member(address))
         self.fleet.add(upstream)
         looking_after = (
             Watch(self.fleet, upstream).run(),

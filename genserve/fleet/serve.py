@@ -28,13 +28,15 @@ from genserve.rpc import health
 from genserve.rpc.health import HealthServicer
 from genserve.rpc.listener import bind, make_server
 from genserve.rpc.reflection import add_reflection
+from genserve.security.access import NOBODY, Access
+from genserve.security.access_list import AccessSource, open_access_list
+from genserve.security.caller import Caller
+from genserve.security.certificates import check_files
 from genserve.signals import stop_on_signals
 from genserve.v1 import control_pb2, fleet_pb2, generation_pb2, weights_pb2
 from genserve.v1.control_pb2_grpc import add_ControlServiceServicer_to_server
 from genserve.v1.fleet_pb2_grpc import add_FleetServiceServicer_to_server
 
-MAX_MESSAGE_BYTES = 256 << 20
-"""A bound on the messages of clients; each replica has its own, which is smaller."""
 _CLOSE_GRACE_S = 2.0
 SERVICE_NAMES = tuple(
     service.full_name
@@ -85,31 +87,37 @@ class RunningRouter:
 
 
 async def start_router(
-    config: RouteConfig, stack: AsyncExitStack, finding: Mapping[str, FoundAddresses] | None = None
+    config: RouteConfig,
+    stack: AsyncExitStack,
+    finding: Mapping[str, FoundAddresses] | None = None,
+    environment: Access = NOBODY,
 ) -> RunningRouter:
     """Starts listening, and looking after the replicas; `stack` ends it. `finding`: more replicas than the config
-    names, as others find them, by the name of where they look. Raises OSError for an address that cannot be used, and
-    ValueError for the address of a replica that is none."""
+    names, as others find them, by the name of where they look. `environment`: the callers that it lists. Raises OSError
+    for an address that cannot be used, and ValueError for a file or the address of a replica that cannot."""
     require_free(config.host, config.port, config.uds)
+    callers = open_access_list(AccessSource(config.auth_file, environment))
+    if config.certificate is not None:
+        check_files(config.certificate)
     chain = make_chain(
         parse_policies(config.policies), random.Random(), time.monotonic, overload_threshold=config.overload_threshold
     )
     fleet = Fleet(config.fleet, chain)
     pushes = FleetPushes(fleet)
-    router = Router(fleet, pushes)
+    router = Router(fleet, pushes, Caller(config.peers))
     stack.push_async_callback(router.close)
     looking = {**{name: dns_addresses(name) for name in config.dns}, **({} if finding is None else finding)}
     discoveries = [Discovery(router, name, found) for name, found in looking.items()]
     for address in config.replicas:
         router.add(address)
-    server = make_server(MAX_MESSAGE_BYTES)
+    server = make_server(config, callers)
     add_generation(server, FleetGeneration(fleet))
     add_weights(server, FleetWeights(router, pushes))
     add_ControlServiceServicer_to_server(FleetControl(router), server)
     add_FleetServiceServicer_to_server(FleetReplicas(router), server)
     add_HealthServicer_to_server(HealthServicer(_Serving(router), SERVICE_NAMES), server)
     add_reflection(server, [*SERVICE_NAMES, health.SERVICE_NAME])
-    address = bind(server, config.host, config.port, config.uds)
+    address = bind(server, config.host, config.port, config.uds, config.certificate)
     await server.start()
     stack.push_async_callback(server.stop, _CLOSE_GRACE_S)
     background = [asyncio.create_task(router.settle(), name="settle")]
@@ -118,8 +126,10 @@ async def start_router(
     return RunningRouter(address, router, pushes, server)
 
 
-async def serve(config: RouteConfig, finding: Mapping[str, FoundAddresses] | None = None) -> int:
-    """Serves until a signal. `finding`: as for `start_router`. Returns the exit status."""
+async def serve(
+    config: RouteConfig, finding: Mapping[str, FoundAddresses] | None = None, environment: Access = NOBODY
+) -> int:
+    """Serves until a signal. `finding` and `environment`: as for `start_router`. Returns the exit status."""
     logging.basicConfig(level=logging.INFO, format="genserve: %(message)s", stream=sys.stderr)
     stopped = asyncio.Event()
 
@@ -128,7 +138,7 @@ async def serve(config: RouteConfig, finding: Mapping[str, FoundAddresses] | Non
         stopped.set()
 
     async with AsyncExitStack() as stack:
-        running = await start_router(config, stack, finding)
+        running = await start_router(config, stack, finding, environment)
         stack.enter_context(stop_on_signals(stop))
         print(f"genserve: routing to {_named(config, finding)} on {running.address}", flush=True)
         await stopped.wait()

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 import grpc.aio
 
 from genserve.client.forward.upstream import TokenUpstream
+from genserve.errors import UnavailableError
 from genserve.fleet.member import Member
+from genserve.security.caller import Caller
 from genserve.v1.control_pb2_grpc import ControlServiceStub
 from genserve.v1.generation_pb2_grpc import GenerationServiceStub
 from genserve.v1.weights_pb2_grpc import WeightServiceStub
@@ -40,15 +42,30 @@ _WEIGHTS: Final = "/genserve.v1.WeightService/"
 class Upstream(TokenUpstream):
     """Calls one replica. What is forwarded goes as bytes: `push` and `pull`, too, neither parse nor serialize."""
 
-    def __init__(self, member: Member) -> None:
-        channel = grpc.aio.insecure_channel(member.address, _OPTIONS)
-        super().__init__(member.address, channel)
+    def __init__(self, member: Member, replicas: Caller) -> None:
+        """`replicas` calls it. Raises UnavailableError."""
+        self._replicas = replicas
+        self._certificate_number = replicas.certificate_number
+        super().__init__(member.address, opened_channel(replicas, member.address))
         self.member = member
+
+    def _use(self, channel: grpc.aio.Channel) -> None:
+        super()._use(channel)
         self.control: ControlServiceAsyncStub = ControlServiceStub(channel)
         self.generation: GenerationServiceAsyncStub = GenerationServiceStub(channel)
         self.weights: WeightServiceAsyncStub = WeightServiceStub(channel)
         self.push: grpc.aio.StreamUnaryMultiCallable[bytes, bytes] = channel.stream_unary(f"{_WEIGHTS}PushWeights")
         self.pull: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(f"{_WEIGHTS}PullWeights")
+
+    async def renew(self) -> None:
+        """To be called when the replica is lost: the next connection is made with the certificates of now. Raises
+        UnavailableError if they cannot be used."""
+        number = self._replicas.certificate_number
+        if number != self._certificate_number:
+            old = self._channel
+            self._use(opened_channel(self._replicas, self.address))
+            self._certificate_number = number
+            await old.close()
 
     @property
     def instance_id(self) -> str:
@@ -61,6 +78,11 @@ class Upstream(TokenUpstream):
         return self.member.failure
 
     @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """The token of the router."""
+        return self._replicas.metadata
+
+    @property
     def least_version(self) -> int | None:
         """The version that it is known to serve: it may have restarted with another one, and nobody has noticed yet."""
         return None if self.member.version is None else self.member.version.number
@@ -68,6 +90,14 @@ class Upstream(TokenUpstream):
     async def ask(self, call: Callable[..., Awaitable[T]], request: Any, timeout_s: float) -> T:
         """The answer of a unary call. Raises its GenserveError, UnavailableError as soon as the replica is lost."""
         with self.raising():
-            answer: Any = call(request, timeout=timeout_s)
+            answer: Any = call(request, timeout=timeout_s, metadata=self.metadata)
             with self.running(answer):
                 return cast(T, await answer)
+
+
+def opened_channel(replicas: Caller, address: str) -> grpc.aio.Channel:
+    """A channel to a replica. Raises UnavailableError if a file that it needs cannot be used."""
+    try:
+        return replicas.aio_channel(address, _OPTIONS)
+    except ValueError as error:
+        raise UnavailableError(f"{address} cannot be called: {error}") from None

@@ -42,6 +42,7 @@ class Watch:
         pause_s = _FIRST_PAUSE_S
         while True:
             try:
+                await self._upstream.renew()
                 await self._watch()
             except GenserveError as error:
                 if self._member.engine is not None:
@@ -64,7 +65,7 @@ class Watch:
             interval=duration_of(settings.report_interval_s), heartbeat=duration_of(settings.heartbeat_s)
         )
         has_loras = "lora" in info.features
-        call = upstream.control.WatchStatus(request)
+        call = upstream.control.WatchStatus(request, metadata=upstream.metadata)
         try:
             while True:
                 await self._take(await self._next(call), has_loras=has_loras)

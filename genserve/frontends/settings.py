@@ -46,9 +46,7 @@ class FrontendSettings:
     link_fd: int
     state_fd: int
     seat_fds: tuple[int, ...]
-    host: str
     port: int
-    max_message_bytes: int
 
     @property
     def fds(self) -> tuple[int, ...]:

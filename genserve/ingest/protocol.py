@@ -2,6 +2,10 @@
 
 SERVICE = "genserve.internal.Ingest"
 METHOD = "Push"
+ADMIT = "Admit"
+"""Asked before a push, because only the daemon knows the callers: whether the caller may push."""
+SAN_KEY = "genserve-caller-san-bin"
+"""Metadata of ADMIT: a subject alternative name of the caller's certificate."""
 PATH_KEY = "genserve-ingest-path"
 """Metadata: the only memory that segments of this stream may use."""
 ACK_PATH_KEY = "genserve-ingest-ack-path"

@@ -15,26 +15,31 @@ from google.rpc import status_pb2  # type: ignore[import-untyped]
 from grpc_status import rpc_status
 
 from genserve.addresses import joined
-from genserve.ingest.protocol import ACK_PATH_KEY, FAILED, METHOD, OUTCOME, PATH_KEY, SERVICE
+from genserve.ingest.protocol import ACK_PATH_KEY, ADMIT, FAILED, METHOD, OUTCOME, PATH_KEY, SAN_KEY, SERVICE
 from genserve.memory.allocator import keep_freed_memory
 from genserve.memory.ring import PIECE_BYTES, SharedRing
+from genserve.security.certificates import server_credentials
+from genserve.security.files import CertificateFiles
 from genserve.tensors.checksum import crc32c_of
 from genserve.tensors.chunk_frame import parse_chunk
 from genserve.wire import segment_frame
 
 _NICENESS = 5  # generation has precedence
 _GRACE_S = 1.0
+_ADMISSION_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class IngestSettings:
-    """The addresses of this process and of the daemon. `port` 0 picks one."""
+    """The addresses of this process and of the daemon. `port` 0 picks one; `certificate`: for TLS there, None = none;
+    `asks`: whether the daemon has to be asked who may push."""
 
     host: str
     port: int
     daemon: str
-    max_message_bytes: int
     options: tuple[tuple[str, int], ...]
+    certificate: CertificateFiles | None
+    asks: bool
 
     def to_json(self) -> str:
         """The settings as a command-line argument."""
@@ -44,7 +49,8 @@ class IngestSettings:
     def from_json(cls, text: str) -> Self:
         """The settings from a command-line argument."""
         fields = json.loads(text)
-        return cls(**{**fields, "options": tuple(map(tuple, fields["options"]))})
+        certificate = fields["certificate"] and CertificateFiles(**fields["certificate"])
+        return cls(**{**fields, "options": tuple(map(tuple, fields["options"])), "certificate": certificate})
 
 
 def main(argv: list[str]) -> int:
@@ -62,13 +68,16 @@ async def serve(settings: IngestSettings) -> None:
     """Prints its port, and serves."""
     unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
     async with grpc.aio.insecure_channel(settings.daemon, options=unlimited) as daemon:
-        server = grpc.aio.server(
-            options=[*settings.options, ("grpc.max_receive_message_length", settings.max_message_bytes)]
-        )
-        push: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_unary_rpc_method_handler(Relay(daemon).push_weights)
+        server = grpc.aio.server(options=settings.options)
+        relay = Relay(daemon, asks=settings.asks)
+        push: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_unary_rpc_method_handler(relay.push_weights)
         handler = grpc.method_handlers_generic_handler("genserve.v1.WeightService", {"PushWeights": push})
         server.add_generic_rpc_handlers((handler,))
-        port = server.add_insecure_port(joined(settings.host, settings.port))
+        address = joined(settings.host, settings.port)
+        if settings.certificate is None:
+            port = server.add_insecure_port(address)
+        else:
+            port = server.add_secure_port(address, server_credentials(settings.certificate))
         await server.start()
         print(port, flush=True)
         await _end_of_stdin()
@@ -78,14 +87,30 @@ async def serve(settings: IngestSettings) -> None:
 class Relay:
     """Passes pushes on to the daemon."""
 
-    def __init__(self, daemon: grpc.aio.Channel) -> None:
+    def __init__(self, daemon: grpc.aio.Channel, *, asks: bool) -> None:
+        """`asks`: whether to ask the daemon if the caller may push."""
         self._daemon = daemon
+        self._asks = asks
+
+    async def _require_admission(self, context: "grpc.aio.ServicerContext[Any, Any]") -> None:
+        """Ends the call as the daemon says unless the caller may push."""
+        metadata = [(k, v) for k, v in context.invocation_metadata() or () if k == "authorization"]
+        metadata += [(SAN_KEY, san) for san in context.auth_context().get("x509_subject_alternative_name", ())]
+        admit: Any = self._daemon.unary_unary(f"/{SERVICE}/{ADMIT}")
+        try:
+            await admit(b"", metadata=tuple(metadata), timeout=_ADMISSION_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            code, details, trailing = error.code(), error.details() or "", error.trailing_metadata() or ()
+        else:
+            return
+        await context.abort(code, details, tuple(trailing))
 
     async def push_weights(self, frames: AsyncIterator[bytes], context: "grpc.aio.ServicerContext[Any, Any]") -> bytes:
         """Handles one stream of a client. The answer is the daemon's."""
+        if self._asks:
+            await self._require_admission(context)
         ring = SharedRing()
-        metadata = [(k, v) for k, v in context.invocation_metadata() or () if k == "authorization"]
-        metadata += [(PATH_KEY, ring.path), (ACK_PATH_KEY, ring.ack_path)]
+        metadata = [(PATH_KEY, ring.path), (ACK_PATH_KEY, ring.ack_path)]
         method: Any = self._daemon.stream_stream(f"/{SERVICE}/{METHOD}")
         call = method(metadata=tuple(metadata), timeout=context.time_remaining())
         sending = asyncio.create_task(self._send(frames, call, ring))

@@ -16,7 +16,8 @@ from genserve.client.control.state import Load
 from genserve.client.fleet.replicas import FleetReplica, Replicas
 from genserve.client.generation.options import GenerateOptions
 from genserve.client.sync_client import Client
-from genserve.client.transport.connection import ConnectionSettings, Timeouts
+from genserve.client.transport.settings import ConnectionSettings
+from genserve.client.transport.timeouts import Timeouts
 from genserve.errors import DeadlineError, NoReplicaError, UnsupportedError
 from genserve.integrations.host_copies import whole
 from genserve.integrations.torchrl_answers import RequestOutput, request_output

@@ -11,7 +11,8 @@ from urllib.parse import urlsplit
 
 from genserve.client.generation.options import GenerateOptions, PromptLike
 from genserve.client.sync_client import Client
-from genserve.client.transport.connection import ConnectionSettings, Timeouts
+from genserve.client.transport.settings import ConnectionSettings
+from genserve.client.transport.timeouts import Timeouts
 from genserve.errors import DeadlineError, UnsupportedError
 from genserve.integrations.host_copies import HostCopies, whole
 from genserve.integrations.trl_answers import Completions, SequenceLogprobs, completions, sequence_logprobs, vllm_config

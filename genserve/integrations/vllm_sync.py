@@ -8,10 +8,9 @@ import base64
 import pickle
 from typing import Any, Unpack
 
-from genserve.addresses import DEFAULT_TARGET
 from genserve.client.sync_client import Client
 from genserve.client.transport.closing import Closing
-from genserve.client.transport.connection import ConnectionSettings
+from genserve.client.transport.settings import ConnectionSettings
 from genserve.errors import InvalidFieldError
 
 UpdateInfo = dict[str, Any] | list[dict[str, Any]]
@@ -29,7 +28,7 @@ class GenserveWeightSyncClient(Closing):
 
     def __init__(
         self,
-        target: str = DEFAULT_TARGET,
+        target: str | None = None,
         *,
         ttl_s: float = 60.0,
         call_timeout_s: float = 300.0,

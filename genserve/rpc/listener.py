@@ -1,19 +1,26 @@
 """A gRPC server as all processes of genserve make one, and the addresses that it listens on."""
 
+import os
+from collections.abc import Sequence
+from typing import Final
+
 import grpc.aio
 
 from genserve.addresses import joined
+from genserve.listen_config import ListenConfig
 from genserve.listening import require_unused
+from genserve.rpc.access import AccessInterceptor, Callers
 from genserve.rpc.interceptor import StatusInterceptor
+from genserve.security.certificates import server_credentials
+from genserve.security.files import CertificateFiles
+from genserve.security.roles import methods_of
 
-SERVER_OPTIONS = (
+_OPTIONS: Final = (
     # A port in use is an error, not a second server at the same address.
     ("grpc.so_reuseport", 0),
     # A chunk of a push in one frame of HTTP/2 instead of 64: receiving is up to a third faster. It is about what is
     # received here; what readers of token streams leave unread is up to them.
     ("grpc.http2.max_frame_size", 4 << 20),
-    # What one call may bring beside its messages; gRPC's own default, kept where a newer one would raise it.
-    ("grpc.absolute_max_metadata_size", 16 << 10),
     # Peers that disappeared without a word are noticed, so that their requests do not continue.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
@@ -22,33 +29,62 @@ SERVER_OPTIONS = (
     ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
     ("grpc.http2.max_ping_strikes", 0),
 )
+_SOCKET_MODE: Final = 0o600
 
 
-def make_server(max_message_bytes: int) -> grpc.aio.Server:
-    """A server that is bound to no address yet."""
-    return grpc.aio.server(
-        interceptors=[StatusInterceptor()],
-        options=[*SERVER_OPTIONS, ("grpc.max_receive_message_length", max_message_bytes)],
+def server_options(config: ListenConfig) -> tuple[tuple[str, int], ...]:
+    """The options of gRPC for a server that others can reach."""
+    return (
+        *_OPTIONS,
+        ("grpc.max_receive_message_length", config.max_message_bytes),
+        ("grpc.max_allowed_incoming_connections", config.max_connections),
+        ("grpc.max_concurrent_streams", config.max_streams),
+        # What one call may bring beside its messages. Both are given: gRPC refuses at random between them.
+        ("grpc.max_metadata_size", config.max_metadata_bytes),
+        ("grpc.absolute_max_metadata_size", config.max_metadata_bytes),
     )
 
 
-def bind(server: grpc.aio.Server, host: str, port: int, uds: str) -> str:
-    """Binds to a TCP port (0 = a free one, -1 = none) and, if `uds` names one, to a Unix socket. Returns the address
-    for clients: the TCP one if there is one. Raises OSError naming an address that cannot be used."""
+def make_server(config: ListenConfig, callers: Callers | None = None) -> grpc.aio.Server:
+    """A server that is bound to no address yet. `callers`: who may call it; None = everybody, everything."""
+    interceptors: list[grpc.aio.ServerInterceptor] = [StatusInterceptor()]
+    if callers is not None:
+        opened = methods_of(config.open_service_names)
+        interceptors.insert(0, AccessInterceptor(callers, opened, config.rates))
+    return grpc.aio.server(interceptors=interceptors, options=server_options(config))
+
+
+def make_inner_server(max_message_bytes: int, interceptors: Sequence[grpc.aio.ServerInterceptor]) -> grpc.aio.Server:
+    """A server for processes of this daemon alone."""
+    return grpc.aio.server(
+        interceptors=[*interceptors, StatusInterceptor()],
+        options=[*_OPTIONS, ("grpc.max_receive_message_length", max_message_bytes)],
+    )
+
+
+def bind(server: grpc.aio.Server, host: str, port: int, uds: str, certificate: CertificateFiles | None = None) -> str:
+    """Binds to a TCP port (0 = a free one, -1 = none), with TLS if there is a certificate, and to the Unix socket
+    `uds` ("" = none), which is not encrypted and which only this user can open. Returns the address for clients: the TCP
+    one if there is one. Raises OSError naming an address that cannot be used, and CertificateError."""
     address = ""
     if uds:
         require_unused(uds)
         address = f"unix:{uds}"
         add_port(server, address)
+        os.chmod(uds, _SOCKET_MODE)  # nobody can connect yet: the server listens when it starts
     if port != -1:
-        address = joined(host, add_port(server, joined(host, port)))
+        address = joined(host, add_port(server, joined(host, port), certificate))
     return address
 
 
-def add_port(server: grpc.aio.Server, address: str) -> int:
-    """Binds to an address, and returns its port; 1 for a Unix socket. Raises OSError naming the address."""
+def add_port(server: grpc.aio.Server, address: str, certificate: CertificateFiles | None = None) -> int:
+    """Binds to an address, and returns its port; 1 for a Unix socket. Raises OSError naming the address, and
+    CertificateError."""
     try:
-        port = server.add_insecure_port(address)
+        if certificate is None:
+            port = server.add_insecure_port(address)
+        else:
+            port = server.add_secure_port(address, server_credentials(certificate))
     except RuntimeError as error:
         raise OSError(f"cannot listen on {address}: is another process listening there?") from error
     if port == 0:

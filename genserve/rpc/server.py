@@ -23,18 +23,22 @@ from genserve.engine.types import EngineInfo
 from genserve.frontends.supervisor import FrontEnds
 from genserve.ingest import protocol as ingest_protocol
 from genserve.ingest.supervisor import IngestProcesses
+from genserve.listen_config import ListenConfig
 from genserve.memory.daemon_processes import DaemonProcesses
 from genserve.memory.host import host_id
 from genserve.rpc import health
+from genserve.rpc.access import AccessInterceptor, Callers
 from genserve.rpc.control import ControlServicer
 from genserve.rpc.convert.control import ServerFacts
 from genserve.rpc.frames.push import Frame, frame_parser
 from genserve.rpc.generation import Abort, GenerationServicer, abort_with
 from genserve.rpc.health import HealthServicer, Serving
-from genserve.rpc.listener import add_port, bind, make_server
+from genserve.rpc.listener import add_port, bind, make_inner_server, make_server
 from genserve.rpc.received import receiver
 from genserve.rpc.reflection import add_reflection
 from genserve.rpc.weights import WeightServicer
+from genserve.security.caller import Caller
+from genserve.security.roles import METHODS
 from genserve.v1 import control_pb2, generation_pb2, weights_pb2
 from genserve.v1.control_pb2_grpc import add_ControlServiceServicer_to_server
 from genserve.v1.generation_pb2_grpc import add_GenerationServiceServicer_to_server
@@ -71,6 +75,8 @@ class ServerParts:
     ingest: IngestProcesses | None = None
     processes: DaemonProcesses = field(default_factory=DaemonProcesses)
     frontends: FrontEnds | None = None
+    callers: Callers | None = None
+    peers: Caller = field(default_factory=Caller)
 
     @property
     def takes_segments(self) -> bool:
@@ -101,13 +107,15 @@ async def start_server(parts: ServerParts) -> RunningServer:
         parts.board,
         parts.checkpoint,
         parts.processes,
+        parts.peers,
         takes_segments=parts.takes_segments,
     )
     server = _public_server(parts, weights)
-    address = bind(server, parts.config.host, parts.config.port, parts.config.uds)
+    config = parts.config
+    address = bind(server, config.host, config.port, config.uds, config.certificate)
     servers = [server]
     if parts.ingest is not None:
-        servers.append(_relay_server(parts.config, weights))
+        servers.append(_relay_server(parts, weights))
         add_port(servers[-1], parts.ingest.address)
     for each in servers:
         await each.start()
@@ -119,11 +127,11 @@ class FrontendState(HasPhase, Serving, Protocol):
 
 
 def frontend_server(
-    engine: GeneratingEngine, state: FrontendState, abort: Abort, max_message_bytes: int
+    engine: GeneratingEngine, state: FrontendState, abort: Abort, config: ListenConfig, callers: Callers | None
 ) -> grpc.aio.Server:
     """A server with GenerationService alone, and its health and reflection. It is bound to no address yet."""
     names = tuple(service.full_name for service in generation_pb2.DESCRIPTOR.services_by_name.values())
-    server = make_server(max_message_bytes)
+    server = make_server(config, callers)
     _add_generation(server, GenerationServicer(engine, state, abort, tuple), engine.info.max_request_bytes)
     add_HealthServicer_to_server(HealthServicer(state, names), server)
     add_reflection(server, [*names, health.SERVICE_NAME])
@@ -132,7 +140,7 @@ def frontend_server(
 
 def _public_server(parts: ServerParts, weights: WeightServicer) -> grpc.aio.Server:
     """A server with all services, bound to no address yet."""
-    server = make_server(parts.config.max_message_bytes)
+    server = make_server(parts.config, parts.callers)
     frontends = parts.frontends
     fixed = ServerFacts(
         parts.engine.info.model,
@@ -165,15 +173,36 @@ def _public_server(parts: ServerParts, weights: WeightServicer) -> grpc.aio.Serv
     return server
 
 
-def _relay_server(config: ServeConfig, weights: WeightServicer) -> grpc.aio.Server:
-    """A server only for what receiving processes pass on."""
-    server = make_server(config.max_message_bytes)
+def _relay_server(parts: ServerParts, weights: WeightServicer) -> grpc.aio.Server:
+    """A server only for what receiving processes pass on, and ask: they do not know who may push."""
+    service = ingest_protocol.SERVICE
+    interceptors: list[grpc.aio.ServerInterceptor] = []
+    if parts.callers is not None:
+        push = f"/{service}/{ingest_protocol.METHOD}"  # called after ADMIT, over a socket that is ours alone
+        needed = {f"/{service}/{ingest_protocol.ADMIT}": METHODS["/genserve.v1.WeightService/PushWeights"]}
+        interceptors = [AccessInterceptor(parts.callers, {push}, parts.config.rates, needed, _passed_on_sans)]
+    server = make_inner_server(parts.config.max_message_bytes, interceptors)
     relayed: grpc.RpcMethodHandler[Frame, bytes] = grpc.stream_stream_rpc_method_handler(
         weights.relayed_push, request_deserializer=frame_parser(weights.max_header_bytes)
     )
-    methods = {ingest_protocol.METHOD: relayed}
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(ingest_protocol.SERVICE, methods),))
+    admitted: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(_admitted)
+    methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+        ingest_protocol.METHOD: relayed,
+        ingest_protocol.ADMIT: admitted,
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, methods),))
     return server
+
+
+async def _admitted(request: bytes, context: "grpc.aio.ServicerContext[bytes, bytes]") -> bytes:
+    return b""
+
+
+def _passed_on_sans(context: "grpc.aio.ServicerContext[Any, Any]") -> list[str]:
+    """The names that a receiving process has found in the certificate of its caller."""
+    metadata = context.invocation_metadata() or ()
+    sans = (value for key, value in metadata if key == ingest_protocol.SAN_KEY)
+    return [san.decode(errors="replace") for san in sans if isinstance(san, bytes)]
 
 
 def _features(info: EngineInfo) -> tuple[str, ...]:

@@ -41,6 +41,7 @@ CODES: dict[type[GenserveError], grpc.StatusCode] = {
     errors.StagingFullError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.QueueFullError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.MessageTooLargeError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.RateLimitedError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.DrainingError: grpc.StatusCode.UNAVAILABLE,
     errors.EngineDeadError: grpc.StatusCode.UNAVAILABLE,
     errors.UnavailableError: grpc.StatusCode.UNAVAILABLE,

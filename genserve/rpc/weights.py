@@ -35,6 +35,7 @@ from genserve.rpc.frames.peer import PeerSource
 from genserve.rpc.frames.pull import Pullable, pull_frames
 from genserve.rpc.frames.push import Frames, read_chunks, read_header
 from genserve.rpc.status import known_error, to_message
+from genserve.security.caller import Caller
 from genserve.v1 import weights_pb2
 from genserve.v1.weights_pb2_grpc import WeightServiceServicer
 from genserve.weights.checkpoint.index import CheckpointIndex
@@ -68,6 +69,7 @@ class WeightServicer(WeightServiceServicer):
         board: StateBoard,
         checkpoint: CheckpointIndex | None,
         processes: DaemonProcesses,
+        peers: Caller,
         *,
         takes_segments: bool,
     ) -> None:
@@ -79,6 +81,7 @@ class WeightServicer(WeightServiceServicer):
         self._board = board
         self._answer = Answers(board.state)
         self._processes = processes
+        self._peers = peers
         self._takes_segments = takes_segments
         self._manifest = checkpoint.as_manifest() if checkpoint is not None else None
         self._loader = WeightLoader(pushes, self._peer)
@@ -149,7 +152,7 @@ class WeightServicer(WeightServiceServicer):
         )
 
     def _peer(self, address: str, push_id: str) -> PeerSource:
-        return PeerSource(address, push_id, self.max_header_bytes, self._pushes.check_num_tensors)
+        return PeerSource(self._peers, address, push_id, self.max_header_bytes, self._pushes.check_num_tensors)
 
     async def CommitPush(
         self, request: weights_pb2.CommitPushRequest, context: "ServicerContext[Any, Any]"

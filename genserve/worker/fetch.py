@@ -11,6 +11,8 @@ from typing import TypeAlias
 import grpc
 
 from genserve.memory.arena import Arena
+from genserve.security.caller import Caller
+from genserve.security.files import CallerFiles
 from genserve.tensors.checksum import crc32c_of
 from genserve.tensors.chunk_frame import Chunk, parse_chunk
 from genserve.v1 import weights_pb2
@@ -83,11 +85,12 @@ class FetchedBytes:
 
     def _fetch(self, arena: Arena) -> None:
         delay_s = _FIRST_DELAY_S
-        with grpc.insecure_channel(self._request.address, _CHANNEL_OPTIONS) as channel:
+        caller = Caller(CallerFiles(**self._request.caller))
+        with caller.channel(self._request.address, _CHANNEL_OPTIONS) as channel:
             pull: Pull = channel.unary_stream(_PULL, weights_pb2.PullWeightsRequest.SerializeToString)
             while self._received_bytes < arena.size_bytes:
                 before = self._received_bytes
-                broken = self._receive(pull, arena)
+                broken = self._receive(pull, arena, caller.metadata)
                 if self._received_bytes == arena.size_bytes:
                     return
                 delay_s = _FIRST_DELAY_S if self._received_bytes > before else min(2 * delay_s, _MAX_DELAY_S)
@@ -95,7 +98,7 @@ class FetchedBytes:
                     raise FetchError(f"the stream from {self._request.address} broke, and no time is left: {broken}")
                 time.sleep(delay_s)
 
-    def _receive(self, pull: Pull, arena: Arena) -> str:
+    def _receive(self, pull: Pull, arena: Arena, metadata: tuple[tuple[str, str], ...]) -> str:
         """Receives missing bytes until the stream ends or breaks, and returns why it did. Raises FetchError for a
         damaged chunk, and for any status but UNAVAILABLE."""
         request = weights_pb2.PullWeightsRequest(push_id=self._request.push_id, chunk_bytes=_CHUNK_BYTES)
@@ -103,7 +106,7 @@ class FetchedBytes:
         with self._lock:
             if self._closed:
                 raise FetchError("given up")
-            call = self._call = pull(request, timeout=max(0.0, self._deadline_s - time.monotonic()))
+            call = self._call = pull(request, timeout=max(0.0, self._deadline_s - time.monotonic()), metadata=metadata)
         try:
             for frame in call:
                 chunk = parse_chunk(frame)

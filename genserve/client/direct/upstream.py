@@ -23,7 +23,7 @@ class DirectUpstream(TokenUpstream):
 
     def __init__(self, connection: Connection, known: KnownReplica) -> None:
         channel = connection.another_channel(known.address)
-        super().__init__(known.address, channel, connection.metadata)
+        super().__init__(known.address, channel)
         self.known = known
         self._connection = connection
         self._control: ControlServiceAsyncStub = ControlServiceStub(channel)
@@ -40,6 +40,11 @@ class DirectUpstream(TokenUpstream):
         return self.known.where[1]
 
     @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """Those of the client, with its token."""
+        return self._connection.metadata
+
+    @property
     def least_version(self) -> int | None:
         """The version that it was told to serve: it may have restarted since with another one."""
         return self.known.weight_version
@@ -54,7 +59,7 @@ class DirectUpstream(TokenUpstream):
         request = control_pb2.GetStatusRequest()
         try:
             with self.raising():
-                answer = await self._control.GetStatus(request, timeout=timeout_s, metadata=self._metadata)
+                answer = await self._control.GetStatus(request, timeout=timeout_s, metadata=self.metadata)
         except GenserveError as error:
             return f"this client does not reach it, but the router does: {error.message}"
         state = answer.state
@@ -72,4 +77,4 @@ class DirectUpstream(TokenUpstream):
     ) -> generation_pb2.TokenizeResponse:
         """Token ids of text or a chat. Raises GenserveError."""
         with self.raising():
-            return await self._generation.Tokenize(request, timeout=timeout_s, metadata=self._metadata)
+            return await self._generation.Tokenize(request, timeout=timeout_s, metadata=self.metadata)

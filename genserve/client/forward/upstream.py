@@ -32,16 +32,19 @@ class TokenUpstream:
     `least_version`: replicas refuse requests that they would serve with older weights; None = they are not asked to.
     """
 
-    def __init__(self, address: str, channel: grpc.aio.Channel, metadata: Sequence[tuple[str, str]] = ()) -> None:
-        """`address` names the replica; `metadata` is sent with every call."""
+    def __init__(self, address: str, channel: grpc.aio.Channel) -> None:
+        """`address` names the replica."""
         self.address = address
+        self._calls: set[Cancellable] = set()
+        self._use(channel)
+
+    def _use(self, channel: grpc.aio.Channel) -> None:
+        """Makes calls over this channel from now on."""
         self._channel = channel
-        self._metadata = tuple(metadata)
         self._generate: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(f"{_GENERATION}Generate")
         self._generate_many: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(
             f"{_GENERATION}GenerateMany"
         )
-        self._calls: set[Cancellable] = set()
 
     @property
     def instance_id(self) -> str:
@@ -54,6 +57,11 @@ class TokenUpstream:
         raise NotImplementedError
 
     @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """What goes with every call."""
+        return ()
+
+    @property
     def least_version(self) -> int | None:
         """The version that requests to it need at least, besides what they say themselves."""
         return None
@@ -63,13 +71,13 @@ class TokenUpstream:
 
     def generate(self, data: bytes, timeout: float | None) -> "UnaryStreamCall[bytes, bytes]":
         """Begins a call of Generate."""
-        return self._generate(data, timeout=timeout, metadata=self._metadata)
+        return self._generate(data, timeout=timeout, metadata=self.metadata)
 
     def generate_many(
         self, timeout: float | None, metadata: Sequence[tuple[str, str]] = ()
     ) -> "StreamStreamCall[bytes, bytes]":
         """Begins a call of GenerateMany."""
-        return self._generate_many(timeout=timeout, metadata=(*self._metadata, *metadata))
+        return self._generate_many(timeout=timeout, metadata=(*self.metadata, *metadata))
 
     @contextmanager
     def running(self, call: Cancellable) -> Iterator[None]:

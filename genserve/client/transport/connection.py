@@ -8,11 +8,12 @@ import os
 import re
 import reprlib
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Final, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import grpc
 import grpc.aio
@@ -21,6 +22,8 @@ from genserve.client.transport.errors import ClientClosedError, ClientMisuseErro
 from genserve.client.transport.fields import is_seconds
 from genserve.client.transport.fork import forked_error, never_free_in_children
 from genserve.client.transport.response_stream import ResponseStream
+from genserve.client.transport.settings import reach
+from genserve.client.transport.timeouts import Timeouts
 from genserve.errors import InvalidFieldError
 from genserve.v1 import control_pb2_grpc, fleet_pb2_grpc, generation_pb2_grpc, weights_pb2_grpc
 
@@ -47,40 +50,6 @@ Timeout = float | None | Unset
 """Limit of a call in seconds. None = no limit, which must be requested; UNSET = as in the client's Timeouts."""
 
 
-@dataclass(frozen=True, slots=True)
-class Timeouts:
-    """Limits, in seconds, of calls without a `timeout_s`. None = no limit."""
-
-    control_s: float | None = 30.0
-    """All calls except those below."""
-    generate_s: float | None = 600.0
-    """Generate, from the call to its last token."""
-    push_s: float | None = 600.0
-    """A weight push: all bytes, retries and applying together."""
-    pause_slack_s: float = 10.0
-    """Time that a pause gets on top of its `timeout_s`."""
-    undo_slack_s: float = 60.0
-    """Time that a call of vLLM's weight transfer gets on top of its `timeout_s`: a failed update is undone before the
-    answer."""
-
-
-class ConnectionSettings(TypedDict, total=False):
-    """How to reach the daemon; keyword arguments of `AsyncClient` and `Client`."""
-
-    credentials: grpc.ChannelCredentials | None
-    """TLS credentials, from `grpc.ssl_channel_credentials`; default: plaintext."""
-    tls: bool
-    """TLS with the system's root certificates."""
-    token: str | None
-    """Bearer token, sent with every call."""
-    metadata: Mapping[str, str]
-    """Further metadata, sent with every call."""
-    timeouts: Timeouts
-    """Limits of calls without a `timeout_s`."""
-    options: Sequence[tuple[str, str | int]]
-    """Channel options of gRPC, which override those set here."""
-
-
 _CHANNEL_OPTIONS: Final[tuple[tuple[str, str | int], ...]] = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
@@ -96,6 +65,8 @@ _CHANNEL_OPTIONS: Final[tuple[tuple[str, str | int], ...]] = (
 )
 
 
+_MAX_RETIRED: Final = 3
+
 # Beyond this, some thirty years, gRPC's deadlines overflow into the past.
 _FOREVER_S: Final = 1e9
 
@@ -109,6 +80,7 @@ class _Opened:
 
     loop: asyncio.AbstractEventLoop
     pid: int
+    certificate_number: int
     channel: grpc.aio.Channel
     generation: "GenerationServiceAsyncStub"
     weights: "WeightServiceAsyncStub"
@@ -128,27 +100,31 @@ class Connection:
 
     def __init__(
         self,
-        target: str,
+        target: str | None = None,
         *,
-        credentials: grpc.ChannelCredentials | None = None,
-        tls: bool = False,
-        token: str | None = None,
         metadata: Mapping[str, str] | None = None,
         timeouts: Timeouts | None = None,
         options: Sequence[tuple[str, str | int]] = (),
+        **access: Any,
     ) -> None:
-        self.target = target
+        """`access`: the rest of ConnectionSettings."""
+        reached = reach(target, access)
+        self.target = reached.target
         self.timeouts = Timeouts() if timeouts is None else timeouts
-        self.metadata = tuple((key.lower(), value) for key, value in ({} if metadata is None else metadata).items())
-        if token is not None:
-            self.metadata += (("authorization", f"Bearer {token}"),)
-        _check_sendable(target, self.metadata)
-        self._credentials = grpc.ssl_channel_credentials() if tls and credentials is None else credentials
+        self._caller = reached.caller
+        self._metadata = tuple((key.lower(), value) for key, value in ({} if metadata is None else metadata).items())
+        _check_sendable(self.target, self.metadata)
         self._options = tuple({**dict(_CHANNEL_OPTIONS), **dict(options)}.items())  # of two, gRPC takes the first
         self._closing: list[Callable[[], None]] = []
         self._further: weakref.WeakSet[grpc.aio.Channel] = weakref.WeakSet()
+        self._retired: deque[grpc.aio.Channel] = deque()
         self._opened: _Opened | None = None
         self._closed = False
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """What goes with every call: also the token, as it is now."""
+        return (*self._metadata, *self._caller.metadata)
 
     @property
     def channel(self) -> grpc.aio.Channel:
@@ -255,7 +231,7 @@ class Connection:
             raise ClientMisuseError("a client must be closed on the event loop that it was used on")
         self._closed = True
         if opened is not None and is_usable:
-            for channel in (*self._further, opened.channel):
+            for channel in (*self._further, *self._retired, opened.channel):
                 await channel.close()
         while self._closing:
             self._closing.pop()()
@@ -266,30 +242,40 @@ class Connection:
         pid, loop = os.getpid(), asyncio.get_running_loop()
         if (opened is not None and opened.pid != pid) or Connection._grpc_pid not in (None, pid):
             raise forked_error()
+        if opened is not None and opened.loop is not loop:
+            raise ClientMisuseError(
+                "the client belongs to the event loop of its first call, not to this one; make a client for each "
+                "asyncio.run, or use the blocking Client, which has a loop of its own"
+            )
+        if opened is not None and opened.certificate_number != self._caller.certificate_number:
+            self._retire(opened.channel)
+            opened = None
         if opened is None:
             Connection._grpc_pid = pid
             channel = self._new_channel(self.target)
             opened = self._opened = _Opened(
                 loop,
                 pid,
+                self._caller.certificate_number,
                 channel,
                 generation_pb2_grpc.GenerationServiceStub(channel),
                 weights_pb2_grpc.WeightServiceStub(channel),
                 control_pb2_grpc.ControlServiceStub(channel),
                 fleet_pb2_grpc.FleetServiceStub(channel),
             )
-        elif opened.loop is not loop:
-            raise ClientMisuseError(
-                "the client belongs to the event loop of its first call, not to this one; make a client for each "
-                "asyncio.run, or use the blocking Client, which has a loop of its own"
-            )
         return opened
 
+    def _retire(self, channel: grpc.aio.Channel) -> None:
+        """Its calls go on, and it ends with the client, or before if certificates change often."""
+        self._retired.append(channel)
+        if len(self._retired) > _MAX_RETIRED:
+            self._ending = asyncio.ensure_future(self._retired.popleft().close())
+
     def _new_channel(self, target: str) -> grpc.aio.Channel:
-        if self._credentials is None:
-            channel = grpc.aio.insecure_channel(target, options=self._options)
-        else:
-            channel = grpc.aio.secure_channel(target, self._credentials, options=self._options)
+        try:
+            channel = self._caller.aio_channel(target, self._options)
+        except ValueError as error:
+            raise InvalidFieldError.of("credentials", str(error)) from None
         never_free_in_children(channel)
         return channel
 
@@ -306,8 +292,6 @@ class ServiceCalls:
 
 def _check_sendable(target: str, metadata: Sequence[tuple[str, str]]) -> None:
     """Raises InvalidFieldError for an address or metadata that gRPC would refuse without naming it."""
-    if not isinstance(target, str):
-        raise InvalidFieldError.of("target", f"must be a text such as 127.0.0.1:50051, and not {type(target).__name__}")
     if target == "" or not target.isprintable():
         raise InvalidFieldError.of("target", f"{target!r} is not an address")
     if target.startswith(("http:", "https:")):

@@ -48,6 +48,7 @@ from genserve.engine.vllm.start.daemon_address import daemon_address
 from genserve.engine.vllm.transfer import LiveTransfer
 from genserve.engine.vllm.weights import LiveWeights
 from genserve.engine.vllm.workers import Workers
+from genserve.security.files import PLAINTEXT, CallerFiles
 from genserve.tensors.manifest import TensorSpec
 
 _ATTACH_TIMEOUT_S = 120.0
@@ -57,13 +58,15 @@ _SHUTDOWN_TIMEOUT_S = 10.0
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
     """`limits`: of requests; `weight_update`: auto or a way of genserve.worker.contract.placement; `host` and `port`:
-    where the daemon listens; `clients`: the processes that send requests."""
+    where the daemon listens; `clients`: the processes that send requests; `peers`: how workers on other hosts call the
+    daemon."""
 
     limits: IntakeLimits
     weight_update: str = "auto"
     host: str = "127.0.0.1"
     port: int = 0
     clients: Clients = ALONE
+    peers: CallerFiles = PLAINTEXT
 
 
 class VllmEngine:
@@ -101,7 +104,7 @@ class VllmEngine:
         workers = Workers(llm.engine_core, self._liveness, parallel.world_size * parallel.data_parallel_size)
         self._workers = workers
         self._scheduling = Scheduling(llm, self._liveness)
-        self._weights = LiveWeights(llm, self._liveness, workers, address)
+        self._weights = LiveWeights(llm, self._liveness, workers, address, options.peers)
         self._tasks: tuple[str, ...] = ()  # what the engine says that it can do
         self.warnings: tuple[str, ...] = ()  # one line for each setting that has a cost when weights are pushed
         self.transfer = LiveTransfer(self._weights)

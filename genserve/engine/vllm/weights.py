@@ -19,6 +19,7 @@ from genserve.engine.vllm.requests.weight_spans import INITIAL_LABEL
 from genserve.engine.vllm.workers import WorkerError, Workers
 from genserve.errors import DeadlineError, EngineDeadError, EngineTaintedError, GenserveError, PushRolledBackError
 from genserve.memory.host import ProcessIdentity
+from genserve.security.files import PLAINTEXT, CallerFiles
 from genserve.tensors.manifest import TensorSpec
 from genserve.worker.contract.calls import Attach, Attached, Digests, Fetch, Prepare, Sleep, Step
 
@@ -31,11 +32,14 @@ class LiveWeights:
     """Prepares, commits and discards versions on every rank, as `Engine` has it. `address`: where other hosts
     reach the daemon, "HOST:PORT"."""
 
-    def __init__(self, llm: AsyncLLM, liveness: Liveness, workers: Workers, address: str) -> None:
+    def __init__(
+        self, llm: AsyncLLM, liveness: Liveness, workers: Workers, address: str, peers: CallerFiles = PLAINTEXT
+    ) -> None:
         self._llm = llm
         self._liveness = liveness
         self._workers = workers
         self._address = address
+        self._caller = asdict(peers)
         self._can_roll_back = True
         self.version = 0
 
@@ -95,7 +99,7 @@ class LiveWeights:
         """Has one worker of every other host fetch the bytes; the paths of their arenas by host."""
         deadline_s = asyncio.get_running_loop().time() + timeout_s
         host_of = {ranks[0]: host for host, ranks in self._workers.other_hosts.items()}
-        request = Fetch(nonce, list(host_of), self._address, arena.push_id, arena.size_bytes, timeout_s)
+        request = Fetch(nonce, list(host_of), self._address, arena.push_id, arena.size_bytes, timeout_s, self._caller)
         await self._workers.step("genserve_fetch", request.to_wire(), timeout_s=timeout_s)
         paths: dict[str, str] = {}
         try:

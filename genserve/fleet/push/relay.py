@@ -73,7 +73,7 @@ async def _read(frames: AsyncIterator[bytes], feeds: Sequence[_Feed], is_sent: a
 
 
 async def _push(upstream: Upstream, feed: _Feed) -> weights_pb2.PushWeightsResponse:
-    call = upstream.push(feed.frames())
+    call = upstream.push(feed.frames(), metadata=upstream.metadata)
     final = FinalStatus(call)
     try:
         with upstream.running(call), upstream.raising():

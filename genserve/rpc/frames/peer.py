@@ -16,6 +16,8 @@ from genserve.errors import (
 )
 from genserve.rpc.frames.pull import MAX_RANGES
 from genserve.rpc.frames.push import Frame, frame_parser, read_chunks, read_header
+from genserve.security.caller import Caller, TokenError
+from genserve.security.files import CertificateError
 from genserve.tensors.manifest import Manifest
 from genserve.tensors.ranges import Range
 from genserve.v1 import weights_pb2
@@ -39,7 +41,7 @@ _OPTIONS = (
 
 
 class PeerSource:
-    """The version that the daemon at `address` serves, or its push `push_id`.
+    """The version that the daemon at `address` serves, or its push `push_id`. `peers` calls it.
 
     `max_header_bytes` bounds what it may say of its tensors, None = not; `check_num_tensors` raises
     ManifestMismatchError for too many.
@@ -47,11 +49,13 @@ class PeerSource:
 
     def __init__(
         self,
+        peers: Caller,
         address: str,
         push_id: str,
         max_header_bytes: int | None,
         check_num_tensors: Callable[[int], None],
     ) -> None:
+        self._peers = peers
         self._address = address
         self._push_id = push_id
         self._parse = frame_parser(max_header_bytes)
@@ -74,11 +78,13 @@ class PeerSource:
         if missing is not None:
             for start, end in _asked(missing):
                 request.ranges.add(start=start, end=end)
-        async with grpc.aio.insecure_channel(self._address, self._options) as channel:
+        with _of_the_peer():
+            opened = self._peers.aio_channel(self._address, self._options)
+        async with opened as channel:
             pull: grpc.aio.UnaryStreamMultiCallable[weights_pb2.PullWeightsRequest, Frame] = channel.unary_stream(
                 _METHOD, weights_pb2.PullWeightsRequest.SerializeToString, response_deserializer=self._parse
             )
-            call: Call = pull(request)
+            call: Call = pull(request, metadata=self._peers.metadata)
             async with aclosing(_frames(call)) as frames:
                 with _of_the_peer():
                     header = await read_header(frames)
@@ -143,5 +149,7 @@ def _of_the_peer() -> Iterator[None]:
         yield
     except (ChecksumMismatchError, ChunkOutOfRangeError, InvalidFieldError, ManifestMismatchError) as error:
         raise SourceError(error.message) from None
+    except (CertificateError, TokenError) as error:
+        raise SourceError(f"it cannot be called: {error}") from None
     except PushTruncatedError:
         raise SourceError("its stream ended without an end frame") from None

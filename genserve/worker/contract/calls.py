@@ -55,7 +55,8 @@ class Attached(_Message):
 @dataclass(frozen=True, slots=True)
 class Fetch(_Message):
     """Has the workers of `ranks` copy the bytes of version `nonce` to their hosts, from the daemon at `address`
-    ("HOST:PORT"): PullWeights with `push_id`, or what is served where that is empty."""
+    ("HOST:PORT"): PullWeights with `push_id`, or what is served where that is empty. `caller`: the fields of
+    CallerFiles, whose paths are the same on all hosts."""
 
     nonce: str
     ranks: Sequence[str]
@@ -63,6 +64,7 @@ class Fetch(_Message):
     push_id: str
     size_bytes: int
     timeout_s: float
+    caller: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

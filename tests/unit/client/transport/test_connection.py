@@ -9,8 +9,9 @@ import grpc.aio
 import pytest
 
 from genserve.client import AsyncClient
-from genserve.client.transport.connection import UNSET, Connection, Timeouts
+from genserve.client.transport.connection import UNSET, Connection
 from genserve.client.transport.errors import ClientClosedError, ClientMisuseError
+from genserve.client.transport.timeouts import Timeouts
 from genserve.errors import InvalidFieldError, MessageTooLargeError, UnavailableError
 from tests.unit.client.scripted_daemon import ScriptedDaemon
 

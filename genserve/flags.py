@@ -1,0 +1,62 @@
+"""Flags that are made of the fields of a dataclass: the field gives the name, the type, the default and the help."""
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import Field, field, fields
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def setting(default: Any, help: str, choices: Sequence[str] | None = None) -> Any:
+    """A field that is a flag."""
+    return field(default=default, metadata={"help": help, "choices": choices})
+
+
+def settings_of(cls: type[Any]) -> Iterator["Field[Any]"]:
+    """The fields of a dataclass that are flags."""
+    return (each for each in fields(cls) if "help" in each.metadata)
+
+
+def flag_of(name: str) -> str:
+    """The flag of a field."""
+    return f"--{name.replace('_', '-')}"
+
+
+def add_flags(
+    group: "argparse._ArgumentGroup", cls: type[Any], *, of: type[Any] | None = None, tells_default: bool = False
+) -> None:
+    """Adds a flag for each setting of `cls`, or for those that `of`, a base class, has, too. `tells_default` adds the
+    default to the help, which vLLM's parser does itself."""
+    names = {each.name for each in settings_of(cls if of is None else of)}
+    for each in settings_of(cls):
+        if each.name not in names:
+            continue
+        help, default = each.metadata["help"], each.default
+        if isinstance(default, bool):
+            group.add_argument(flag_of(each.name), action="store_true", default=default, help=help)
+        else:
+            if tells_default and default != "":
+                help = f"{help} (default: %(default)s)"
+            group.add_argument(
+                flag_of(each.name),
+                type=type(default),
+                default=default,
+                choices=each.metadata["choices"],
+                metavar=None if each.metadata["choices"] else each.name.rpartition("_")[2].upper(),
+                help=help,
+            )
+
+
+def values_of(cls: type[Any], parsed: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of `cls` among parsed flags."""
+    return {each.name: parsed[each.name] for each in settings_of(cls)}
+
+
+def as_flags(settings: Any, of: type[Any]) -> list[str]:
+    """The flags of the settings of `of` that are not as by default, as another command of genserve takes them."""
+    return [
+        flag_of(each.name) if value is True else f"{flag_of(each.name)}={value}"
+        for each in settings_of(of)
+        if (value := getattr(settings, each.name)) != each.default
+    ]

@@ -1,0 +1,179 @@
+"""Refuses calls of those who may not make them, before their messages are read."""
+
+import asyncio
+import inspect
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from typing import Any, Final, Never, Protocol, TypeAlias
+
+import grpc
+import grpc.aio
+
+from genserve.errors import GenserveError, PermissionDeniedError, RateLimitedError, UnauthenticatedError
+from genserve.rpc.status import to_status
+from genserve.security.access import MAX_TOKEN_CHARS, Principal
+from genserve.security.rate import Rate
+from genserve.security.roles import METHODS, Role
+
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+SansOf = Callable[[Context], Iterable[str]]
+
+_SCHEME: Final = "bearer "
+_SAN_KEY: Final = "x509_subject_alternative_name"
+
+
+class Callers(Protocol):
+    """The callers as they are listed now."""
+
+    @property
+    def has_certificates(self) -> bool:
+        """Whether certificates are listed."""
+
+    def of_token(self, token: str) -> Principal | None:
+        """Who has this token."""
+
+    def of_certificate(self, sans: Iterable[str]) -> Principal | None:
+        """Who has a certificate with these subject alternative names."""
+
+
+def certificate_sans(context: Context) -> tuple[str, ...]:
+    """The subject alternative names of the certificate that the caller's connection has presented."""
+    return tuple(san.decode(errors="replace") for san in context.auth_context().get(_SAN_KEY, ()))
+
+
+class AccessInterceptor(grpc.aio.ServerInterceptor):
+    """Lets callers call what their roles allow. `open_methods`: need no role. `rates`: calls per second of all callers
+    of a role together. `methods`: the roles of each method; one that is missing is for nobody. `sans_of`: the names in
+    the certificate of whoever calls.
+
+    A call with a token is decided about before its first message arrives. A certificate is known later: gRPC tells an
+    interceptor nothing of the connection.
+    """
+
+    def __init__(
+        self,
+        callers: Callers,
+        open_methods: Iterable[str],
+        rates: Mapping[Role, float],
+        methods: Mapping[str, frozenset[Role]] = METHODS,
+        sans_of: SansOf = certificate_sans,
+    ) -> None:
+        self._callers = callers
+        self._open = frozenset(open_methods)
+        self._rates = {role: Rate(per_s) for role, per_s in rates.items()}
+        self._methods = methods
+        self._sans_of = sans_of
+        self._checked: dict[str, Handler] = {}  # by method; as many as the server has
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable["Handler | None"]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> "Handler | None":
+        """The handler of a method, or one that refuses."""
+        method = handler_call_details.method
+        handler = await continuation(handler_call_details)
+        if handler is None or method in self._open:
+            return handler  # None: gRPC reports an unknown method
+        try:
+            token = bearer_token(handler_call_details.invocation_metadata)
+            if token is None and self._callers.has_certificates:
+                return self._checking(handler, method)
+            self._admit(self._of_token(token), method)
+        except GenserveError as error:
+            return _refusing(error)
+        return handler
+
+    def _of_token(self, token: str | None) -> Principal:
+        if token is None:
+            raise UnauthenticatedError("the call has no token: send the metadata authorization: Bearer TOKEN")
+        principal = self._callers.of_token(token) if len(token) <= MAX_TOKEN_CHARS else None
+        if principal is None:
+            raise UnauthenticatedError("the token is unknown, or it has expired")
+        return principal
+
+    def _admit(self, principal: Principal, method: str) -> None:
+        name = method.rpartition("/")[2]
+        allowed = self._methods.get(method, frozenset())
+        roles = [role for role in Role if role in principal.roles and role in allowed]
+        if not roles:
+            needed = " or ".join(role.value for role in Role if role in allowed)
+            has = ", ".join(role.value for role in Role if role in principal.roles)
+            raise PermissionDeniedError(
+                f"{name} needs the role {needed}, and {principal.name} has {has}"
+                if needed
+                else f"{name} is for nobody",
+                metadata={"caller": principal.name, "roles": has, "needed": needed},
+            )
+        rate = self._rates.get(roles[0])
+        if rate is not None and (wait_s := rate.take(time.monotonic())):
+            raise RateLimitedError(
+                f"the callers with the role {roles[0].value} make more than {rate.per_s:g} calls per second",
+                retry_after_s=wait_s,
+            )
+
+    def _checking(self, handler: Handler, method: str) -> Handler:
+        if (checked := self._checked.get(method)) is None:
+            self._checked[method] = checked = _checked_handler(handler, lambda context: self._check(context, method))
+        return checked
+
+    def _check(self, context: Context, method: str) -> None:
+        principal = self._callers.of_certificate(self._sans_of(context))
+        if principal is None:
+            raise UnauthenticatedError("the call has no token, and its certificate is not listed")
+        self._admit(principal, method)
+
+
+def bearer_token(metadata: Iterable[tuple[str, str | bytes]] | None) -> str | None:
+    """The token in the metadata of a call; None if there is none. Raises UnauthenticatedError for another scheme."""
+    values = [value for key, value in metadata or () if key == "authorization"]
+    if not values:
+        return None
+    value = values[0]
+    if len(values) > 1 or not isinstance(value, str) or not value.lower().startswith(_SCHEME):
+        raise UnauthenticatedError("the metadata authorization must be given once, as Bearer TOKEN")
+    return value[len(_SCHEME) :].strip()
+
+
+def _refusing(error: GenserveError) -> Handler:
+    """Ends a call of any kind with an error, without reading its messages."""
+
+    async def refuse(requests: AsyncIterator[Any], context: Context) -> Never:
+        await context.abort_with_status(to_status(error))
+        raise asyncio.CancelledError  # not reached: the call has ended
+
+    handler: Handler = grpc.stream_stream_rpc_method_handler(refuse)
+    return handler
+
+
+def _checked_handler(handler: Handler, check: Callable[[Context], None]) -> Handler:
+    """The handler, with a check of each call before it."""
+    kind = f"{'stream' if handler.request_streaming else 'unary'}_{'stream' if handler.response_streaming else 'unary'}"
+    behavior: Any = getattr(handler, kind)
+
+    async def admitted(context: Context) -> None:
+        try:
+            check(context)
+        except GenserveError as error:
+            status = to_status(error)
+        else:
+            return
+        await context.abort_with_status(status)
+
+    async def checked(request: Any, context: Context) -> Any:
+        await admitted(context)
+        return await behavior(request, context)
+
+    async def checked_stream(request: Any, context: Context) -> AsyncIterator[Any]:
+        await admitted(context)
+        async for response in behavior(request, context):
+            yield response
+
+    make: Any = getattr(grpc, f"{kind}_rpc_method_handler")
+    made: Handler = make(
+        checked_stream if inspect.isasyncgenfunction(behavior) else checked,
+        request_deserializer=handler.request_deserializer,
+        response_serializer=handler.response_serializer,
+    )
+    return made

@@ -1,0 +1,217 @@
+"""Callers and their roles, as a file or the environment lists them. Pure: bytes in, a decision out.
+
+A token is listed by its SHA-256, so that who reads the list cannot use it. A hash without salt is enough: tokens are
+long and random, and `genserve token` makes them.
+"""
+
+import hashlib
+import hmac
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from genserve.security.roles import EVERY_ROLE, ROLE_NAMES, Role
+
+TOKENS_VARIABLE: Final = "GENSERVE_AUTH_TOKENS"
+"""Lists callers as `parse_environment` reads them."""
+MAX_ENTRIES: Final = 1000
+MAX_LIST_BYTES: Final = 1 << 20
+MIN_TOKEN_CHARS: Final = 16
+MAX_TOKEN_CHARS: Final = 4096
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@/-]{0,63}")
+_SHA256: Final = re.compile(r"[0-9a-f]{64}")
+_TOKEN: Final = re.compile(r"[!-~]+")
+
+
+class AccessError(ValueError):
+    """The list of callers is invalid. The message names the entry, and contains no token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Who calls. `name` is for logs."""
+
+    name: str
+    roles: frozenset[Role]
+
+
+ANYBODY: Final = Principal("anybody", EVERY_ROLE)
+"""The caller where no roles are configured."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEntry:
+    """A token that is valid until `expires_s`, seconds since the epoch; None = for ever."""
+
+    principal: Principal
+    sha256: bytes
+    expires_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CertificateEntry:
+    """Certificates with this subject alternative name. `*` at its beginning or end stands for any text."""
+
+    principal: Principal
+    san: str
+
+    def matches(self, san: str) -> bool:
+        """Whether this is the entry of a name."""
+        if self.san.startswith("*"):
+            return san.endswith(self.san[1:]) and len(san) >= len(self.san)
+        if self.san.endswith("*"):
+            return san.startswith(self.san[:-1]) and len(san) >= len(self.san)
+        return san == self.san
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """All callers."""
+
+    tokens: tuple[TokenEntry, ...] = ()
+    certificates: tuple[CertificateEntry, ...] = ()
+
+    def of_token(self, token: str, now_s: float) -> Principal | None:
+        """Who has this token. `now_s`: seconds since the epoch. How long it takes does not depend on the token."""
+        digest = token_digest(token)
+        found: TokenEntry | None = None
+        for entry in self.tokens:
+            if hmac.compare_digest(entry.sha256, digest):
+                found = entry
+        if found is None or (found.expires_s is not None and now_s >= found.expires_s):
+            return None
+        return found.principal
+
+    def of_certificate(self, sans: Iterable[str]) -> Principal | None:
+        """Who has a certificate with these subject alternative names; the first entry that matches one of them."""
+        names = tuple(sans)
+        for entry in self.certificates:
+            if any(entry.matches(name) for name in names):
+                return entry.principal
+        return None
+
+    def joined(self, other: "Access") -> "Access":
+        """Both lists. Raises AccessError if they are too long together, or list a token twice."""
+        return _checked((*self.tokens, *other.tokens), (*self.certificates, *other.certificates))
+
+
+NOBODY: Final = Access()
+
+
+def token_digest(token: str) -> bytes:
+    """The SHA-256 of a token."""
+    return hashlib.sha256(token.encode(errors="surrogateescape")).digest()
+
+
+def check_token(token: str) -> None:
+    """Raises AccessError for a text that is no token. The message does not contain it."""
+    if not MIN_TOKEN_CHARS <= len(token) <= MAX_TOKEN_CHARS:
+        raise AccessError(f"must have {MIN_TOKEN_CHARS} to {MAX_TOKEN_CHARS} characters, has {len(token)}")
+    if not _TOKEN.fullmatch(token):
+        raise AccessError("must be printable ASCII without spaces")
+
+
+def parse_file(content: bytes) -> Access:
+    """The callers that a TOML file lists. Raises AccessError."""
+    try:
+        document = tomllib.loads(content.decode())
+    except UnicodeDecodeError:
+        raise AccessError("is not UTF-8") from None
+    except tomllib.TOMLDecodeError as error:
+        raise AccessError(f"is not TOML: {error}") from None
+    _refuse_unknown("the file", document, ("token", "certificate"))
+    tokens = [_token_entry(f"token {number}", entry) for number, entry in _entries(document, "token")]
+    certificates = [
+        _certificate_entry(f"certificate {number}", entry) for number, entry in _entries(document, "certificate")
+    ]
+    return _checked(tokens, certificates)
+
+
+def parse_environment(text: str) -> Access:
+    """The callers that a variable lists: ROLE[,ROLE]:TOKEN, separated by spaces. Raises AccessError."""
+    tokens = []
+    for number, part in enumerate(text.split(), start=1):
+        where = f"entry {number}"
+        roles, colon, token = part.partition(":")
+        if not colon:
+            raise AccessError(f"{where}: must be ROLE[,ROLE]:TOKEN")
+        try:
+            check_token(token)
+        except AccessError as error:
+            raise AccessError(f"{where}: the token {error}") from None
+        principal = Principal(f"environment-{number}", _roles(where, roles.split(",")))
+        tokens.append(TokenEntry(principal, token_digest(token)))
+    return _checked(tokens, ())
+
+
+def _entries(document: Mapping[str, Any], kind: str) -> Iterable[tuple[int, Mapping[str, Any]]]:
+    entries = document.get(kind, [])
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise AccessError(f"{kind} must be a list of tables: write [[{kind}]]")
+    return enumerate(entries, start=1)
+
+
+def _token_entry(where: str, entry: Mapping[str, Any]) -> TokenEntry:
+    if "token" in entry:
+        raise AccessError(f"{where}: write the sha256 of the token and not the token: genserve token prints both")
+    _refuse_unknown(where, entry, ("name", "roles", "sha256", "expires"))
+    sha256 = entry.get("sha256")
+    if not isinstance(sha256, str) or not _SHA256.fullmatch(sha256.lower()):
+        raise AccessError(f"{where}: sha256 must have 64 hexadecimal digits")
+    expires = entry.get("expires")
+    if expires is not None:
+        if not isinstance(expires, datetime):
+            raise AccessError(f"{where}: expires must be a time such as 2027-01-31T00:00:00Z")
+        expires = (expires if expires.tzinfo is not None else expires.replace(tzinfo=UTC)).timestamp()
+    return TokenEntry(_principal(where, entry), bytes.fromhex(sha256), expires)
+
+
+def _certificate_entry(where: str, entry: Mapping[str, Any]) -> CertificateEntry:
+    _refuse_unknown(where, entry, ("name", "roles", "san"))
+    san = entry.get("san")
+    if not isinstance(san, str) or not san or len(san) > 1024:
+        raise AccessError(f"{where}: san must be a subject alternative name, such as trainer.example.org")
+    if "*" in (san[1:] if san.startswith("*") else san[:-1]) or san == "*":
+        raise AccessError(f"{where}: san may have one *, at its beginning or its end, and not alone")
+    return CertificateEntry(_principal(where, entry), san)
+
+
+def _principal(where: str, entry: Mapping[str, Any]) -> Principal:
+    name, roles = entry.get("name"), entry.get("roles")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise AccessError(f"{where}: name must be 1 to 64 letters, digits and . _ @ / -")
+    if not isinstance(roles, list):
+        raise AccessError(f"{where}: roles must be a list of {', '.join(ROLE_NAMES)}")
+    return Principal(name, _roles(where, roles))
+
+
+def _roles(where: str, names: Sequence[Any]) -> frozenset[Role]:
+    if not names:
+        raise AccessError(f"{where}: has no role")
+    for name in names:
+        if name not in ROLE_NAMES:
+            raise AccessError(f"{where}: the role {str(name)[:40]!r} is not one of {', '.join(ROLE_NAMES)}")
+    return frozenset(map(Role, names))
+
+
+def _refuse_unknown(where: str, entry: Mapping[str, Any], known: Sequence[str]) -> None:
+    for key in entry:
+        if key not in known:
+            raise AccessError(f"{where}: unknown key {key[:40]!r}, known are {', '.join(known)}")
+
+
+def _checked(tokens: Sequence[TokenEntry], certificates: Sequence[CertificateEntry]) -> Access:
+    if len(tokens) + len(certificates) > MAX_ENTRIES:
+        raise AccessError(f"has {len(tokens) + len(certificates)} entries, the limit is {MAX_ENTRIES}")
+    known: dict[bytes, str] = {}
+    for entry in tokens:
+        if entry.sha256 in known:
+            raise AccessError(
+                f"lists the token of {entry.principal.name} twice: it is that of {known[entry.sha256]}, too"
+            )
+        known[entry.sha256] = entry.principal.name
+    return Access(tuple(tokens), tuple(certificates))

@@ -1,0 +1,96 @@
+"""The callers as they are listed now: the file is read again when it changes."""
+
+import os
+import stat
+import time
+from collections.abc import Iterable, MutableMapping
+from dataclasses import dataclass
+
+from genserve.notices import say
+from genserve.security.access import (
+    MAX_LIST_BYTES,
+    NOBODY,
+    TOKENS_VARIABLE,
+    Access,
+    AccessError,
+    Principal,
+    parse_environment,
+    parse_file,
+)
+from genserve.security.watched_files import WatchedFiles, read_bounded
+
+
+@dataclass(frozen=True, slots=True)
+class AccessSource:
+    """Where the callers are listed: a file ("" = none), and what the environment has listed."""
+
+    path: str = ""
+    environment: Access = NOBODY
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is listed: everybody may do everything then."""
+        return not self.path and self.environment == NOBODY
+
+
+class AccessList:
+    """The callers of `source`. A file that becomes invalid or disappears changes nothing: what it said before
+    holds, and stderr says why."""
+
+    def __init__(self, source: AccessSource) -> None:
+        """Raises AccessError naming the file."""
+        self._source = source
+        self._watched = WatchedFiles([source.path])
+        self._access = _read(source)
+
+    def of_token(self, token: str) -> Principal | None:
+        """Who has this token."""
+        return self._current().of_token(token, time.time())
+
+    def of_certificate(self, sans: Iterable[str]) -> Principal | None:
+        """Who has a certificate with these subject alternative names."""
+        return self._current().of_certificate(sans)
+
+    @property
+    def has_certificates(self) -> bool:
+        """Whether certificates are listed."""
+        return bool(self._current().certificates)
+
+    def _current(self) -> Access:
+        if self._watched.have_changed():
+            try:
+                self._access = _read(self._source)
+            except AccessError as error:
+                say(f"warning: {error}. The callers that it listed before stay")
+            else:
+                say(f"{self._source.path} has changed: {len(self._access.tokens)} tokens, "
+                    f"{len(self._access.certificates)} certificates")  # fmt: skip
+        return self._access
+
+
+def take_environment(environment: MutableMapping[str, str] = os.environ) -> Access:
+    """The callers that the environment lists. Removes the variable, so that no process that starts later inherits it.
+    Raises AccessError."""
+    text = environment.pop(TOKENS_VARIABLE, "")
+    try:
+        return parse_environment(text)
+    except AccessError as error:
+        raise AccessError(f"${TOKENS_VARIABLE}: {error}") from None
+
+
+def _read(source: AccessSource) -> Access:
+    if not source.path:
+        return source.environment
+    try:
+        if os.stat(source.path).st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise AccessError("others can write to it, who could give themselves any role: chmod go-w")
+        return parse_file(read_bounded(source.path, MAX_LIST_BYTES)).joined(source.environment)
+    except OSError as error:
+        raise AccessError(f"--auth-file {source.path}: {error.strerror or error}") from None
+    except ValueError as error:
+        raise AccessError(f"--auth-file {source.path}: {error}") from None
+
+
+def open_access_list(source: AccessSource) -> AccessList | None:
+    """The callers; None if nobody is listed: everybody may do everything then. Raises AccessError."""
+    return None if source.is_empty else AccessList(source)

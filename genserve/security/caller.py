@@ -1,0 +1,138 @@
+"""How this process calls a daemon or a router: TLS, and the token that goes with every call."""
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+import grpc
+import grpc.aio
+
+from genserve.addresses import is_local
+from genserve.notices import say
+from genserve.security.certificates import read_pem
+from genserve.security.files import PLAINTEXT, CallerFiles
+from genserve.security.watched_files import WatchedFiles, read_bounded
+
+_MAX_TOKEN_FILE_BYTES: Final = 8 << 10
+_TOKEN: Final = re.compile(r"[!-~]+")
+
+_SOCKETS: Final = ("unix:", "unix-abstract:")
+
+Options = Sequence[tuple[str, str | int]]
+
+
+class TokenError(ValueError):
+    """A token cannot be used. The message names where it comes from, and does not contain it."""
+
+
+def credentials_of(files: CallerFiles) -> grpc.ChannelCredentials | None:
+    """What a channel needs, read now; None without TLS. Raises CertificateError."""
+    if not files.uses_tls:
+        return None
+    roots = read_pem(files.ca_file) if files.ca_file else None
+    if not files.cert_file:
+        return grpc.ssl_channel_credentials(roots)
+    key = read_pem(files.key_file or files.cert_file)
+    return grpc.ssl_channel_credentials(roots, key, read_pem(files.cert_file))
+
+
+class TokenFile:
+    """The token that a file holds, read again when it changes."""
+
+    def __init__(self, path: str) -> None:
+        """Raises TokenError."""
+        self._path = path
+        self._watched = WatchedFiles([path])
+        self._token = self._read()
+
+    @property
+    def token(self) -> str:
+        """The token. A file that has become invalid changes nothing, and stderr says why."""
+        if self._watched.have_changed():
+            try:
+                self._token = self._read()
+            except TokenError as error:
+                say(f"warning: {error}. The token of before stays")
+        return self._token
+
+    def _read(self) -> str:
+        try:
+            content = read_bounded(self._path, _MAX_TOKEN_FILE_BYTES)
+        except OSError as error:
+            raise TokenError(f"the token file {self._path}: {error.strerror or error}") from None
+        except ValueError as error:
+            raise TokenError(f"the token file {error}") from None
+        text = content.decode("latin-1").strip()
+        if not _TOKEN.fullmatch(text):
+            raise TokenError(f"the token file {self._path} must hold one token: printable ASCII without spaces")
+        return text
+
+
+class Caller:
+    """Opens channels, and knows the token that goes with every call. Channels to Unix sockets are not encrypted."""
+
+    def __init__(
+        self, files: CallerFiles = PLAINTEXT, *, credentials: grpc.ChannelCredentials | None = None, token: str = ""
+    ) -> None:
+        """`credentials` instead of the files of certificates, and `token` instead of its file. Creates nothing of gRPC.
+        Raises CertificateError and TokenError."""
+        self._files = files
+        self._credentials = credentials
+        self._token = TokenFile(files.token_file) if files.token_file and not token else None
+        self._fixed_token = token
+        for path in files.certificate_paths:
+            read_pem(path)
+        self._watched = WatchedFiles(files.certificate_paths)
+        self._certificate_number = 0
+
+    @property
+    def token(self) -> str:
+        """The token; "" = none."""
+        return self._fixed_token if self._token is None else self._token.token
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """What goes with every call."""
+        token = self.token
+        return (("authorization", f"Bearer {token}"),) if token else ()
+
+    @property
+    def certificate_number(self) -> int:
+        """Grows when the files of certificates change. A channel has the certificates of when it was opened, also when
+        it connects anew."""
+        if self._watched.have_changed():
+            self._certificate_number += 1
+        return self._certificate_number
+
+    def aio_channel(self, address: str, options: Options) -> grpc.aio.Channel:
+        """A channel for asyncio. Raises CertificateError, and TokenError if the token would leave this host
+        unencrypted."""
+        credentials = self._credentials_for(address)
+        options = (*options, *_options_of(self._files))
+        if credentials is None:
+            return grpc.aio.insecure_channel(address, options=options)
+        return grpc.aio.secure_channel(address, credentials, options=options)
+
+    def channel(self, address: str, options: Options) -> grpc.Channel:
+        """The same for threads."""
+        credentials = self._credentials_for(address)
+        options = (*options, *_options_of(self._files))
+        if credentials is None:
+            return grpc.insecure_channel(address, options=options)
+        return grpc.secure_channel(address, credentials, options=options)
+
+    def check_address(self, address: str) -> None:
+        """Raises TokenError if the token would leave this host unencrypted."""
+        is_encrypted = self._credentials is not None or self._files.uses_tls
+        if self.token and not is_encrypted and not self._files.allow_insecure and not is_local(address):
+            raise TokenError(f"would go to {address} unencrypted, where others could read it: use TLS")
+
+    def _credentials_for(self, address: str) -> grpc.ChannelCredentials | None:
+        self.check_address(address)
+        if address.startswith(_SOCKETS):
+            return None
+        return credentials_of(self._files) if self._credentials is None else self._credentials
+
+
+def _options_of(files: CallerFiles) -> Options:
+    return (("grpc.ssl_target_name_override", files.server_name),) if files.server_name else ()

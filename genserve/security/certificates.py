@@ -1,0 +1,74 @@
+"""Certificates of a server: what its files hold, for gRPC, and read again when they change."""
+
+import ssl
+from typing import Any, Final
+
+import grpc
+
+from genserve.notices import say
+from genserve.security.files import CertificateError, CertificateFiles
+from genserve.security.watched_files import WatchedFiles, read_bounded
+
+MAX_PEM_BYTES: Final = 1 << 20
+
+
+def server_credentials(files: CertificateFiles) -> grpc.ServerCredentials:
+    """What a server of gRPC needs. A connection that is made after the files have changed gets the new ones; files that
+    have become invalid change nothing, and stderr says why. Raises CertificateError."""
+    watched = WatchedFiles(files.paths)
+    initial = _configuration(files)
+
+    def changed() -> Any:
+        # Called by gRPC on a thread of its own, at each handshake. None, which its types do not have: as before.
+        if not watched.have_changed():
+            return None
+        try:
+            configuration = _configuration(files)
+        except CertificateError as error:
+            say(f"warning: {error}. The certificate of before stays")
+            return None
+        say(f"{files.certfile}: the certificate has changed")
+        return configuration
+
+    return grpc.dynamic_ssl_server_credentials(initial, changed, require_client_authentication=files.requires_clients)
+
+
+def check_files(files: CertificateFiles) -> None:
+    """Raises CertificateError unless the certificate is the key's, and the authorities are certificates."""
+    certfile, keyfile, ca_certs = files.certfile, files.keyfile, files.ca_certs
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    where = f"--ssl-certfile {certfile}"
+    try:
+        context.load_cert_chain(certfile, keyfile or None, password=_refuse_password)
+        if ca_certs:
+            where = f"--ssl-ca-certs {ca_certs}"
+            context.load_verify_locations(ca_certs)
+    except ssl.SSLError as error:
+        names = f"{where} and --ssl-keyfile {keyfile}" if keyfile and not ca_certs else where
+        raise CertificateError(f"{names}: {error.reason or error}") from None
+    except OSError as error:
+        raise CertificateError(
+            f"{where}{f' or --ssl-keyfile {keyfile}' if keyfile else ''}: {error.strerror}"
+        ) from None
+
+
+def read_pem(path: str) -> bytes:
+    """The content of a PEM file. Raises CertificateError."""
+    try:
+        return read_bounded(path, MAX_PEM_BYTES)
+    except OSError as error:
+        raise CertificateError(f"{path}: {error.strerror or error}") from None
+    except ValueError as error:
+        raise CertificateError(str(error)) from None
+
+
+def _configuration(files: CertificateFiles) -> "grpc.ServerCertificateConfiguration":
+    # A certificate and a key are two files: one of them may be new already.
+    check_files(files)
+    chain, key = read_pem(files.certfile), read_pem(files.keyfile or files.certfile)
+    roots = read_pem(files.ca_certs) if files.ca_certs else None
+    return grpc.ssl_server_certificate_configuration([(key, chain)], root_certificates=roots)
+
+
+def _refuse_password() -> str:
+    raise CertificateError("a key with a password cannot be used")

@@ -1,0 +1,54 @@
+"""Files that others replace while we run: whether they have changed."""
+
+import os
+import time
+from collections.abc import Sequence
+from typing import Final
+
+_INTERVAL_S: Final = 1.0
+
+
+class WatchedFiles:
+    """Some files, looked at once per second at most, and only when somebody asks. What replaces a file may do it by
+    renaming, by a symbolic link, as Kubernetes does, or by writing over it."""
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        self._paths = tuple(path for path in paths if path)
+        self._seen = self._stamps()
+        self._next_look_s = time.monotonic() + _INTERVAL_S
+
+    def have_changed(self) -> bool:
+        """Whether one has changed since the last call that said so."""
+        now_s = time.monotonic()
+        if now_s < self._next_look_s:
+            return False
+        self._next_look_s = now_s + _INTERVAL_S
+        stamps = self._stamps()
+        if stamps == self._seen:
+            return False
+        self._seen = stamps
+        return True
+
+    def _stamps(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(_stamp(path) for path in self._paths)
+
+
+def read_bounded(path: str, max_bytes: int) -> bytes:
+    """The content of a regular file. Raises OSError for another kind, and ValueError for one that is larger."""
+    # Opening a pipe would wait for its writer.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:
+        if not os.path.isfile(path):
+            raise OSError(f"{path} is not a file")
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise ValueError(f"{path} has more than {max_bytes} bytes")
+    return content
+
+
+def _stamp(path: str) -> tuple[int, ...]:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return ()
+    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
