@@ -1,7 +1,7 @@
 """Flags that are made of the fields of a dataclass: the field gives the name, the type, the default and the help."""
 
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import Field, field, fields
 from typing import Any, TypeVar
 
@@ -53,10 +53,10 @@ def values_of(cls: type[Any], parsed: Mapping[str, Any]) -> dict[str, Any]:
     return {each.name: parsed[each.name] for each in settings_of(cls)}
 
 
-def as_flags(settings: Any, of: type[Any]) -> list[str]:
-    """The flags of the settings of `of` that are not as by default, as another command of genserve takes them."""
+def as_flags(settings: Any, of: type[Any], *, without: Collection[str] = ()) -> list[str]:
+    """The flags of the settings of `of` that are not as by default, for another command of genserve."""
     return [
         flag_of(each.name) if value is True else f"{flag_of(each.name)}={value}"
         for each in settings_of(of)
-        if (value := getattr(settings, each.name)) != each.default
+        if each.name not in without and (value := getattr(settings, each.name)) != each.default
     ]

@@ -127,20 +127,29 @@ class ListenConfig:
         """Whether there is a port, and not only a Unix socket."""
         return self.port != -1
 
-    def _check_reachable(self) -> None:
-        if not self.listens_on_tcp or self.allow_insecure or is_loopback(self.host):
-            return
+    @property
+    def may_be_reached(self) -> bool:
+        """Whether other hosts may reach it: it is protected, or need not be."""
+        return self.allow_insecure or (self.certificate is not None and self._knows_callers)
+
+    @property
+    def _knows_callers(self) -> bool:
         certificate = self.certificate
-        if certificate is None:
+        requires_clients = certificate is not None and certificate.requires_clients
+        return bool(self.auth_file) or self.environment_lists_callers or requires_clients
+
+    def _check_reachable(self) -> None:
+        if not self.listens_on_tcp or self.may_be_reached or is_loopback(self.host):
+            return
+        if self.certificate is None:
             raise ValueError(
                 f"--host {self.host} can be reached from other hosts, without encryption: pass --ssl-certfile and "
                 "--auth-file, listen on 127.0.0.1 or --uds, or pass --allow-insecure"
             )
-        if not (self.auth_file or self.environment_lists_callers or certificate.requires_clients):
-            raise ValueError(
-                f"--host {self.host} can be reached from other hosts, without authentication: pass --auth-file or "
-                "--ssl-ca-certs, or --allow-insecure"
-            )
+        raise ValueError(
+            f"--host {self.host} can be reached from other hosts, without authentication: pass --auth-file or "
+            "--ssl-ca-certs, or --allow-insecure"
+        )
 
     def _rate_parts(self) -> list[tuple[str, str]]:
         parts = [part.partition("=") for part in self.max_request_rates.split(",") if part.strip()]

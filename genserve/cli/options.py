@@ -2,16 +2,15 @@
 
 import argparse
 import getpass
-import os
 import re
 import socket
-from typing import TYPE_CHECKING, Final, get_args
+from typing import TYPE_CHECKING, Final, cast, get_args
 
 from genserve.addresses import DEFAULT_TARGET
 from genserve.words import KvPolicy, PauseMode, PrepareMode, SleepTag
 
 if TYPE_CHECKING:
-    from genserve.client import ApplyOptions, AsyncClient, Client
+    from genserve.client import ApplyOptions, AsyncClient, Client, ConnectionSettings
 
 Subparsers = argparse._SubParsersAction  # argparse has no public name for what add_subparsers returns
 
@@ -27,19 +26,28 @@ _SECONDS: Final = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 def add_connection_options(
     parser: argparse.ArgumentParser, *, of: str = "the daemon", target: str = DEFAULT_TARGET
 ) -> None:
-    """Adds --target, --uds, --token and --tls. `of`: who is called. `target`: where it is unless something else says
-    so."""
-    group = parser.add_argument_group("connection")
-    where = group.add_mutually_exclusive_group()
-    where.add_argument(
-        "--target",
-        default=os.environ.get("GENSERVE_TARGET", target),
-        help=f"address of {of} (default: $GENSERVE_TARGET or {target})",
+    """Adds --target, --uds, and the flags of TLS and of the token. `of`: who is called. `target`: where it is unless
+    something else says so."""
+    group = parser.add_argument_group(
+        "connection",
+        "What is not given here comes from $GENSERVE_TARGET, $GENSERVE_CA_FILE and so on, or from the file "
+        "~/.config/genserve/client.toml.",
     )
+    parser.set_defaults(default_target=target)
+    where = group.add_mutually_exclusive_group()
+    where.add_argument("--target", metavar="ADDRESS", help=f"address of {of} (default: {target})")
     where.add_argument("--uds", metavar="PATH", help=f"Unix domain socket of {of}")
-    group.add_argument("--tls", action="store_true", help="use TLS with the system's root certificates")
-    # Not as argparse's default, which --help could print.
-    group.add_argument("--token", help="bearer token (default: $GENSERVE_TOKEN, which other users cannot see)")
+    group.add_argument("--tls", action="store_true", default=None, help="use TLS with the system's root certificates")
+    group.add_argument("--ca-file", metavar="FILE", help=f"use TLS, with the authorities of {of} in this PEM file")
+    group.add_argument("--cert-file", metavar="FILE", help="own certificate and its chain, if one is required (PEM)")
+    group.add_argument("--key-file", metavar="FILE", help="its key, unless --cert-file has it (PEM)")
+    group.add_argument("--server-name", metavar="NAME", help=f"name in the certificate of {of}, if not its address")
+    group.add_argument(
+        "--token-file", metavar="FILE", help="file with the bearer token; $GENSERVE_TOKEN can have the token itself"
+    )
+    group.add_argument(
+        "--allow-insecure", action="store_true", default=None, help="send the token without TLS to another host, too"
+    )
 
 
 def add_pause_options(parser: argparse.ArgumentParser, *, flag_prefix: str, kv_default: str) -> None:
@@ -82,16 +90,14 @@ def open_client(args: argparse.Namespace) -> "Client":
     """A client for the daemon that the options name."""
     from genserve.client import Client
 
-    target, token = _target_and_token(args)
-    return Client(target, token=token, tls=args.tls)
+    return Client(_target(args), **_access(args))
 
 
 def open_async_client(args: argparse.Namespace) -> "AsyncClient":
     """The same for asyncio."""
     from genserve.client import AsyncClient
 
-    target, token = _target_and_token(args)
-    return AsyncClient(target, token=token, tls=args.tls)
+    return AsyncClient(_target(args), **_access(args))
 
 
 def count(text: str) -> int:
@@ -119,6 +125,14 @@ def default_holder() -> str:
     return f"{getpass.getuser()}@{socket.gethostname()}"
 
 
-def _target_and_token(args: argparse.Namespace) -> tuple[str, str | None]:
-    target = f"unix:{args.uds}" if args.uds is not None else args.target
-    return target, args.token if args.token is not None else os.environ.get("GENSERVE_TOKEN")
+def _target(args: argparse.Namespace) -> str:
+    from genserve.client.transport.settings import target_of
+
+    named = f"unix:{args.uds}" if args.uds is not None else args.target
+    return target_of(named, default=args.default_target)
+
+
+def _access(args: argparse.Namespace) -> "ConnectionSettings":
+    names = ("tls", "ca_file", "cert_file", "key_file", "server_name", "token_file", "allow_insecure")
+    given = {name: value for name in names if (value := getattr(args, name)) is not None}
+    return cast("ConnectionSettings", given)

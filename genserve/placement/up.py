@@ -9,12 +9,16 @@ import logging
 import sys
 from contextlib import AsyncExitStack
 
+from genserve.flags import as_flags
+from genserve.fleet.config import RouteConfig
 from genserve.fleet.serve import start_router
+from genserve.listen_config import ListenConfig
 from genserve.notices import say
 from genserve.placement.backoff import Starts
 from genserve.placement.config import UpConfig
 from genserve.placement.replica import LocalReplica, keep
 from genserve.placement.shares import process_shares
+from genserve.security.access_list import listed_environment
 from genserve.signals import stop_on_signals
 
 
@@ -22,7 +26,7 @@ async def up(config: UpConfig) -> int:
     """Serves until a signal, or until no replica can be started. Returns the exit status. Raises ValueError before
     anything starts if this machine has not enough for all replicas."""
     logging.basicConfig(level=logging.INFO, format="genserve: %(message)s", stream=sys.stderr)
-    shares = process_shares(config.flags, config.num_replicas, config.gpus_each)
+    shares, flags = process_shares(config.flags, config.num_replicas, config.gpus_each), daemon_flags(config)
     timeout_s = config.route.drain_timeout_s
     replicas: list[LocalReplica] = []
     stopped = asyncio.Event()
@@ -44,8 +48,8 @@ async def up(config: UpConfig) -> int:
         stack.callback(kill_all)  # whatever happens, none outlives this process
         stack.enter_context(stop_on_signals(stop, kill_all))
         async with AsyncExitStack() as routing:
-            running = await start_router(config.route, routing)
-            flags, starts = daemon_flags(config), Starts()
+            running = await start_router(config.route, routing, environment=listed_environment())
+            starts = Starts()
             for number, share in enumerate(shares):
                 replicas.append(LocalReplica(number, flags, share, running.router, starts, config.start_timeout_s))
                 if share.words:
@@ -62,6 +66,14 @@ async def up(config: UpConfig) -> int:
 
 
 def daemon_flags(config: UpConfig) -> list[str]:
-    """The flags of a daemon that only the router is to reach."""
+    """The flags of a daemon that only the router is to reach. The router's callers may call it, too."""
     ours = {"host": "127.0.0.1", "port": 0, "drain-timeout-s": config.route.drain_timeout_s}
-    return [*(f"--{name}={value}" for name, value in ours.items()), *config.flags]
+    return [*(f"--{name}={value}" for name, value in ours.items()), *access_flags(config.route), *config.flags]
+
+
+def access_flags(route: RouteConfig) -> list[str]:
+    """The flags that say who may call, for a daemon of this router. Raises ValueError if the router could not."""
+    lists_callers = route.auth_file or route.environment_lists_callers
+    if lists_callers and not route.peer_token_file and not route.ssl_ca_certs:
+        raise ValueError("--auth-file is for the replicas, too: pass --peer-token-file, for the router to call them")
+    return as_flags(route, ListenConfig, without=("host", "port", "uds", "max_message_bytes"))

@@ -64,8 +64,8 @@ def make_inner_server(max_message_bytes: int, interceptors: Sequence[grpc.aio.Se
 
 def bind(server: grpc.aio.Server, host: str, port: int, uds: str, certificate: CertificateFiles | None = None) -> str:
     """Binds to a TCP port (0 = a free one, -1 = none), with TLS if there is a certificate, and to the Unix socket
-    `uds` ("" = none), which is not encrypted and which only this user can open. Returns the address for clients: the TCP
-    one if there is one. Raises OSError naming an address that cannot be used, and CertificateError."""
+    `uds` ("" = none), which is not encrypted and which only this user can open. Returns the address for clients, the
+    TCP one if there is one. Raises OSError naming an address that cannot be used, and CertificateError."""
     address = ""
     if uds:
         require_unused(uds)

@@ -115,6 +115,12 @@ def check_token(token: str) -> None:
         raise AccessError("must be printable ASCII without spaces")
 
 
+def check_name(what: str, name: Any) -> None:
+    """Raises AccessError unless it can be the name of a caller."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise AccessError(f"{what} must be 1 to 64 letters, digits and . _ @ / -")
+
+
 def parse_file(content: bytes) -> Access:
     """The callers that a TOML file lists. Raises AccessError."""
     try:
@@ -182,11 +188,10 @@ def _certificate_entry(where: str, entry: Mapping[str, Any]) -> CertificateEntry
 
 def _principal(where: str, entry: Mapping[str, Any]) -> Principal:
     name, roles = entry.get("name"), entry.get("roles")
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise AccessError(f"{where}: name must be 1 to 64 letters, digits and . _ @ / -")
+    check_name(f"{where}: name", name)
     if not isinstance(roles, list):
         raise AccessError(f"{where}: roles must be a list of {', '.join(ROLE_NAMES)}")
-    return Principal(name, _roles(where, roles))
+    return Principal(str(name), _roles(where, roles))
 
 
 def _roles(where: str, names: Sequence[Any]) -> frozenset[Role]:

@@ -3,7 +3,7 @@
 import os
 import stat
 import time
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 
 from genserve.notices import say
@@ -71,9 +71,15 @@ class AccessList:
 def take_environment(environment: MutableMapping[str, str] = os.environ) -> Access:
     """The callers that the environment lists. Removes the variable, so that no process that starts later inherits it.
     Raises AccessError."""
-    text = environment.pop(TOKENS_VARIABLE, "")
+    listed = listed_environment(environment)
+    environment.pop(TOKENS_VARIABLE, None)
+    return listed
+
+
+def listed_environment(environment: Mapping[str, str] = os.environ) -> Access:
+    """The callers that the environment lists. Raises AccessError."""
     try:
-        return parse_environment(text)
+        return parse_environment(environment.get(TOKENS_VARIABLE, ""))
     except AccessError as error:
         raise AccessError(f"${TOKENS_VARIABLE}: {error}") from None
 

@@ -1,8 +1,8 @@
 """How a client reaches a daemon, from what its caller says, the environment and a file, in this order.
 
 The variables are GENSERVE_ and the name of a setting in upper case, such as GENSERVE_TARGET or GENSERVE_TOKEN_FILE. The
-file is $GENSERVE_CONFIG, or genserve/client.toml in $XDG_CONFIG_HOME or ~/.config. It has the settings of the variables,
-but no token.
+file is $GENSERVE_CONFIG, or genserve/client.toml in $XDG_CONFIG_HOME or ~/.config. It has the same settings, but no
+token.
 """
 
 import os
@@ -67,12 +67,13 @@ class Reach:
     caller: Caller
 
 
-def reach(
-    target: str | None,
-    settings: Mapping[str, Any],
-    environment: Mapping[str, str] = os.environ,
-    default_target: str = DEFAULT_TARGET,
-) -> Reach:
+def target_of(target: str | None, environment: Mapping[str, str] = os.environ, default: str = DEFAULT_TARGET) -> str:
+    """Where the daemon is: `target`, what the environment or the file says, or `default`."""
+    said = (target, _of_environment(environment).get("target"), _of_file(environment).get("target"))
+    return next((each for each in said if each is not None), default)
+
+
+def reach(target: str | None, settings: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Reach:
     """What settings, environment and file say together. Of TLS, and of the token, the first that says anything decides
     alone. Raises InvalidFieldError naming what is wrong."""
     named = {name: value for name, value in settings.items() if value is not None}
@@ -81,9 +82,7 @@ def reach(
         raise InvalidFieldError.of(
             "target", f"must be a text such as {DEFAULT_TARGET}, and not {type(target).__name__}"
         )
-    where = next(
-        (each for each in (target, ours.get("target"), theirs.get("target")) if each is not None), default_target
-    )
+    where = target_of(target, environment)
     if theirs.get("target", where) != where:
         theirs = {}  # what the file has for its own target is for no other
     tls = _first_with(("credentials", *TLS_SETTINGS), named, ours, theirs)

@@ -49,7 +49,7 @@ async def _run(placement: Placement, fleet: RayFleet, serving: ServingAddresses,
     if not fleet.is_open and (others := reachable_by_others(nodes)):
         raise RayFailedError(
             f"the daemons would listen on the addresses of their nodes ({', '.join(others)}), without encryption or "
-            "authentication: pass --allow-insecure, which holds for the router and its replicas",
+            "authentication: pass --ssl-certfile and --auth-file, or --allow-insecure, for the router and its replicas",
             _WRONG_USAGE,
         )
     for number, node in enumerate(nodes):

@@ -19,6 +19,7 @@ from genserve.placement.gpus import ranks_per_replica
 from genserve.placement.ray.process import RayProcess
 from genserve.placement.ray.settings import RayConfig, RayFleet, Task
 from genserve.placement.shares import gpus_each
+from genserve.placement.up import access_flags
 from genserve.signals import ending, stop_on_signals
 
 _CONNECT_S: Final = 60.0
@@ -94,16 +95,13 @@ def fleet_of(config: UpConfig) -> RayFleet:
     else:
         num_gpus = gpus_each(config.flags, config.gpus_each)
     num_ranks = num_gpus if num_gpus else ranks_per_replica(config.flags)
-    is_open = config.route.allow_insecure
-    flags = [f"--drain-timeout-s={config.route.drain_timeout_s}", *config.flags]
-    if is_open:
-        flags.insert(0, "--allow-insecure")
+    flags = [*access_flags(config.route), f"--drain-timeout-s={config.route.drain_timeout_s}", *config.flags]
     return RayFleet(
         num_replicas=config.num_replicas,
         flags=flags,
         cpus=1 if num_ranks is None else num_ranks,
         gpus=num_gpus,
-        is_open=is_open,
+        is_open=config.route.may_be_reached,
         start_timeout_s=config.start_timeout_s,
         stop_timeout_s=config.stop_timeout_s,
     )

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import ssl
 from collections.abc import Mapping
 from dataclasses import fields
 
@@ -32,6 +33,11 @@ def check_flags(flags: argparse.Namespace, config: ServeConfig) -> None:
             if getattr(flags, name) != value:
                 raise ValueError(f"--{name.replace('_', '-')} is for the OpenAI server: pass --openai-port too")
         return
+    lists_callers = config.auth_file or config.environment_lists_callers
+    if lists_callers and flags.api_key is None and not os.environ.get(API_KEY_VARIABLE):
+        raise ValueError(
+            f"--openai-port: HTTP knows nothing of --auth-file: give it a key of its own in ${API_KEY_VARIABLE}"
+        )
     try:
         validate_parsed_serve_args(_with(flags, make_arg_parser(FlexibleArgumentParser()).parse_args([])))
         _check_parsers(flags)
@@ -62,6 +68,12 @@ def server_flags(
             setattr(parsed, each.name, getattr(args, each.name))
     parsed.model_tag = args.model
     parsed.host, parsed.port = config.host.strip("[]"), config.openai_port
+    certificate = config.certificate
+    if certificate is not None:
+        parsed.ssl_certfile, parsed.ssl_keyfile = certificate.certfile, certificate.keyfile or certificate.certfile
+        parsed.ssl_ca_certs = certificate.ca_certs or None
+        parsed.ssl_cert_reqs = ssl.CERT_REQUIRED if certificate.requires_clients else ssl.CERT_NONE
+        parsed.enable_ssl_refresh = True
     parsed.trust_request_chat_template = config.trust_request_chat_template
     parsed.shutdown_timeout = round(config.drain_timeout_s)
     if parsed.api_key is None and (key := environment.get(API_KEY_VARIABLE)):

@@ -59,6 +59,7 @@ async def _serve(server: PythonServer) -> None:
     from vllm.entrypoints.launchers.api_server.entry import build_async_engine_client
     from vllm.entrypoints.launchers.app import build_app
     from vllm.entrypoints.launchers.launcher import NoSignalServer
+    from vllm.entrypoints.launchers.utils.ssl import SSLCertRefresher
     from vllm.reasoning import ReasoningParserManager
     from vllm.tool_parsers import ToolParserManager
 
@@ -74,23 +75,27 @@ async def _serve(server: PythonServer) -> None:
         app = build_app(flags, tasks, engine.model_config)
         app.router.routes[:] = [each for each in app.router.routes if _is_served(getattr(each, "path", ""))]
         await init_app_state(engine, app.state, flags, tasks)
-        http = NoSignalServer(
-            uvicorn.Config(
-                app,
-                log_level="warning",
-                access_log=False,
-                timeout_keep_alive=envs.VLLM_HTTP_TIMEOUT_KEEP_ALIVE,
-                ssl_keyfile=flags.ssl_keyfile,
-                ssl_certfile=flags.ssl_certfile,
-                ssl_ca_certs=flags.ssl_ca_certs,
-                ssl_cert_reqs=flags.ssl_cert_reqs,
-                ssl_ciphers=flags.ssl_ciphers,
-                h11_max_incomplete_event_size=flags.h11_max_incomplete_event_size,
-            )
+        config = uvicorn.Config(
+            app,
+            log_level="warning",
+            access_log=False,
+            timeout_keep_alive=envs.VLLM_HTTP_TIMEOUT_KEEP_ALIVE,
+            ssl_keyfile=flags.ssl_keyfile,
+            ssl_certfile=flags.ssl_certfile,
+            ssl_ca_certs=flags.ssl_ca_certs,
+            ssl_cert_reqs=flags.ssl_cert_reqs,
+            ssl_ciphers=flags.ssl_ciphers,
+            h11_max_incomplete_event_size=flags.h11_max_incomplete_event_size,
         )
+        config.load()
+        http = NoSignalServer(config)
+        if flags.enable_ssl_refresh:  # internal: as vllm.entrypoints.launchers.launcher.serve_http
+            refresher = SSLCertRefresher(config.ssl, config.ssl_keyfile, config.ssl_certfile, config.ssl_ca_certs)
         app.state.server = http  # vLLM ends it there if the engine has died
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, _finish, http)
         await http.serve(sockets=[server.listener])
+        if flags.enable_ssl_refresh:
+            refresher.stop()
 
 
 def _is_served(path: str) -> bool:
