@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 from genserve.addresses import DEFAULT_ROUTER, check_replica, split_name
 from genserve.config import MAX_TIMEOUT_S
@@ -25,6 +25,7 @@ class RouteConfig(ListenConfig):
     overload_threshold: float = OVERLOAD_THRESHOLD
     drain_timeout_s: float = 30.0
     fleet: FleetSettings = field(default_factory=FleetSettings)
+    _: KW_ONLY
     port: int = setting(_DEFAULT_PORT, "TCP port to listen on; 0 picks a free one, -1 listens only on --uds")
     max_message_bytes: int = setting(
         256 << 20, "limit of the size of a message, in bytes; each replica has its own, which is smaller"

@@ -38,8 +38,8 @@ class IngestSettings:
     port: int
     daemon: str
     options: tuple[tuple[str, int], ...]
-    certificate: CertificateFiles | None
-    asks: bool
+    certificate: CertificateFiles | None = None
+    asks: bool = False
 
     def to_json(self) -> str:
         """The settings as a command-line argument."""

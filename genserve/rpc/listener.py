@@ -15,7 +15,7 @@ from genserve.security.certificates import server_credentials
 from genserve.security.files import CertificateFiles
 from genserve.security.roles import methods_of
 
-_OPTIONS: Final = (
+SERVER_OPTIONS: Final = (
     # A port in use is an error, not a second server at the same address.
     ("grpc.so_reuseport", 0),
     # A chunk of a push in one frame of HTTP/2 instead of 64: receiving is up to a third faster. It is about what is
@@ -35,7 +35,7 @@ _SOCKET_MODE: Final = 0o600
 def server_options(config: ListenConfig) -> tuple[tuple[str, int], ...]:
     """The options of gRPC for a server that others can reach."""
     return (
-        *_OPTIONS,
+        *SERVER_OPTIONS,
         ("grpc.max_receive_message_length", config.max_message_bytes),
         ("grpc.max_allowed_incoming_connections", config.max_connections),
         ("grpc.max_concurrent_streams", config.max_streams),
@@ -58,7 +58,7 @@ def make_inner_server(max_message_bytes: int, interceptors: Sequence[grpc.aio.Se
     """A server for processes of this daemon alone."""
     return grpc.aio.server(
         interceptors=[*interceptors, StatusInterceptor()],
-        options=[*_OPTIONS, ("grpc.max_receive_message_length", max_message_bytes)],
+        options=[*SERVER_OPTIONS, ("grpc.max_receive_message_length", max_message_bytes)],
     )
 
 

@@ -21,6 +21,7 @@ from genserve.engine.generation import (
     Usage,
     WeightSpan,
 )
+from genserve.fleet.config import RouteConfig
 from genserve.fleet.fleet import Fleet
 from genserve.fleet.member import Member
 from genserve.fleet.services.generation import FleetGeneration, add_generation
@@ -30,6 +31,7 @@ from genserve.fleet.watch import Watch
 from genserve.routing.names import make_chain, parse_policies
 from genserve.routing.replica import Request
 from genserve.rpc.listener import add_port, make_server
+from genserve.security.caller import Caller
 from genserve.v1.generation_pb2_grpc import GenerationServiceStub
 from tests.support.breakable_link import BreakableLink
 from tests.support.scripted_daemon import MAX_MESSAGE_BYTES, Daemon, ScriptedStream, serving
@@ -124,13 +126,13 @@ async def scripted_fleet(
         links = [await stack.enter_async_context(BreakableLink(daemon.address)) for daemon in daemons]
         chain = make_chain(parse_policies(policies), random.Random(0), time.monotonic)
         fleet = Fleet(settings, chain)
-        upstreams = [Upstream(Member(link.address)) for link in links]
+        upstreams = [Upstream(Member(link.address), Caller()) for link in links]
         for upstream in upstreams:
             stack.push_async_callback(upstream.close)
             fleet.add(upstream)
         watches = [asyncio.create_task(Watch(fleet, upstream).run()) for upstream in upstreams]
         service = FleetGeneration(fleet)
-        server = make_server(MAX_MESSAGE_BYTES)
+        server = make_server(RouteConfig())
         add_generation(server, service)
         address = f"127.0.0.1:{add_port(server, '127.0.0.1:0')}"
         await server.start()

@@ -97,4 +97,4 @@ def test_the_commands_look_for_the_router_where_it_listens(monkeypatch: pytest.M
     monkeypatch.delenv("GENSERVE_TARGET", raising=False)
     config, route = RouteConfig(), make_parser().parse_args(["route"])
     assert f"{config.host}:{config.port}" == f"{route.host}:{route.port}" == DEFAULT_ROUTER
-    assert make_parser().parse_args(["replicas", "list"]).target == DEFAULT_ROUTER
+    assert make_parser().parse_args(["replicas", "list"]).default_target == DEFAULT_ROUTER

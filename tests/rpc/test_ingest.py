@@ -50,11 +50,16 @@ class Relayed:
         return caught.value
 
 
+def received_up_to(max_message_bytes: int) -> tuple[tuple[str, int], ...]:
+    """The options of a server that refuses larger messages."""
+    return (("grpc.max_receive_message_length", max_message_bytes),)
+
+
 @pytest.fixture(scope="module")
 async def processes() -> AsyncIterator[IngestProcesses]:
     """One process; it takes a second to start."""
     said: list[str] = []
-    processes = IngestProcesses(1, IngestSettings("127.0.0.1", 0, "", 4 * PIECE_BYTES, ()), said.append)
+    processes = IngestProcesses(1, IngestSettings("127.0.0.1", 0, "", received_up_to(4 * PIECE_BYTES)), said.append)
     await processes.start()
     try:
         yield processes
@@ -233,7 +238,9 @@ async def test_the_client_uses_it_where_it_can_be_reached(relayed: Relayed, monk
 
 async def test_one_that_dies_again_and_again_is_told() -> None:
     """What ends the daemon: nothing dies silently."""
-    processes = IngestProcesses(1, IngestSettings("127.0.0.1", 0, "", MAX_MESSAGE_BYTES, ()), lambda _: None)
+    processes = IngestProcesses(
+        1, IngestSettings("127.0.0.1", 0, "", received_up_to(MAX_MESSAGE_BYTES)), lambda _: None
+    )
     await processes.start()
     keeping = asyncio.create_task(processes.run())
     try:
@@ -251,7 +258,7 @@ async def test_one_that_dies_again_and_again_is_told() -> None:
 async def test_one_that_is_killed_is_started_again() -> None:
     """Its stream ends UNAVAILABLE, what the daemon has stays, and a resume through the next one completes it."""
     said: list[str] = []
-    processes = IngestProcesses(1, IngestSettings("127.0.0.1", 0, "", MAX_MESSAGE_BYTES, ()), said.append)
+    processes = IngestProcesses(1, IngestSettings("127.0.0.1", 0, "", received_up_to(MAX_MESSAGE_BYTES)), said.append)
     await processes.start()
     keeping = asyncio.create_task(processes.run())
     try:

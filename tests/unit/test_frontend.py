@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from genserve.config import ServeConfig
 from genserve.control.conditions import EngineCondition
 from genserve.control.state import StateBoard
 from genserve.frontend import _FrontEnd
@@ -15,6 +16,7 @@ from genserve.frontends.link import Message
 from genserve.frontends.settings import FrontendSettings
 from genserve.frontends.state import NUM_WORDS, StateWriter
 from genserve.memory.words import SharedWords
+from genserve.security.access_list import AccessSource
 
 
 @pytest.mark.parametrize("question", [questions.CHANGED, questions.STOP])
@@ -26,8 +28,8 @@ async def test_streams_end_with_an_engine_that_the_daemon_has_given_up(question:
     StateWriter(board, words)
     ours, theirs = socket.socketpair()
     with ours:
-        settings = FrontendSettings(os.getpid(), theirs.detach(), os.dup(words.fd), (), "127.0.0.1", 0, 1 << 20)
-        frontend = _FrontEnd(settings)
+        settings = FrontendSettings(os.getpid(), theirs.detach(), os.dup(words.fd), (), 0)
+        frontend = _FrontEnd(ServeConfig(), AccessSource(), settings)
         causes: list[str] = []
         joined: Any = SimpleNamespace(declare_dead=causes.append, close=lambda: None)
         frontend._engine = joined

@@ -21,7 +21,7 @@ REFUSED = {
     "--fanout=0": "--fanout must be in [1, 1024], is 0",
     "--min-replicas=-1": "--min-replicas must be in [0, 1024], is -1",
     "--silence=0s": "--silence must be above 0.5 s, is 0",
-    "--host=0.0.0.0": "--host 0.0.0.0 can be reached from other hosts, without encryption or authentication: ",
+    "--host=0.0.0.0": "--host 0.0.0.0 can be reached from other hosts, without encryption: ",
 }
 
 

@@ -8,13 +8,14 @@ from genserve.errors import DeadlineError, GenserveError, MessageTooLargeError, 
 from genserve.fleet.member import Member
 from genserve.fleet.upstream import Upstream
 from genserve.rpc.status import to_status
+from genserve.security.caller import Caller
 
 NO_METADATA = grpc.aio.Metadata()
 
 
 async def raised(error: grpc.aio.AioRpcError) -> GenserveError:
     """What becomes of an error of gRPC."""
-    upstream = Upstream(Member("127.0.0.1:1"))
+    upstream = Upstream(Member("127.0.0.1:1"), Caller())
     try:
         with pytest.raises(GenserveError) as caught, upstream.raising():
             raise error
