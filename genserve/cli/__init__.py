@@ -103,4 +103,6 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _print_error(reason: str, message: str) -> None:
-    print(f"genserve: {reason}: {' '.join(message.split())}", file=sys.stderr)
+    # A path may have bytes that are no text.
+    text = " ".join(message.split()).encode(errors="backslashreplace").decode()
+    print(f"genserve: {reason}: {text}", file=sys.stderr)

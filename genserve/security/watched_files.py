@@ -49,6 +49,6 @@ def read_bounded(path: str, max_bytes: int) -> bytes:
 def _stamp(path: str) -> tuple[int, ...]:
     try:
         status = os.stat(path)
-    except OSError:
+    except (OSError, ValueError):  # ValueError: a zero byte in the path
         return ()
     return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
