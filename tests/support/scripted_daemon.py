@@ -27,6 +27,8 @@ from genserve.engine.types import Load, WeightDigest
 from genserve.ingest.supervisor import IngestProcesses
 from genserve.memory.daemon_processes import DaemonProcesses
 from genserve.rpc.server import ServerParts, start_server
+from genserve.security.access_list import AccessSource, open_access_list
+from genserve.security.caller import Caller
 from genserve.v1.control_pb2_grpc import ControlServiceStub
 from genserve.v1.generation_pb2_grpc import GenerationServiceStub
 from genserve.v1.weights_pb2_grpc import WeightServiceStub
@@ -214,6 +216,8 @@ async def serving(
             max_staging_bytes,
             ingest,
             processes or DaemonProcesses(idle_process().pid),
+            callers=open_access_list(AccessSource(config.auth_file)),
+            peers=Caller(config.peers),
         )
     )
     try:
