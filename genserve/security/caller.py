@@ -80,6 +80,8 @@ class Caller:
         self._credentials = credentials
         self._token = TokenFile(files.token_file) if files.token_file and not token else None
         self._fixed_token = token
+        if token and not _TOKEN.fullmatch(token):
+            raise TokenError("must be printable ASCII without spaces")
         for path in files.certificate_paths:
             read_pem(path)
         self._watched = WatchedFiles(files.certificate_paths)

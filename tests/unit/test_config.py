@@ -1,8 +1,11 @@
 """Settings that depend on the machine."""
 
+from typing import Any
+
 import pytest
 
 from genserve.config import ServeConfig
+from genserve.fleet.config import RouteConfig
 
 
 @pytest.mark.parametrize(
@@ -65,3 +68,74 @@ def test_absurd_numbers_of_front_ends_are_refused(count: int) -> None:
     """By the name of the flag."""
     with pytest.raises(ValueError, match="--frontends"):
         ServeConfig(frontends=count)
+
+
+TLS = {"ssl_certfile": "c"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({}, "without encryption: pass --ssl-certfile and --auth-file"),
+        ({"auth_file": "a"}, "without encryption"),
+        ({"environment_lists_callers": True}, "without encryption"),
+        (TLS, "without authentication: pass --auth-file or --ssl-ca-certs"),
+        ({**TLS, "ssl_ca_certs": "a", "ssl_cert_reqs": 0}, "without authentication"),
+    ],
+)
+def test_what_others_can_reach_is_encrypted_and_knows_its_callers(settings: dict[str, Any], says: str) -> None:
+    """Unless it is asked for by its name."""
+    for host in ("0.0.0.0", "::", "10.0.0.1", "example.org"):
+        with pytest.raises(ValueError, match=says):
+            ServeConfig(host=host, **settings)
+        with pytest.raises(ValueError, match=says):
+            RouteConfig(host=host, **settings)
+        ServeConfig(host=host, allow_insecure=True, **settings)
+    for host in ("127.0.0.1", "::1", "localhost"):
+        ServeConfig(host=host, **settings)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {**TLS, "auth_file": "a"},
+        {**TLS, "ssl_ca_certs": "a"},
+        {**TLS, "environment_lists_callers": True},
+    ],
+)
+def test_what_is_protected_may_be_reached(settings: dict[str, Any]) -> None:
+    assert ServeConfig(host="0.0.0.0", **settings).may_be_reached
+    assert RouteConfig(host="0.0.0.0", **settings).may_be_reached
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"ssl_keyfile": "k"}, "--ssl-keyfile needs --ssl-certfile"),
+        ({"ssl_ca_certs": "k"}, "--ssl-ca-certs needs --ssl-certfile"),
+        ({**TLS, "ssl_cert_reqs": 1}, "--ssl-cert-reqs must be"),
+        ({**TLS, "ssl_cert_reqs": 2}, "needs --ssl-ca-certs"),
+        ({"open_services": "health,metrics"}, "--open-services: metrics"),
+        ({"peer_tls": "maybe"}, "--peer-tls"),
+        ({"max_connections": 0}, "--max-connections"),
+        ({"max_streams": 1 << 31}, "--max-streams"),
+        ({"max_metadata_bytes": 0}, "--max-metadata-bytes"),
+        ({"max_request_rates": "admin=1"}, "'admin' is none of the roles"),
+        ({"max_request_rates": "trainer"}, "trainer must have calls per second"),
+        ({"max_request_rates": "trainer=nan"}, "trainer must have calls per second"),
+        ({"max_request_rates": "trainer=0"}, "trainer must have calls per second"),
+    ],
+)
+def test_wrong_settings_of_access_are_named(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        ServeConfig(**settings)
+
+
+def test_peers_are_called_as_this_one_is() -> None:
+    """With TLS if it has a certificate, which it presents if clients have to."""
+    assert not ServeConfig().peers.uses_tls
+    assert ServeConfig(peer_tls="on").peers.uses_tls
+    assert not ServeConfig(**TLS, peer_tls="off").peers.uses_tls
+    assert ServeConfig(**TLS).peers.cert_file == ""
+    mutual = ServeConfig(**TLS, ssl_ca_certs="a", peer_name="n", peer_token_file="t").peers
+    assert (mutual.ca_file, mutual.cert_file, mutual.server_name, mutual.token_file) == ("a", "c", "n", "t")

@@ -15,10 +15,11 @@ from typing import Any, Final, TypedDict
 import grpc
 
 from genserve.addresses import DEFAULT_TARGET
+from genserve.client.transport.fields import refuse_unknown
 from genserve.client.transport.timeouts import Timeouts
 from genserve.errors import InvalidFieldError
-from genserve.security.caller import Caller
-from genserve.security.files import CallerFiles
+from genserve.security.caller import Caller, TokenError
+from genserve.security.files import CallerFiles, CertificateError
 from genserve.security.watched_files import read_bounded
 
 TLS_SETTINGS: Final = ("tls", "ca_file", "cert_file", "key_file", "server_name")
@@ -76,6 +77,7 @@ def target_of(target: str | None, environment: Mapping[str, str] = os.environ, d
 def reach(target: str | None, settings: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Reach:
     """What settings, environment and file say together. Of TLS, and of the token, the first that says anything decides
     alone. Raises InvalidFieldError naming what is wrong."""
+    refuse_unknown(settings, ConnectionSettings)
     named = {name: value for name, value in settings.items() if value is not None}
     ours, theirs = _of_environment(environment), _of_file(environment)
     if not isinstance(target, str | None):
@@ -101,10 +103,10 @@ def reach(target: str | None, settings: Mapping[str, Any], environment: Mapping[
         )
         caller = Caller(files, credentials=tls.get("credentials"), token=tokens.get("token", ""))
         caller.check_address(where)
-    except ValueError as error:
-        raise InvalidFieldError.of(
-            "token" if "token" in str(error).split()[:2] else "credentials", str(error)
-        ) from None
+    except TokenError as error:
+        raise InvalidFieldError.of("token", str(error)) from None
+    except CertificateError as error:
+        raise InvalidFieldError.of("credentials", str(error)) from None
     return Reach(where, caller)
 
 
