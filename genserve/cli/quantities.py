@@ -32,8 +32,8 @@ def mean_rate(received_bytes: int, begin: datetime | None, now: datetime) -> flo
 
 
 def rate_text(bytes_per_s: float) -> str:
-    """`1.26 GB/s`, also where that is little: rates are compared."""
-    return f"{bytes_per_s / 1e9:.2f} GB/s"
+    """`1.26 GB/s`, `0.02 GB/s`, `3.1 MB/s`: in GB as long as two digits tell something."""
+    return f"{bytes_per_s / 1e9:.2f} GB/s" if bytes_per_s >= 1e7 else f"{bytes_per_s / 1e6:.1f} MB/s"
 
 
 def age_text(seconds: float) -> str:

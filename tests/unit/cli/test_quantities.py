@@ -36,7 +36,12 @@ def test_a_rate_needs_a_time() -> None:
     assert mean_rate(3_000_000_000, NOW - timedelta(seconds=2), NOW) == 1.5e9
     assert mean_rate(3, NOW, NOW) is None
     assert mean_rate(3, None, NOW) is None
-    assert rate_text(1.5e9) == "1.50 GB/s"
+    assert [rate_text(each) for each in (1.5e9, 2e7, 3_140_000, 0)] == [
+        "1.50 GB/s",
+        "0.02 GB/s",
+        "3.1 MB/s",
+        "0.0 MB/s",
+    ]
 
 
 @pytest.mark.parametrize(
