@@ -26,7 +26,7 @@ _REDRAW_S: Final = 0.25
 _SAMPLE_S: Final = 1.0
 _STYLES: Final = {
     Tone.PLAIN: "",
-    Tone.DIM: "bright_black",
+    Tone.DIM: "grey58",
     Tone.STRONG: "bold",
     Tone.TITLE: "cyan",
     Tone.GOOD: "green",

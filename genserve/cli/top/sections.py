@@ -37,7 +37,7 @@ _REPLICAS: Final = {"ready": Tone.GOOD, "unhealthy": Tone.BAD}
 def header(screen: Screen, width: int, now_s: float) -> list[Line]:
     """Who is shown, whether it answers, its phase and version."""
     info = screen.info
-    served = "" if info is None else f"  {info.model}, {info.device}"
+    served = "" if info is None else f"  {_model(info.model)}, {info.device}"
     who = line(Span("genserve top ", Tone.DIM), Span(screen.target, Tone.STRONG), Span(served, Tone.DIM))
     link, age = screen.link, age_text(now_s - screen.link.since_s)
     if link.state is LinkState.LIVE:
@@ -46,6 +46,11 @@ def header(screen: Screen, width: int, now_s: float) -> list[Line]:
         return [justified(who, line(Span(f"connecting, {age}", Tone.WARN)), width), _state(screen, width, now_s)]
     state = line(Span(f"lost for {age}: {link.reason}", Tone.BAD))
     return [justified(who, line(Span("● lost", Tone.BAD)), width), state]
+
+
+def _model(model: str) -> str:
+    """A name as it is; of a directory the last part."""
+    return model.rstrip("/").rpartition("/")[2] if model.startswith("/") else model
 
 
 def _state(screen: Screen, width: int, now_s: float) -> Line:
@@ -142,8 +147,8 @@ def _ended(ended: EndedPush) -> Line:
         return line(Span("  ".join(parts), Tone.BAD if result.push.state == "failed" else Tone.DIM))
     if (receive_s := applied.step_s.get("receive", 0.0)) > 0:
         parts.append(rate_text(result.push.total_bytes / receive_s))
-    parts += [f"{step} {_milliseconds(s)}" for step, s in applied.step_s.items() if step in ("receive", "prepare")]
     parts.append(f"paused {_milliseconds(applied.paused_s)}")
+    parts += [f"{step} {_milliseconds(s)}" for step, s in applied.step_s.items() if step in ("receive", "prepare")]
     return line(Span("  ".join(parts), Tone.DIM))
 
 

@@ -1,5 +1,7 @@
 """The whole screen, as text."""
 
+from dataclasses import replace
+
 import pytest
 
 from genserve.cli.top.frame import Part, frame, shared, window
@@ -81,6 +83,16 @@ def test_what_nobody_holds_or_sends_takes_one_row() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("model", "said"), [("Qwen/Qwen3-8B", "Qwen/Qwen3-8B"), ("/models/qwen/", "qwen"), ("", "")], ids=str
+)
+def test_a_model_is_shown_by_its_name(model: str, said: str) -> None:
+    """Of a directory the last part is enough."""
+    shown = screen(status())
+    shown.took_info(replace(info(), model=model))
+    assert rows(shown)[0].startswith(f"genserve top 127.0.0.1:50051  {said}, cpu ")
+
+
 def test_before_the_first_answer_nothing_is_claimed() -> None:
     """There are no numbers."""
     shown = rows(Screen("unix:/d.sock", 10.0), now_s=13.0)
@@ -109,7 +121,7 @@ def test_the_outcome_of_a_push_stays_for_a_while() -> None:
     shown.push_ended(gone, outcome(failed="a shape is wrong"))
     shown.push_ended(gone, outcome())
     assert rows(shown, 100)[9:12] == [
-        "step-43  v43  applied  400 MB  2.00 GB/s  receive 200 ms  prepare 1.5 s  paused 8 ms",
+        "step-43  v43  applied  400 MB  2.00 GB/s  paused 8 ms  receive 200 ms  prepare 1.5 s",
         "step-43  v43  failed  400 MB  a shape is wrong",
         "step-43  v43  ended",
     ]
