@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import grpc.aio
@@ -155,6 +156,28 @@ async def test_ctrl_c_ends_it_as_it_ends_other_commands(daemon: Daemon) -> None:
     async with shown(daemon.address) as (app, pilot):
         await pilot.press("p", "ctrl+c")
     assert app.return_code == INTERRUPTED
+
+
+def taken_away(directory: Path) -> tuple[str, str]:
+    """The name and content of the only file in a directory, which is removed with it."""
+    (path,) = directory.iterdir()
+    content = path.read_text()
+    path.unlink()
+    directory.rmdir()
+    return path.name, content
+
+
+async def test_a_key_saves_what_is_shown(daemon: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As SVG in the working directory, with its name in a note; or the reason why not."""
+    monkeypatch.chdir(tmp_path)
+    async with shown(daemon.address) as (app, pilot):
+        await until(lambda: app.state.status is not None)
+        app.draw()
+        await pilot.press("s")
+        name, content = taken_away(tmp_path)
+        assert "RUNNING" in content and f"saved {name}" in text(app)
+        await pilot.press("s")
+        assert "cannot be written" in text(app)
 
 
 async def test_one_frame_needs_no_terminal(daemon: Daemon) -> None:

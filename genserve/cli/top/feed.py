@@ -32,6 +32,7 @@ T = TypeVar("T")
 MIN_INTERVAL_S: Final = 0.1
 _ASK_S: Final = 5.0
 _PAUSE_S: Final = 10.0
+_MAX_ASKING: Final = 32
 _DRAIN_S: Final = 300.0
 _FIRST_RETRY_S: Final = 0.25
 _MAX_RETRY_S: Final = 5.0
@@ -187,7 +188,10 @@ class Feed:
             is_new = True
         gone = screen.took_status(status, self._clock(), datetime.now(UTC))
         for transfer in gone:
-            self._ask(self._ask_outcome(transfer))
+            if len(self._asking) < _MAX_ASKING:
+                self._ask(self._ask_outcome(transfer))
+            else:
+                screen.push_ended(transfer, None)
         if is_new:
             self._connected.set()
             self._ask(self._ask_info())

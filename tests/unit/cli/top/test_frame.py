@@ -133,6 +133,53 @@ def test_what_a_terminal_would_obey_never_reaches_it() -> None:
     assert all(row.isprintable() for row in rows(shown))
 
 
+def test_what_a_lost_daemon_told_is_greyed() -> None:
+    """All but who it is and why it is lost; while it answers, tones tell something."""
+    shown = screen(status(pushing(received_mb=100)))
+    assert {span.tone for spans in frame(shown, 80, 24, 10.0)[2:-1] for span in spans} > {Tone.GOOD, Tone.GRAPH}
+    shown.lost("gone", 11.0)
+    lines = frame(shown, 80, 24, 12.0)
+    assert {span.tone for spans in lines[2:-1] for span in spans} == {Tone.DIM}
+    assert Tone.BAD in {span.tone for span in lines[1]}
+
+
+def test_of_many_replicas_the_chosen_one_is_shown_under_the_titles() -> None:
+    """With the number of those that there is no room for."""
+    shown = screen(status())
+    shown.took_replicas(fleet(*(replica(f"10.0.0.{number:02}:1") for number in range(40))))
+    shown.select(30)
+    table = rows(shown)[-12:-1]
+    assert table[0].startswith("── replicas") and table[1].startswith(" REPLICA")
+    assert table[-2].startswith(">10.0.0.30:1") and table[-1] == "… 32 more"
+
+
+def test_replicas_that_are_not_told_are_said_to_be_refused() -> None:
+    """A router without a replica says that it has none."""
+    shown = screen(status())
+    shown.replicas_problem = "PERMISSION_DENIED: WatchReplicas needs the role operator"
+    assert rows(shown, height=None)[-3:-1] == ["── replicas ".ljust(80, "─"), shown.replicas_problem]
+    shown.took_replicas(fleet())
+    assert rows(shown, height=None)[-2] == "no replica belongs to the fleet"
+
+
+def test_the_rate_of_all_pushes_is_that_of_those_that_are_received() -> None:
+    """One that waits has the rate that it had, and brings nothing any more."""
+    shown = screen(status(pushing("a"), pushing("b")))
+    staged = weights_pb2.PUSH_STATE_STAGED
+    shown.took_status(status(pushing("a", received_mb=300), pushing("b", received_mb=200), time_s=101), 11.0, HERE)
+    assert rows(shown)[7].split()[2] == "0.50"
+    b = pushing("b", received_mb=400, state=staged)
+    shown.took_status(status(pushing("a", received_mb=400), b, time_s=102), 12.0, HERE)
+    assert rows(shown)[7].split()[2] == "0.20"
+
+
+def test_what_is_asleep_is_told() -> None:
+    """Part by part; without a newer version nothing is behind."""
+    told = status(phase=types_pb2.PHASE_SLEEPING)
+    shown = screen(replace(told, state=replace(told.state, asleep_tags=["scheduling", "weights"])))
+    assert rows(shown)[1].startswith("SLEEPING  version 42 for over 0 s, asleep: scheduling, weights   ")
+
+
 @pytest.mark.parametrize(
     ("room", "given"),
     [(0, [0, 0, 0]), (2, [1, 1, 0]), (5, [2, 2, 1]), (6, [2, 3, 1]), (9, [2, 6, 1]), (99, [2, 9, 1])],

@@ -1,5 +1,7 @@
 """What was measured, and how fast pushes arrive."""
 
+import pytest
+
 from genserve.cli.top.history import MAX_SAMPLES, History, Sample
 from genserve.cli.top.transfers import MAX_SHOWN, WINDOW_S, Transfers
 from genserve.client import PushInFlight
@@ -44,6 +46,20 @@ def test_a_rate_is_that_of_the_last_seconds() -> None:
     assert transfers.shown[0].rate == 0.0
 
 
+def test_a_rate_forgets_what_is_older() -> None:
+    """A push that was fast for long and is slow now is slow; two answers at one time tell no rate."""
+    transfers = Transfers()
+    for second, received_mb in enumerate((0, 100, 200, 300, 310, 320)):
+        told(transfers, float(second), in_flight(received_mb))
+    assert transfers.shown[0].rate == 10 * MB
+    told(transfers, 5.5, in_flight(325))
+    assert transfers.shown[0].rate == pytest.approx(10 * MB)
+    transfers = Transfers()
+    told(transfers, 1.0, in_flight(100), mean=7.0)
+    told(transfers, 1.0, in_flight(200))
+    assert transfers.shown[0].rate == 7.0
+
+
 def test_a_received_push_keeps_the_mean_rate_of_its_bytes() -> None:
     """Nothing arrives while it is prepared, and that is no stall."""
     transfers = Transfers()
@@ -55,7 +71,7 @@ def test_a_received_push_keeps_the_mean_rate_of_its_bytes() -> None:
 def test_a_new_attempt_begins_anew() -> None:
     """Its bytes count from nothing, and the rate is not negative."""
     transfers = Transfers()
-    told(transfers, 0.0, in_flight(300))
+    told(transfers, 0.0, in_flight(300), mean=9.0)
     told(transfers, 1.0, in_flight(100))
     assert transfers.shown[0].rate is None
     assert transfers.arrived_bytes == 400 * MB

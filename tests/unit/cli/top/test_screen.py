@@ -6,7 +6,7 @@ from genserve.cli.top.lines import Tone
 from genserve.cli.top.screen import LinkState, Screen
 from genserve.client import Status
 from genserve.v1 import control_pb2, types_pb2
-from tests.unit.cli.top.screens import HERE, MB, fleet, lease, pushing, replica, rows, screen, status
+from tests.unit.cli.top.screens import HERE, MB, fleet, lease, outcome, pushing, replica, rows, screen, status
 
 
 def test_times_are_by_the_clock_of_the_daemon() -> None:
@@ -66,6 +66,26 @@ def test_the_history_has_what_arrived_between_two_samples() -> None:
     shown.took_status(status(pushing("a", received_mb=50), pushing("b", received_mb=50)), 11.0, HERE)
     shown.sample(12.0)
     assert shown.history.of("pushed_bytes_per_s")[-1] == 50 * MB
+
+
+def test_bytes_of_a_push_that_was_applied_have_all_arrived() -> None:
+    """Those of the last moment were never told. Of one that has failed nobody knows."""
+    for result, arrived_mb in ((outcome(), 400), (outcome(failed="x"), 100), (None, 100)):
+        shown = screen(status(pushing(received_mb=100)))
+        (gone,) = shown.took_status(status(), 11.0, HERE)
+        shown.push_ended(gone, result)
+        assert shown.transfers.arrived_bytes == arrived_mb * MB
+
+
+def test_the_time_of_a_connection_counts_from_its_beginning() -> None:
+    """Neither further answers nor further failures begin it anew."""
+    shown = screen(status(), status())
+    assert shown.link.since_s == 10.0
+    shown.lost("a", 20.0)
+    shown.lost("b", 30.0)
+    assert (shown.link.since_s, shown.link.reason) == (20.0, "b")
+    shown.took_status(status(), 40.0, HERE)
+    assert shown.link.since_s == 40.0
 
 
 def test_the_chosen_replica_stays_chosen_when_others_come_and_go() -> None:
