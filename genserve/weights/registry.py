@@ -178,16 +178,11 @@ class PushRegistry:
 
     async def _begin(self, header: PushHeader, manifest: Manifest, digest: str, size_bytes: int) -> LivePush:
         self.check_free()
-        present = self._pushes.values()
-        limit_bytes, partial = self._max_staging_bytes, manifest.partial
+        present, resident, limit_bytes = self._pushes.values(), self._resident, self._max_staging_bytes
+        partial, replaces = manifest.partial, header.replaces_weights
         with naming_wide_tensors(manifest, self._checkpoint):
             evicted = plan_evictions(
-                size_bytes,
-                present,
-                limit_bytes,
-                self._resident,
-                partial=partial,
-                replaces_weights=header.replaces_weights,
+                size_bytes, present, limit_bytes, resident, partial=partial, replaces_weights=replaces
             )
         await asyncio.gather(*(self._pushes.drop(push, push.truncation()) for push in evicted.leftovers))
         evicted.clear(self._resident)
