@@ -15,6 +15,8 @@ from genserve.cli import main
 from tests.unit.client.scripted_daemon import ScriptedDaemon
 
 PROGRAM = "import sys; from genserve.cli import main; sys.exit(main())"
+BARE = f"import sys; sys.modules['textual'] = sys.modules['rich'] = None; {PROGRAM}"
+"""Where only the client is installed."""
 LEAVES_SCREEN = b"\x1b[?1049l"
 SHOWS_CURSOR = b"\x1b[?25h"
 
@@ -63,11 +65,13 @@ class Terminal:
 
 
 @asynccontextmanager
-async def running(daemon: ScriptedDaemon) -> AsyncIterator[tuple[Terminal, asyncio.subprocess.Process]]:
-    """The command in a terminal, once it has drawn the screen."""
+async def running(
+    daemon: ScriptedDaemon, program: str = PROGRAM, shows: bytes = b"quit"
+) -> AsyncIterator[tuple[Terminal, asyncio.subprocess.Process]]:
+    """The command in a terminal, once it has shown this."""
     terminal = Terminal()
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", PROGRAM, "top", "--target", daemon.target),
+        *(sys.executable, "-c", program, "top", "--target", daemon.target),
         stdin=terminal.theirs,
         stdout=terminal.theirs,
         stderr=terminal.theirs,
@@ -75,7 +79,7 @@ async def running(daemon: ScriptedDaemon) -> AsyncIterator[tuple[Terminal, async
         start_new_session=True,
     )
     try:
-        await terminal.until(lambda written: b"quit" in written)
+        await terminal.until(lambda written: shows in written)
         yield terminal, process
     finally:
         if process.returncode is None:
@@ -132,9 +136,14 @@ def test_once_ends_with_the_error_of_a_daemon_that_does_not_answer(capsys: pytes
 
 async def test_once_needs_no_textual(daemon: ScriptedDaemon) -> None:
     """The client alone is enough for it."""
-    program = "import sys; sys.modules['textual'] = sys.modules['rich'] = None; " + PROGRAM
     once = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", program, "top", "--once", "--target", daemon.target, stdout=asyncio.subprocess.PIPE
+        sys.executable, "-c", BARE, "top", "--once", "--target", daemon.target, stdout=asyncio.subprocess.PIPE
     )
     output, _ = await asyncio.wait_for(once.communicate(), 60)
     assert once.returncode == 0 and b"RUNNING" in output
+
+
+async def test_without_textual_it_says_what_to_install(daemon: ScriptedDaemon) -> None:
+    """And what works without it."""
+    async with running(daemon, BARE, b'"genserve[top]", or print one frame with --once') as (_, process):
+        assert await asyncio.wait_for(process.wait(), 30) == 1
