@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from genserve import __version__
-from genserve.cli import bench, doctor, generate, lora, replicas, route, serve, token, up
+from genserve.cli import bench, doctor, generate, lora, replicas, route, serve, token, top, up
 from genserve.cli.control import pause, resume, sleep, status, wake_up
 from genserve.cli.parser import CommandParser
 from genserve.cli.streams import abandon_output, prepare_output
@@ -92,6 +92,7 @@ def make_parser() -> argparse.ArgumentParser:
         sleep,
         wake_up,
         status,
+        top,
         bench,
         doctor,
         token,

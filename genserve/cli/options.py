@@ -90,14 +90,14 @@ def open_client(args: argparse.Namespace) -> "Client":
     """A client for the daemon that the options name."""
     from genserve.client import Client
 
-    return Client(_target(args), **_access(args))
+    return Client(shown_target(args), **_access(args))
 
 
 def open_async_client(args: argparse.Namespace) -> "AsyncClient":
     """The same for asyncio."""
     from genserve.client import AsyncClient
 
-    return AsyncClient(_target(args), **_access(args))
+    return AsyncClient(shown_target(args), **_access(args))
 
 
 def count(text: str) -> int:
@@ -125,7 +125,7 @@ def default_holder() -> str:
     return f"{getpass.getuser()}@{socket.gethostname()}"
 
 
-def _target(args: argparse.Namespace) -> str:
+def shown_target(args: argparse.Namespace) -> str:
     from genserve.client.transport.settings import target_of
 
     named = f"unix:{args.uds}" if args.uds is not None else args.target

@@ -48,7 +48,8 @@ class StateBoard:
         self._asleep = Asleep()
         self._answers = True
         self._ended = False
-        self._changed = Change()
+        self.changed = Change()
+        """Told at each change of the state, and of what else a status shows."""
         self._callbacks: list[Callable[[], None]] = []
 
     @property
@@ -153,7 +154,7 @@ class StateBoard:
         """Wakes everyone who waits for a change."""
         for callback in self._callbacks:
             callback()
-        self._changed.tell()
+        self.changed.tell()
 
     def call_on_change(self, callback: Callable[[], None]) -> None:
         """Calls `callback` at each change, before anybody who waits for it wakes up."""
@@ -161,4 +162,4 @@ class StateBoard:
 
     async def wait_change(self) -> None:
         """Returns when something changed after the call."""
-        await self._changed.wait()
+        await self.changed.wait()

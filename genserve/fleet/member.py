@@ -1,11 +1,11 @@
 """What the router knows of one replica, and what follows from it. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from genserve.fleet.version import Version
 from genserve.routing.replica import Load, Replica, ReplicaState
-from genserve.v1 import control_pb2, types_pb2
+from genserve.v1 import control_pb2, types_pb2, weights_pb2
 
 _MAX_NUM_SEQS = 1 << 30
 """Of a replica that has not told it yet."""
@@ -28,12 +28,12 @@ class Member:
     """A replica. `address` names it.
 
     `failure`: why it is taken to be unhealthy, "" = it answers. `kind`: as it last told, None before. `engine`, `load`
-    and `lora_names`: the same, and None while it does not answer. `instance_id`: of the run that told last; it stays
-    when that does not answer any more, so that another run at this address can be told from it. `version`: what it
-    serves, None while that is not known. `sync_failure`: why it could not be brought to the version of the fleet, "" =
-    it was not tried, or is being tried. `is_draining`: somebody drains it. `is_gone`: it was removed. `holds_leases`:
-    whether it is paused where the fleet is. `inflight`: sequences that were sent to it by this router and have not
-    ended.
+    and `lora_names`: the same, and None while it does not answer. `pushes`: those in flight there, as it last told.
+    `instance_id`: of the run that told last; it stays when that does not answer any more, so that another run at this
+    address can be told from it. `version`: what it serves, None while that is not known. `sync_failure`: why it could
+    not be brought to the version of the fleet, "" = it was not tried, or is being tried. `is_draining`: somebody drains
+    it. `is_gone`: it was removed. `holds_leases`: whether it is paused where the fleet is. `inflight`: sequences that
+    were sent to it by this router and have not ended.
     """
 
     address: str
@@ -43,6 +43,7 @@ class Member:
     engine: types_pb2.EngineState | None = None
     instance_id: str = ""
     load: control_pb2.Load | None = None
+    pushes: Sequence[weights_pb2.PushInFlight] = ()
     version: Version | None = None
     sync_failure: str = ""
     lora_names: frozenset[str] | None = None
@@ -61,15 +62,20 @@ class Member:
         self.failure = ""
         self._changed()
 
-    def reported(self, engine: types_pb2.EngineState, load: control_pb2.Load) -> None:
-        """It has told its state and load. What it serves is not known any more if that has changed."""
+    def reported(
+        self,
+        engine: types_pb2.EngineState,
+        load: control_pb2.Load,
+        pushes: Sequence[weights_pb2.PushInFlight] = (),
+    ) -> None:
+        """It has told its state, load and pushes. What it serves is not known any more if that has changed."""
         before = self.engine
         if before is None or before.instance_id != engine.instance_id:
             self.version = None
             self.sync_failure = ""
         elif self.version is not None and self.version.number != engine.weight_version:
             self.version = None
-        self.engine, self.load = engine, load
+        self.engine, self.load, self.pushes = engine, load, pushes
         self.instance_id = engine.instance_id
         self._inflight_at_report = self.inflight
         self._changed()
@@ -96,6 +102,7 @@ class Member:
         self.version = None
         self.engine = None
         self.load = None
+        self.pushes = ()
         self.lora_names = None
         self._changed()
 

@@ -10,13 +10,13 @@ from genserve.errors import InvalidFieldError, QueueFullError, ReplicaNotFoundEr
 from genserve.fleet.fleet import Fleet
 from genserve.fleet.member import Member
 from genserve.fleet.push.pushes import FleetPushes
-from genserve.fleet.state import fleet_load, fleet_state
+from genserve.fleet.state import fleet_load, fleet_pushes, fleet_state
 from genserve.fleet.sync import Sync
 from genserve.fleet.upstream import Upstream
 from genserve.fleet.watch import Watch
 from genserve.routing.replica import ReplicaState
 from genserve.security.caller import Caller
-from genserve.v1 import control_pb2, types_pb2
+from genserve.v1 import control_pb2, types_pb2, weights_pb2
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +53,10 @@ class Router:
     def load(self) -> control_pb2.Load:
         """The load of the fleet."""
         return fleet_load(self._counting())
+
+    def pushes(self) -> list[weights_pb2.PushInFlight]:
+        """The pushes in flight on any replica."""
+        return fleet_pushes(self.fleet.members)
 
     def _counting(self) -> list[Member]:
         return [each.member for each in self.fleet.ready] or self.fleet.members

@@ -1,10 +1,13 @@
-"""The state and load of a fleet, as those of one daemon. Pure."""
+"""The state, load and pushes of a fleet, as those of one daemon. Pure."""
 
 from collections.abc import Sequence
+from typing import Final
 
 from genserve.fleet.member import Member
-from genserve.v1 import control_pb2, types_pb2
+from genserve.v1 import control_pb2, types_pb2, weights_pb2
 
+_MAX_PUSHES: Final = 16
+"""As of a daemon."""
 _ORDER = (
     types_pb2.PHASE_RUNNING,
     types_pb2.PHASE_APPLYING,
@@ -53,3 +56,15 @@ def fleet_load(members: Sequence[Member]) -> control_pb2.Load:
         tokens_per_second=sum(load.tokens_per_second for load in loads),
         prefix_cache_hit_rate=sum(load.prefix_cache_hit_rate for load in loads) / count,
     )
+
+
+def fleet_pushes(members: Sequence[Member]) -> list[weights_pb2.PushInFlight]:
+    """One entry for each push, in the order in which replicas tell them: as it is on the one that has received most of
+    it, the first one of several."""
+    furthest: dict[str, weights_pb2.PushInFlight] = {}
+    for member in members:
+        for push in member.pushes:
+            known = furthest.get(push.push_id)
+            if known is None or push.received_bytes > known.received_bytes:
+                furthest[push.push_id] = push
+    return list(furthest.values())[:_MAX_PUSHES]

@@ -90,7 +90,7 @@ class Watch:
     async def _take(self, report: control_pb2.WatchStatusResponse, *, has_loras: bool) -> None:
         member, upstream, timeout_s = self._member, self._upstream, self._fleet.settings.silence_s
         self._check_alone(report.state.instance_id)
-        member.reported(report.state, report.load)
+        member.reported(report.state, report.load, report.pushes)
         leases_changed = self._fleet.leases.told(upstream.address, report.state.pauses)
         if member.version is None:
             omitting = weights_pb2.GetWeightsRequest(omit_manifest=True)

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from genserve.control.pause import PauseController
 from genserve.control.sleep import SleepController
-from genserve.control.state import StateBoard
+from genserve.control.state import EngineState, StateBoard
 from genserve.engine.protocol import Engine
+from genserve.engine.types import Load
 from genserve.rpc.answers import Answers
 from genserve.rpc.convert.control import (
     ServerFacts,
@@ -17,17 +18,19 @@ from genserve.rpc.convert.control import (
     pause_arguments,
     renewed_ttl_s,
     sleep_arguments,
-    to_load,
     to_lora,
     to_server_info,
+    to_status,
     watch_heartbeat_s,
     watch_interval_s,
 )
-from genserve.rpc.convert.values import to_lease, to_state
+from genserve.rpc.convert.values import to_lease
 from genserve.rpc.watchers import Watchers
 from genserve.v1 import control_pb2
 from genserve.v1.control_pb2_grpc import ControlServiceServicer
 from genserve.weights.lora.loader import LoraLoader
+from genserve.weights.push.in_flight import PushInFlight
+from genserve.weights.registry import PushRegistry
 
 if TYPE_CHECKING:
     from grpc.aio import ServicerContext
@@ -45,10 +48,12 @@ class ControlServicer(ControlServiceServicer):
         sleeps: SleepController,
         board: StateBoard,
         loras: LoraLoader,
+        pushes: PushRegistry,
         facts: Callable[[], ServerFacts],
     ) -> None:
         self._engine = engine
         self._loras = loras
+        self._pushes = pushes
         self._pauses = pauses
         self._sleeps = sleeps
         self._board = board
@@ -94,7 +99,7 @@ class ControlServicer(ControlServiceServicer):
         self, request: control_pb2.GetStatusRequest, context: "ServicerContext[Any, Any]"
     ) -> control_pb2.GetStatusResponse:
         """State and load."""
-        return self._answer(control_pb2.GetStatusResponse, load=to_load(self._engine.load()))
+        return to_status(control_pb2.GetStatusResponse, *self._status(), time.time())
 
     async def WatchStatus(  # type: ignore[override]  # the stubs know generators only
         self,
@@ -116,9 +121,9 @@ class ControlServicer(ControlServiceServicer):
         sent, silent_at_s = None, math.inf
         while True:
             is_last = self._board.is_over
-            status = (self._board.state(), self._engine.load())
+            status = self._status()
             if status != sent or time.monotonic() >= silent_at_s:
-                await context.write(control_pb2.WatchStatusResponse(state=to_state(status[0]), load=to_load(status[1])))
+                await context.write(to_status(control_pb2.WatchStatusResponse, *status, time.time()))
                 sent = status  # changes during the write are not sent again
                 silent_at_s = time.monotonic() + heartbeat_s
             elif is_last:
@@ -129,6 +134,9 @@ class ControlServicer(ControlServiceServicer):
                         await self._board.wait_change()
                 except TimeoutError:
                     pass
+
+    def _status(self) -> tuple[EngineState, Load, tuple[PushInFlight, ...]]:
+        return self._board.state(), self._engine.load(), self._pushes.in_flight()
 
     async def GetServerInfo(
         self, request: control_pb2.GetServerInfoRequest, context: "ServicerContext[Any, Any]"

@@ -166,7 +166,7 @@ def _public_server(parts: ServerParts, weights: WeightServicer) -> grpc.aio.Serv
     _add_generation(server, generation, parts.engine.info.max_request_bytes)
     _add_weights(server, weights)
     add_ControlServiceServicer_to_server(
-        ControlServicer(parts.engine, parts.pauses, parts.sleeps, parts.board, parts.loras, facts), server
+        ControlServicer(parts.engine, parts.pauses, parts.sleeps, parts.board, parts.loras, parts.pushes, facts), server
     )
     add_HealthServicer_to_server(HealthServicer(parts.board, SERVICE_NAMES), server)
     add_reflection(server, [*SERVICE_NAMES, health.SERVICE_NAME])

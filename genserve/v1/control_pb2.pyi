@@ -5,6 +5,7 @@ Pause, resume, sleep and status."""
 
 from collections import abc as _abc
 from genserve.v1 import types_pb2 as _types_pb2
+from genserve.v1 import weights_pb2 as _weights_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
@@ -284,6 +285,8 @@ class GetStatusResponse(_message.Message):
 
     STATE_FIELD_NUMBER: _builtins.int
     LOAD_FIELD_NUMBER: _builtins.int
+    PUSHES_FIELD_NUMBER: _builtins.int
+    TIME_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def state(self) -> _types_pb2.EngineState:
         """State of the engine."""
@@ -292,15 +295,30 @@ class GetStatusResponse(_message.Message):
     def load(self) -> Global___Load:
         """Its load."""
 
+    @_builtins.property
+    def pushes(self) -> _containers.RepeatedCompositeFieldContainer[_weights_pb2.PushInFlight]:
+        """Pushes whose bytes are here: those that are sent or carried out first, then the newest; at most 16. A watcher is told
+        at once when one has another state, and of new bytes as of a changed load. Of a router: one entry for each push, as
+        it is on the replica that has received most of it.
+        """
+
+    @_builtins.property
+    def time(self) -> _timestamp_pb2.Timestamp:
+        """The clock of who answers, which the times of leases and pushes are by: with it, a countdown is right on a host whose
+        clock differs. It alone is no change.
+        """
+
     def __init__(
         self,
         *,
         state: _types_pb2.EngineState | None = ...,
         load: Global___Load | None = ...,
+        pushes: _abc.Iterable[_weights_pb2.PushInFlight] | None = ...,
+        time: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "state", b"state"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "state", b"state", "time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "pushes", b"pushes", "state", b"state", "time", b"time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -346,6 +364,8 @@ class WatchStatusResponse(_message.Message):
 
     STATE_FIELD_NUMBER: _builtins.int
     LOAD_FIELD_NUMBER: _builtins.int
+    PUSHES_FIELD_NUMBER: _builtins.int
+    TIME_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def state(self) -> _types_pb2.EngineState:
         """State of the engine."""
@@ -354,15 +374,30 @@ class WatchStatusResponse(_message.Message):
     def load(self) -> Global___Load:
         """Its load."""
 
+    @_builtins.property
+    def pushes(self) -> _containers.RepeatedCompositeFieldContainer[_weights_pb2.PushInFlight]:
+        """Pushes whose bytes are here: those that are sent or carried out first, then the newest; at most 16. A watcher is told
+        at once when one has another state, and of new bytes as of a changed load. Of a router: one entry for each push, as
+        it is on the replica that has received most of it.
+        """
+
+    @_builtins.property
+    def time(self) -> _timestamp_pb2.Timestamp:
+        """The clock of who answers, which the times of leases and pushes are by: with it, a countdown is right on a host whose
+        clock differs. It alone is no change.
+        """
+
     def __init__(
         self,
         *,
         state: _types_pb2.EngineState | None = ...,
         load: Global___Load | None = ...,
+        pushes: _abc.Iterable[_weights_pb2.PushInFlight] | None = ...,
+        time: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "state", b"state"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "state", b"state", "time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "pushes", b"pushes", "state", b"state", "time", b"time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -6,6 +6,7 @@ The replicas behind one endpoint."""
 from collections import abc as _abc
 from genserve.v1 import control_pb2 as _control_pb2
 from genserve.v1 import types_pb2 as _types_pb2
+from genserve.v1 import weights_pb2 as _weights_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
@@ -73,6 +74,7 @@ class Replica(_message.Message):
     MAX_NUM_SEQS_FIELD_NUMBER: _builtins.int
     PUSH_ID_FIELD_NUMBER: _builtins.int
     CONTENT_DIGEST_FIELD_NUMBER: _builtins.int
+    PUSHES_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     """Its address, HOST:PORT or unix:PATH, as it was added: it names the replica."""
     state: Global___ReplicaState.ValueType
@@ -95,6 +97,10 @@ class Replica(_message.Message):
     def load(self) -> _control_pb2.Load:
         """Its load, as it was last told."""
 
+    @_builtins.property
+    def pushes(self) -> _containers.RepeatedCompositeFieldContainer[_weights_pb2.PushInFlight]:
+        """Its pushes in flight, as it last told: see GetStatusResponse."""
+
     def __init__(
         self,
         *,
@@ -107,10 +113,11 @@ class Replica(_message.Message):
         max_num_seqs: _builtins.int = ...,
         push_id: _builtins.str = ...,
         content_digest: _builtins.str = ...,
+        pushes: _abc.Iterable[_weights_pb2.PushInFlight] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine", "load", b"load"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "content_digest", b"content_digest", "engine", b"engine", "inflight", b"inflight", "load", b"load", "max_num_seqs", b"max_num_seqs", "push_id", b"push_id", "reason", b"reason", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "content_digest", b"content_digest", "engine", b"engine", "inflight", b"inflight", "load", b"load", "max_num_seqs", b"max_num_seqs", "push_id", b"push_id", "pushes", b"pushes", "reason", b"reason", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -8,6 +8,7 @@ from genserve.v1 import types_pb2 as _types_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
@@ -654,6 +655,64 @@ class Push(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Push: _TypeAlias = Push  # noqa: Y015
+
+@_typing.final
+class PushInFlight(_message.Message):
+    """How far a push in flight has come: for people and dashboards, which do not know its id. GetPush tells more."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PUSH_ID_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    WEIGHT_VERSION_FIELD_NUMBER: _builtins.int
+    RECEIVED_BYTES_FIELD_NUMBER: _builtins.int
+    TOTAL_BYTES_FIELD_NUMBER: _builtins.int
+    LORA_NAME_FIELD_NUMBER: _builtins.int
+    NUM_STREAMS_FIELD_NUMBER: _builtins.int
+    BEGIN_TIME_FIELD_NUMBER: _builtins.int
+    STATE_TIME_FIELD_NUMBER: _builtins.int
+    push_id: _builtins.str
+    """Its id."""
+    state: Global___PushState.ValueType
+    """Its state: RECEIVING, STAGED, PREPARING, PREPARED, APPLYING or FAILED. One that is applied is not listed any more."""
+    weight_version: _builtins.int
+    """Version of its weights."""
+    received_bytes: _builtins.int
+    """Distinct bytes that count for the present attempt."""
+    total_bytes: _builtins.int
+    """Size of the byte space."""
+    lora_name: _builtins.str
+    """The name of its adapter, if it is one."""
+    num_streams: _builtins.int
+    """Streams of it that are open."""
+    @_builtins.property
+    def begin_time(self) -> _timestamp_pb2.Timestamp:
+        """When its present attempt began, by the daemon's clock."""
+
+    @_builtins.property
+    def state_time(self) -> _timestamp_pb2.Timestamp:
+        """When its present state began, by the daemon's clock."""
+
+    def __init__(
+        self,
+        *,
+        push_id: _builtins.str = ...,
+        state: Global___PushState.ValueType = ...,
+        weight_version: _builtins.int = ...,
+        received_bytes: _builtins.int = ...,
+        total_bytes: _builtins.int = ...,
+        lora_name: _builtins.str = ...,
+        num_streams: _builtins.int = ...,
+        begin_time: _timestamp_pb2.Timestamp | None = ...,
+        state_time: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["begin_time", b"begin_time", "state_time", b"state_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin_time", b"begin_time", "lora_name", b"lora_name", "num_streams", b"num_streams", "push_id", b"push_id", "received_bytes", b"received_bytes", "state", b"state", "state_time", b"state_time", "total_bytes", b"total_bytes", "weight_version", b"weight_version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PushInFlight: _TypeAlias = PushInFlight  # noqa: Y015
 
 @_typing.final
 class StepTiming(_message.Message):

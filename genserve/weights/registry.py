@@ -23,6 +23,7 @@ from genserve.weights.checkpoint.index import CheckpointIndex
 from genserve.weights.completion import Completion
 from genserve.weights.lora.loader import LoraLoader
 from genserve.weights.push.attempt import Attempt
+from genserve.weights.push.in_flight import PushInFlight, in_flight
 from genserve.weights.push.lifecycle import State
 from genserve.weights.push.live_push import LivePush
 from genserve.weights.push.live_pushes import LivePushes, not_found
@@ -69,7 +70,7 @@ class PushRegistry:
         self._resident = resident
         self._max_staging_bytes = max_staging_bytes
         self._clock = clock
-        self._pushes = LivePushes(clock)
+        self._pushes = LivePushes(clock, board.changed)  # who watches the status sees pushes
         self._tied: Mapping[str, str] = checkpoint.tied if checkpoint is not None else {}
         self._outcomes = Outcomes(resident, clock)
         self._completion = Completion(engine, board, applier, loras, resident, self._outcomes, self._pushes, self._tied)
@@ -82,6 +83,10 @@ class PushRegistry:
         """What `max_staging_bytes` leaves beside the pushes and the resident bytes."""
         taken_bytes = sum(push.size_bytes for push in self._pushes.values()) + self._resident.held_bytes
         return self._max_staging_bytes - taken_bytes
+
+    def in_flight(self) -> tuple[PushInFlight, ...]:
+        """How far the pushes have come whose bytes are here, at most `MAX_LISTED` of them."""
+        return in_flight(self._pushes.values())
 
     def check_num_tensors(self, num_tensors: int, *, lora: bool = False) -> None:
         """Raises ManifestMismatchError for too many tensors. Call it before converting a manifest, which would take
@@ -173,16 +178,11 @@ class PushRegistry:
 
     async def _begin(self, header: PushHeader, manifest: Manifest, digest: str, size_bytes: int) -> LivePush:
         self.check_free()
-        present = self._pushes.values()
-        limit_bytes, partial = self._max_staging_bytes, manifest.partial
+        present, resident, limit_bytes = self._pushes.values(), self._resident, self._max_staging_bytes
+        partial, replaces = manifest.partial, header.replaces_weights
         with naming_wide_tensors(manifest, self._checkpoint):
             evicted = plan_evictions(
-                size_bytes,
-                present,
-                limit_bytes,
-                self._resident,
-                partial=partial,
-                replaces_weights=header.replaces_weights,
+                size_bytes, present, limit_bytes, resident, partial=partial, replaces_weights=replaces
             )
         await asyncio.gather(*(self._pushes.drop(push, push.truncation()) for push in evicted.leftovers))
         evicted.clear(self._resident)

@@ -7,10 +7,11 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from genserve.cli.options import Subparsers, add_connection_options, open_client
+from genserve.cli.quantities import mean_rate, rate_text, share_text, sizes_text
 from genserve.cli.streams import print_json
 
 if TYPE_CHECKING:
-    from genserve.client import Client, EngineState, PauseLease, ServerInfo, Status
+    from genserve.client import Client, EngineState, PauseLease, PushInFlight, ServerInfo, Status
 
 _OF_THE_DAEMON: Final = {
     "weightUpdate": "weight_update",
@@ -59,7 +60,9 @@ def state_line(state: "EngineState") -> str:
 
 def status_table(status: "Status", info: "ServerInfo", now: datetime) -> str:
     """One line for each of phase, model, load and how new weights are taken, one for front ends, for the OpenAI server
-    and for what is asleep if there are any, one for each pause."""
+    and for what is asleep if there are any, one for each pause and each push in flight. `now` counts if the daemon does
+    not tell its own time."""
+    now = now if status.time is None else status.time
     state, load = status.state, status.load
     rows = [
         ("phase", state.phase),
@@ -72,6 +75,7 @@ def status_table(status: "Status", info: "ServerInfo", now: datetime) -> str:
         *([("openai", f"HTTP on port {info.openai_port}")] if info.openai_port else []),
         *([("asleep", _asleep_row(state))] if state.asleep_tags else []),
         *(("pause", _lease_row(lease, now)) for lease in state.pauses),
+        *(("push", _push_row(push, now)) for push in status.pushes),
     ]
     return "\n".join(f"{name:<8} {value}" for name, value in rows)
 
@@ -104,3 +108,13 @@ def _lease_row(lease: "PauseLease", now: datetime) -> str:
     else:
         left = f"{max((lease.expire_time - now).total_seconds(), 0):.0f} s left"
     return "  ".join(part for part in (lease.lease_id, lease.mode, left, lease.holder) if part != "")
+
+
+def _push_row(push: "PushInFlight", now: datetime) -> str:
+    adapter = f"adapter {push.lora_name}" if push.lora_name else f"version {push.weight_version}"
+    parts = [push.push_id, adapter, push.state]
+    if push.state == "receiving":
+        rate = mean_rate(push.received_bytes, push.begin_time, now)
+        parts += [share_text(push.received_bytes, push.total_bytes), sizes_text(push.received_bytes, push.total_bytes)]
+        parts += [] if rate is None else [rate_text(rate)]
+    return "  ".join(parts)

@@ -97,11 +97,15 @@ class ControlCalls(ServiceCalls):
         return Status.of(response)
 
     def watch_status(
-        self, *, interval_s: float | None = None, timeout_s: float | None = None
+        self, *, interval_s: float | None = None, heartbeat_s: float | None = None, timeout_s: float | None = None
     ) -> ResponseStream[Status]:
-        """Yields state and load, at once and then on every change; while the load changes, at least every `interval_s`.
-        It continues until it is closed: this is the one call without a deadline by default."""
-        request = control_pb2.WatchStatusRequest(interval=optional_duration(interval_s, "interval_s"))
+        """Yields state, load and pushes, at once and then on every change; while the load changes, at least every
+        `interval_s`, and every `heartbeat_s` if nothing changes, both at least 0.1. It continues until it is closed:
+        this is the one call without a deadline by default."""
+        request = control_pb2.WatchStatusRequest(
+            interval=optional_duration(interval_s, "interval_s"),
+            heartbeat=optional_duration(heartbeat_s, "heartbeat_s"),
+        )
         return self._connection.stream(self._connection.control.WatchStatus, request, timeout_s, Status.of)
 
     async def server_info(self, *, timeout_s: Timeout = UNSET) -> ServerInfo:

@@ -1,12 +1,13 @@
 """The engine as the control plane reports it: state, leases, load, what is served."""
 
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 
 from google.protobuf.message import Message
 
 from genserve.client.transport.enums import word_of
-from genserve.v1 import control_pb2, types_pb2
+from genserve.client.transport.fields import utc_time
+from genserve.v1 import control_pb2, types_pb2, weights_pb2
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +22,8 @@ class PauseLease:
     @classmethod
     def of(cls, message: types_pb2.PauseLease) -> "PauseLease":
         """From the wire."""
-        expire_time = message.expire_time.ToDatetime(tzinfo=UTC) if message.HasField("expire_time") else None
-        return cls(message.lease_id, message.holder, word_of(types_pb2.PauseMode, message.mode), expire_time)
+        mode = word_of(types_pb2.PauseMode, message.mode)
+        return cls(message.lease_id, message.holder, mode, utc_time(message, "expire_time"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,18 +83,59 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
+class PushInFlight:
+    """How far a push in flight has come. `state` is one of receiving, staged, preparing, prepared, applying, failed;
+    one that is applied is not listed any more. `num_streams`: those that are open. `begin_time` and `state_time` (UTC,
+    by the daemon's clock): when its present attempt and its present state began; None if the daemon does not tell."""
+
+    push_id: str
+    state: str
+    weight_version: int
+    received_bytes: int
+    total_bytes: int
+    lora_name: str
+    num_streams: int
+    begin_time: datetime | None
+    state_time: datetime | None
+
+    @classmethod
+    def of(cls, message: weights_pb2.PushInFlight) -> "PushInFlight":
+        """From the wire."""
+        return cls(
+            push_id=message.push_id,
+            state=word_of(weights_pb2.PushState, message.state),
+            weight_version=message.weight_version,
+            received_bytes=message.received_bytes,
+            total_bytes=message.total_bytes,
+            lora_name=message.lora_name,
+            num_streams=message.num_streams,
+            begin_time=utc_time(message, "begin_time"),
+            state_time=utc_time(message, "state_time"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
-    """State and load."""
+    """State, load, and the pushes in flight. `time` (UTC) is the clock of who answers, which the times of leases and
+    pushes are by; None if it does not tell."""
 
     state: EngineState
     load: Load
+    pushes: list[PushInFlight]
+    time: datetime | None = field(compare=False)
     message: Message = field(repr=False, compare=False)
     """The original message."""
 
     @classmethod
     def of(cls, message: control_pb2.GetStatusResponse | control_pb2.WatchStatusResponse) -> "Status":
         """From the wire."""
-        return cls(EngineState.of(message.state), Load.of(message.load), message)
+        return cls(
+            EngineState.of(message.state),
+            Load.of(message.load),
+            [PushInFlight.of(push) for push in message.pushes],
+            utc_time(message, "time"),
+            message,
+        )
 
 
 @dataclass(frozen=True, slots=True)

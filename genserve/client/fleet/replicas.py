@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from google.protobuf.message import Message
 
-from genserve.client.control.state import EngineState, Load
+from genserve.client.control.state import EngineState, Load, PushInFlight
 from genserve.client.transport.enums import word_of
 from genserve.v1 import fleet_pb2
 
@@ -16,7 +16,7 @@ class FleetReplica:
 
     `engine` and `load`: as it last told, None before it has answered. `inflight`: sequences that the router has sent to
     it and that have not ended. `push_id`: of the push that brought its weights, "" = its checkpoint. `content_digest`:
-    of its weights, "" = not known.
+    of its weights, "" = not known. `pushes`: those in flight there, as it last told.
     """
 
     address: str
@@ -28,6 +28,7 @@ class FleetReplica:
     max_num_seqs: int
     push_id: str
     content_digest: str
+    pushes: list[PushInFlight] = field(default_factory=list)
 
     @classmethod
     def of(cls, message: fleet_pb2.Replica) -> "FleetReplica":
@@ -42,6 +43,7 @@ class FleetReplica:
             max_num_seqs=message.max_num_seqs,
             push_id=message.push_id,
             content_digest=message.content_digest,
+            pushes=[PushInFlight.of(push) for push in message.pushes],
         )
 
 

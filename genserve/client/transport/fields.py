@@ -5,6 +5,7 @@ import difflib
 import reprlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from math import isnan
 from numbers import Integral, Real
 from typing import Any, Final, TypeVar
@@ -85,6 +86,14 @@ def is_seconds(value: object) -> bool:
 def optional_duration(seconds: float | None, option: str) -> Duration | None:
     """The same; None stays None."""
     return None if seconds is None else duration(seconds, option)
+
+
+def utc_time(message: Message, field: str) -> datetime | None:
+    """A Timestamp of a message in UTC; None if it is not set."""
+    if not message.HasField(field):
+        return None
+    time: datetime = getattr(message, field).ToDatetime(tzinfo=UTC)
+    return time
 
 
 def _is_sequence(kind: type[Message], name: str) -> bool:

@@ -13,7 +13,8 @@ from genserve.fleet.pauses import FleetPauses
 from genserve.fleet.router import Router
 from genserve.fleet.upstream import Upstream
 from genserve.fleet.watch import ROUTER_FEATURE
-from genserve.rpc.convert.control import watch_heartbeat_s, watch_interval_s
+from genserve.rpc.convert.control import StatusT, watch_heartbeat_s, watch_interval_s
+from genserve.rpc.convert.values import to_timestamp
 from genserve.rpc.watchers import Watchers
 from genserve.v1 import control_pb2
 from genserve.v1.control_pb2_grpc import ControlServiceServicer
@@ -55,7 +56,7 @@ class FleetControl(ControlServiceServicer):
         self, request: control_pb2.GetStatusRequest, context: "ServicerContext[Any, Any]"
     ) -> control_pb2.GetStatusResponse:
         """State and load of all."""
-        return control_pb2.GetStatusResponse(state=self._router.state(), load=self._router.load())
+        return self._at_this_time(self._status(control_pb2.GetStatusResponse))
 
     async def WatchStatus(  # type: ignore[override]  # the stubs know generators only
         self,
@@ -69,9 +70,11 @@ class FleetControl(ControlServiceServicer):
             while True:
                 is_last = self._router.is_draining
                 changed = self._fleet.states_changed.next
-                status = control_pb2.WatchStatusResponse(state=self._router.state(), load=self._router.load())
+                status = self._status(control_pb2.WatchStatusResponse)
                 if status != sent or time.monotonic() >= silent_at_s:
-                    await context.write(status)
+                    told = control_pb2.WatchStatusResponse()
+                    told.CopyFrom(status)  # to which the time is no change
+                    await context.write(self._at_this_time(told))
                     sent, silent_at_s = status, time.monotonic() + heartbeat_s
                 if is_last:
                     return
@@ -80,6 +83,13 @@ class FleetControl(ControlServiceServicer):
                         await changed.wait()
                 except TimeoutError:
                     pass
+
+    def _status(self, kind: type[StatusT]) -> StatusT:
+        return kind(state=self._router.state(), load=self._router.load(), pushes=self._router.pushes())
+
+    def _at_this_time(self, status: StatusT) -> StatusT:
+        status.time.CopyFrom(to_timestamp(time.time()))
+        return status
 
     async def GetServerInfo(
         self, request: control_pb2.GetServerInfoRequest, context: "ServicerContext[Any, Any]"

@@ -122,4 +122,5 @@ class FleetReplicas(FleetServiceServicer):
             max_num_seqs=member.max_num_seqs if member.kind is not None else 0,
             push_id=member.version.push_id if member.version is not None else "",
             content_digest=member.version.content_digest if member.version is not None else "",
+            pushes=member.pushes,
         )

@@ -2,8 +2,9 @@
 
 import math
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import grpc
 from google.protobuf.message import Message
@@ -11,10 +12,15 @@ from google.protobuf.message import Message
 import genserve
 from genserve.arguments import MIN_WATCH_INTERVAL_S
 from genserve.control.asleep import SleepDepth
+from genserve.control.state import EngineState
 from genserve.engine.types import EngineInfo, KvPolicy, Load, LoadedLora, PauseMode
 from genserve.errors import InvalidFieldError
-from genserve.rpc.convert.values import kv_policy, pause_mode, seconds_or, to_timestamp
+from genserve.rpc.convert.values import kv_policy, pause_mode, seconds_or, to_state, to_timestamp
+from genserve.rpc.convert.weights import to_push_in_flight
 from genserve.v1 import control_pb2
+from genserve.weights.push.in_flight import PushInFlight
+
+StatusT = TypeVar("StatusT", control_pb2.GetStatusResponse, control_pb2.WatchStatusResponse)
 
 DEFAULT_PAUSE_TTL_S = 60.0
 DEFAULT_PAUSE_TIMEOUT_S = 60.0
@@ -109,6 +115,15 @@ def to_load(load: Load) -> control_pb2.Load:
         kv_usage=load.kv_usage,
         tokens_per_second=load.tokens_per_second,
         prefix_cache_hit_rate=load.prefix_cache_hit_rate,
+    )
+
+
+def to_status(
+    kind: type[StatusT], state: EngineState, load: Load, pushes: Iterable[PushInFlight], now_s: float
+) -> StatusT:
+    """The status, as GetStatus and WatchStatus tell it at `now_s`, in Unix seconds."""
+    return kind(
+        state=to_state(state), load=to_load(load), pushes=map(to_push_in_flight, pushes), time=to_timestamp(now_s)
     )
 
 

@@ -4,9 +4,10 @@ from collections.abc import Iterable, Sequence
 
 from genserve.engine.types import KvPolicy, WeightDigest
 from genserve.errors import InvalidFieldError
-from genserve.rpc.convert.values import kv_policy, pause_mode, seconds_or
+from genserve.rpc.convert.values import kv_policy, pause_mode, seconds_or, to_timestamp
 from genserve.v1 import weights_pb2
 from genserve.weights.load.types import CheckpointPath, Load, Peers
+from genserve.weights.push.in_flight import PushInFlight
 from genserve.weights.push.types import (
     DEFAULT_APPLY_TIMEOUT_S,
     DEFAULT_PREPARED_TTL_S,
@@ -124,6 +125,21 @@ def to_push(push: PushReport) -> weights_pb2.Push:
         lora_name=push.lora_name,
         attempt=push.attempt,
         content_digest=push.content_digest,
+    )
+
+
+def to_push_in_flight(push: PushInFlight) -> weights_pb2.PushInFlight:
+    """How far a push in flight has come."""
+    return weights_pb2.PushInFlight(
+        push_id=push.push_id,
+        state=_STATES_OUT[push.state],
+        weight_version=push.weight_version,
+        received_bytes=push.received_bytes,
+        total_bytes=push.total_bytes,
+        lora_name=push.lora_name,
+        num_streams=push.num_streams,
+        begin_time=to_timestamp(push.began_at_s),
+        state_time=to_timestamp(push.state_since_s),
     )
 
 

@@ -1,6 +1,7 @@
 """One attempt at a push: its streams, and the result that all of them get."""
 
 import asyncio
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,11 +15,13 @@ _LATE_S = 0.25
 
 @dataclass(slots=True)
 class Attempt:
-    """The streams of one attempt, and the result that all of them answer. `name` is "" for one without a name."""
+    """The streams of one attempt, and the result that all of them answer. `name` is "" for one without a name.
+    `began_at_s`: when it began, in Unix seconds, for people."""
 
     num_streams: int
     name: str
     result: "asyncio.Future[PushOutcome]"
+    began_at_s: float
     num_attached: int = 0
     num_opened: int = 0
     num_sending: int = 0
@@ -30,7 +33,7 @@ class Attempt:
         result: asyncio.Future[PushOutcome] = asyncio.get_running_loop().create_future()
         # If all clients are gone, nobody retrieves the error, and asyncio must not log this.
         result.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return cls(num_streams, name, result)
+        return cls(num_streams, name, result, time.time())
 
     def answer(self, outcome: PushOutcome | Exception) -> None:
         """Gives all streams the outcome, unless they got one before."""

@@ -1,6 +1,7 @@
 """The states of a push and the only transitions between them. Pure: one table, and one method per event."""
 
 import enum
+import time
 from collections.abc import Callable, Mapping
 
 from genserve.weights.push.types import PushState
@@ -59,12 +60,19 @@ _SHOWN_AS = {State.CHECKING: PushState.RECEIVING, State.GONE: PushState.FAILED}
 
 class Lifecycle:
     """The state of one push. Each method is an event, and raises RuntimeError if the table has no transition for it.
-    `tell_change` is called after each event."""
+    `tell_change` is called after each event. `clock` gives Unix seconds."""
 
-    def __init__(self, tell_change: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, tell_change: Callable[[], None] = lambda: None, clock: Callable[[], float] = time.time) -> None:
         self._state = State.RECEIVING
         self._was_staged = False
         self._tell_change = tell_change
+        self._clock = clock
+        self._since_s = clock()
+
+    @property
+    def since_s(self) -> float:
+        """When the state began, in Unix seconds. An event that leaves the state as it is does not begin it."""
+        return self._since_s
 
     @property
     def state(self) -> State:
@@ -137,5 +145,7 @@ class Lifecycle:
         after = TRANSITIONS.get((event, self._state))
         if after is None:
             raise RuntimeError(f"a push that is {self._state.name} cannot be {event}")
+        if after is not self._state:
+            self._since_s = self._clock()
         self._state = after
         self._tell_change()

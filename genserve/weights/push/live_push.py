@@ -302,10 +302,8 @@ class LivePush:
         lacks = f"lacks {missing_bytes} of {total_bytes} bytes"
         if not missing_bytes:
             lacks = f"did not get an end frame from all of its {self.attempt.num_streams} streams"
-        return PushTruncatedError(
-            f"push {self.push_id!r} {lacks}",
-            metadata={"push_id": self.push_id, "missing_bytes": str(missing_bytes)},
-        )
+        metadata = {"push_id": self.push_id, "missing_bytes": str(missing_bytes)}
+        return PushTruncatedError(f"push {self.push_id!r} {lacks}", metadata=metadata)
 
     def not_found(self) -> PushNotFoundError:
         """The error for a push that was discarded or has expired."""
@@ -314,7 +312,8 @@ class LivePush:
         )
 
     @property
-    def _num_counted(self) -> int:
+    def num_counted(self) -> int:
+        """Distinct bytes that count for the present attempt."""
         if self.lifecycle.state is not State.RECEIVING:
             return self.staging.manifest.total_bytes
         return self.staging.num_counted if self._keeps_counting else 0
@@ -334,7 +333,7 @@ class LivePush:
             push_id=self.push_id,
             state=state or self.lifecycle.push_state,
             weight_version=self.header.weight_version,
-            received_bytes=self._num_counted,
+            received_bytes=self.num_counted,
             total_bytes=total_bytes,
             missing=missing,
             issues=self.issues,

@@ -11,12 +11,12 @@ from genserve.weights.push.live_push import LivePush
 
 class LivePushes(Mapping[str, LivePush]):
     """Frees the bytes of a push when it is dropped or idle for too long, and forgets it when it is applied. `clock`
-    gives monotonic seconds."""
+    gives monotonic seconds. `changed` may be one that is told of other changes, too."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], changed: Change | None = None) -> None:
         self._clock = clock
         self._pushes: dict[str, LivePush] = {}
-        self.changed = Change()
+        self.changed = Change() if changed is None else changed
         """Told whenever one of them has changed."""
 
     def __getitem__(self, push_id: str) -> LivePush:

@@ -3,12 +3,14 @@ answer."""
 
 import contextlib
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from genserve.client import (
     AbortResult,
@@ -23,6 +25,7 @@ from genserve.client import (
     PauseResult,
     PulledWeights,
     Push,
+    PushInFlight,
     PushResult,
     Replicas,
     ResumeResult,
@@ -172,12 +175,18 @@ APPLIED: Final = weights_pb2.Applied(previous_version=1, active_version=2, reque
 LORA: Final = control_pb2.Lora(lora_name="a", rank=1, size_bytes=2, source="s", running_requests=3)
 INFO: Final = control_pb2.GetServerInfoResponse(model="m", vocab_size=3, state=STATE)
 WEIGHTS: Final = weights_pb2.GetWeightsResponse(weight_version=3, resident=True, state=STATE)
-STATUS: Final = control_pb2.GetStatusResponse(state=STATE, load=control_pb2.Load(running=1, waiting=2))
+IN_FLIGHT: Final = weights_pb2.PushInFlight(
+    push_id="p", state=weights_pb2.PUSH_STATE_RECEIVING, weight_version=1, received_bytes=2, total_bytes=3,
+    lora_name="a", num_streams=4, begin_time=Timestamp(seconds=5), state_time=Timestamp(seconds=6),
+)  # fmt: skip
+STATUS: Final = control_pb2.GetStatusResponse(
+    state=STATE, load=control_pb2.Load(running=1, waiting=2), pushes=[IN_FLIGHT], time=Timestamp(seconds=7)
+)
 PUSHED: Final = weights_pb2.GetPushResponse(push=PUSH, applied=APPLIED, state=STATE)
 COMMITTED: Final = weights_pb2.CommitPushResponse(push=PUSH, applied=APPLIED, state=STATE)
 REPLICA: Final = fleet_pb2.Replica(
     address="a:1", state=fleet_pb2.REPLICA_STATE_SYNCING, reason="r", engine=STATE, inflight=4, max_num_seqs=8,
-    push_id="p", content_digest="d",
+    push_id="p", content_digest="d", pushes=[weights_pb2.PushInFlight(push_id="q")],
 )  # fmt: skip
 REPLICAS: Final = fleet_pb2.ListReplicasResponse(
     replicas=[REPLICA, fleet_pb2.Replica(address="b:1")],
@@ -231,9 +240,29 @@ async def test_every_answer_is_the_result_of_its_call(daemon: SilentDaemon) -> N
             assert (name, await getattr(client, name)(*ARGUMENTS[name])) == (name, expected)
 
 
+def test_a_push_in_flight_is_read_field_by_field() -> None:
+    """With times in UTC, or none where the daemon tells none."""
+    begun, since = (datetime(1970, 1, 1, 0, 0, second, tzinfo=UTC) for second in (5, 6))
+    assert PushInFlight.of(IN_FLIGHT) == PushInFlight("p", "receiving", 1, 2, 3, "a", 4, begun, since)
+    nameless = PushInFlight.of(weights_pb2.PushInFlight())
+    assert (nameless.begin_time, nameless.state_time) == (None, None)
+    assert Status.of(STATUS).time == datetime(1970, 1, 1, 0, 0, 7, tzinfo=UTC)
+    assert [push.push_id for push in FleetReplica.of(REPLICA).pushes] == ["q"]
+
+
+def test_the_time_of_a_status_is_no_difference() -> None:
+    """Who waits for a change compares them."""
+    later = control_pb2.GetStatusResponse()
+    later.CopyFrom(STATUS)
+    later.time.seconds += 1
+    assert Status.of(later) == Status.of(STATUS)
+
+
 def test_results_are_compared_by_what_they_say_and_shown_without_their_messages() -> None:
     """Whichever call has told it."""
-    watched = control_pb2.WatchStatusResponse(state=STATUS.state, load=STATUS.load)
+    watched = control_pb2.WatchStatusResponse(
+        state=STATUS.state, load=STATUS.load, pushes=STATUS.pushes, time=STATUS.time
+    )
     pushed = weights_pb2.PushWeightsResponse(push=PUSH, applied=APPLIED, state=STATE)
     for one, other in ((Status.of(STATUS), Status.of(watched)), (PushResult.of(PUSHED), PushResult.of(pushed))):
         assert one.message != other.message

@@ -123,11 +123,11 @@ async def test_status_once_and_on_every_change(daemon: ScriptedDaemon, client: A
     """`watch_status` is an iterator of what `status` answers, at the interval that was asked for."""
     status = await client.status()
     assert (status.load.running, status.load.kv_usage) == (3, 0.25)
-    async with client.watch_status(interval_s=1) as statuses:
+    async with client.watch_status(interval_s=1, heartbeat_s=2) as statuses:
         assert [status.load.running async for status in statuses] == [0, 1]
     async with client.watch_status() as statuses:
         assert [status.load.running async for status in statuses] == [0, 1]
-    with_interval = control_pb2.WatchStatusRequest(interval=Duration(seconds=1))
+    with_interval = control_pb2.WatchStatusRequest(interval=Duration(seconds=1), heartbeat=Duration(seconds=2))
     assert daemon.watches == [with_interval, control_pb2.WatchStatusRequest()]
 
 

@@ -1,0 +1,134 @@
+"""Lines of the screen: text in tones, as many cells wide as a terminal shows. Pure.
+
+What a daemon tells may come from anybody who can call it. Characters that a terminal would obey are replaced.
+"""
+
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+_BLOCKS: Final = "▁▂▃▄▅▆▇█"
+_ASCII: Final = str.maketrans("▁▂▃▄▅▆▇█░─…·●↑↓", "_..--==#.-~.*^v")
+
+
+class Tone(Enum):
+    """What a text means to the reader; the screen gives it a color."""
+
+    PLAIN = "plain"
+    DIM = "dim"
+    STRONG = "strong"
+    TITLE = "title"
+    GOOD = "good"
+    WARN = "warn"
+    BAD = "bad"
+    GRAPH = "graph"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Text of one tone."""
+
+    text: str
+    tone: Tone = Tone.PLAIN
+
+
+Line = tuple[Span, ...]
+
+
+def line(*parts: str | Span) -> Line:
+    """A line of spans; a text alone is PLAIN."""
+    return tuple(Span(part) if isinstance(part, str) else part for part in parts)
+
+
+def clean(text: str) -> str:
+    """The text without characters that a terminal would obey: line ends, escapes, changes of direction."""
+    return text if text.isprintable() else "".join(each if each.isprintable() else "?" for each in text)
+
+
+def cells(text: str) -> int:
+    """How many cells of a terminal the text takes."""
+    if text.isascii():
+        return len(text)
+    return sum(0 if unicodedata.combining(each) else 1 + (unicodedata.east_asian_width(each) in "WF") for each in text)
+
+
+def cut(text: str, width: int) -> str:
+    """At most so many cells of the text, with a … if something is missing."""
+    if cells(text) <= width:
+        return text
+    kept, left = "", width - 1
+    for each in text:
+        left -= cells(each)
+        if left < 0:
+            break
+        kept += each
+    return f"{kept}…" if width > 0 else ""
+
+
+def padded(text: str, width: int, *, right: bool = False) -> str:
+    """Exactly so many cells: cut, or filled with blanks after it, or before it (`right`)."""
+    shown = cut(text, width)
+    blanks = " " * (width - cells(shown))
+    return blanks + shown if right else shown + blanks
+
+
+def width_of(spans: Line) -> int:
+    """How many cells a line takes."""
+    return sum(cells(span.text) for span in spans)
+
+
+def fitted(spans: Line, width: int) -> Line:
+    """At most so many cells of a line."""
+    if width_of(spans) <= width:
+        return spans
+    kept: list[Span] = []
+    for span in spans:
+        left = width - width_of(tuple(kept))
+        kept.append(Span(cut(span.text, left), span.tone))
+        if cells(span.text) > left:
+            break
+    return tuple(kept)
+
+
+def justified(left: Line, right: Line, width: int) -> Line:
+    """Both in one line of so many cells; of the left one only as much as there is room for."""
+    room = max(0, width - width_of(right) - 2)
+    shown = fitted(left, room)
+    return fitted((*shown, Span(" " * (width - width_of(shown) - width_of(right))), *right), width)
+
+
+def rule(title: str, width: int) -> Line:
+    """`── title ─────`"""
+    begin = f"── {title} "
+    return (Span(cut(begin + "─" * max(0, width - cells(begin)), width), Tone.TITLE),)
+
+
+def sparkline(values: Sequence[float | None], width: int, top: float) -> str:
+    """The last values, one cell each, the newest at the right; `top` is a whole block. None is a gap."""
+    shown = values[-width:] if width > 0 else ()
+    blocks = [" " if value is None else _BLOCKS[_level(value, top)] for value in shown]
+    return "".join(blocks).rjust(max(0, width))
+
+
+def _level(value: float, top: float) -> int:
+    if not value > 0 or not top > 0:  # NaN, too
+        return 0
+    return min(len(_BLOCKS) - 1, max(1, int(value / top * len(_BLOCKS))))
+
+
+def bar(share: float, width: int) -> str:
+    """`███░░`, rounded down: full only if the share is 1."""
+    full = int(min(1.0, max(0.0, share)) * width)
+    return "█" * full + "░" * (width - full)
+
+
+def plain(lines: Iterable[Line], *, encoding: str = "utf-8") -> str:
+    """Lines as text without tones, with other characters if the encoding lacks those for drawing."""
+    text = "\n".join("".join(span.text for span in spans).rstrip() for spans in lines)
+    try:
+        text.encode(encoding)
+    except (UnicodeEncodeError, LookupError):
+        return text.translate(_ASCII)
+    return text

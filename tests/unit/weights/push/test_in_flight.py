@@ -1,0 +1,63 @@
+"""Pushes in flight, as the status of the daemon lists them."""
+
+import time
+
+import pytest
+
+from genserve.weights.push.in_flight import MAX_LISTED, in_flight
+from genserve.weights.push.lifecycle import Lifecycle
+from genserve.weights.push.live_push import LivePush
+from genserve.weights.push.types import LoraAdapter, PushState
+from tests.unit.weights.conftest import MANIFEST, header, weights
+from tests.unit.weights.push.staging import new_staging
+
+DATA = weights(1)
+
+
+def opened(push_id: str = "p1", began_at_s: float = 0.0) -> LivePush:
+    """A push that nobody sends."""
+    push = LivePush(header(push_id=push_id, attempt="a"), MANIFEST.digest, new_staging(), MANIFEST.total_bytes)
+    push.attempt.began_at_s = began_at_s
+    push.staging.close()
+    return push
+
+
+async def test_a_push_in_flight_tells_how_far_it_has_come() -> None:
+    """Field by field."""
+    before_s = time.time()
+    lora = LoraAdapter("poet", "{}")
+    push = LivePush(
+        header(attempt="a", weight_version=7, lora=lora), MANIFEST.digest, new_staging(), MANIFEST.total_bytes
+    )
+    push.write(push.attempt, 0, DATA[:8], None)
+    push.num_attached = 2
+    (told,) = in_flight([push])
+    assert (told.push_id, told.state, told.weight_version, told.lora_name) == ("p1", PushState.RECEIVING, 7, "poet")
+    assert (told.received_bytes, told.total_bytes, told.num_streams) == (8, MANIFEST.total_bytes, 2)
+    assert before_s <= min(told.began_at_s, told.state_since_s)
+    assert max(told.began_at_s, told.state_since_s) <= time.time()
+    push.staging.close()
+
+
+async def test_those_that_are_sent_come_first_and_then_the_newest() -> None:
+    """Of more than can be listed, the oldest ones that only wait are left out."""
+    waiting = [opened(f"w{number}", float(number)) for number in range(MAX_LISTED)]
+    sent = opened("sent", -1.0)
+    sent.num_attached = 1
+    told = [push.push_id for push in in_flight([*waiting, sent])]
+    assert told == ["sent", *(f"w{number}" for number in reversed(range(1, MAX_LISTED)))]
+
+
+def test_a_state_lasts_since_the_event_that_began_it() -> None:
+    """A further stream of a push that is being received does not begin it anew."""
+    now_s = [1.0]
+    lifecycle = Lifecycle(clock=lambda: now_s[0])
+    assert lifecycle.since_s == 1.0
+    now_s[0] = 2.0
+    lifecycle.joined()
+    assert lifecycle.since_s == 1.0
+    lifecycle.checking()
+    assert lifecycle.since_s == 2.0
+    with pytest.raises(RuntimeError):
+        lifecycle.prepared()
+    assert lifecycle.since_s == 2.0
