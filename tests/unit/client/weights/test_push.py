@@ -12,6 +12,7 @@ from google.rpc import code_pb2
 from genserve.client import AsyncClient, PushProgress, UnavailableError
 from genserve.client.weights.options import MIB
 from genserve.client.weights.push import Applied
+from genserve.client.weights.upload import MAX_RESUMES
 from genserve.errors import DeadlineError, InvalidFieldError, PushTruncatedError, VersionNotNewerError
 from genserve.tensors.safetensors import CheckpointFileError
 from genserve.v1 import weights_pb2
@@ -96,13 +97,13 @@ async def test_a_push_that_stays_truncated_is_given_up(daemon: ScriptedDaemon, c
     assert len(daemon.streams) == 0
 
 
-async def test_a_lost_answer_is_looked_up(daemon: ScriptedDaemon, client: AsyncClient) -> None:
-    """When the connection breaks after the weights were applied, the push is not sent again."""
+async def test_an_answer_that_is_lost_each_time_is_looked_up(daemon: ScriptedDaemon, client: AsyncClient) -> None:
+    """When connections break after the weights were applied, no byte of them is sent again, and asking is bounded."""
     daemon.loses_answer = True
     result = await client.push_weights(WEIGHTS, version=3)
     assert result.push.state == "applied"
     assert result.applied is not None
-    assert len(daemon.streams) == 1
+    assert daemon.streams[1:] == [[]] * MAX_RESUMES
 
 
 async def test_a_refusal_while_sending_is_the_typed_error(daemon: ScriptedDaemon, client: AsyncClient) -> None:
