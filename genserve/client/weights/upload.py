@@ -245,15 +245,21 @@ class Upload:
         asked."""
         remaining_s = self._remaining_s()
         timeout_s = RECONNECT_TIMEOUT_S if remaining_s is None else min(remaining_s, RECONNECT_TIMEOUT_S)
+        until_s = self._clock() + timeout_s
         request = weights_pb2.GetPushRequest(push_id=self._header.push_id)
-        try:
-            method = self._connection.weights.GetPush
-            response = await self._connection.unary(method, request, timeout_s, wait_for_ready=True)
-            return PushResult.of(response)
-        except PushNotFoundError:
-            return None
-        except (DeadlineError, UnavailableError):
-            raise error from None
+        while True:
+            try:
+                method, left_s = self._connection.weights.GetPush, max(until_s - self._clock(), 0.0)
+                response = await self._connection.unary(method, request, left_s, wait_for_ready=True)
+                return PushResult.of(response)
+            except PushNotFoundError:
+                return None
+            except DeadlineError:
+                raise error from None
+            except UnavailableError:  # this connection broke with that of the push, which noticed it first
+                if self._num_resumes >= MAX_RESUMES:
+                    raise error from None
+                self._num_resumes += 1
 
     def _remaining_s(self) -> float | None:
         """Seconds until the deadline of the whole push."""

@@ -71,6 +71,19 @@ async def test_a_cut_stream_is_resumed_with_the_missing_bytes_only(daemon: Scrip
     assert reports[-1].num_resumes == 2
 
 
+async def test_a_break_that_each_connection_notices_for_itself_is_one_break(
+    daemon: ScriptedDaemon, client: AsyncClient
+) -> None:
+    """The question for what is missing goes over another connection than the bytes, and may be lost as well."""
+    daemon.cut_after_bytes, daemon.num_lost_lookups = [1000], 2
+    assert (await client.push_weights(WEIGHTS, version=1, chunk_bytes=100)).push.state == "applied"
+    assert daemon.pushed_bytes() == BYTES
+    daemon.cut_after_bytes, daemon.num_lost_lookups = [1000], 100
+    with pytest.raises(UnavailableError):
+        await client.push_weights(WEIGHTS, version=2, chunk_bytes=100)
+    assert daemon.num_lost_lookups == 100 - MAX_RESUMES
+
+
 async def test_a_truncated_push_is_resumed(daemon: ScriptedDaemon, client: AsyncClient) -> None:
     """PUSH_TRUNCATED is answered by sending what is missing under the same id."""
     missing_once = iter([True])
