@@ -1,4 +1,4 @@
-"""Ends a worker with the daemon, however the daemon ends.
+"""Ends a process of the engine with the daemon, however the daemon ends.
 
 vLLM's processes would outlive a killed daemon with all their memory: EngineCore waits for requests for ever, but ends
 when one of its workers ends.
