@@ -1,8 +1,6 @@
 """genserve serve: runs the daemon."""
 
 import argparse
-import atexit
-import gc
 import importlib.util
 import os
 import re
@@ -13,18 +11,10 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+import genserve.interpreter  # noqa: F401
+
 if TYPE_CHECKING:
     from genserve.config import ServeConfig
-
-# These two calls are made at the import, so that they hold in vLLM's processes too: each of them imports the main
-# script again, and with it this module, before it imports anything else.
-#
-# Objects allocated between collections: Python's default of 700 is less than one step of the engine allocates and
-# frees, and a tenth of the start goes into collections that find nothing in what vLLM imports.
-gc.set_threshold(20_000)
-# The interpreter collects twice when it ends: with torch and vLLM this takes seconds, and at a shutdown one process
-# waits for the other.
-atexit.register(gc.freeze)
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

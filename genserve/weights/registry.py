@@ -279,11 +279,12 @@ class PushRegistry:
                 retry_after_s=1.0,
             )
 
-    def report(self, push_id: str) -> PushOutcome:
-        """The progress of a push. Raises PushNotFoundError if it was never opened or has expired."""
+    def report(self, push_id: str, *, as_answered: bool = False) -> PushOutcome:
+        """The progress of a push; `as_answered`: of one that was applied, without what became known after the answer.
+        Raises PushNotFoundError if it was never opened or has expired."""
         applied, refused = self._outcomes.applied(push_id), self._outcomes.refused(push_id)
         if applied is not None:
-            return applied.outcome
+            return applied.answer if as_answered else applied.outcome
         if push_id not in self._pushes and refused is not None:
             return refused.outcome
         return PushOutcome(self.find(push_id).report())

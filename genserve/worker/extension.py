@@ -1,7 +1,6 @@
 """The methods that genserve adds to vLLM's worker class. `collective_rpc` calls them by name."""
 
 import multiprocessing
-import os
 from typing import Any
 
 import torch
@@ -21,8 +20,7 @@ from genserve.worker.contract.calls import (
     Step,
     Transfer,
 )
-from genserve.worker.contract.lifetime import end_with_process
-from genserve.worker.contract.vllm_settings import DAEMON_PID_VARIABLE
+from genserve.worker.contract.lifetime import end_with_daemon
 from genserve.worker.versions import Versions, acknowledged
 from genserve.worker.vllm_transfer import transfer
 
@@ -123,6 +121,7 @@ class WeightExchangeExtension:
         return Digests(ack.rank, found, ack.error).to_wire()
 
 
-# Even before Attach: a daemon may be ended while its engine starts.
-if DAEMON_PID_VARIABLE in os.environ and multiprocessing.parent_process() is not None:
-    end_with_process(int(os.environ[DAEMON_PID_VARIABLE]))
+# Even before Attach: a daemon may be ended while its engine starts. A process that was spawned does this from its
+# beginning; on a GPU, vLLM forks them.
+if multiprocessing.parent_process() is not None:
+    end_with_daemon()

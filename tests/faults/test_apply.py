@@ -93,7 +93,7 @@ async def test_a_push_that_arrives_while_workers_are_busy_is_applied(subject: Su
     version = await subject.oracle.served_version() + 1
     subject.order(Fault("load", "hang", after=4))
     with pytest.raises(DeadlineError):
-        await subject.push("b", apply_timeout_s=1.0, push_id="hangs")
+        await subject.push("b", apply_timeout_s=1.0, push_id="holds workers up")
     raw = RawPush(subject.process.address, subject.checkpoints["b"], version, "arrives")
     sending = asyncio.create_task(raw.send(raw.frames((0, 9), (9, len(raw.data))), pace_s=4.0))
     await asyncio.sleep(6.0)  # a preparation whose bytes are there is refused after five seconds

@@ -54,7 +54,7 @@ async def test_a_commit_that_succeeds_late_stays(inplace: Subject) -> None:
     version = await inplace.oracle.served_version()
     inplace.order(Fault("commit", "slow", after=-1, seconds=7.0))
     with pytest.raises(DeadlineError):
-        await inplace.push("b", push_id="late", apply_timeout_s=5.0)
-    await inplace.until_push("late", state="applied")
+        await inplace.push("b", push_id="late and applied", apply_timeout_s=5.0)
+    await inplace.until_push("late and applied", state="applied")
     inplace.release()
     await inplace.oracle.holds((version + 1, "b"))

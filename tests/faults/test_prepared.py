@@ -43,23 +43,23 @@ async def test_a_preparation_that_hangs_ends_in_time(subject: Subject) -> None:
     version = await subject.oracle.served_version()
     subject.order(Fault("load", "hang", after=4))
     with pytest.raises(DeadlineError):
-        await subject.push("b", action="prepare", push_id="hangs", apply_timeout_s=2.0)
+        await subject.push("b", action="prepare", push_id="hangs for a later commit", apply_timeout_s=2.0)
     assert (await subject.client.generate([1, 2], max_tokens=5, ignore_eos=True)).token_ids
     subject.release()
-    await subject.client.discard_push("hangs")
+    await subject.client.discard_push("hangs for a later commit")
     await subject.oracle.holds((version, "a"))
 
 
 async def test_a_commit_that_fails_is_exchanged_back_and_can_be_repeated(subject: Subject) -> None:
     """It is prepared anew then."""
     version = await subject.oracle.served_version()
-    await subject.push("b", action="prepare", push_id="second try")
+    await subject.push("b", action="prepare", push_id="prepared again")
     subject.order(Fault("commit", after=3))
     with pytest.raises(PushRolledBackError):
-        await subject.client.commit_push("second try")
+        await subject.client.commit_push("prepared again")
     subject.release()
     assert await subject.oracle.served_version() == version
-    await subject.client.commit_push("second try")
+    await subject.client.commit_push("prepared again")
     await subject.oracle.holds((version + 1, "b"))
 
 
@@ -71,7 +71,7 @@ async def test_the_memory_of_one_that_is_gone_is_free(subject: Subject, end: str
     await subject.push("b", action="prepare", push_id="gone", prepared_ttl_s=ttl_s, staging_ttl_s=600.0)
     if end == "discarded":
         with pytest.raises(StagingFullError) as full:
-            await subject.push("b", action="prepare", push_id="second")
+            await subject.push("b", action="prepare", push_id="beside it")
         assert full.value.metadata["push_id"] == "gone"
         await subject.client.discard_push("gone")
     async with asyncio.timeout(20):

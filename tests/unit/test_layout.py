@@ -6,6 +6,8 @@ import tomllib
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 TESTS = Path(__file__).parents[1]
 AREAS = {"engine", "faults", "fleet", "gpu", "rpc", "unit"}
 """The others are no tests: what they share, the harness of benchmarks, and what runs with TRL and torchrl."""
@@ -54,3 +56,18 @@ def test_every_module_of_the_worker_but_its_contract_is_protected() -> None:
     (protected,) = (each["protected_modules"] for each in contracts if each["id"] == "worker")
     here = {each.name for each in pkgutil.iter_modules([str(TESTS.parent / "genserve" / "worker")])} - {"contract"}
     assert set(protected) == {f"genserve.worker.{name}" for name in here}
+
+
+@pytest.mark.parametrize("area", ["engine", "faults"])
+def test_no_two_tests_on_one_daemon_name_a_push_alike(area: str) -> None:
+    """A daemon that serves many tests remembers what was applied: whether the second of them is refused would depend on
+    what runs between the two, and in which process."""
+    users: dict[str, set[str]] = {}
+    for path in sorted((TESTS / area).glob("test_*.py")):
+        for test in ast.parse(path.read_text()).body:
+            for node in ast.walk(test):
+                if isinstance(node, ast.keyword) and node.arg == "push_id" and isinstance(node.value, ast.Constant):
+                    name = getattr(test, "name", "")
+                    users.setdefault(str(node.value.value), set()).add(f"{path.name}::{name}")
+    assert users, "no test names a push: the search finds nothing"
+    assert {push_id: tests for push_id, tests in users.items() if len(tests) > 1} == {}

@@ -74,11 +74,25 @@ class Upload:
                 known = await self._look_up(error)
             if known is not None:
                 is_own = known.push.attempt == self._header.attempt != ""
-                if known.push.state == "valid" or (known.push.state == "applied" and is_own):
-                    return known  # only the answer was lost
+                if known.push.state == "valid":
+                    return known
+                if known.push.state == "applied" and is_own:  # only the answer was lost
+                    return await self._answered(known)
                 missing = self._space.ranges  # bytes of another attempt are compared
                 if is_own or (known.push.state == "receiving" and not self._header.attempt):
                     missing = common(known.push.missing, self._space.ranges)
+
+    async def _answered(self, known: PushResult) -> PushResult:
+        """The answer to this push that was lost. What GetPush says, `known`, is more: what became known after the
+        answer. It has to do if the answer cannot be had, because the push is applied all the same."""
+        while self._num_resumes <= MAX_RESUMES:
+            try:
+                return await self._until_deadline(())
+            except UnavailableError:
+                self._num_resumes += 1
+            except GenserveError:
+                break
+        return known
 
     async def _until_deadline(self, ranges: Sequence[Range]) -> PushResult:
         """`_send_all` with a deadline. The missing bytes are requested while the streams are open: without streams, the
@@ -231,15 +245,21 @@ class Upload:
         asked."""
         remaining_s = self._remaining_s()
         timeout_s = RECONNECT_TIMEOUT_S if remaining_s is None else min(remaining_s, RECONNECT_TIMEOUT_S)
+        until_s = self._clock() + timeout_s
         request = weights_pb2.GetPushRequest(push_id=self._header.push_id)
-        try:
-            method = self._connection.weights.GetPush
-            response = await self._connection.unary(method, request, timeout_s, wait_for_ready=True)
-            return PushResult.of(response)
-        except PushNotFoundError:
-            return None
-        except (DeadlineError, UnavailableError):
-            raise error from None
+        while True:
+            try:
+                method, left_s = self._connection.weights.GetPush, max(until_s - self._clock(), 0.0)
+                response = await self._connection.unary(method, request, left_s, wait_for_ready=True)
+                return PushResult.of(response)
+            except PushNotFoundError:
+                return None
+            except DeadlineError:
+                raise error from None
+            except UnavailableError:  # this connection broke with that of the push, which noticed it first
+                if self._num_resumes >= MAX_RESUMES:
+                    raise error from None
+                self._num_resumes += 1
 
     def _remaining_s(self) -> float | None:
         """Seconds until the deadline of the whole push."""

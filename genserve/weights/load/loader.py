@@ -54,7 +54,7 @@ class WeightLoader:
 
     async def load(self, load: Load) -> PushOutcome:
         """Fetches a version and carries out the push. If the caller is cancelled, the bytes stay staged, and the next
-        call continues. A repeat for an applied push gets its outcome.
+        call continues. A repeat for an applied push gets the first answer.
 
         Raises InvalidFieldError for a source that cannot be, PeersFailedError if no peer sends what is missing,
         PushNotFoundError if what has arrived is discarded meanwhile, or expires because nothing new comes,
@@ -75,7 +75,7 @@ class WeightLoader:
 
     def _known(self, push_id: str) -> PushOutcome | None:
         try:
-            return self._pushes.report(push_id)
+            return self._pushes.report(push_id, as_answered=True)
         except PushNotFoundError:
             return None
 

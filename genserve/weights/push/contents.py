@@ -16,12 +16,13 @@ _AT_ONCE_TENSORS: Final = 1024
 """Taking more of them at once would delay token streams."""
 _MAX_THREADS: Final = 8
 _CORES_PER_THREAD: Final = 4
-"""The others are the engine's, and those of the streams that bring the bytes."""
+"""The others are the engine's, and those of the streams that bring the bytes. With fewer than that, hashing would take
+cores from these streams: it waits for the last byte."""
 
 
 class Contents:
-    """Hashes each tensor, in threads, as soon as its bytes are there: they do not change any more, whatever attempt has
-    brought them. `arrived` is told whenever some have arrived."""
+    """Hashes each tensor, in threads, as soon as its bytes are there, or all are where there are few cores: they do not
+    change any more, whatever attempt has brought them. `arrived` is told whenever some have arrived."""
 
     def __init__(self, staging: Staging, arrived: Change) -> None:
         self._staging = staging
@@ -46,10 +47,11 @@ class Contents:
         waiting = await asyncio.to_thread(_last_first, self._staging.manifest.tensors)
         digests: list[tuple[TensorSpec, str]] = []
         running: set[asyncio.Task[list[tuple[TensorSpec, str]]]] = set()
-        most = _num_threads()
+        num_meanwhile = _num_threads()
         try:
             while waiting or running:
                 arrived = self._arrived.next
+                most = max(num_meanwhile, 1) if self._has_every_byte else num_meanwhile
                 while len(running) < most and (there := self._there(waiting)):
                     running.add(asyncio.create_task(asyncio.to_thread(self._hashed, there)))
                 if running:
@@ -62,6 +64,10 @@ class Contents:
             for task in running:  # its thread goes on for a moment, and nobody hears of its end
                 task.cancel()
         return await asyncio.to_thread(content_digest, digests)
+
+    @property
+    def _has_every_byte(self) -> bool:
+        return self._staging.num_there == self._staging.manifest.total_bytes
 
     def _there(self, waiting: list[TensorSpec]) -> list[TensorSpec]:
         """Takes from the end of those that wait the next ones whose bytes are there: small ones, or a single one."""
@@ -95,4 +101,5 @@ def _last_first(tensors: Sequence[TensorSpec]) -> list[TensorSpec]:
 
 
 def _num_threads() -> int:
-    return max(1, min(_MAX_THREADS, len(os.sched_getaffinity(0)) // _CORES_PER_THREAD))
+    """How many may hash while bytes arrive."""
+    return min(_MAX_THREADS, len(os.sched_getaffinity(0)) // _CORES_PER_THREAD)

@@ -1,17 +1,22 @@
-"""Ends a worker with the daemon, however the daemon ends.
+"""Ends a process of the engine with the daemon, however the daemon ends.
 
 vLLM's processes would outlive a killed daemon with all their memory: EngineCore waits for requests for ever, but ends
 when one of its workers ends.
 """
 
+import importlib.util
 import os
 import select
 import socket
+import sys
 import threading
 import time
 from functools import cache
 from typing import Any
 
+from genserve.worker.contract.vllm_settings import DAEMON_PID_VARIABLE
+
+_SPAWNED = "genserve.worker.contract.spawned"
 _EXIT_FAILED = 1
 _CHECK_INTERVAL_S = 2.0
 _CONNECT_TIMEOUT_S = 5.0
@@ -20,9 +25,27 @@ _UNREACHABLE_S = 60.0
 _START_TIMEOUT_S = 600.0
 
 
-@cache  # once, whoever calls it
+def end_spawned_with_this_process() -> None:
+    """From here on, processes that multiprocessing starts for this one end with it. EngineCore has no worker yet while
+    it waits for its first message, for five minutes, from a daemon that may have been ended meanwhile."""
+    os.environ[DAEMON_PID_VARIABLE] = str(os.getpid())
+    # A spawned process runs the main module first, but not the __main__ of a package, as `python -m genserve` is.
+    sys.modules["__main__"].__spec__ = importlib.util.find_spec(_SPAWNED)
+
+
+def end_with_daemon() -> None:
+    """Ends this process with the daemon that it was started for, if it was started for one."""
+    if DAEMON_PID_VARIABLE in os.environ:
+        end_with_process(int(os.environ[DAEMON_PID_VARIABLE]))
+
+
 def end_with_process(pid: int) -> None:
     """Ends this process with another one on this host."""
+    _end_with_process(pid, os.getpid())
+
+
+@cache  # once in each process, whoever calls it: a forked one does not have the thread
+def _end_with_process(pid: int, _own_pid: int) -> None:
     try:
         ended = os.pidfd_open(pid)
     except ProcessLookupError:

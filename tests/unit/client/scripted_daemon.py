@@ -66,6 +66,7 @@ class ScriptedDaemon(
         self.loses_answer = False
         self.state_of_push = weights_pb2.PUSH_STATE_UNSPECIFIED  # of one that is not applied
         self.lookups_hang = False
+        self.num_lost_lookups = 0
         self.checksums: list[bool] = []
         self.applied = asyncio.Event()
         self.load = weights_pb2.LoadWeightsRequest()
@@ -191,6 +192,9 @@ class ScriptedDaemon(
     async def GetPush(self, request: Any, context: Any) -> weights_pb2.GetPushResponse:
         if self.lookups_hang:
             await asyncio.Event().wait()
+        if self.num_lost_lookups:
+            self.num_lost_lookups -= 1
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
         if request.push_id not in self.staged:
             await refuse(context, code_pb2.NOT_FOUND, "PUSH_NOT_FOUND", f"no push {request.push_id}")
         response = weights_pb2.GetPushResponse(push=self._push(), state=self.state())

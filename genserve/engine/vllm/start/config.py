@@ -21,8 +21,8 @@ from genserve.config import CPU_KV_CACHE_BYTES, FLAG_GROUP, ways
 from genserve.engine.types import EngineInfo
 from genserve.engine.vllm.start import failure as start_failure
 from genserve.engine.vllm.start import refusals
+from genserve.worker.contract.lifetime import end_spawned_with_this_process
 from genserve.worker.contract.vllm_settings import (
-    DAEMON_PID_VARIABLE,
     EXTENSION,
     RANKS_HERE_KEY,
     RESERVING_WORKER,
@@ -102,7 +102,7 @@ def adapted(args: AsyncEngineArgs, weight_update: str) -> AsyncEngineArgs:
     if args.worker_cls == "auto" and current_platform.is_cuda_alike():
         args.worker_cls = RESERVING_WORKER
     args.worker_extension_cls = _extension(args.worker_extension_cls)
-    os.environ[DAEMON_PID_VARIABLE] = str(os.getpid())
+    end_spawned_with_this_process()
     args.use_tqdm_on_load = False
     if args.enable_lora and args.max_cpu_loras is None:
         # vLLM's default is the number of adapters in one step. A new adapter is held beside the one that it replaces.

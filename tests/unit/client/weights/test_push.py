@@ -12,6 +12,7 @@ from google.rpc import code_pb2
 from genserve.client import AsyncClient, PushProgress, UnavailableError
 from genserve.client.weights.options import MIB
 from genserve.client.weights.push import Applied
+from genserve.client.weights.upload import MAX_RESUMES
 from genserve.errors import DeadlineError, InvalidFieldError, PushTruncatedError, VersionNotNewerError
 from genserve.tensors.safetensors import CheckpointFileError
 from genserve.v1 import weights_pb2
@@ -70,6 +71,19 @@ async def test_a_cut_stream_is_resumed_with_the_missing_bytes_only(daemon: Scrip
     assert reports[-1].num_resumes == 2
 
 
+async def test_a_break_that_each_connection_notices_for_itself_is_one_break(
+    daemon: ScriptedDaemon, client: AsyncClient
+) -> None:
+    """The question for what is missing goes over another connection than the bytes, and may be lost as well."""
+    daemon.cut_after_bytes, daemon.num_lost_lookups = [1000], 2
+    assert (await client.push_weights(WEIGHTS, version=1, chunk_bytes=100)).push.state == "applied"
+    assert daemon.pushed_bytes() == BYTES
+    daemon.cut_after_bytes, daemon.num_lost_lookups = [1000], 100
+    with pytest.raises(UnavailableError):
+        await client.push_weights(WEIGHTS, version=2, chunk_bytes=100)
+    assert daemon.num_lost_lookups == 100 - MAX_RESUMES
+
+
 async def test_a_truncated_push_is_resumed(daemon: ScriptedDaemon, client: AsyncClient) -> None:
     """PUSH_TRUNCATED is answered by sending what is missing under the same id."""
     missing_once = iter([True])
@@ -96,13 +110,13 @@ async def test_a_push_that_stays_truncated_is_given_up(daemon: ScriptedDaemon, c
     assert len(daemon.streams) == 0
 
 
-async def test_a_lost_answer_is_looked_up(daemon: ScriptedDaemon, client: AsyncClient) -> None:
-    """When the connection breaks after the weights were applied, the push is not sent again."""
+async def test_an_answer_that_is_lost_each_time_is_looked_up(daemon: ScriptedDaemon, client: AsyncClient) -> None:
+    """When connections break after the weights were applied, no byte of them is sent again, and asking is bounded."""
     daemon.loses_answer = True
     result = await client.push_weights(WEIGHTS, version=3)
     assert result.push.state == "applied"
     assert result.applied is not None
-    assert len(daemon.streams) == 1
+    assert daemon.streams[1:] == [[]] * MAX_RESUMES
 
 
 async def test_a_refusal_while_sending_is_the_typed_error(daemon: ScriptedDaemon, client: AsyncClient) -> None:

@@ -201,6 +201,16 @@ async def test_a_repeat_with_other_contents_is_a_conflict(rig: Rig) -> None:
     assert again.asked == []
 
 
+async def test_a_repeat_gets_the_first_answer_and_not_what_became_known_after_it(rig: Rig) -> None:
+    """As a repeat of a push does."""
+    answer = await loaded(rig, ScriptedSource())
+    async with asyncio.timeout(10):
+        while (known := rig.registry.report("p1").applied) is None or known.discard_s is None:
+            await asyncio.sleep(0)
+    assert await loaded(rig, ScriptedSource()) == answer
+    assert answer.applied is not None and answer.applied.discard_s is None
+
+
 async def test_a_source_with_wrong_contents_is_named(rig: Rig) -> None:
     """And what it has brought is thrown away; another one is asked."""
     liar = ScriptedSource("liar", 2, identity="a")

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import hashlib
+import os
 import threading
 from collections.abc import Callable, Iterator
 
@@ -83,6 +84,23 @@ async def test_each_tensor_is_hashed_when_it_is_there(
     write(staging, arrived, 5 * LENGTH - 1, 7 * LENGTH)
     assert await asyncio.wait_for(digest, 5) == expected()
     assert sorted(hashed) == sorted(spec.name for spec in MANIFEST.tensors)
+
+
+@pytest.mark.parametrize(("num_cores", "hashes_meanwhile"), [(1, False), (3, False), (4, True)])
+async def test_where_there_are_few_cores_nothing_is_hashed_before_the_last_byte(
+    staging: Staging, hashed: list[str], monkeypatch: pytest.MonkeyPatch, num_cores: int, hashes_meanwhile: bool
+) -> None:
+    """The streams that bring the bytes need them."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(num_cores)))
+    arrived = Change()
+    write(staging, arrived, 0, MANIFEST.total_bytes - 1)
+    digest = Contents(staging, arrived).begin()
+    if hashes_meanwhile:
+        await until(lambda: len(hashed) == len(MANIFEST.tensors) - 1)
+    await asyncio.sleep(0.05)
+    assert bool(hashed) == hashes_meanwhile
+    write(staging, arrived, MANIFEST.total_bytes - 1, MANIFEST.total_bytes)
+    assert await asyncio.wait_for(digest, 5) == expected()
 
 
 async def test_one_that_begins_late_has_the_same(staging: Staging) -> None:

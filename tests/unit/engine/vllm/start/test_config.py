@@ -2,6 +2,7 @@
 
 import copy
 import os
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,6 +25,7 @@ from tests.support import models
 def test_a_draft_model_keeps_its_weights_through_level_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No push brings them. What the user wants kept is kept as well."""
     monkeypatch.setattr(os, "environ", dict(os.environ))  # what is told to workers is no matter of later tests
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
     model = str(tmp_path)
     args = AsyncEngineArgs(model=model, enable_sleep_mode=True, sleep_preserve_parameter_names=["*.bias"])
     assert vllm_config.adapted(args, "auto").sleep_preserve_parameter_names == ["*.bias", "draft.*"]
@@ -35,6 +37,7 @@ def test_a_draft_model_keeps_its_weights_through_level_2(tmp_path: Path, monkeyp
 def test_a_way_that_the_platform_does_not_have_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before a process is started. The others are taken."""
     monkeypatch.setattr(os, "environ", dict(os.environ))
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
     for device_type, refused in (("cpu", ["host"]), ("cuda", [])):
         is_cpu = device_type == "cpu"
         platform = SimpleNamespace(

@@ -1,0 +1,58 @@
+"""What a client is told whose push was applied, and whose answer was lost on the way."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+from genserve.client import AsyncClient, PushResult
+from tests.rpc.served import weights
+from tests.support.breakable_link import BreakableLink
+from tests.support.scripted_daemon import Daemon
+from tests.support.scripted_engine import Gate
+
+
+async def until_freed(daemon: Daemon) -> None:
+    """When the daemon knows more of the push than when it answered."""
+    async with asyncio.timeout(10):
+        while (applied := daemon.registry.report("p1").applied) is None or applied.discard_s is None:
+            await asyncio.sleep(0.001)
+
+
+@asynccontextmanager
+async def lost_answer(daemon: Daemon, **options: Any) -> AsyncIterator["asyncio.Task[PushResult]"]:
+    """A push whose answer is on its way, and the link breaks at the end of the block."""
+    committing = daemon.engine.gates["commit_weights"] = Gate()
+    async with BreakableLink(daemon.address) as link, AsyncClient(link.address) as client:
+        push = asyncio.create_task(client.push_weights(weights(1), version=1, push_id="p1", **options))
+        await committing.reached.wait()
+        link.silence()
+        committing.open.set()
+        await until_freed(daemon)
+        link.cut()
+        yield push
+        link.let_go()
+        await asyncio.wait({push})
+
+
+async def test_the_answer_that_was_lost_is_told_and_not_what_became_known_after_it(daemon: Daemon) -> None:
+    """So a trainer gets the same answer as whoever repeats the push."""
+    async with lost_answer(daemon, timeout_s=30.0) as push:
+        pass
+    async with AsyncClient(daemon.address) as client:
+        known = (await client.get_push("p1")).applied
+        again = await client.push_weights(weights(1), version=1, push_id="p1")
+    assert known is not None and known.discard_s is not None
+    assert push.result().applied == again.applied
+    assert again.applied is not None and again.applied.discard_s is None
+    assert (push.result().push, push.result().state) == (again.push, again.state)
+
+
+async def test_a_push_that_is_applied_does_not_fail_for_want_of_its_answer(daemon: Daemon) -> None:
+    """What GetPush says has to do then."""
+    async with lost_answer(daemon, timeout_s=30.0) as push:
+        applied = daemon.registry._outcomes._applied  # a repeat is refused from here on
+        applied["p1"] = replace(applied["p1"], identity=replace(applied["p1"].identity, weight_version=9))
+    async with AsyncClient(daemon.address) as client:
+        assert push.result().applied == (await client.get_push("p1")).applied
