@@ -332,7 +332,8 @@ async def _frontends(
     async def abort_as_bytes(request_ids: Sequence[str] | None) -> bytes:
         return (await abort(request_ids)).SerializeToString()
 
-    settings = FrontendSettings(os.getpid(), 0, words.fd, (), config.host.strip("[]"), 0, config.max_message_bytes)
+    limits = config.max_message_bytes, config.write_timeout_s
+    settings = FrontendSettings(os.getpid(), 0, words.fd, (), config.host.strip("[]"), 0, *limits)
     frontends = FrontEnds(template, seats, settings, board, abort_as_bytes, say)
     stack.push_async_callback(frontends.stop)
     await frontends.start()

@@ -25,6 +25,7 @@ from genserve.memory.words import SharedWords
 from genserve.rpc.generation import abort_elsewhere
 from genserve.rpc.listener import bind
 from genserve.rpc.server import frontend_server
+from genserve.rpc.streams.write_deadline import WriteDeadline
 
 _GRACE_S = 2.0
 _ANSWER_TIMEOUT_S = 10.0
@@ -99,7 +100,9 @@ class _FrontEnd:
             message.data, self._settings.seat_fds, LinkedAdapters(self.link), lambda: state.weight_version
         )
         abort = abort_elsewhere(self._abort_everywhere)
-        self._server = frontend_server(self._engine, state, abort, self._settings.max_message_bytes)
+        settings = self._settings
+        deadline = WriteDeadline(settings.write_timeout_s)
+        self._server = frontend_server(self._engine, state, abort, settings.max_message_bytes, deadline)
         try:
             address = bind(self._server, self._settings.host, self._settings.port, "")
         except OSError as error:

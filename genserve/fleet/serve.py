@@ -28,6 +28,7 @@ from genserve.rpc import health
 from genserve.rpc.health import HealthServicer
 from genserve.rpc.listener import bind, make_server
 from genserve.rpc.reflection import add_reflection
+from genserve.rpc.streams.write_deadline import WriteDeadline
 from genserve.signals import stop_on_signals
 from genserve.v1 import control_pb2, fleet_pb2, generation_pb2, weights_pb2
 from genserve.v1.control_pb2_grpc import add_ControlServiceServicer_to_server
@@ -103,7 +104,7 @@ async def start_router(
     for address in config.replicas:
         router.add(address)
     server = make_server(MAX_MESSAGE_BYTES)
-    add_generation(server, FleetGeneration(fleet))
+    add_generation(server, FleetGeneration(fleet, WriteDeadline(config.write_timeout_s)))
     add_weights(server, FleetWeights(router, pushes))
     add_ControlServiceServicer_to_server(FleetControl(router), server)
     add_FleetServiceServicer_to_server(FleetReplicas(router), server)

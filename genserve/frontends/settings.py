@@ -49,6 +49,7 @@ class FrontendSettings:
     host: str
     port: int
     max_message_bytes: int
+    write_timeout_s: float
 
     @property
     def fds(self) -> tuple[int, ...]:

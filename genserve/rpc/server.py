@@ -34,6 +34,7 @@ from genserve.rpc.health import HealthServicer, Serving
 from genserve.rpc.listener import add_port, bind, make_server
 from genserve.rpc.received import receiver
 from genserve.rpc.reflection import add_reflection
+from genserve.rpc.streams.write_deadline import WriteDeadline
 from genserve.rpc.weights import WeightServicer
 from genserve.v1 import control_pb2, generation_pb2, weights_pb2
 from genserve.v1.control_pb2_grpc import add_ControlServiceServicer_to_server
@@ -119,12 +120,12 @@ class FrontendState(HasPhase, Serving, Protocol):
 
 
 def frontend_server(
-    engine: GeneratingEngine, state: FrontendState, abort: Abort, max_message_bytes: int
+    engine: GeneratingEngine, state: FrontendState, abort: Abort, max_message_bytes: int, deadline: WriteDeadline
 ) -> grpc.aio.Server:
     """A server with GenerationService alone, and its health and reflection. It is bound to no address yet."""
     names = tuple(service.full_name for service in generation_pb2.DESCRIPTOR.services_by_name.values())
     server = make_server(max_message_bytes)
-    _add_generation(server, GenerationServicer(engine, state, abort, tuple), engine.info.max_request_bytes)
+    _add_generation(server, GenerationServicer(engine, state, abort, tuple, deadline), engine.info.max_request_bytes)
     add_HealthServicer_to_server(HealthServicer(state, names), server)
     add_reflection(server, [*names, health.SERVICE_NAME])
     return server
@@ -154,6 +155,7 @@ def _public_server(parts: ServerParts, weights: WeightServicer) -> grpc.aio.Serv
         parts.board,
         abort_with(parts.engine, parts.board),
         frontends.live_ports if frontends is not None else tuple,
+        WriteDeadline(parts.config.write_timeout_s),
     )
     _add_generation(server, generation, parts.engine.info.max_request_bytes)
     _add_weights(server, weights)

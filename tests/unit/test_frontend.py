@@ -26,7 +26,7 @@ async def test_streams_end_with_an_engine_that_the_daemon_has_given_up(question:
     StateWriter(board, words)
     ours, theirs = socket.socketpair()
     with ours:
-        settings = FrontendSettings(os.getpid(), theirs.detach(), os.dup(words.fd), (), "127.0.0.1", 0, 1 << 20)
+        settings = FrontendSettings(os.getpid(), theirs.detach(), os.dup(words.fd), (), "127.0.0.1", 0, 1 << 20, 300.0)
         frontend = _FrontEnd(settings)
         causes: list[str] = []
         joined: Any = SimpleNamespace(declare_dead=causes.append, close=lambda: None)

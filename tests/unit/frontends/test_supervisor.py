@@ -96,7 +96,7 @@ async def started(template: Template, *seats: Seat) -> AsyncIterator[Started]:
     async def abort(request_ids: Sequence[str] | None) -> bytes:
         return f"everywhere: {request_ids}".encode()
 
-    settings = FrontendSettings(os.getpid(), 0, words.fd, (), "127.0.0.1", 0, 1 << 20)
+    settings = FrontendSettings(os.getpid(), 0, words.fd, (), "127.0.0.1", 0, 1 << 20, 300.0)
     all_of_them = FrontEnds(template, seats, settings, board, abort, said.append)
     try:
         await all_of_them.start()
@@ -188,7 +188,7 @@ async def alone(template: Template, seat: Seat) -> AsyncIterator[FrontEnd]:
     async def abort(request_ids: Sequence[str] | None) -> bytes:
         raise AssertionError
 
-    settings = FrontendSettings(os.getpid(), 0, words.fd, (), "127.0.0.1", 0, 1 << 20)
+    settings = FrontendSettings(os.getpid(), 0, words.fd, (), "127.0.0.1", 0, 1 << 20, 300.0)
     frontend = FrontEnd(template, seat, settings, abort, lambda line: None)
     try:
         yield frontend
@@ -281,7 +281,7 @@ def given_up_settings() -> tuple[FrontendSettings, socket.socket]:
     """Of a front end to whose link nobody has the other end."""
     ours, theirs = socket.socketpair()
     ours.close()
-    return FrontendSettings(os.getpid(), theirs.fileno(), theirs.fileno(), (), "127.0.0.1", 0, 1 << 20), theirs
+    return FrontendSettings(os.getpid(), theirs.fileno(), theirs.fileno(), (), "127.0.0.1", 0, 1 << 20, 300.0), theirs
 
 
 async def test_a_start_that_fails_leaves_no_process(template: Template) -> None:
@@ -324,7 +324,7 @@ def test_a_template_is_forked_from_a_process_and_ends_with_it() -> None:
         "template = fork_template(run)\n"
         "async def main():\n"
         "    ours, theirs = socket.socketpair()\n"
-        "    settings = FrontendSettings(os.getpid(), theirs.fileno(), theirs.fileno(), (), 'host', 0, 0)\n"
+        "    settings = FrontendSettings(os.getpid(), theirs.fileno(), theirs.fileno(), (), 'host', 0, 0, 0.0)\n"
         "    started = await template.start(settings)\n"
         "    print(ours.recv(100).decode(), template.pid, started.pid, flush=True)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
