@@ -27,7 +27,8 @@ def num_staging_bytes(checkpoint: Path) -> int:
 async def kept(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Kept]:
     """The daemon of most tests."""
     staging = str(num_staging_bytes(checkpoints["a"]))
-    async with Kept(checkpoints, tmp_path_factory.mktemp("subject"), "--max-staging-bytes", staging) as daemons:
+    flags = ("--max-staging-bytes", staging, "--write-timeout-s", "5")
+    async with Kept(checkpoints, tmp_path_factory.mktemp("subject"), *flags) as daemons:
         yield daemons
 
 

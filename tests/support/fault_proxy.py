@@ -215,6 +215,6 @@ class FaultProxy:
 
 def reset(writer: asyncio.StreamWriter) -> None:
     """Ends a connection with a reset, of which the other side is told at once."""
-    with suppress(OSError):
+    with suppress(OSError, ValueError):  # as asyncio and uvloop say that it is closed
         writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_NOT)
     writer.transport.abort()
