@@ -16,6 +16,8 @@ MAX_INGEST_PROCESSES = 64
 MAX_FRONTENDS = 64
 MAX_TIMEOUT_S = 24 * 3600.0
 """What any setting may let somebody wait."""
+WRITE_TIMEOUT_S = 300.0
+"""What a client may take to read a message, if no flag sets it: enough for a trainer that reads between its steps."""
 OPENAI_FLAGS = (
     "api_key",
     "ssl_ciphers",
@@ -105,6 +107,10 @@ class ServeConfig(ListenConfig):
     drain_timeout_s: float = setting(
         30.0, "time limit of a shutdown, in seconds: requests, pauses and pushes finish within it"
     )
+    write_timeout_s: float = setting(
+        WRITE_TIMEOUT_S,
+        "time that a client may take to read a message of tokens, in seconds, after which its stream ends; 0 = any",
+    )
     headless: bool = setting(
         False,
         "run workers for a daemon on another host: pass the daemon's flags, and --node-rank or "
@@ -137,7 +143,7 @@ class ServeConfig(ListenConfig):
                 raise ValueError(f"{flag} needs TCP ports, and --port -1 has none: pass another --port, or {flag} 0")
         if self.weight_update not in WEIGHT_UPDATES:
             raise ValueError(f"--weight-update must be one of {', '.join(WEIGHT_UPDATES)}, is {self.weight_update!r}")
-        for name in ("drain_timeout_s", "heartbeat_timeout_s"):
+        for name in ("drain_timeout_s", "heartbeat_timeout_s", "write_timeout_s"):
             # Written so that NaN is refused too.
             if not 0 <= getattr(self, name) <= MAX_TIMEOUT_S:
                 flag = f"{flag_of(name)}"

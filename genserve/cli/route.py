@@ -124,6 +124,10 @@ def add_router_flags(parser: argparse.ArgumentParser) -> None:
         "have answered",
     )  # fmt: skip
     _add_time(parser, "--drain-timeout", default.drain_timeout_s, "limit of a shutdown")
+    _add_time(
+        parser, "--write-timeout", default.write_timeout_s,
+        "time that a client may take to read a message of tokens, after which its stream ends; 0s = any",
+    )  # fmt: skip
 
 
 def _add_time(parser: argparse.ArgumentParser, flag: str, default_s: float, help: str) -> None:
@@ -145,6 +149,7 @@ def make_config(args: argparse.Namespace, replicas: Sequence[str] = (), dns: Seq
         policies=args.policy,
         overload_threshold=args.overload_threshold,
         drain_timeout_s=args.drain_timeout,
+        write_timeout_s=args.write_timeout,
         fleet=settings,
         environment_lists_callers=TOKENS_VARIABLE in os.environ,
         **values_of(ListenConfig, vars(args)),

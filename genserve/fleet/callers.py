@@ -9,6 +9,7 @@ from genserve.errors import GenserveError
 from genserve.fleet.messages import parsed
 from genserve.rpc.status import to_message
 from genserve.rpc.streams.generate_many import named_in
+from genserve.rpc.streams.write_deadline import WriteDeadline
 from genserve.v1 import generation_pb2
 
 if TYPE_CHECKING:
@@ -29,8 +30,9 @@ def remaining_s(context: "ServicerContext[Any, Any]") -> float | None:
 class RemoteCaller:
     """The client of one call."""
 
-    def __init__(self, context: "ServicerContext[bytes, bytes]") -> None:
+    def __init__(self, context: "ServicerContext[bytes, bytes]", deadline: WriteDeadline) -> None:
         self._context = context
+        self._deadline = deadline
 
     def remaining_s(self) -> float | None:
         """The time until the call's deadline, None = it has none."""
@@ -43,7 +45,7 @@ class RemoteCaller:
 
     async def write(self, data: bytes) -> None:
         """Passes on a message."""
-        await self._context.write(data)
+        await self._deadline.write(self._context.write, data)
 
     async def fail(self, failures: Sequence[Failure]) -> None:
         """Tells of requests of a stream that have failed."""
@@ -53,7 +55,7 @@ class RemoteCaller:
         ]
         for start in range(0, len(items), _ITEMS_PER_MESSAGE):
             part = items[start : start + _ITEMS_PER_MESSAGE]
-            await self._context.write(generation_pb2.GenerateManyResponse(items=part).SerializeToString())
+            await self.write(generation_pb2.GenerateManyResponse(items=part).SerializeToString())
 
     async def refused(self, call: "UnaryStreamCall[bytes, bytes]") -> None:
         """Ends the call as the replica has ended it, with what this version does not know of the error as well."""

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
 
 from genserve.addresses import DEFAULT_ROUTER, check_replica, split_name
-from genserve.config import MAX_TIMEOUT_S
+from genserve.config import MAX_TIMEOUT_S, WRITE_TIMEOUT_S
 from genserve.flags import setting
 from genserve.fleet.settings import FleetSettings
 from genserve.listen_config import ListenConfig
@@ -24,6 +24,7 @@ class RouteConfig(ListenConfig):
     policies: str = DEFAULT_POLICIES
     overload_threshold: float = OVERLOAD_THRESHOLD
     drain_timeout_s: float = 30.0
+    write_timeout_s: float = WRITE_TIMEOUT_S
     fleet: FleetSettings = field(default_factory=FleetSettings)
     _: KW_ONLY
     port: int = setting(_DEFAULT_PORT, "TCP port to listen on; 0 picks a free one, -1 listens only on --uds")
@@ -45,8 +46,9 @@ class RouteConfig(ListenConfig):
             parse_policies(self.policies)
         if len(set(self.replicas)) < len(self.replicas):
             raise ValueError("--replica names the same address twice")
-        if not 0 <= self.drain_timeout_s <= MAX_TIMEOUT_S:
-            raise ValueError(f"--drain-timeout must be in [0, {MAX_TIMEOUT_S:g}] s, is {self.drain_timeout_s:g}")
+        for flag, time_s in (("--drain-timeout", self.drain_timeout_s), ("--write-timeout", self.write_timeout_s)):
+            if not 0 <= time_s <= MAX_TIMEOUT_S:
+                raise ValueError(f"{flag} must be in [0, {MAX_TIMEOUT_S:g}] s, is {time_s:g}")
 
 
 @contextmanager

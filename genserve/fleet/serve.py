@@ -28,6 +28,7 @@ from genserve.rpc import health
 from genserve.rpc.health import HealthServicer
 from genserve.rpc.listener import bind, make_server
 from genserve.rpc.reflection import add_reflection
+from genserve.rpc.streams.write_deadline import WriteDeadline
 from genserve.security.access import NOBODY, Access
 from genserve.security.access_list import AccessSource, open_access_list
 from genserve.security.caller import Caller
@@ -111,7 +112,7 @@ async def start_router(
     for address in config.replicas:
         router.add(address)
     server = make_server(config, callers)
-    add_generation(server, FleetGeneration(fleet))
+    add_generation(server, FleetGeneration(fleet, WriteDeadline(config.write_timeout_s)))
     add_weights(server, FleetWeights(router, pushes))
     add_ControlServiceServicer_to_server(FleetControl(router), server)
     add_FleetServiceServicer_to_server(FleetReplicas(router), server)

@@ -7,7 +7,7 @@ import time
 import grpc.aio
 
 from genserve.client.transport.errors import error_of
-from genserve.errors import DrainingError, GenserveError, UnavailableError
+from genserve.errors import DeadlineError, DrainingError, GenserveError, UnavailableError
 from genserve.fleet.fleet import Fleet
 from genserve.fleet.member import Member
 from genserve.fleet.upstream import Upstream
@@ -32,6 +32,7 @@ class Watch:
         self._fleet = fleet
         self._upstream = upstream
         self._loras_at_s = 0.0
+        self._asked_at_s = 0.0
 
     @property
     def _member(self) -> Member:
@@ -96,11 +97,23 @@ class Watch:
             omitting = weights_pb2.GetWeightsRequest(omit_manifest=True)
             weights = await upstream.ask(upstream.weights.GetWeights, omitting, timeout_s)
             self._fleet.serves(upstream, Version(weights.weight_version, weights.push_id, weights.content_digest))
+        await self._check_reached(timeout_s)
         if has_loras and time.monotonic() >= self._loras_at_s:
             self._loras_at_s = time.monotonic() + _LORAS_EVERY_S
             loras = await upstream.ask(upstream.control.ListLoras, control_pb2.ListLorasRequest(), timeout_s)
             member.has_loras(lora.lora_name for lora in loras.loras)
         self._fleet.refresh(None if leases_changed else upstream)
+
+    async def _check_reached(self, every_s: float) -> None:
+        """Reports alone say nothing of the way there: requests may be lost on it, which gRPC notices after a minute.
+        Raises UnavailableError."""
+        if time.monotonic() < self._asked_at_s + every_s:
+            return
+        try:
+            await self._upstream.ask(self._upstream.control.GetStatus, control_pb2.GetStatusRequest(), every_s)
+        except DeadlineError:
+            raise UnavailableError(f"it has not answered a call for {every_s:g} s") from None
+        self._asked_at_s = time.monotonic()
 
     def _check_kind(self, info: control_pb2.GetServerInfoResponse) -> None:
         """Raises UnavailableError for a replica of another model, which could take neither weights nor requests, and

@@ -3,6 +3,7 @@
 import asyncio
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from genserve.control.phase_admission import HasPhase, check_generation
@@ -15,6 +16,7 @@ from genserve.rpc.convert.token_columns import Slots, first_slot
 from genserve.rpc.received import Received
 from genserve.rpc.streams.generate_many import GenerateMany
 from genserve.rpc.streams.turns import Turns, Writer
+from genserve.rpc.streams.write_deadline import WriteDeadline
 from genserve.v1 import generation_pb2
 from genserve.v1.generation_pb2_grpc import GenerationServiceServicer
 from genserve.words import FRONTEND_PORTS_KEY
@@ -53,7 +55,12 @@ class GenerationServicer(GenerationServiceServicer):
     """Streams tokens out of the engine."""
 
     def __init__(
-        self, engine: GeneratingEngine, board: HasPhase, abort: Abort, frontend_ports: Callable[[], Sequence[int]]
+        self,
+        engine: GeneratingEngine,
+        board: HasPhase,
+        abort: Abort,
+        frontend_ports: Callable[[], Sequence[int]],
+        deadline: WriteDeadline,
     ) -> None:
         """`frontend_ports`: of processes that clients should rather call."""
         self._engine = engine
@@ -61,6 +68,7 @@ class GenerationServicer(GenerationServiceServicer):
         self._turns = Turns(asyncio.get_running_loop())
         self._abort = abort
         self._frontend_ports = frontend_ports
+        self._deadline = deadline
 
     async def Generate(  # type: ignore[override]
         self,
@@ -68,7 +76,7 @@ class GenerationServicer(GenerationServiceServicer):
         context: "ServicerContext[Any, generation_pb2.GenerateResponse]",
     ) -> None:
         """Writes deltas, in turns with other calls, until the request has finished; ends the request when the client
-        goes away."""
+        goes away, or does not read."""
         check_generation(self._board.phase)
         info, minted_id = self._engine.info, uuid.uuid4().hex
         stream = await self._engine.submit(await request.read(lambda m: generation_request(m, info, minted_id)))
@@ -79,7 +87,7 @@ class GenerationServicer(GenerationServiceServicer):
             while not stream.is_finished:
                 await writer.turn()
                 if (update := stream.take()) is not None:
-                    await context.write(to_response(update, stream.request_id))
+                    await self._deadline.write(context.write, to_response(update, stream.request_id))
         finally:
             # Shielded, because a second cancellation would leave the request running.
             await asyncio.shield(stream.close())
@@ -89,10 +97,11 @@ class GenerationServicer(GenerationServiceServicer):
         request_iterator: AsyncIterator[Received[generation_pb2.GenerateManyRequest]],
         context: "ServicerContext[Any, generation_pb2.GenerateManyResponse]",
     ) -> None:
-        """Writes deltas of all requests of the stream; ends them when the client goes away."""
+        """Writes deltas of all requests of the stream; ends them when the client goes away, or does not read."""
         slots = Slots(first_slot(context.invocation_metadata() or ()))
         await context.send_initial_metadata(self._initial_metadata)
-        await GenerateMany(self._engine, self._board, context.write, slots).run(request_iterator)
+        write = partial(self._deadline.write, context.write)
+        await GenerateMany(self._engine, self._board, write, slots).run(request_iterator)
 
     async def Abort(  # type: ignore[override]
         self, request: Received[generation_pb2.AbortRequest], context: "ServicerContext[Any, Any]"

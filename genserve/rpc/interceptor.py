@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from genserve.rpc.status import known_error, to_status
 
@@ -56,12 +57,28 @@ def _guarded_handler(handler: Handler, method: str) -> Handler:
     behavior = getattr(handler, kind)
     if not inspect.iscoroutinefunction(behavior):
         return handler
+    deserializer = handler.request_deserializer
+    if deserializer is not None and not handler.request_streaming:
+        deserializer = _read_or_error(deserializer)
     guarded: Handler = make(
         _guarded_behavior(behavior, method),
-        request_deserializer=handler.request_deserializer,
+        request_deserializer=deserializer,
         response_serializer=handler.response_serializer,
     )
     return guarded
+
+
+def _read_or_error(deserializer: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    """Gives what is no message as its error to the handler: gRPC would log it as an error of ours, and end the call as
+    UNKNOWN. Streams read their messages themselves."""
+
+    def read(data: bytes) -> Any:
+        try:
+            return deserializer(data)
+        except DecodeError as error:
+            return error
+
+    return read
 
 
 def _guarded_behavior(behavior: Behavior, method: str) -> Behavior:
@@ -69,6 +86,8 @@ def _guarded_behavior(behavior: Behavior, method: str) -> Behavior:
         started_s = time.monotonic()
         outcome = "CANCELLED"
         try:
+            if isinstance(request, DecodeError):
+                raise request
             response = await behavior(request, context)
             outcome = "OK"
             return response

@@ -23,7 +23,6 @@ from genserve.engine.types import EngineInfo
 from genserve.frontends.supervisor import FrontEnds
 from genserve.ingest import protocol as ingest_protocol
 from genserve.ingest.supervisor import IngestProcesses
-from genserve.listen_config import ListenConfig
 from genserve.memory.daemon_processes import DaemonProcesses
 from genserve.memory.host import host_id
 from genserve.rpc import health
@@ -36,6 +35,7 @@ from genserve.rpc.health import HealthServicer, Serving
 from genserve.rpc.listener import add_port, bind, make_inner_server, make_server
 from genserve.rpc.received import receiver
 from genserve.rpc.reflection import add_reflection
+from genserve.rpc.streams.write_deadline import WriteDeadline
 from genserve.rpc.weights import WeightServicer
 from genserve.security.caller import Caller
 from genserve.security.roles import METHODS
@@ -127,12 +127,13 @@ class FrontendState(HasPhase, Serving, Protocol):
 
 
 def frontend_server(
-    engine: GeneratingEngine, state: FrontendState, abort: Abort, config: ListenConfig, callers: Callers | None
+    engine: GeneratingEngine, state: FrontendState, abort: Abort, config: ServeConfig, callers: Callers | None
 ) -> grpc.aio.Server:
     """A server with GenerationService alone, and its health and reflection. It is bound to no address yet."""
     names = tuple(service.full_name for service in generation_pb2.DESCRIPTOR.services_by_name.values())
     server = make_server(config, callers)
-    _add_generation(server, GenerationServicer(engine, state, abort, tuple), engine.info.max_request_bytes)
+    deadline = WriteDeadline(config.write_timeout_s)
+    _add_generation(server, GenerationServicer(engine, state, abort, tuple, deadline), engine.info.max_request_bytes)
     add_HealthServicer_to_server(HealthServicer(state, names), server)
     add_reflection(server, [*names, health.SERVICE_NAME])
     return server
@@ -162,6 +163,7 @@ def _public_server(parts: ServerParts, weights: WeightServicer) -> grpc.aio.Serv
         parts.board,
         abort_with(parts.engine, parts.board),
         frontends.live_ports if frontends is not None else tuple,
+        WriteDeadline(parts.config.write_timeout_s),
     )
     _add_generation(server, generation, parts.engine.info.max_request_bytes)
     _add_weights(server, weights)

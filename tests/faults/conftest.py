@@ -7,6 +7,7 @@ import pytest
 
 from genserve.client.weights import upload
 from tests.support import models
+from tests.support.oracle import NUM_WARMING_STREAMS
 from tests.support.subject import Kept, Subject
 
 
@@ -27,7 +28,10 @@ def num_staging_bytes(checkpoint: Path) -> int:
 async def kept(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Kept]:
     """The daemon of most tests."""
     staging = str(num_staging_bytes(checkpoints["a"]))
-    async with Kept(checkpoints, tmp_path_factory.mktemp("subject"), "--max-staging-bytes", staging) as daemons:
+    # As many sequences at a time as the oracle warms it up with: vLLM's workers keep what larger batches take.
+    batch = str(NUM_WARMING_STREAMS)
+    flags = ("--max-staging-bytes", staging, "--write-timeout-s", "5", "--max-num-seqs", batch)
+    async with Kept(checkpoints, tmp_path_factory.mktemp("subject"), *flags) as daemons:
         yield daemons
 
 

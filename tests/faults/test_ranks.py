@@ -3,13 +3,15 @@
 import asyncio
 import os
 import signal
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from genserve.engine.vllm.start.stale_shm import sweep
-from genserve.errors import EngineDeadError, GenserveError, PushRolledBackError
+from genserve.errors import EngineDeadError, GenserveError, PushRolledBackError, UnavailableError
 from tests.support.daemon_process import BOTH_CORES
 from tests.support.faulty_worker import Fault
 from tests.support.footprint import Remains
@@ -118,6 +120,26 @@ async def nothing_is_left(remains: Remains) -> None:
     await remains.left()
     await asyncio.to_thread(sweep, min_age_s=0.0)
     assert await remains.left() == []
+
+
+async def test_a_rank_that_is_killed_is_the_end_of_the_engine(ranks: Subject) -> None:
+    """SIGKILL: a stream and a call that waits are told, the daemon exits with 1, and nothing is left."""
+    remains = Remains(ranks.pid)
+    stream = ranks.client.stream([1, 2, 3], max_tokens=1900, ignore_eos=True)
+    await anext(stream)
+    pending = asyncio.create_task(ranks.client.pause(mode="wait", timeout_s=60.0))
+    workers = psutil.Process(ranks.process.descendant("EngineCore").pid).children()
+    (killed,) = [each for each in workers if "TP1" in each.name() or "TP1" in "".join(each.cmdline())]
+    began_s = time.monotonic()
+    killed.kill()
+    with pytest.raises((EngineDeadError, UnavailableError)):
+        async for _ in stream:
+            pass
+    with pytest.raises((EngineDeadError, UnavailableError)):
+        await pending
+    print(f"calls ended {time.monotonic() - began_s:.1f} s after the kill")
+    assert await asyncio.to_thread(ranks.process.process.wait, 60) == 1
+    await nothing_is_left(remains)
 
 
 @pytest.mark.usefixtures("impatient")

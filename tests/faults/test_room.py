@@ -1,14 +1,15 @@
 """Pushes for which there is no room: refused at the header, before a byte, and never by a signal."""
 
 import os
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import psutil
 import pytest
 
 from genserve.errors import StagingFullError
+from tests.faults.limits import limited
 from tests.support.subject import Subject
 
 
@@ -25,18 +26,6 @@ async def test_a_push_over_the_quota_is_refused_until_there_is_room(subject: Sub
     for number in (1, 2):
         assert (await subject.client.get_push(f"staged {number}")).push.state == "staged"
     await subject.oracle.holds((version, "a"))  # waits for the end of their time to live
-
-
-@contextmanager
-def limited(pid: int, resource: int, soft: int) -> Iterator[None]:
-    """Has the kernel refuse a process more than this."""
-    process = psutil.Process(pid)
-    before = process.rlimit(resource)
-    process.rlimit(resource, (soft, before[1]))
-    try:
-        yield
-    finally:
-        process.rlimit(resource, before)
 
 
 def first_free(pid: int) -> int:

@@ -31,6 +31,7 @@ from genserve.fleet.watch import Watch
 from genserve.routing.names import make_chain, parse_policies
 from genserve.routing.replica import Request
 from genserve.rpc.listener import add_port, make_server
+from genserve.rpc.streams.write_deadline import WriteDeadline
 from genserve.security.caller import Caller
 from genserve.v1.generation_pb2_grpc import GenerationServiceStub
 from tests.support.breakable_link import BreakableLink
@@ -112,7 +113,11 @@ class ScriptedFleet:
 
 @asynccontextmanager
 async def scripted_fleet(
-    count: int = 3, settings: FleetSettings = SETTINGS, policies: str = "requests", versions: tuple[int, ...] = ()
+    count: int = 3,
+    settings: FleetSettings = SETTINGS,
+    policies: str = "requests",
+    versions: tuple[int, ...] = (),
+    write_timeout_s: float = 0.0,
 ) -> AsyncIterator[ScriptedFleet]:
     """`versions`: what the replicas serve, if not 0. They count as ready whatever it is, as during a commit."""
     async with AsyncExitStack() as stack:
@@ -131,7 +136,7 @@ async def scripted_fleet(
             stack.push_async_callback(upstream.close)
             fleet.add(upstream)
         watches = [asyncio.create_task(Watch(fleet, upstream).run()) for upstream in upstreams]
-        service = FleetGeneration(fleet)
+        service = FleetGeneration(fleet, WriteDeadline(write_timeout_s))
         server = make_server(RouteConfig())
         add_generation(server, service)
         address = f"127.0.0.1:{add_port(server, '127.0.0.1:0')}"

@@ -4,7 +4,7 @@ import struct
 
 from genserve.v1 import control_pb2, weights_pb2
 from tests.rpc.frames import header, refused
-from tests.rpc.http2 import ACK, GOAWAY, PING, SETTINGS, connected, frame_bytes, frame_of
+from tests.support.http2 import ACK, GOAWAY, PING, SETTINGS, connected, frame_bytes, frame_of
 from tests.support.scripted_daemon import Daemon, field_of, reason_of
 
 MAX_FRAME_SIZE, MAX_HEADER_LIST_SIZE = 5, 6
@@ -44,7 +44,7 @@ async def test_a_header_may_have_four_times_the_bytes_of_the_manifest_and_256_ki
 
 async def test_what_a_client_may_send_at_once_is_told_when_it_connects(daemon: Daemon) -> None:
     """4 MiB in a frame, so that a chunk of a push is one; 16 KiB of metadata."""
-    async with connected(daemon) as (reader, _):
+    async with connected(daemon.address) as (reader, _):
         kind, _, payload = await frame_of(reader)
     assert kind == SETTINGS
     told = dict(struct.iter_unpack(">HI", payload))
@@ -53,7 +53,7 @@ async def test_what_a_client_may_send_at_once_is_told_when_it_connects(daemon: D
 
 async def test_a_client_may_ping_as_often_as_it_likes(daemon: Daemon) -> None:
     """Also one that has no call: its connection stays, and each ping is answered."""
-    async with connected(daemon) as (reader, writer):
+    async with connected(daemon.address) as (reader, writer):
         for number in range(20):
             writer.write(frame_bytes(PING, 0, struct.pack(">Q", number)))
             while (answer := await frame_of(reader))[:2] != (PING, ACK):

@@ -20,7 +20,7 @@ from genserve.rpc.listener import bind
 from genserve.rpc.server import SERVICE_NAMES
 from genserve.v1 import control_pb2
 from genserve.v1.control_pb2_grpc import ControlServiceStub
-from tests.rpc.http2 import ACK, PING, SETTINGS, connected, frame_bytes, frame_of
+from tests.support.http2 import ACK, PING, SETTINGS, connected, frame_bytes, frame_of
 from tests.support.scripted_daemon import Daemon, serving
 
 
@@ -158,7 +158,7 @@ async def test_a_peer_that_says_nothing_is_asked_whether_it_is_there(monkeypatch
     """Also one that has no call: its connection would stay half open for hours. Here it is asked sooner."""
     options = [(key, 300 if key == "grpc.keepalive_time_ms" else value) for key, value in listener.SERVER_OPTIONS]
     monkeypatch.setattr(listener, "SERVER_OPTIONS", tuple(options))
-    async with serving(ServeConfig(port=0)) as daemon, connected(daemon) as (reader, writer):
+    async with serving(ServeConfig(port=0)) as daemon, connected(daemon.address) as (reader, writer):
         writer.write(frame_bytes(SETTINGS, ACK))
         while (await frame_of(reader))[:2] != (PING, 0):
             pass
@@ -168,7 +168,7 @@ async def test_a_host_that_is_gone_is_given_up_after_ten_seconds(daemon: Daemon)
     """The kernel does: what it has sent was not acknowledged. A process that stands still, whose kernel acknowledges,
     is given up by gRPC, a minute later."""
     timeouts_ms: list[int] = []
-    async with connected(daemon) as (_, writer):
+    async with connected(daemon.address) as (_, writer):
         _, own_port = writer.get_extra_info("sockname")
         while not timeouts_ms:
             await asyncio.sleep(0.01)

@@ -73,7 +73,7 @@ async def measure(daemon_pid: int, census: Path) -> Footprint:
     back what its allocator keeps then."""
     tasks = await _tasks(daemon_pid, census)
     processes = tree(daemon_pid)
-    arenas = [size for process in processes for size in _arena_sizes(process.pid)]
+    arenas = [size for process in processes for size in arena_sizes(process.pid)]
     return Footprint(
         processes=len(processes),
         open_files=_files_by_kind(daemon_pid),
@@ -183,7 +183,7 @@ def _open_files(pid: int) -> Iterator[str]:
                 yield os.readlink(f"/proc/{pid}/fd/{fd}")
 
 
-def _arena_sizes(pid: int) -> Iterable[int]:
+def arena_sizes(pid: int) -> Iterable[int]:
     """Of those that a process has open, each once: a map of one has a descriptor of its own."""
     sizes = {}
     with suppress(OSError):

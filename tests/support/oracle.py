@@ -12,7 +12,7 @@ from tests.support.plain_vllm import PROMPTS
 
 MAX_TOKENS = 8
 """Of the outputs by which weights are known. Digests tell each tensor; outputs tell that these are what is run."""
-_NUM_WARMING_STREAMS = 64
+NUM_WARMING_STREAMS = 64
 _NUM_WARMING_TOKENS = 100
 
 Digests = dict[tuple[str, str], str]
@@ -69,7 +69,7 @@ class Oracle:
         for name in ("b", "a") * 5:  # thread pools and the allocators' reserves have nearly reached their size then
             await self.push(name)
         # The buffers of a large batch are kept as well.
-        prompts = [[number + 1, 7] for number in range(_NUM_WARMING_STREAMS)]
+        prompts = [[number + 1, 7] for number in range(NUM_WARMING_STREAMS)]
         options: Any = {"max_tokens": _NUM_WARMING_TOKENS, "ignore_eos": True}
         await asyncio.gather(*(self.client.generate(each, **options) for each in prompts))
         self.baseline = await at_rest(self.daemon_pid, self.census)

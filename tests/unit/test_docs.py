@@ -1,5 +1,6 @@
 """README, CONTRIBUTING and docs agree with the code and the measurements."""
 
+import ast
 import os
 import re
 import shutil
@@ -179,7 +180,30 @@ def test_every_extra_is_in_an_install_line_of_the_docs() -> None:
 def test_every_invariant_names_tests_that_are_there() -> None:
     """docs/reliability.md says what holds, and which tests hold it."""
     page = ROOT / "docs" / "reliability.md"
-    for heading in ("Weights", "Service", "Client"):
+    for heading in ("Weights", "Service", "Fleet", "Client"):
         for invariant, held_by in rows(section(page, heading)):
             tests = re.findall(r"`(tests/[^`]+)`", held_by)
             assert tests and all((ROOT / test).is_file() for test in tests), invariant
+
+
+def names_of_tests(path: Path) -> set[str]:
+    """What pytest collects from a file: functions, and state machines of hypothesis, which are assigned."""
+    names = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign):
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+    return {name for name in names if name.startswith(("test_", "Test"))}
+
+
+def test_every_fault_names_tests_that_are_there_or_says_that_there_is_none() -> None:
+    """docs/reliability.md has every row of the table of faults, in order."""
+    listed = list(rows(section(ROOT / "docs" / "reliability.md", "Faults")))
+    assert [row[0] for row in listed] == [str(number) for number in range(1, 49)]
+    for number, _, _, shown_by, result in listed:
+        tests = re.findall(r"`(tests/[^`]+)::([^`]+)`", shown_by)
+        assert (shown_by == "none yet") == (result in ("no test yet", "in work")), number
+        assert bool(tests) == (shown_by != "none yet") and len(tests) == shown_by.count("`") // 2, number
+        for path, name in tests:
+            assert (ROOT / path).is_file() and name in names_of_tests(ROOT / path), f"{number}: {path}::{name}"

@@ -30,6 +30,7 @@ class Generate(Generic[UpstreamT]):
         self._caller = caller
         self._data = b""
         self._refusal: tuple[GenserveError, UpstreamCall] | None = None
+        self._unread: GenserveError | None = None  # the caller's fault, not the replica's
         self._is_admitted = False
         self._has_begun = False  # a message was delivered
         self._num_here = 0  # messages of the replica that it is sent to
@@ -51,6 +52,8 @@ class Generate(Generic[UpstreamT]):
                 try:
                     return await self._once(call, forwarded, upstream, num_tokens)
                 except GenserveError as error:
+                    if error is self._unread:
+                        raise
                     self._refusal = error.with_traceback(None), call
                     if self._num_here == 0:
                         attempts.failed(error, upstream)
@@ -74,7 +77,7 @@ class Generate(Generic[UpstreamT]):
             await self._caller.write(forwarded.aborted().SerializeToString())
         finally:
             attempts.end()
-            self._refusal = None  # with its frames
+            self._refusal = self._unread = None  # with their frames
 
     async def _once(self, call: UpstreamCall, forwarded: Forwarded, upstream: UpstreamT, num_tokens: NumTokens) -> None:
         """To one replica."""
@@ -95,7 +98,11 @@ class Generate(Generic[UpstreamT]):
                     if resumption.take(response):
                         delivered = response.SerializeToString()
                 num_tokens.note(delivered)
-                await caller.write(delivered)
+                try:
+                    await caller.write(delivered)
+                except GenserveError as error:
+                    self._unread = error
+                    raise
                 self._has_begun = True
                 self._num_here += 1
 

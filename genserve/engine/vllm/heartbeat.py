@@ -45,7 +45,8 @@ class HeartbeatLimits:
 
 
 class Observed(Protocol):
-    """The engine's processes."""
+    """The engine's processes. Both raise OSError if there is no descriptor left to look with: then nothing is known of
+    them, and they are taken to work."""
 
     def any_stopped(self) -> bool:
         """Whether a signal or a debugger has stopped one. Asked after each ping."""
@@ -126,7 +127,10 @@ class Heartbeat:
         return False
 
     def _any_stopped(self) -> bool:
-        return self._processes is not None and self._processes.any_stopped()
+        try:
+            return self._processes is not None and self._processes.any_stopped()
+        except OSError:
+            return False
 
     def _answered(self) -> None:
         if self._is_silent:
@@ -159,7 +163,10 @@ class Heartbeat:
         window_s = self._limits.timeout_s / 2
         if self._processes is None or self._silent_s < window_s:
             return None
-        now = self._processes.activity()
+        try:
+            now = self._processes.activity()
+        except OSError:
+            return None
         self._seen.append((self._silent_s, now))
         while len(self._seen) > 1 and self._seen[1][0] <= self._silent_s - window_s:
             self._seen.popleft()

@@ -21,6 +21,7 @@ from genserve.fleet.deadlines import TOKENIZE_S
 from genserve.fleet.fleet import Fleet
 from genserve.fleet.messages import parsed, read
 from genserve.fleet.upstream import Upstream
+from genserve.rpc.streams.write_deadline import WriteDeadline
 from genserve.v1 import generation_pb2
 
 if TYPE_CHECKING:
@@ -33,21 +34,23 @@ class FleetGeneration:
     """Tokens from the replicas. Messages are bytes on both sides; these are coroutines that write, as those of a
     daemon."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Fleet, deadline: WriteDeadline) -> None:
         self._fleet = fleet
+        self._deadline = deadline
         self._waiting = Waiting()
         self._turn = 0
 
     async def Generate(self, request: bytes, context: "ServicerContext[bytes, bytes]") -> None:
         """Writes what one replica answers, or another one if that does not begin to."""
         forwarded, data = await parsed(generation_pb2.GenerateRequest, request, lambda each: _as_sent(each, request))
-        await Generate(self._fleet, self._waiting, self._tokenize, RemoteCaller(context)).run(forwarded, data)
+        caller = RemoteCaller(context, self._deadline)
+        await Generate(self._fleet, self._waiting, self._tokenize, caller).run(forwarded, data)
 
     async def GenerateMany(
         self, request_iterator: AsyncIterator[bytes], context: "ServicerContext[bytes, bytes]"
     ) -> None:
         """Writes what the replicas answer to the requests of a stream."""
-        stream = GenerateMany(self._fleet, self._waiting, self._tokenize, RemoteCaller(context))
+        stream = GenerateMany(self._fleet, self._waiting, self._tokenize, RemoteCaller(context, self._deadline))
         await stream.run(actions_of(request_iterator))
 
     async def Abort(self, request: bytes, context: "ServicerContext[bytes, bytes]") -> bytes:

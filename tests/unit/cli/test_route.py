@@ -43,7 +43,8 @@ def test_every_flag_sets_its_own_field() -> None:
     """And none that of another one."""
     flags = (
         "--host ::1 --port 1 --uds /u --policy requests --overload-threshold 2 --fanout 3 --min-replicas 4 "
-        "--silence 5.5s --wait-ready 6s --settle 7s --drain-timeout 8s --replica a:1 --dns b:2 --allow-insecure"
+        "--silence 5.5s --wait-ready 6s --settle 7s --drain-timeout 8s --write-timeout 9s --replica a:1 --dns b:2 "
+        "--allow-insecure"
     )
     args = make_parser().parse_args(["route", *flags.split()])
     fleet = FleetSettings(fanout=3, min_replicas=4, silence_s=5.5, wait_ready_s=6.0, settle_s=7.0)
@@ -57,5 +58,6 @@ def test_every_flag_sets_its_own_field() -> None:
         policies="requests",
         overload_threshold=2.0,
         drain_timeout_s=8.0,
+        write_timeout_s=9.0,
         fleet=fleet,
     )

@@ -1,6 +1,7 @@
 """When an engine that does not answer is given up, and when it is only slow."""
 
 import asyncio
+import errno
 import os
 import signal
 import subprocess
@@ -109,6 +110,30 @@ async def test_a_step_without_an_end_is_given_up(pinged: Pinged) -> None:
     pinged.works = True
     pinged.answers.clear()
     await asyncio.wait_for(pinged.liveness.wait_dead(), 5)
+
+
+class Unseen(Pinged):
+    """There is no file descriptor left to look at its processes with."""
+
+    def any_stopped(self) -> bool:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    def activity(self) -> Activity:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+
+async def test_an_engine_whose_processes_cannot_be_looked_at_is_judged_by_its_answers() -> None:
+    """Clients that take all descriptors must not end it. If it does not answer, it has the time of a step."""
+    engine = Unseen()
+    engine.answers.set()
+    beating = asyncio.create_task(Heartbeat(engine.liveness, engine.ping, engine, LIMITS, engine.told.append).run())
+    while engine.num_pings < 3:
+        await asyncio.sleep(0.01)
+    assert not beating.done() and engine.told == []
+    engine.answers.clear()
+    await asyncio.wait_for(engine.liveness.wait_dead(), 5)
+    assert "no step may take that long" in engine.liveness.cause_of_death
+    await asyncio.wait_for(beating, 5)
 
 
 async def test_a_call_that_takes_long_is_no_silence(pinged: Pinged) -> None:

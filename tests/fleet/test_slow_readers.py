@@ -1,0 +1,55 @@
+"""Clients of a router that do not read their tokens: their streams end at the router's write deadline."""
+
+import asyncio
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from genserve.v1 import generation_pb2
+from tests.fleet.scripted_fleet import ScriptedFleet, scripted_fleet, tokens
+from tests.support.scripted_daemon import reason_of
+
+REQUEST = generation_pb2.GenerateRequest(request_id="a", token_ids={"ids": [1, 2, 3]})
+METHODS = {
+    "Generate": lambda stub: stub.Generate(REQUEST, timeout=60),
+    "GenerateMany": lambda stub: stub.GenerateMany(
+        iter([generation_pb2.GenerateManyRequest(generate=REQUEST)]), timeout=60
+    ),
+}
+
+
+async def until_served(router: ScriptedFleet) -> None:
+    """A request of another client is answered."""
+    call = router.generation.Generate(generation_pb2.GenerateRequest(request_id="b", text="hi"), timeout=20)
+    _, stream = await router.running("b")
+    stream.put(tokens([1], prompt=3))
+    await call.read()
+    call.cancel()
+
+
+async def read(call: Any) -> None:
+    """Reads until the end."""
+    while await call.read() is not grpc.aio.EOF:
+        pass
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_a_stream_that_is_not_read_ends_and_says_why(method: str) -> None:
+    """Its request ends in the replica, and the replica is not taken for lost."""
+    async with scripted_fleet(2, write_timeout_s=0.4) as router:
+        call = METHODS[method](router.generation)
+        _, stream = await router.running("a")
+        stream.put(tokens([1], prompt=3))
+        for index in range(1500):
+            stream.put(tokens(list(range(16_000)), 1 + 16_000 * index))
+        await asyncio.wait_for(stream.closed.wait(), 30)
+        assert stream.updates.qsize() > 0, "everything was written, and nothing was shown"
+        assert len(router.fleet.ready) == 2
+        await until_served(router)
+        with pytest.raises(grpc.aio.AioRpcError) as ended:
+            await read(call)
+        assert (ended.value.code(), reason_of(ended.value)) == (grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED")
+        assert ended.value.details() == "the client did not read for 0.4 s"
+        assert all(member.inflight == 0 for member in router.fleet.members)
