@@ -13,6 +13,7 @@ from genserve.arguments import MIN_WATCH_INTERVAL_S
 from genserve.control.asleep import SleepDepth
 from genserve.engine.types import EngineInfo, KvPolicy, Load, LoadedLora, PauseMode
 from genserve.errors import InvalidFieldError
+from genserve.rpc.convert.listening import NOWHERE, ListeningFacts, tell_listening
 from genserve.rpc.convert.values import kv_policy, pause_mode, seconds_or, to_timestamp
 from genserve.v1 import control_pb2
 
@@ -35,6 +36,7 @@ class ServerFacts:
     frontend_ports: Sequence[int] = ()
     num_frontends_down: int = 0
     openai_port: int = 0
+    listening: ListeningFacts = NOWHERE
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +134,7 @@ def to_server_info(info: EngineInfo, facts: ServerFacts) -> control_pb2.GetServe
         "grpc": grpc.__version__,
         "python": platform.python_version(),
     }
-    return control_pb2.GetServerInfoResponse(
+    answer = control_pb2.GetServerInfoResponse(
         model=facts.model,
         architecture=info.architecture,
         dtype=info.dtype,
@@ -171,3 +173,5 @@ def to_server_info(info: EngineInfo, facts: ServerFacts) -> control_pb2.GetServe
         features=facts.features,
         versions=[control_pb2.ComponentVersion(component=c, version=v) for c, v in versions.items()],
     )
+    tell_listening(answer, facts.listening)
+    return answer
