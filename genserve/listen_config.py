@@ -109,6 +109,11 @@ class ListenConfig:
         return CertificateFiles(self.ssl_certfile, self.ssl_keyfile, self.ssl_ca_certs, requires)
 
     @property
+    def lists_callers(self) -> bool:
+        """Whether callers are listed with their roles."""
+        return bool(self.auth_file) or self.environment_lists_callers
+
+    @property
     def peers(self) -> CallerFiles:
         """How this process calls other daemons."""
         if self.peer_tls == "off" or (self.peer_tls == "auto" and not self.ssl_certfile):
@@ -136,7 +141,7 @@ class ListenConfig:
     def _knows_callers(self) -> bool:
         certificate = self.certificate
         requires_clients = certificate is not None and certificate.requires_clients
-        return bool(self.auth_file) or self.environment_lists_callers or requires_clients
+        return self.lists_callers or requires_clients
 
     def _check_reachable(self) -> None:
         if not self.listens_on_tcp or self.may_be_reached or is_loopback(self.host):

@@ -25,6 +25,7 @@ from genserve.listening import require_free
 from genserve.notices import say
 from genserve.routing.names import make_chain, parse_policies
 from genserve.rpc import health
+from genserve.rpc.convert.listening import ListeningFacts
 from genserve.rpc.health import HealthServicer
 from genserve.rpc.listener import bind, make_server
 from genserve.rpc.reflection import add_reflection
@@ -114,7 +115,7 @@ async def start_router(
     server = make_server(config, callers)
     add_generation(server, FleetGeneration(fleet, WriteDeadline(config.write_timeout_s)))
     add_weights(server, FleetWeights(router, pushes))
-    add_ControlServiceServicer_to_server(FleetControl(router), server)
+    add_ControlServiceServicer_to_server(FleetControl(router, ListeningFacts.of(config)), server)
     add_FleetServiceServicer_to_server(FleetReplicas(router), server)
     add_HealthServicer_to_server(HealthServicer(_Serving(router), SERVICE_NAMES), server)
     add_reflection(server, [*SERVICE_NAMES, health.SERVICE_NAME])

@@ -73,7 +73,6 @@ def daemon_flags(config: UpConfig) -> list[str]:
 
 def access_flags(route: RouteConfig) -> list[str]:
     """The flags that say who may call, for a daemon of this router. Raises ValueError if the router could not."""
-    lists_callers = route.auth_file or route.environment_lists_callers
-    if lists_callers and not route.peer_token_file and not route.ssl_ca_certs:
+    if route.lists_callers and not route.peer_token_file and not route.ssl_ca_certs:
         raise ValueError("--auth-file is for the replicas, too: pass --peer-token-file, for the router to call them")
     return as_flags(route, ListenConfig, without=("host", "port", "uds", "max_message_bytes"))

@@ -29,6 +29,7 @@ from genserve.rpc import health
 from genserve.rpc.access import AccessInterceptor, Callers
 from genserve.rpc.control import ControlServicer
 from genserve.rpc.convert.control import ServerFacts
+from genserve.rpc.convert.listening import ListeningFacts
 from genserve.rpc.frames.push import Frame, frame_parser
 from genserve.rpc.generation import Abort, GenerationServicer, abort_with
 from genserve.rpc.health import HealthServicer, Serving
@@ -151,6 +152,7 @@ def _public_server(parts: ServerParts, weights: WeightServicer) -> grpc.aio.Serv
         host_id() if parts.takes_segments else "",
         parts.ingest.ports if parts.ingest is not None else (),
         openai_port=max(parts.config.openai_port, 0),
+        listening=ListeningFacts.of(parts.config),
     )
 
     def facts() -> ServerFacts:

@@ -154,6 +154,11 @@ def parse_environment(text: str) -> Access:
     return _checked(tokens, ())
 
 
+def environment_lists_callers(environment: Mapping[str, str]) -> bool:
+    """Whether the environment lists somebody; a variable without an entry is as none."""
+    return bool(environment.get(TOKENS_VARIABLE, "").split())
+
+
 def _entries(document: Mapping[str, Any], kind: str) -> Iterable[tuple[int, Mapping[str, Any]]]:
     entries = document.get(kind, [])
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):

@@ -431,6 +431,10 @@ class Limits(_message.Message):
     MAX_LOGPROBS_FIELD_NUMBER: _builtins.int
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _builtins.int
     MAX_STAGING_BYTES_FIELD_NUMBER: _builtins.int
+    MAX_CONNECTIONS_FIELD_NUMBER: _builtins.int
+    MAX_STREAMS_FIELD_NUMBER: _builtins.int
+    MAX_METADATA_BYTES_FIELD_NUMBER: _builtins.int
+    REQUEST_RATES_FIELD_NUMBER: _builtins.int
     max_model_len: _builtins.int
     """Most output and prompt tokens of a sequence together."""
     max_num_seqs: _builtins.int
@@ -441,6 +445,16 @@ class Limits(_message.Message):
     """Most bytes of one message."""
     max_staging_bytes: _builtins.int
     """Most bytes of weights staged at once."""
+    max_connections: _builtins.int
+    """Most connections to a port; more are closed at once."""
+    max_streams: _builtins.int
+    """Most running calls on one connection; a client waits with more until one has ended."""
+    max_metadata_bytes: _builtins.int
+    """Most bytes of metadata of one call."""
+    @_builtins.property
+    def request_rates(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequestRate]:
+        """Most calls per second of all callers of a role together; a role that is not named has no such limit."""
+
     def __init__(
         self,
         *,
@@ -449,14 +463,74 @@ class Limits(_message.Message):
         max_logprobs: _builtins.int = ...,
         max_message_bytes: _builtins.int = ...,
         max_staging_bytes: _builtins.int = ...,
+        max_connections: _builtins.int = ...,
+        max_streams: _builtins.int = ...,
+        max_metadata_bytes: _builtins.int = ...,
+        request_rates: _abc.Iterable[Global___RequestRate] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_logprobs", b"max_logprobs", "max_message_bytes", b"max_message_bytes", "max_model_len", b"max_model_len", "max_num_seqs", b"max_num_seqs", "max_staging_bytes", b"max_staging_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_connections", b"max_connections", "max_logprobs", b"max_logprobs", "max_message_bytes", b"max_message_bytes", "max_metadata_bytes", b"max_metadata_bytes", "max_model_len", b"max_model_len", "max_num_seqs", b"max_num_seqs", "max_staging_bytes", b"max_staging_bytes", "max_streams", b"max_streams", "request_rates", b"request_rates"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Limits: _TypeAlias = Limits  # noqa: Y015
+
+@_typing.final
+class RequestRate(_message.Message):
+    """A limit of calls per second."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROLE_FIELD_NUMBER: _builtins.int
+    CALLS_PER_SECOND_FIELD_NUMBER: _builtins.int
+    role: _builtins.str
+    """The role: generate, trainer or operator."""
+    calls_per_second: _builtins.float
+    """Calls per second of all its callers together."""
+    def __init__(
+        self,
+        *,
+        role: _builtins.str = ...,
+        calls_per_second: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls_per_second", b"calls_per_second", "role", b"role"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RequestRate: _TypeAlias = RequestRate  # noqa: Y015
+
+@_typing.final
+class Protection(_message.Message):
+    """What protects the ports. A Unix socket is not encrypted, and only the daemon's user can open it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TLS_FIELD_NUMBER: _builtins.int
+    CLIENT_CERTIFICATES_REQUIRED_FIELD_NUMBER: _builtins.int
+    ROLES_FIELD_NUMBER: _builtins.int
+    tls: _builtins.bool
+    """Connections are encrypted."""
+    client_certificates_required: _builtins.bool
+    """A client without a certificate of the right authority cannot connect."""
+    roles: _builtins.bool
+    """Callers are listed with their roles; without, everybody who connects may do everything."""
+    def __init__(
+        self,
+        *,
+        tls: _builtins.bool = ...,
+        client_certificates_required: _builtins.bool = ...,
+        roles: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_certificates_required", b"client_certificates_required", "roles", b"roles", "tls", b"tls"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Protection: _TypeAlias = Protection  # noqa: Y015
 
 @_typing.final
 class Parallelism(_message.Message):
@@ -542,6 +616,7 @@ class GetServerInfoResponse(_message.Message):
     FRONTEND_PORTS_FIELD_NUMBER: _builtins.int
     NUM_FRONTENDS_DOWN_FIELD_NUMBER: _builtins.int
     OPENAI_PORT_FIELD_NUMBER: _builtins.int
+    PROTECTION_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The model, as given to --model."""
     architecture: _builtins.str
@@ -617,6 +692,10 @@ class GetServerInfoResponse(_message.Message):
         requests of its own (--frontends). The daemon's own port serves it too.
         """
 
+    @_builtins.property
+    def protection(self) -> Global___Protection:
+        """What protects the ports of gRPC."""
+
     def __init__(
         self,
         *,
@@ -642,10 +721,11 @@ class GetServerInfoResponse(_message.Message):
         frontend_ports: _abc.Iterable[_builtins.int] | None = ...,
         num_frontends_down: _builtins.int = ...,
         openai_port: _builtins.int = ...,
+        protection: Global___Protection | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "model_memory", b"model_memory", "parallelism", b"parallelism", "state", b"state"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "model_memory", b"model_memory", "parallelism", b"parallelism", "protection", b"protection", "state", b"state"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "device", b"device", "dtype", b"dtype", "features", b"features", "frontend_ports", b"frontend_ports", "host_id", b"host_id", "ingest_ports", b"ingest_ports", "limits", b"limits", "logprobs_mode", b"logprobs_mode", "model", b"model", "model_memory", b"model_memory", "num_frontends_down", b"num_frontends_down", "openai_port", b"openai_port", "parallelism", b"parallelism", "pinned_host_bytes", b"pinned_host_bytes", "reserved_device_bytes", b"reserved_device_bytes", "state", b"state", "versions", b"versions", "vocab_size", b"vocab_size", "weight_transfer", b"weight_transfer", "weight_update", b"weight_update", "weight_update_reason", b"weight_update_reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "device", b"device", "dtype", b"dtype", "features", b"features", "frontend_ports", b"frontend_ports", "host_id", b"host_id", "ingest_ports", b"ingest_ports", "limits", b"limits", "logprobs_mode", b"logprobs_mode", "model", b"model", "model_memory", b"model_memory", "num_frontends_down", b"num_frontends_down", "openai_port", b"openai_port", "parallelism", b"parallelism", "pinned_host_bytes", b"pinned_host_bytes", "protection", b"protection", "reserved_device_bytes", b"reserved_device_bytes", "state", b"state", "versions", b"versions", "vocab_size", b"vocab_size", "weight_transfer", b"weight_transfer", "weight_update", b"weight_update", "weight_update_reason", b"weight_update_reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -197,6 +197,13 @@ async def test_the_status_of_the_fleet() -> None:
                     break
 
 
+async def test_the_limits_of_connections_are_the_routers_own() -> None:
+    """Clients connect to it, and not to the replica that says what is served."""
+    async with routed(1, max_streams=70, max_request_rates="generate=500") as fleet:
+        info = await fleet.client.server_info()
+        assert (info.limits.max_streams, info.limits.request_rates) == (70, {"generate": 500.0})
+
+
 async def test_watchers_of_replicas_hear_of_every_state() -> None:
     """All replicas each time."""
     async with routed(1) as fleet, replica() as other, grpc.aio.insecure_channel(fleet.running.address) as channel:

@@ -12,6 +12,7 @@ from google.protobuf.duration_pb2 import Duration
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import genserve
+from genserve.config import ServeConfig
 from genserve.control.conditions import Phase
 from genserve.control.sleep import SleepController
 from genserve.errors import QueueFullError
@@ -157,6 +158,7 @@ async def test_the_server_tells_what_it_is(daemon: Daemon) -> None:
     assert (info.model, info.architecture, info.device) == ("scripted", "Scripted", "cpu")
     assert info.limits.max_message_bytes == MAX_MESSAGE_BYTES
     assert info.limits.max_staging_bytes == MAX_STAGING_BYTES
+    assert info.limits.max_streams == ServeConfig().max_streams and not info.protection.tls
     versions = {each.component: each.version for each in info.versions}
     assert versions.keys() >= {"genserve", "grpc", "python"}
     assert (versions["genserve"], versions["grpc"]) == (genserve.__version__, grpc.__version__)

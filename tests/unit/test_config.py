@@ -4,7 +4,10 @@ from typing import Any
 
 import pytest
 
+from genserve.cli import make_parser
+from genserve.cli.route import make_config
 from genserve.config import ServeConfig
+from genserve.flags import settings_of
 from genserve.fleet.config import RouteConfig
 
 
@@ -139,3 +142,16 @@ def test_peers_are_called_as_this_one_is() -> None:
     assert ServeConfig(**TLS).peers.cert_file == ""
     mutual = ServeConfig(**TLS, ssl_ca_certs="a", peer_name="n", peer_token_file="t").peers
     assert (mutual.ca_file, mutual.cert_file, mutual.server_name, mutual.token_file) == ("a", "c", "n", "t")
+
+
+@pytest.mark.parametrize(("listed", "is_listed"), [(None, False), ("", False), (" ", False), ("trainer:t0k3n", True)])
+def test_an_empty_list_of_callers_lists_nobody(
+    listed: str | None, is_listed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So it does not count as authentication where other hosts can connect: everybody would be let in."""
+    monkeypatch.delenv("GENSERVE_AUTH_TOKENS", raising=False)
+    if listed is not None:
+        monkeypatch.setenv("GENSERVE_AUTH_TOKENS", listed)
+    values = {each.name: each.default for each in settings_of(ServeConfig)}
+    for config in (ServeConfig.from_flags(values), make_config(make_parser().parse_args(["route"]))):
+        assert config.lists_callers is is_listed

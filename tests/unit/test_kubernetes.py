@@ -1,6 +1,7 @@
 """The manifests in docs/kubernetes: valid for Kubernetes, and in agreement with the code and with each other."""
 
 import copy
+import re
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ def test_a_manifest_is_valid(name: str, version: str) -> None:
 def test_a_field_that_does_not_exist_is_noticed() -> None:
     """The validator is strict inside of containers too."""
     wrong = copy.deepcopy(WORKLOADS["router"])
-    wrong["spec"]["template"]["spec"]["containers"][0]["readinessProbe"]["grpc"]["prot"] = 1
+    wrong["spec"]["template"]["spec"]["containers"][0]["readinessProbe"]["exec"]["prot"] = 1
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(wrong, OLDEST, strict=True)
 
@@ -75,9 +76,40 @@ def test_the_commands_are_ours() -> None:
         it = container(component)
         assert it["ports"] == [{"name": "grpc", "containerPort": port}]
         assert SERVICES[component]["spec"]["ports"] == [{"name": "grpc", "port": port, "targetPort": "grpc"}]
-        assert it["readinessProbe"]["grpc"] == {"port": port, "service": ""}
-    assert container("replica")["startupProbe"]["grpc"]["port"] == served.port
+        assert f"-addr=127.0.0.1:{port}" in probe_of(it, "readinessProbe")
+    assert f"-addr=127.0.0.1:{served.port}" in probe_of(container("replica"), "startupProbe")
     assert POLICIES["router"]["spec"]["ingress"][0]["ports"] == [{"protocol": "TCP", "port": routed.port}]
+
+
+def probe_of(it: Manifest, kind: str) -> list[str]:
+    """The command of a probe."""
+    command: list[str] = it[kind]["exec"]["command"]
+    return command
+
+
+@pytest.mark.parametrize("component", ["replica", "router"])
+def test_the_files_of_the_flags_are_those_of_the_secrets(component: str) -> None:
+    """Also those of the commands that Kubernetes runs in the container. The names are those of the page."""
+    it, text = container(component), yaml.safe_dump(container(component))
+    secrets = {each["name"]: each["secret"]["secretName"] for each in pod(component)["volumes"] if "secret" in each}
+    mounted = {each["mountPath"]: secrets[each["name"]] for each in it["volumeMounts"] if each["name"] in secrets}
+    page = (DIRECTORY.parent / "kubernetes.md").read_text()
+    created = {
+        name: set(re.findall(r"--from-file ([\w.]+)", files))
+        for name, files in re.findall(r"create secret generic (\S+) (.*)", page)
+    }
+    used = re.findall(r"(/tls|/access)/([\w.]+)", text)
+    assert len(used) > 5 and all(file in created[mounted[directory]] for directory, file in used)
+    assert "--allow-insecure" not in it["args"]
+
+
+def test_a_certificate_is_for_the_name_of_the_router() -> None:
+    """Under which clients call it. Replicas and probes are told that name."""
+    name = SERVICES["router"]["metadata"]["name"]
+    for component in ("replica", "router"):
+        it = container(component)
+        assert f"--peer-name={name}" in it["args"]
+        assert f"-tls-server-name={name}" in probe_of(it, "readinessProbe")
 
 
 def test_the_router_finds_the_replicas_by_their_service() -> None:

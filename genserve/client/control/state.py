@@ -158,13 +158,47 @@ class ResumeResult:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of requests, in bytes and tokens."""
+    """Limits of requests, in bytes and tokens; of connections to a port, and of running calls on one of them
+    (`max_streams`). `request_rates`: calls per second of all callers of a role together, by role."""
 
     max_model_len: int
     max_num_seqs: int
     max_logprobs: int
     max_message_bytes: int
     max_staging_bytes: int
+    max_connections: int
+    max_streams: int
+    max_metadata_bytes: int
+    request_rates: dict[str, float]
+
+    @classmethod
+    def of(cls, message: control_pb2.Limits) -> "Limits":
+        """From the wire."""
+        return cls(
+            max_model_len=message.max_model_len,
+            max_num_seqs=message.max_num_seqs,
+            max_logprobs=message.max_logprobs,
+            max_message_bytes=message.max_message_bytes,
+            max_staging_bytes=message.max_staging_bytes,
+            max_connections=message.max_connections,
+            max_streams=message.max_streams,
+            max_metadata_bytes=message.max_metadata_bytes,
+            request_rates={each.role: each.calls_per_second for each in message.request_rates},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Protection:
+    """What protects the ports. Without `roles` everybody who connects may do everything."""
+
+    tls: bool
+    client_certificates_required: bool
+    roles: bool
+
+    @classmethod
+    def of(cls, message: control_pb2.Protection) -> "Protection":
+        """From the wire."""
+        return cls(message.tls, message.client_certificates_required, message.roles)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +233,8 @@ class ServerInfo:
     the memory reserved for it. `model_memory`: what the model reaches. `weight_transfer`: backend of vLLM's own
     transfer, "" without one. `logprobs_mode`: what log-probabilities mean, as vLLM's --logprobs-mode names it.
     `frontend_ports`: of the processes that serve requests beside the daemon, and `num_frontends_down` those that ended
-    again and again. `openai_port`: of vLLM's OpenAI server on the daemon's host, 0 without one.
+    again and again. `openai_port`: of vLLM's OpenAI server on the daemon's host, 0 without one. `protection`: of the
+    ports of gRPC.
     """
 
     model: str
@@ -223,25 +258,19 @@ class ServerInfo:
     frontend_ports: list[int]
     num_frontends_down: int
     openai_port: int
+    protection: Protection
     state: EngineState
 
     @classmethod
     def of(cls, message: control_pb2.GetServerInfoResponse) -> "ServerInfo":
         """From the wire."""
-        limits = message.limits
         return cls(
             model=message.model,
             architecture=message.architecture,
             dtype=message.dtype,
             vocab_size=message.vocab_size,
             device=message.device,
-            limits=Limits(
-                max_model_len=limits.max_model_len,
-                max_num_seqs=limits.max_num_seqs,
-                max_logprobs=limits.max_logprobs,
-                max_message_bytes=limits.max_message_bytes,
-                max_staging_bytes=limits.max_staging_bytes,
-            ),
+            limits=Limits.of(message.limits),
             tensor_parallel_size=message.parallelism.tensor_parallel_size,
             pipeline_parallel_size=message.parallelism.pipeline_parallel_size,
             data_parallel_size=message.parallelism.data_parallel_size,
@@ -257,5 +286,6 @@ class ServerInfo:
             frontend_ports=list(message.frontend_ports),
             openai_port=message.openai_port,
             num_frontends_down=message.num_frontends_down,
+            protection=Protection.of(message.protection),
             state=EngineState.of(message.state),
         )

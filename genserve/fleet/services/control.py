@@ -14,6 +14,7 @@ from genserve.fleet.router import Router
 from genserve.fleet.upstream import Upstream
 from genserve.fleet.watch import ROUTER_FEATURE
 from genserve.rpc.convert.control import StatusT, watch_heartbeat_s, watch_interval_s
+from genserve.rpc.convert.listening import ListeningFacts, tell_listening
 from genserve.rpc.convert.values import to_timestamp
 from genserve.rpc.watchers import Watchers
 from genserve.v1 import control_pb2
@@ -28,8 +29,10 @@ T = TypeVar("T")
 class FleetControl(ControlServiceServicer):
     """Operates all replicas."""
 
-    def __init__(self, router: Router) -> None:
+    def __init__(self, router: Router, listening: ListeningFacts) -> None:
+        """`listening`: of the router's own ports."""
         self._router = router
+        self._listening = listening
         self._fleet = router.fleet
         self._pauses = FleetPauses(router.fleet)
         self._watchers = Watchers("the status")
@@ -94,7 +97,7 @@ class FleetControl(ControlServiceServicer):
     async def GetServerInfo(
         self, request: control_pb2.GetServerInfoRequest, context: "ServicerContext[Any, Any]"
     ) -> control_pb2.GetServerInfoResponse:
-        """What one of the replicas serves, without the ports of its host: everything goes through the router."""
+        """What one of the replicas serves, and the router's own ports: everything goes through them."""
         upstream = self._router.any_replica()
         info = await upstream.ask(upstream.control.GetServerInfo, request, ASK_S)
         for field in ("host_id", "ingest_ports", "frontend_ports", "num_frontends_down", "openai_port"):
@@ -107,6 +110,7 @@ class FleetControl(ControlServiceServicer):
         info.limits.max_num_seqs = (
             sum(each.member.max_num_seqs for each in self._fleet.ready) or info.limits.max_num_seqs
         )
+        tell_listening(info, self._listening)
         return self._with_state(info)
 
     async def Sleep(

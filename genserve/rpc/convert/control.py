@@ -15,6 +15,7 @@ from genserve.control.asleep import SleepDepth
 from genserve.control.state import EngineState
 from genserve.engine.types import EngineInfo, KvPolicy, Load, LoadedLora, PauseMode
 from genserve.errors import InvalidFieldError
+from genserve.rpc.convert.listening import NOWHERE, ListeningFacts, tell_listening
 from genserve.rpc.convert.values import kv_policy, pause_mode, seconds_or, to_state, to_timestamp
 from genserve.rpc.convert.weights import to_push_in_flight
 from genserve.v1 import control_pb2
@@ -41,6 +42,7 @@ class ServerFacts:
     frontend_ports: Sequence[int] = ()
     num_frontends_down: int = 0
     openai_port: int = 0
+    listening: ListeningFacts = NOWHERE
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +149,7 @@ def to_server_info(info: EngineInfo, facts: ServerFacts) -> control_pb2.GetServe
         "grpc": grpc.__version__,
         "python": platform.python_version(),
     }
-    return control_pb2.GetServerInfoResponse(
+    answer = control_pb2.GetServerInfoResponse(
         model=facts.model,
         architecture=info.architecture,
         dtype=info.dtype,
@@ -186,3 +188,5 @@ def to_server_info(info: EngineInfo, facts: ServerFacts) -> control_pb2.GetServe
         features=facts.features,
         versions=[control_pb2.ComponentVersion(component=c, version=v) for c, v in versions.items()],
     )
+    tell_listening(answer, facts.listening)
+    return answer

@@ -31,6 +31,7 @@ from genserve.rpc.answers import Answers
 from genserve.rpc.convert.control import ServerFacts, to_load, to_lora, to_server_info
 from genserve.rpc.convert.generation_request import generation_request
 from genserve.rpc.convert.generation_response import to_response
+from genserve.rpc.convert.listening import ListeningFacts, tell_listening
 from genserve.rpc.convert.values import to_lease, to_state
 from genserve.rpc.convert.weights import to_applied, to_push
 from genserve.v1 import weights_pb2
@@ -80,6 +81,37 @@ def test_what_is_served() -> None:
         facts.max_staging_bytes,
     )
     assert info.state == told.EngineState.of(to_state(state))
+    assert told_of_ports(info) == facts.listening
+
+
+def told_of_ports(info: told.ServerInfo) -> ListeningFacts:
+    """What a client has been told of the ports."""
+    return ListeningFacts(
+        max_connections=info.limits.max_connections,
+        max_streams=info.limits.max_streams,
+        max_metadata_bytes=info.limits.max_metadata_bytes,
+        request_rates=info.limits.request_rates,
+        has_tls=info.protection.tls,
+        requires_certificates=info.protection.client_certificates_required,
+        has_roles=info.protection.roles,
+    )
+
+
+@pytest.mark.parametrize("flag", ["has_tls", "requires_certificates", "has_roles"])
+def test_what_protects_the_ports(flag: str) -> None:
+    """One of them says nothing about the others."""
+    facts = ListeningFacts(**{flag: True})
+    answer = Answers(lambda: distinct(EngineState))
+    message = sent(answer(to_server_info, distinct(EngineInfo), distinct(ServerFacts, listening=facts)))
+    assert told_of_ports(told.ServerInfo.of(message)) == facts
+
+
+def test_the_ports_of_a_router_replace_those_of_the_replica_that_it_asked() -> None:
+    """Also what the replica has, and the router has not."""
+    message = Answers(lambda: distinct(EngineState))(to_server_info, distinct(EngineInfo), distinct(ServerFacts))
+    for facts in (distinct(ListeningFacts), ListeningFacts(max_streams=5)):
+        tell_listening(message, facts)
+        assert told_of_ports(told.ServerInfo.of(sent(message))) == facts
 
 
 def test_an_adapter() -> None:
