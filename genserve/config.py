@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from genserve.flags import add_flags, flag_of, setting, values_of
 from genserve.listen_config import ListenConfig
-from genserve.security.access import TOKENS_VARIABLE
+from genserve.security.access import names_callers
 
 FLAG_GROUP = "genserve"
 """Title of the daemon's own flags: --help=genserve shows them."""
@@ -173,7 +173,7 @@ class ServeConfig(ListenConfig):
     @classmethod
     def from_flags(cls, values: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Self:
         """The settings among parsed flags. Raises ValueError naming an invalid flag."""
-        return cls(**values_of(cls, values), environment_lists_callers=TOKENS_VARIABLE in environment)
+        return cls(**values_of(cls, values), environment_lists_callers=names_callers(environment))
 
 
 def check_model(model: str) -> None:

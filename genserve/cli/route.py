@@ -13,7 +13,7 @@ from genserve.fleet.config import RouteConfig
 from genserve.fleet.settings import FleetSettings
 from genserve.listen_config import ListenConfig
 from genserve.placement.ray.settings import AUTO, DEFAULT_NAME, DEFAULT_TIMEOUT_S, RayConfig
-from genserve.security.access import TOKENS_VARIABLE
+from genserve.security.access import names_callers
 
 
 class RayMissingError(Exception):
@@ -146,7 +146,7 @@ def make_config(args: argparse.Namespace, replicas: Sequence[str] = (), dns: Seq
         overload_threshold=args.overload_threshold,
         drain_timeout_s=args.drain_timeout,
         fleet=settings,
-        environment_lists_callers=TOKENS_VARIABLE in os.environ,
+        environment_lists_callers=names_callers(os.environ),
         **values_of(ListenConfig, vars(args)),
     )
 

@@ -102,6 +102,11 @@ class Access:
 NOBODY: Final = Access()
 
 
+def names_callers(environment: Mapping[str, str]) -> bool:
+    """Whether the environment lists callers. A variable that is there, but has nothing, lists none."""
+    return bool(environment.get(TOKENS_VARIABLE, "").split())
+
+
 def token_digest(token: str) -> bytes:
     """The SHA-256 of a token."""
     return hashlib.sha256(token.encode(errors="surrogateescape")).digest()
