@@ -25,7 +25,8 @@ def server_credentials(files: CertificateFiles) -> grpc.ServerCredentials:
         try:
             configuration = _configuration(files)
         except CertificateError as error:
-            say(f"warning: {error}. The certificate of before stays")
+            if watched.failed(str(error)):
+                say(f"warning: {error}. The certificate of before stays")
             return None
         say(f"{files.certfile}: the certificate has changed")
         return configuration
@@ -50,6 +51,22 @@ def check_files(files: CertificateFiles) -> None:
         raise CertificateError(
             f"{where}{f' or --ssl-keyfile {keyfile}' if keyfile else ''}: {error.strerror}"
         ) from None
+
+
+def check_own(ca_file: str, cert_file: str, key_file: str) -> None:
+    """The same for a caller; "" = no file."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    where = ca_file
+    try:
+        if ca_file:
+            context.load_verify_locations(ca_file)
+        if cert_file:
+            where = f"{cert_file} and {key_file}" if key_file else cert_file
+            context.load_cert_chain(cert_file, key_file or None, password=_refuse_password)
+    except ssl.SSLError as error:
+        raise CertificateError(f"{where}: {error.reason or error}") from None
+    except OSError as error:
+        raise CertificateError(f"{where}: {error.strerror or error}") from None
 
 
 def read_pem(path: str) -> bytes:

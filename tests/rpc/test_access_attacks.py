@@ -1,13 +1,17 @@
 """Ways around the list of callers, and what goes wrong around it."""
 
 import argparse
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from genserve.client import AsyncClient
 from genserve.config import ServeConfig
+from genserve.security import watched_files
 from genserve.security.access_list import AccessSource, open_access_list, take_environment
-from tests.support.credentials import Authority
+from tests.support.credentials import Authority, list_callers
+from tests.support.scripted_daemon import serving
 
 
 @pytest.mark.parametrize("listed", ["", " ", "\n"])
@@ -24,3 +28,40 @@ def test_a_variable_that_lists_nobody_does_not_open_a_daemon_to_everybody(tmp_pa
     assert open_access_list(AccessSource(local.auth_file, take_environment(environment))) is None
     named = {"GENSERVE_AUTH_TOKENS": "trainer:a-token-of-some-length"}
     assert ServeConfig.from_flags(vars(parser.parse_args(["--host=0.0.0.0", *flags])), named).may_be_reached
+
+
+def broken(key_file: Path, other: Path) -> Iterator[None]:
+    """A key in each state in which a client may find it."""
+    whole = key_file.read_bytes()
+    for part in (b"", whole[: len(whole) // 2], other.read_bytes()):
+        key_file.write_bytes(part)
+        yield
+    key_file.unlink()
+    yield
+
+
+async def test_files_that_a_client_finds_half_written_neither_stop_nor_end_its_calls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It calls with the certificate of before, until both files are there."""
+    monkeypatch.setattr(watched_files, "_INTERVAL_S", 0.0)
+    authority, callers = Authority(tmp_path), list_callers(tmp_path, {"before": ["generate"], "after": ["operator"]})
+    server, pair = authority.issue("127.0.0.1"), authority.issue("before")
+    config = ServeConfig(
+        port=0,
+        ssl_certfile=server.cert_file,
+        ssl_keyfile=server.key_file,
+        ssl_ca_certs=authority.ca_file,
+        auth_file=callers.auth_file,
+    )
+    own = {"ca_file": authority.ca_file, "cert_file": pair.cert_file, "key_file": pair.key_file}
+    async with serving(config) as daemon, AsyncClient(daemon.address, **own) as client:  # type: ignore[arg-type]
+        watching = client.watch_status(interval_s=0.1)
+        await anext(watching)
+        for _ in broken(Path(pair.key_file), Path(server.key_file)):
+            for _ in range(5):
+                await client.status(timeout_s=5.0)
+        authority.issue("after", into=pair)
+        await client.resume((await client.pause(ttl_s=1.0)).lease.lease_id)
+        await anext(watching)
+        await watching.aclose()
