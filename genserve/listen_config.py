@@ -156,6 +156,8 @@ class ListenConfig:
         return [(role.strip(), rate.strip()) for role, _, rate in parts]
 
     def _check_rates(self) -> None:
+        if self._rate_parts() and not self.auth_file and not self.environment_lists_callers:
+            raise ValueError("--max-request-rates needs --auth-file: without callers there are no roles")
         for role, rate in self._rate_parts():
             if role not in ROLE_NAMES:
                 raise ValueError(f"--max-request-rates: {role!r} is none of the roles {', '.join(ROLE_NAMES)}")

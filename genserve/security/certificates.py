@@ -72,11 +72,14 @@ def check_own(ca_file: str, cert_file: str, key_file: str) -> None:
 def read_pem(path: str) -> bytes:
     """The content of a PEM file. Raises CertificateError."""
     try:
-        return read_bounded(path, MAX_PEM_BYTES)
+        content = read_bounded(path, MAX_PEM_BYTES)
     except OSError as error:
         raise CertificateError(f"{path}: {error.strerror or error}") from None
     except ValueError as error:
         raise CertificateError(str(error)) from None
+    if not content:  # gRPC aborts the process for an empty key, and takes the system's authorities for an empty file
+        raise CertificateError(f"{path} is empty")
+    return content
 
 
 def _configuration(files: CertificateFiles) -> "grpc.ServerCertificateConfiguration":

@@ -8,8 +8,12 @@ import pytest
 
 from genserve.client import AsyncClient
 from genserve.config import ServeConfig
+from genserve.errors import InvalidFieldError
 from genserve.security import watched_files
 from genserve.security.access_list import AccessSource, open_access_list, take_environment
+from genserve.security.caller import Caller
+from genserve.security.certificates import read_pem
+from genserve.security.files import CallerFiles, CertificateError
 from tests.support.credentials import Authority, list_callers
 from tests.support.scripted_daemon import serving
 
@@ -65,3 +69,32 @@ async def test_files_that_a_client_finds_half_written_neither_stop_nor_end_its_c
         await client.resume((await client.pause(ttl_s=1.0)).lease.lease_id)
         await anext(watching)
         await watching.aclose()
+
+
+def test_a_limit_for_roles_that_nobody_has_is_refused() -> None:
+    """It would limit nothing."""
+    with pytest.raises(ValueError, match="--max-request-rates needs --auth-file"):
+        ServeConfig(max_request_rates="generate=5")
+    ServeConfig(max_request_rates="generate=5", environment_lists_callers=True)
+
+
+def test_a_token_that_would_leave_this_host_unencrypted_is_named() -> None:
+    with pytest.raises(InvalidFieldError) as refused:
+        AsyncClient("daemon.example:50051", token="a-token-of-some-length")
+    assert [each.field for each in refused.value.violations] == ["token"]
+    assert "a-token-of-some-length" not in str(refused.value)
+
+
+def test_an_empty_file_is_no_certificate_no_key_and_no_authority(tmp_path: Path) -> None:
+    """gRPC would end the process, or trust the authorities of the system."""
+    pair, empty = Authority(tmp_path).issue("client"), tmp_path / "empty"
+    empty.touch()
+    for files in (
+        CallerFiles(ca_file=str(empty)),
+        CallerFiles(cert_file=str(empty)),
+        CallerFiles(cert_file=pair.cert_file, key_file=str(empty)),
+    ):
+        with pytest.raises(CertificateError, match="empty"):
+            Caller(files)
+    with pytest.raises(CertificateError, match="is empty"):
+        read_pem(str(empty))

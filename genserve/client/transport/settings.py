@@ -17,7 +17,7 @@ import grpc
 from genserve.addresses import DEFAULT_TARGET
 from genserve.client.transport.timeouts import Timeouts
 from genserve.errors import InvalidFieldError
-from genserve.security.caller import Caller
+from genserve.security.caller import Caller, TokenError
 from genserve.security.files import CallerFiles
 from genserve.security.watched_files import read_bounded
 
@@ -102,9 +102,7 @@ def reach(target: str | None, settings: Mapping[str, Any], environment: Mapping[
         caller = Caller(files, credentials=tls.get("credentials"), token=tokens.get("token", ""))
         caller.check_address(where)
     except ValueError as error:
-        raise InvalidFieldError.of(
-            "token" if "token" in str(error).split()[:2] else "credentials", str(error)
-        ) from None
+        raise InvalidFieldError.of("token" if isinstance(error, TokenError) else "credentials", str(error)) from None
     return Reach(where, caller)
 
 
