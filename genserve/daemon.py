@@ -97,10 +97,10 @@ def main(argv: Sequence[str]) -> int:
         if flags.model is None:
             flags.model = str(demo_model_path())
         args = vllm_config.engine_args(flags)
+        callers = AccessSource(config.auth_file, take_environment())  # no process of the engine is to inherit them
         if config.headless:
             return headless.run(args, config)
         # Before anything starts a thread, here or in a library.
-        callers = AccessSource(config.auth_file, take_environment())
         template = fork_template(partial(frontend.run, config, callers)) if _num_frontends(config) else None
         return uvloop.run(serve(config, args, template, flags, callers))
     except (DemoModelError, OSError, ValueError, RuntimeError) as error:

@@ -172,3 +172,5 @@ class ListenConfig:
                 raise ValueError(
                     f"--max-request-rates: {role} must have calls per second in (0, {MAX_RATE:g}], has {rate!r}"
                 )
+        if self._rate_parts() and not self.lists_callers:
+            raise ValueError("--max-request-rates needs --auth-file: without callers there are no roles")

@@ -28,6 +28,8 @@ SERVER_OPTIONS: Final = (
     # Clients may ping as they like: by default gRPC closes connections with pings faster than every five minutes.
     ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
     ("grpc.http2.max_ping_strikes", 0),
+    # Connections that say nothing hold a place among those that --max-connections allows; gRPC's own limit is 120 s.
+    ("grpc.server_handshake_timeout_ms", 15_000),
 )
 _SOCKET_MODE: Final = 0o600
 

@@ -61,7 +61,8 @@ class AccessList:
             try:
                 self._access = _read(self._source)
             except AccessError as error:
-                say(f"warning: {error}. The callers that it listed before stay")
+                if self._watched.failed(str(error)):
+                    say(f"warning: {error}. The callers that it listed before stay")
             else:
                 say(f"{self._source.path} has changed: {len(self._access.tokens)} tokens, "
                     f"{len(self._access.certificates)} certificates")  # fmt: skip

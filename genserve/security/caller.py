@@ -2,15 +2,16 @@
 
 import re
 from collections.abc import Sequence
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, Self
 
 import grpc
 import grpc.aio
 
 from genserve.addresses import is_local
 from genserve.notices import say
-from genserve.security.certificates import read_pem
-from genserve.security.files import PLAINTEXT, CallerFiles
+from genserve.security.certificates import check_own, read_pem
+from genserve.security.files import PLAINTEXT, CallerFiles, CertificateError
 from genserve.security.watched_files import WatchedFiles, read_bounded
 
 _MAX_TOKEN_FILE_BYTES: Final = 8 << 10
@@ -25,15 +26,23 @@ class TokenError(ValueError):
     """A token cannot be used. The message names where it comes from, and does not contain it."""
 
 
-def credentials_of(files: CallerFiles) -> grpc.ChannelCredentials | None:
-    """What a channel needs, read now; None without TLS. Raises CertificateError."""
-    if not files.uses_tls:
-        return None
-    roots = read_pem(files.ca_file) if files.ca_file else None
-    if not files.cert_file:
-        return grpc.ssl_channel_credentials(roots)
-    key = read_pem(files.key_file or files.cert_file)
-    return grpc.ssl_channel_credentials(roots, key, read_pem(files.cert_file))
+@dataclass(frozen=True, slots=True)
+class _Certificates:
+    """What the files of a caller hold; None = no file."""
+
+    roots: bytes | None
+    key: bytes | None
+    chain: bytes | None
+
+    @classmethod
+    def read(cls, files: CallerFiles) -> Self:
+        """Raises CertificateError unless connections can be made with them."""
+        check_own(files.ca_file, files.cert_file, files.key_file)
+        return cls(
+            read_pem(files.ca_file) if files.ca_file else None,
+            read_pem(files.key_file or files.cert_file) if files.cert_file else None,
+            read_pem(files.cert_file) if files.cert_file else None,
+        )
 
 
 class TokenFile:
@@ -52,7 +61,8 @@ class TokenFile:
             try:
                 self._token = self._read()
             except TokenError as error:
-                say(f"warning: {error}. The token of before stays")
+                if self._watched.failed(str(error)):
+                    say(f"warning: {error}. The token of before stays")
         return self._token
 
     def _read(self) -> str:
@@ -82,9 +92,8 @@ class Caller:
         self._fixed_token = token
         if token and not _TOKEN.fullmatch(token):
             raise TokenError("must be printable ASCII without spaces")
-        for path in files.certificate_paths:
-            read_pem(path)
         self._watched = WatchedFiles(files.certificate_paths)
+        self._certificates = _Certificates.read(files)
         self._certificate_number = 0
 
     @property
@@ -101,14 +110,19 @@ class Caller:
     @property
     def certificate_number(self) -> int:
         """Grows when the files of certificates change. A channel has the certificates of when it was opened, also when
-        it connects anew."""
+        it connects anew. Files that have become invalid change nothing, and stderr says why."""
         if self._watched.have_changed():
-            self._certificate_number += 1
+            try:
+                self._certificates = _Certificates.read(self._files)
+            except CertificateError as error:
+                if self._watched.failed(str(error)):
+                    say(f"warning: {error}. The certificates of before stay")
+            else:
+                self._certificate_number += 1
         return self._certificate_number
 
     def aio_channel(self, address: str, options: Options) -> grpc.aio.Channel:
-        """A channel for asyncio. Raises CertificateError, and TokenError if the token would leave this host
-        unencrypted."""
+        """A channel for asyncio. Raises TokenError if the token would leave this host unencrypted."""
         credentials = self._credentials_for(address)
         options = (*options, *_options_of(self._files))
         if credentials is None:
@@ -133,7 +147,11 @@ class Caller:
         self.check_address(address)
         if address.startswith(_SOCKETS):
             return None
-        return credentials_of(self._files) if self._credentials is None else self._credentials
+        if self._credentials is not None or not self._files.uses_tls:
+            return self._credentials
+        _ = self.certificate_number  # reads those of now
+        held = self._certificates
+        return grpc.ssl_channel_credentials(held.roots, held.key, held.chain)
 
 
 def _options_of(files: CallerFiles) -> Options:

@@ -25,7 +25,8 @@ def server_credentials(files: CertificateFiles) -> grpc.ServerCredentials:
         try:
             configuration = _configuration(files)
         except CertificateError as error:
-            say(f"warning: {error}. The certificate of before stays")
+            if watched.failed(str(error)):
+                say(f"warning: {error}. The certificate of before stays")
             return None
         say(f"{files.certfile}: the certificate has changed")
         return configuration
@@ -52,14 +53,33 @@ def check_files(files: CertificateFiles) -> None:
         ) from None
 
 
+def check_own(ca_file: str, cert_file: str, key_file: str) -> None:
+    """The same for a caller; "" = no file."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    where = ca_file
+    try:
+        if ca_file:
+            context.load_verify_locations(ca_file)
+        if cert_file:
+            where = f"{cert_file} and {key_file}" if key_file else cert_file
+            context.load_cert_chain(cert_file, key_file or None, password=_refuse_password)
+    except ssl.SSLError as error:
+        raise CertificateError(f"{where}: {error.reason or error}") from None
+    except OSError as error:
+        raise CertificateError(f"{where}: {error.strerror or error}") from None
+
+
 def read_pem(path: str) -> bytes:
     """The content of a PEM file. Raises CertificateError."""
     try:
-        return read_bounded(path, MAX_PEM_BYTES)
+        content = read_bounded(path, MAX_PEM_BYTES)
     except OSError as error:
         raise CertificateError(f"{path}: {error.strerror or error}") from None
     except ValueError as error:
         raise CertificateError(str(error)) from None
+    if not content:  # gRPC aborts the process for an empty key, and takes the system's authorities for an empty file
+        raise CertificateError(f"{path} is empty")
+    return content
 
 
 def _configuration(files: CertificateFiles) -> "grpc.ServerCertificateConfiguration":

@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 _INTERVAL_S: Final = 1.0
 
@@ -16,18 +16,27 @@ class WatchedFiles:
         self._paths = tuple(path for path in paths if path)
         self._seen = self._stamps()
         self._next_look_s = time.monotonic() + _INTERVAL_S
+        self._failed = False
+        self._failure: tuple[Any, str] | None = None
 
     def have_changed(self) -> bool:
-        """Whether one has changed since the last call that said so."""
+        """Whether one has changed since the last call that said so, or what they hold could not be used then."""
         now_s = time.monotonic()
         if now_s < self._next_look_s:
             return False
         self._next_look_s = now_s + _INTERVAL_S
         stamps = self._stamps()
-        if stamps == self._seen:
+        if stamps == self._seen and not self._failed:
             return False
-        self._seen = stamps
+        self._seen, self._failed = stamps, False
         return True
+
+    def failed(self, failure: str) -> bool:
+        """Records that what they hold cannot be used, which may pass without a change of theirs, as when there are no
+        descriptors left. Returns whether nobody has been told yet."""
+        told, self._failure = self._failure, (self._seen, failure)
+        self._failed = True
+        return told != self._failure
 
     def _stamps(self) -> tuple[tuple[int, ...], ...]:
         return tuple(_stamp(path) for path in self._paths)
@@ -51,4 +60,5 @@ def _stamp(path: str) -> tuple[int, ...]:
         status = os.stat(path)
     except (OSError, ValueError):  # ValueError: a zero byte in the path
         return ()
-    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
+    # The last one changes with the owner and the mode, too, and nobody can set it back.
+    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size, status.st_ctime_ns

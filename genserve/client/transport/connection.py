@@ -247,16 +247,16 @@ class Connection:
                 "the client belongs to the event loop of its first call, not to this one; make a client for each "
                 "asyncio.run, or use the blocking Client, which has a loop of its own"
             )
-        if opened is not None and opened.certificate_number != self._caller.certificate_number:
-            self._retire(opened.channel)
-            opened = None
-        if opened is None:
+        number = self._caller.certificate_number
+        if opened is None or opened.certificate_number != number:
             Connection._grpc_pid = pid
             channel = self._new_channel(self.target)
+            if opened is not None:
+                self._retire(opened.channel)
             opened = self._opened = _Opened(
                 loop,
                 pid,
-                self._caller.certificate_number,
+                number,
                 channel,
                 generation_pb2_grpc.GenerationServiceStub(channel),
                 weights_pb2_grpc.WeightServiceStub(channel),

@@ -20,6 +20,7 @@ from genserve.placement.ray.process import RayProcess
 from genserve.placement.ray.settings import RayConfig, RayFleet, Task
 from genserve.placement.shares import gpus_each
 from genserve.placement.up import access_flags
+from genserve.security.access_list import listed_environment
 from genserve.signals import ending, stop_on_signals
 
 _CONNECT_S: Final = 60.0
@@ -42,7 +43,7 @@ async def up_on_ray(config: UpConfig, ray: RayConfig) -> int:
             "exits at once"
         )
 
-    fleet = fleet_of(config)
+    fleet, environment = fleet_of(config), listed_environment()
     require_free(config.route.host, config.route.port, config.route.uds)  # placing takes long
     async with AsyncExitStack() as stack:
         process = RayProcess(Task(ray, fleet))
@@ -57,7 +58,8 @@ async def up_on_ray(config: UpConfig, ray: RayConfig) -> int:
         await asyncio.wait({first, waiting}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
         if first.done() and (addresses := first.result()) is not None:
             async with AsyncExitStack() as routing:
-                running = await start_router(config.route, routing, {ray.where: process.found(addresses)})
+                found = {ray.where: process.found(addresses)}
+                running = await start_router(config.route, routing, found, environment)
                 where = f"{fleet.num_replicas} replicas on {ray.where}"
                 print(f"genserve: routing to {where} on {running.address}", flush=True)
                 await asyncio.wait({ended, waiting}, return_when=asyncio.FIRST_COMPLETED)

@@ -33,7 +33,8 @@ def check_flags(flags: argparse.Namespace, config: ServeConfig) -> None:
             if getattr(flags, name) != value:
                 raise ValueError(f"--{name.replace('_', '-')} is for the OpenAI server: pass --openai-port too")
         return
-    if config.lists_callers and flags.api_key is None and not os.environ.get(API_KEY_VARIABLE):
+    keys = [os.environ.get(API_KEY_VARIABLE)] if flags.api_key is None else flags.api_key
+    if config.lists_callers and not any(keys):  # to vLLM, an empty key is none
         raise ValueError(
             f"--openai-port: HTTP knows nothing of --auth-file: give it a key of its own in ${API_KEY_VARIABLE}"
         )

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from genserve.client import AsyncClient
+from genserve.errors import UnauthenticatedError
 from genserve.fleet.config import RouteConfig
 from genserve.listening import bound_socket
 from genserve.placement.config import UpConfig
@@ -193,3 +195,27 @@ async def test_a_port_in_use_is_told_before_ray_places_anything(scripted: Script
         with pytest.raises(OSError, match="cannot listen on"):
             await up_on_ray(config, CONFIG)
     assert not scripted.is_running
+
+
+@pytest.mark.usefixtures("kept_signals")
+async def test_the_router_knows_the_callers_of_the_environment(
+    scripted: ScriptedProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the replicas do, which get the variable."""
+    token, socket = "a-token-of-some-length", tmp_path / "socket"
+    (tmp_path / "token").write_text(token)
+    monkeypatch.setenv("GENSERVE_AUTH_TOKENS", f"generate:{token}")
+    scripted.says(1, ["[]"], None)
+    route = RouteConfig(
+        port=-1, uds=str(socket), peer_token_file=str(tmp_path / "token"), environment_lists_callers=True
+    )
+    running = asyncio.create_task(up_on_ray(UpConfig(1, [], None, route), CONFIG))
+    async with asyncio.timeout(30):
+        while not socket.exists():
+            await asyncio.sleep(0.01)
+        async with AsyncClient(f"unix:{socket}") as nobody, AsyncClient(f"unix:{socket}", token=token) as somebody:
+            with pytest.raises(UnauthenticatedError):
+                await nobody.status()
+            await somebody.status()
+        os.kill(os.getpid(), signal.SIGTERM)
+        await running

@@ -14,7 +14,7 @@ from vllm.entrypoints.launchers.cli_args import FrontendArgs
 from genserve.config import OPENAI_FLAGS, ServeConfig
 from genserve.engine.vllm.openai import environment, setup
 from genserve.engine.vllm.openai.choice import ServerChoice
-from genserve.engine.vllm.openai.flags import add_flags, server_flags
+from genserve.engine.vllm.openai.flags import add_flags, check_flags, server_flags
 from genserve.engine.vllm.openai.launch import Launch
 from genserve.engine.vllm.openai.link import ServerPlace
 from genserve.engine.vllm.start import config as vllm_config
@@ -64,6 +64,16 @@ def test_the_key_may_come_from_the_environment() -> None:
     assert made(environment=secret).api_key == ["s"]
     assert made("--api-key", "a", environment=secret).api_key == ["a"]
     assert made().api_key is None
+
+
+@pytest.mark.parametrize("keys", [["--api-key", ""], []])
+def test_an_empty_key_is_none_where_callers_are_listed(monkeypatch: pytest.MonkeyPatch, keys: list[str]) -> None:
+    """vLLM's server would let everybody in."""
+    monkeypatch.delenv("GENSERVE_OPENAI_API_KEY", raising=False)
+    listing = ServeConfig(openai_port=0, auth_file="callers.toml")
+    with pytest.raises(ValueError, match="give it a key of its own"):
+        check_flags(parsed("--openai-port", "0", "--model", MODEL, *keys), listing)
+    check_flags(parsed("--openai-port", "0", "--model", MODEL, "--api-key", "a"), listing)
 
 
 def test_no_profiler_is_offered() -> None:
