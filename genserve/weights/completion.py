@@ -148,7 +148,7 @@ class Completion:
     def _settle(self, push: LivePush, applied: Applied | None = None, error: Exception | None = None) -> None:
         """Tells what came of it, to the streams and to those who ask later. A version that is live is applied, also
         when the engine could not be resumed; a push of which nothing was tried stays staged."""
-        record = None
+        record, measures = None, self._outcomes.measures
         if applied is not None or push.is_served:
             push.lifecycle.applied()
             served = self._resident.served if push.is_served else None
@@ -156,5 +156,11 @@ class Completion:
             push.compare_served = partial(self._outcomes.compare, record)
         elif error is not None and push.lifecycle.is_busy:
             push.fail(error)
+        if applied is not None:
+            measures.applied(push.header.kind, applied)
+        elif error is not None:
+            measures.failed(push.header.kind, error)
+        else:
+            measures.ended(push.header.kind, push.report().state.value)
         answer = PushOutcome(push.report()) if record is None else record.answer
         push.attempt.answer(answer if error is None else error)

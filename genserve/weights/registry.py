@@ -73,6 +73,8 @@ class PushRegistry:
         self._tied: Mapping[str, str] = checkpoint.tied if checkpoint is not None else {}
         self._outcomes = Outcomes(resident, clock)
         self._completion = Completion(engine, board, applier, loras, resident, self._outcomes, self._pushes, self._tied)
+        self.live, self.measures = self._pushes, self._outcomes.measures
+        """What is here, and numbers of what became of all."""
         self._opening = asyncio.Lock()
         self._reserved_for = ""
         self._closed = False
@@ -242,6 +244,7 @@ class PushRegistry:
             if push.attempt.has_ended and push.staging.has_every_byte:
                 self._completion.start(push, self._ended)
             elif push.attempt.is_over:
+                self.measures.failed(push.header.kind, push.truncation())
                 push.truncate()
         self._pushes.tell_change()
 

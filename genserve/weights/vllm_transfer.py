@@ -33,7 +33,7 @@ from genserve.errors import (
     UpdateNotFoundError,
 )
 from genserve.weights.apply import PushApplier
-from genserve.weights.push.types import Applied, HoldOptions, PushHeader
+from genserve.weights.push.types import Applied, HoldOptions, PushHeader, PushKind
 from genserve.weights.push_admission import check_version, check_version_number
 from genserve.weights.registry import PushRegistry
 from genserve.weights.resident import ResidentStore
@@ -225,6 +225,7 @@ class TransferUpdates:
         hold = update.hold
         steps = {"pause": hold.pause_s, "receive": update.receive_s, "commit": commit_s, "resume": hold.resume_s}
         applied = Applied.in_hold(previous_version, version, steps, hold)
+        self._pushes.measures.applied(PushKind.TRANSFER, applied)
         self._finished = (update.update_id, applied)
         return applied
 
@@ -279,6 +280,7 @@ class TransferUpdates:
 
     async def _undo(self, update: OpenUpdate, cause: str) -> None:
         """Serves the previous version again. Raises EngineTaintedError if it cannot."""
+        self._pushes.measures.failed(PushKind.TRANSFER, PushRolledBackError(cause))
         async with update.leaving:
             try:
                 await self._engine.transfer.abandon(_ABANDON_TIMEOUT_S)
