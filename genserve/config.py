@@ -70,6 +70,9 @@ class ServeConfig:
         "TCP port of vLLM's OpenAI server, which serves the same weights over HTTP; 0 picks a free one, -1 starts "
         "none. --help=openai shows its flags",
     )
+    metrics_port: int = _setting(
+        -1, "TCP port, at --host, at which Prometheus scrapes /metrics over HTTP; 0 picks a free one, -1 = none"
+    )
     allow_insecure: bool = _setting(False, "listen on an address that others can reach, without TLS")
     max_active_requests: int = _setting(
         8192, "limit of running and waiting sequences, above which new requests are refused; a request counts n times"
@@ -136,6 +139,10 @@ class ServeConfig:
             raise ValueError(f"--openai-port must be in [-1, 65535], is {self.openai_port}")
         if self.openai_port > 0 and self.openai_port == self.port:
             raise ValueError(f"--openai-port must not be the port of gRPC (--port), is {self.openai_port} too")
+        if not -1 <= self.metrics_port <= 65535:
+            raise ValueError(f"--metrics-port must be in [-1, 65535], is {self.metrics_port}")
+        if self.metrics_port > 0 and self.metrics_port in (self.port, self.openai_port):
+            raise ValueError(f"--metrics-port must not be another port of the daemon, is {self.metrics_port} too")
         if self._listens_on_tcp and not self.allow_insecure and not is_loopback(self.host):
             raise ValueError(
                 f"--host {self.host} can be reached from other hosts, without encryption or authentication: "
@@ -164,7 +171,7 @@ class ServeConfig:
 
     @property
     def _listens_on_tcp(self) -> bool:
-        return self.port != -1 or self.openai_port != -1
+        return (self.port, self.openai_port, self.metrics_port) != (-1, -1, -1)
 
     def num_ingest_processes(self, num_cores: int) -> int:
         """The number of processes that receive pushes. Without a TCP port it is 0."""

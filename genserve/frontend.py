@@ -22,6 +22,7 @@ from genserve.frontends.settings import FrontendSettings, ids_to_values
 from genserve.frontends.state import SharedState
 from genserve.memory.allocator import freeze_objects
 from genserve.memory.words import SharedWords
+from genserve.metrics.process import ProcessMetrics
 from genserve.rpc.generation import abort_elsewhere
 from genserve.rpc.listener import bind
 from genserve.rpc.server import frontend_server
@@ -42,9 +43,11 @@ async def serve(settings: FrontendSettings) -> None:
     """Answers the daemon until it has said stop, or has ended."""
     frontend = _FrontEnd(settings)
     await frontend.link.open()
+    measuring = asyncio.create_task(frontend.measure(), name="measuring")
     try:
         await frontend.link.run()
     finally:
+        measuring.cancel()
         await frontend.close()
 
 
@@ -74,6 +77,7 @@ class _FrontEnd:
 
     def __init__(self, settings: FrontendSettings) -> None:
         self._settings = settings
+        self._metrics = ProcessMetrics.of_frontend(settings.metrics_directory, settings.name)
         self._state = SharedState(SharedWords(settings.state_fd))
         self._engine: FrontendEngine | None = None
         self._server: grpc.aio.Server | None = None
@@ -99,7 +103,8 @@ class _FrontEnd:
             message.data, self._settings.seat_fds, LinkedAdapters(self.link), lambda: state.weight_version
         )
         abort = abort_elsewhere(self._abort_everywhere)
-        self._server = frontend_server(self._engine, state, abort, self._settings.max_message_bytes)
+        interceptors = () if self._metrics is None else self._metrics.interceptors
+        self._server = frontend_server(self._engine, state, abort, self._settings.max_message_bytes, interceptors)
         try:
             address = bind(self._server, self._settings.host, self._settings.port, "")
         except OSError as error:
@@ -162,6 +167,11 @@ class _FrontEnd:
         if self._engine is None:
             raise EngineDeadError("this front end has not joined the engine yet")
         return self._engine
+
+    async def measure(self) -> None:
+        """Measures the event loop, if the daemon shows it."""
+        if self._metrics is not None:
+            await self._metrics.run()
 
     async def close(self) -> None:
         """Ends what still runs: the daemon has ended, or has said stop."""

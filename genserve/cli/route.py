@@ -92,6 +92,14 @@ def add_router_flags(parser: argparse.ArgumentParser) -> None:
     )
     listening.add_argument("--uds", default=default.uds, metavar="PATH", help="a Unix socket to listen on in addition")
     listening.add_argument(
+        "--metrics-port",
+        type=int,
+        default=default.metrics_port,
+        metavar="PORT",
+        help="TCP port, at --host, at which Prometheus scrapes /metrics over HTTP; 0 picks a free one, -1 = none "
+        "(default: %(default)s)",
+    )
+    listening.add_argument(
         "--allow-insecure", action="store_true", help="listen on an address that others can reach, without TLS"
     )
     parser.add_argument(
@@ -152,6 +160,7 @@ def make_config(args: argparse.Namespace, replicas: Sequence[str] = (), dns: Seq
         host=args.host,
         port=args.port,
         uds=args.uds,
+        metrics_port=args.metrics_port,
         allow_insecure=args.allow_insecure,
         policies=args.policy,
         overload_threshold=args.overload_threshold,

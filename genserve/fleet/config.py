@@ -22,6 +22,7 @@ class RouteConfig:
     host: str = _DEFAULT_HOST
     port: int = _DEFAULT_PORT
     uds: str = ""
+    metrics_port: int = -1
     allow_insecure: bool = False
     policies: str = DEFAULT_POLICIES
     overload_threshold: float = OVERLOAD_THRESHOLD
@@ -33,7 +34,12 @@ class RouteConfig:
             raise ValueError(f"--port must be in [-1, 65535], is {self.port}")
         if self.port == -1 and not self.uds:
             raise ValueError("--port -1 listens only on a Unix socket: pass --uds too")
-        if self.port != -1 and not self.allow_insecure and not is_loopback(self.host):
+        if not -1 <= self.metrics_port <= 65535:
+            raise ValueError(f"--metrics-port must be in [-1, 65535], is {self.metrics_port}")
+        if self.metrics_port == self.port > 0:
+            raise ValueError(f"--metrics-port must not be the port of gRPC (--port), is {self.metrics_port} too")
+        listens_on_tcp = (self.port, self.metrics_port) != (-1, -1)
+        if listens_on_tcp and not self.allow_insecure and not is_loopback(self.host):
             raise ValueError(
                 f"--host {self.host} can be reached from other hosts, without encryption or authentication: "
                 "listen on 127.0.0.1 or --uds, or pass --allow-insecure"

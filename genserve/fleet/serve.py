@@ -17,11 +17,13 @@ from genserve.fleet.discovery import Discovery, FoundAddresses, dns_addresses
 from genserve.fleet.fleet import Fleet
 from genserve.fleet.push.pushes import FleetPushes
 from genserve.fleet.router import Router
+from genserve.fleet.series import RouterSeries
 from genserve.fleet.services.control import FleetControl
 from genserve.fleet.services.generation import FleetGeneration, add_generation
 from genserve.fleet.services.replicas import FleetReplicas
 from genserve.fleet.services.weights import FleetWeights, add_weights
 from genserve.listening import require_free
+from genserve.metrics.process import ProcessMetrics
 from genserve.notices import say
 from genserve.routing.names import make_chain, parse_policies
 from genserve.rpc import health
@@ -63,12 +65,13 @@ class _Serving:
 
 @dataclass(slots=True)
 class RunningRouter:
-    """A router that listens at `address`."""
+    """A router that listens at `address`. `metrics_url`: where its series are, "" = nowhere."""
 
     address: str
     router: Router
     pushes: FleetPushes
     server: grpc.aio.Server
+    metrics_url: str = ""
 
     async def drain(self, timeout_s: float) -> None:
         """Takes no new calls, and waits for those that run, and for a push that goes on without its trainer: replicas
@@ -91,6 +94,8 @@ async def start_router(
     names, as others find them, by the name of where they look. Raises OSError for an address that cannot be used, and
     ValueError for the address of a replica that is none."""
     require_free(config.host, config.port, config.uds)
+    require_free(config.host, config.metrics_port, flag="--metrics-port")
+    metrics = ProcessMetrics("router") if config.metrics_port != -1 else None
     chain = make_chain(
         parse_policies(config.policies), random.Random(), time.monotonic, overload_threshold=config.overload_threshold
     )
@@ -102,7 +107,7 @@ async def start_router(
     discoveries = [Discovery(router, name, found) for name, found in looking.items()]
     for address in config.replicas:
         router.add(address)
-    server = make_server(MAX_MESSAGE_BYTES)
+    server = make_server(MAX_MESSAGE_BYTES, () if metrics is None else metrics.interceptors)
     add_generation(server, FleetGeneration(fleet))
     add_weights(server, FleetWeights(router, pushes))
     add_ControlServiceServicer_to_server(FleetControl(router), server)
@@ -114,8 +119,13 @@ async def start_router(
     stack.push_async_callback(server.stop, _CLOSE_GRACE_S)
     background = [asyncio.create_task(router.settle(), name="settle")]
     background += [asyncio.create_task(each.run(), name="discovery") for each in discoveries]
+    metrics_url = ""
+    if metrics is not None:
+        read = RouterSeries(router, pushes).read
+        metrics_url = await metrics.serve(config.host, config.metrics_port, read, stack)
+        background.append(asyncio.create_task(metrics.run(), name="measuring the event loop"))
     stack.push_async_callback(_cancel, background)
-    return RunningRouter(address, router, pushes, server)
+    return RunningRouter(address, router, pushes, server, metrics_url)
 
 
 async def serve(config: RouteConfig, finding: Mapping[str, FoundAddresses] | None = None) -> int:
@@ -130,6 +140,8 @@ async def serve(config: RouteConfig, finding: Mapping[str, FoundAddresses] | Non
     async with AsyncExitStack() as stack:
         running = await start_router(config, stack, finding)
         stack.enter_context(stop_on_signals(stop))
+        if running.metrics_url:
+            say(f"metrics: {running.metrics_url}")
         print(f"genserve: routing to {_named(config, finding)} on {running.address}", flush=True)
         await stopped.wait()
         await running.drain(config.drain_timeout_s)

@@ -40,7 +40,7 @@ IDLE_PATIENCE_S = 2.0
 @dataclass(frozen=True, slots=True)
 class FrontendSettings:
     """What a front end begins with. `link_fd`, `state_fd` and those of its `seat` are descriptors that it inherits.
-    `port` 0 picks one."""
+    `port` 0 picks one. `metrics_directory`: where it counts what the daemon shows, under its `name`; "" = nowhere."""
 
     daemon_pid: int
     link_fd: int
@@ -49,6 +49,8 @@ class FrontendSettings:
     host: str
     port: int
     max_message_bytes: int
+    metrics_directory: str = ""
+    name: str = ""
 
     @property
     def fds(self) -> tuple[int, ...]:

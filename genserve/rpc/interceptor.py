@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Behavior = Callable[[Any, Any], Awaitable[Any]]
 
-_KINDS: dict[tuple[bool, bool], tuple[str, Callable[..., Any]]] = {
+KINDS: dict[tuple[bool, bool], tuple[str, Callable[..., Any]]] = {
     (False, False): ("unary_unary", grpc.unary_unary_rpc_method_handler),
     (False, True): ("unary_stream", grpc.unary_stream_rpc_method_handler),
     (True, False): ("stream_unary", grpc.stream_unary_rpc_method_handler),
@@ -52,7 +52,7 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
 
 
 def _guarded_handler(handler: Handler, method: str) -> Handler:
-    kind, make = _KINDS[bool(handler.request_streaming), bool(handler.response_streaming)]
+    kind, make = KINDS[bool(handler.request_streaming), bool(handler.response_streaming)]
     behavior = getattr(handler, kind)
     if not inspect.iscoroutinefunction(behavior):
         return handler

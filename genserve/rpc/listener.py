@@ -1,5 +1,7 @@
 """A gRPC server as all processes of genserve make one, and the addresses that it listens on."""
 
+from collections.abc import Sequence
+
 import grpc.aio
 
 from genserve.addresses import joined
@@ -24,10 +26,10 @@ SERVER_OPTIONS = (
 )
 
 
-def make_server(max_message_bytes: int) -> grpc.aio.Server:
-    """A server that is bound to no address yet."""
+def make_server(max_message_bytes: int, interceptors: Sequence[grpc.aio.ServerInterceptor] = ()) -> grpc.aio.Server:
+    """A server that is bound to no address yet. `interceptors` come before its own."""
     return grpc.aio.server(
-        interceptors=[StatusInterceptor()],
+        interceptors=[*interceptors, StatusInterceptor()],
         options=[*SERVER_OPTIONS, ("grpc.max_receive_message_length", max_message_bytes)],
     )
 

@@ -5,7 +5,7 @@ all addresses of a server.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -71,6 +71,7 @@ class ServerParts:
     ingest: IngestProcesses | None = None
     processes: DaemonProcesses = field(default_factory=DaemonProcesses)
     frontends: FrontEnds | None = None
+    interceptors: Sequence[grpc.aio.ServerInterceptor] = ()
 
     @property
     def takes_segments(self) -> bool:
@@ -107,7 +108,7 @@ async def start_server(parts: ServerParts) -> RunningServer:
     address = bind(server, parts.config.host, parts.config.port, parts.config.uds)
     servers = [server]
     if parts.ingest is not None:
-        servers.append(_relay_server(parts.config, weights))
+        servers.append(_relay_server(parts, weights))
         add_port(servers[-1], parts.ingest.address)
     for each in servers:
         await each.start()
@@ -119,11 +120,15 @@ class FrontendState(HasPhase, Serving, Protocol):
 
 
 def frontend_server(
-    engine: GeneratingEngine, state: FrontendState, abort: Abort, max_message_bytes: int
+    engine: GeneratingEngine,
+    state: FrontendState,
+    abort: Abort,
+    max_message_bytes: int,
+    interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
 ) -> grpc.aio.Server:
     """A server with GenerationService alone, and its health and reflection. It is bound to no address yet."""
     names = tuple(service.full_name for service in generation_pb2.DESCRIPTOR.services_by_name.values())
-    server = make_server(max_message_bytes)
+    server = make_server(max_message_bytes, interceptors)
     _add_generation(server, GenerationServicer(engine, state, abort, tuple), engine.info.max_request_bytes)
     add_HealthServicer_to_server(HealthServicer(state, names), server)
     add_reflection(server, [*names, health.SERVICE_NAME])
@@ -132,7 +137,7 @@ def frontend_server(
 
 def _public_server(parts: ServerParts, weights: WeightServicer) -> grpc.aio.Server:
     """A server with all services, bound to no address yet."""
-    server = make_server(parts.config.max_message_bytes)
+    server = make_server(parts.config.max_message_bytes, parts.interceptors)
     frontends = parts.frontends
     fixed = ServerFacts(
         parts.engine.info.model,
@@ -165,9 +170,9 @@ def _public_server(parts: ServerParts, weights: WeightServicer) -> grpc.aio.Serv
     return server
 
 
-def _relay_server(config: ServeConfig, weights: WeightServicer) -> grpc.aio.Server:
+def _relay_server(parts: ServerParts, weights: WeightServicer) -> grpc.aio.Server:
     """A server only for what receiving processes pass on."""
-    server = make_server(config.max_message_bytes)
+    server = make_server(parts.config.max_message_bytes, parts.interceptors)
     relayed: grpc.RpcMethodHandler[Frame, bytes] = grpc.stream_stream_rpc_method_handler(
         weights.relayed_push, request_deserializer=frame_parser(weights.max_header_bytes)
     )

@@ -156,6 +156,7 @@ class Daemon:
     registry: PushRegistry
     channel: grpc.aio.Channel
     address: str
+    parts: ServerParts
 
     @property
     def generation(self) -> "GenerationServiceAsyncStub":
@@ -187,6 +188,7 @@ async def serving(
     max_staging_bytes: int = MAX_STAGING_BYTES,
     processes: DaemonProcesses | None = None,
     instance_id: str = "test",
+    interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
 ) -> AsyncIterator[Daemon]:
     """Everything but the engine is real. `processes` that count as the daemon's own; by default one that is not this
     one, in which the trainer runs as well."""
@@ -199,26 +201,26 @@ async def serving(
     pushes = PushRegistry(checkpoint, engine, applier, loras, board, resident, max_staging_bytes)
     transfers = TransferUpdates(engine, pauses, board, pushes, applier, resident)
     background = [asyncio.create_task(each.run()) for each in (pauses, pushes, transfers)]
-    server = await start_server(
-        ServerParts(
-            config,
-            engine,
-            board,
-            pauses,
-            SleepController(engine, pauses, board, applier),
-            pushes,
-            resident,
-            transfers,
-            loras,
-            checkpoint,
-            max_staging_bytes,
-            ingest,
-            processes or DaemonProcesses(idle_process().pid),
-        )
+    parts = ServerParts(
+        config,
+        engine,
+        board,
+        pauses,
+        SleepController(engine, pauses, board, applier),
+        pushes,
+        resident,
+        transfers,
+        loras,
+        checkpoint,
+        max_staging_bytes,
+        ingest,
+        processes or DaemonProcesses(idle_process().pid),
+        interceptors=interceptors,
     )
+    server = await start_server(parts)
     try:
         async with grpc.aio.insecure_channel(server.address) as channel:
-            yield Daemon(engine, board, pauses, resident, pushes, channel, server.address)
+            yield Daemon(engine, board, pauses, resident, pushes, channel, server.address, parts)
     finally:
         await server.stop(0)
         for task in background:

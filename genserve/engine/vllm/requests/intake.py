@@ -57,6 +57,7 @@ class Intake:
             self._builder,
             adapters,
             tally,
+            weight_version,
             max_active=limits.max_active_requests,
             max_model_len=info.max_model_len,
         )
