@@ -7,6 +7,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Self
 
 from genserve.addresses import is_loopback
+from genserve.log_lines import FORMATS, TEXT
 
 FLAG_GROUP = "genserve"
 """Title of the daemon's own flags: --help=genserve shows them."""
@@ -74,6 +75,9 @@ class ServeConfig:
         -1, "TCP port, at --host, at which Prometheus scrapes /metrics over HTTP; 0 picks a free one, -1 = none"
     )
     allow_insecure: bool = _setting(False, "listen on an address that others can reach, without TLS")
+    log_format: str = _setting(
+        TEXT, "what lines on stderr are: text for people, or one JSON object on each for programs", FORMATS
+    )
     max_active_requests: int = _setting(
         8192, "limit of running and waiting sequences, above which new requests are refused; a request counts n times"
     )
@@ -163,6 +167,8 @@ class ServeConfig:
                 raise ValueError(f"{flag} needs TCP ports, and --port -1 has none: pass another --port, or {flag} 0")
         if self.weight_update not in WEIGHT_UPDATES:
             raise ValueError(f"--weight-update must be one of {', '.join(WEIGHT_UPDATES)}, is {self.weight_update!r}")
+        if self.log_format not in FORMATS:
+            raise ValueError(f"--log-format must be one of {', '.join(FORMATS)}, is {self.log_format!r}")
         for name in ("drain_timeout_s", "heartbeat_timeout_s"):
             # Written so that NaN is refused too.
             if not 0 <= getattr(self, name) <= MAX_TIMEOUT_S:

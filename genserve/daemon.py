@@ -88,7 +88,7 @@ def main(argv: Sequence[str]) -> int:
     except ValueError as error:
         parser.error(str(error))
     keep_freed_memory()
-    write_log_lines()
+    write_log_lines(config.log_format)
     try:
         vllm_config.check_flags(flags, config.weight_update)
         openai_flags.check_flags(flags, config)

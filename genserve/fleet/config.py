@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from genserve.addresses import DEFAULT_ROUTER, check_replica, is_loopback, split_name
 from genserve.config import MAX_TIMEOUT_S
 from genserve.fleet.settings import FleetSettings
+from genserve.log_lines import FORMATS, TEXT
 from genserve.routing.names import DEFAULT_POLICIES, parse_policies
 from genserve.routing.policies.prefix_aware import OVERLOAD_THRESHOLD
 
@@ -23,6 +24,7 @@ class RouteConfig:
     port: int = _DEFAULT_PORT
     uds: str = ""
     metrics_port: int = -1
+    log_format: str = TEXT
     allow_insecure: bool = False
     policies: str = DEFAULT_POLICIES
     overload_threshold: float = OVERLOAD_THRESHOLD
@@ -44,6 +46,8 @@ class RouteConfig:
                 f"--host {self.host} can be reached from other hosts, without encryption or authentication: "
                 "listen on 127.0.0.1 or --uds, or pass --allow-insecure"
             )
+        if self.log_format not in FORMATS:
+            raise ValueError(f"--log-format must be one of {', '.join(FORMATS)}, is {self.log_format!r}")
         if not self.overload_threshold >= 1:
             raise ValueError(f"--overload-threshold must be at least 1, is {self.overload_threshold:g}")
         for address in self.replicas:

@@ -23,6 +23,7 @@ from genserve.fleet.services.generation import FleetGeneration, add_generation
 from genserve.fleet.services.replicas import FleetReplicas
 from genserve.fleet.services.weights import FleetWeights, add_weights
 from genserve.listening import require_free
+from genserve.log_lines import JSON, write_log_lines
 from genserve.metrics.process import ProcessMetrics
 from genserve.notices import say
 from genserve.routing.names import make_chain, parse_policies
@@ -130,7 +131,10 @@ async def start_router(
 
 async def serve(config: RouteConfig, finding: Mapping[str, FoundAddresses] | None = None) -> int:
     """Serves until a signal. `finding`: as for `start_router`. Returns the exit status."""
-    logging.basicConfig(level=logging.INFO, format="genserve: %(message)s", stream=sys.stderr)
+    if config.log_format == JSON:
+        write_log_lines(JSON, logging.INFO)
+    else:
+        logging.basicConfig(level=logging.INFO, format="genserve: %(message)s", stream=sys.stderr)
     stopped = asyncio.Event()
 
     def stop(signal_name: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import grpc
 import grpc.aio
 
+from genserve.log_context import note
 from genserve.rpc.status import known_error, to_status
 
 log = logging.getLogger(__name__)
@@ -66,6 +67,7 @@ def _guarded_handler(handler: Handler, method: str) -> Handler:
 
 def _guarded_behavior(behavior: Behavior, method: str) -> Behavior:
     async def guarded(request: Any, context: "grpc.aio.ServicerContext[Any, Any]") -> Any:
+        note(method=method)
         started_s = time.monotonic()
         outcome = "CANCELLED"
         try:

@@ -16,6 +16,7 @@ from genserve.control.state import StateBoard
 from genserve.control.turn import uninterrupted
 from genserve.engine.protocol import Engine
 from genserve.errors import ApplyInProgressError, DrainingError, PushConflictError
+from genserve.log_context import note
 from genserve.memory.arena import allocate_arena
 from genserve.tensors.manifest import Manifest, PushIssue, completed
 from genserve.weights.apply import PushApplier
@@ -109,6 +110,7 @@ class PushRegistry:
             examine, header.manifest, header.manifest_digest, self._checkpoint, lora=lora
         )
         header = replace(header, push_id=header.push_id or uuid.uuid4().hex)
+        note(push_id=header.push_id)
         leave_s = (loop := asyncio.get_running_loop()).time() + _LEAVE_TIMEOUT_S
         while True:
             # One at a time: the second of two equal headers must find the push of the first.
@@ -296,6 +298,7 @@ class PushRegistry:
         None = as its header says. Raises PushNotFoundError, PushTruncatedError, ApplyInProgressError while it is being
         sent, and as `open` and `PushStream.finish`."""
         check_apply(apply, "apply")
+        note(push_id=push_id)
         while push_id in self._pushes and self._pushes[push_id].is_settling:
             await self._pushes.wait_change()
         if (applied := self._outcomes.applied(push_id)) is not None:
