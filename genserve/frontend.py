@@ -20,6 +20,7 @@ from genserve.frontends import settings as questions
 from genserve.frontends.link import Link, Message
 from genserve.frontends.settings import FrontendSettings, ids_to_values
 from genserve.frontends.state import SharedState
+from genserve.log_lines import write_log_lines
 from genserve.memory.allocator import freeze_objects
 from genserve.memory.words import SharedWords
 from genserve.metrics.process import ProcessMetrics
@@ -102,6 +103,7 @@ class _FrontEnd:
         self._engine = await FrontendEngine.join(
             message.data, self._settings.seat_fds, LinkedAdapters(self.link), lambda: state.weight_version
         )
+        write_log_lines()  # vLLM has configured its logging anew
         abort = abort_elsewhere(self._abort_everywhere)
         interceptors = () if self._metrics is None else self._metrics.interceptors
         self._server = frontend_server(self._engine, state, abort, self._settings.max_message_bytes, interceptors)

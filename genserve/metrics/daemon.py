@@ -9,6 +9,10 @@ from genserve.engine.staleness import CLASSES
 from genserve.engine.types import Load
 from genserve.metrics.families import Family, counter, counters, gauge, gauges, histogram, histograms
 from genserve.rpc.server import ServerParts
+from genserve.weights.push.types import PushKind
+
+_NO_PUSHES = {(kind, outcome): 0 for kind in PushKind for outcome in ("APPLIED", "STAGED", "PREPARED")}
+"""A rule that compares failures with them finds them from the beginning."""
 
 
 class MeasuredEngine(Protocol):
@@ -85,7 +89,7 @@ class DaemonSeries:
             "genserve_pushes",
             "Pushes that the daemon was done with, by the state they were left in or the reason of their error.",
             ["kind", "outcome"],
-            [((kind.value, outcome), count) for (kind, outcome), count in measures.outcomes.items()],
+            [((kind.value, outcome), count) for (kind, outcome), count in {**_NO_PUSHES, **measures.outcomes}.items()],
         )
         yield counter(
             "genserve_rollbacks",

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager, nullcontext
 
 import grpc.aio
-from prometheus_client import REGISTRY, CollectorRegistry
+from prometheus_client import REGISTRY, CollectorRegistry, disable_created_metrics
 
 from genserve.metrics.calls import CallCounts, CallSeries, Method
 from genserve.metrics.exposition import Exposition, Registry
@@ -23,6 +23,8 @@ class ProcessMetrics:
 
     def __init__(self, process: str, directory: str = "") -> None:
         self.directory = directory
+        # A second series for each one, which nothing here asks for.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
         self._calls = CallSeries(self._registry)
         self._lag = LoopLag(self._registry, process)

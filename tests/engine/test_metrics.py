@@ -10,6 +10,8 @@ from vllm.v1.metrics.loggers import PrometheusStatLogger, StatLoggerManager
 
 from genserve.client import AsyncClient
 from tests.support.daemon_process import SMALL_ENGINE, DaemonProcess
+from tests.support.documented_series import differences
+from tests.support.promql import faults, is_of_router, queries
 from tests.support.scraped import scrape, scraped_until
 
 _GENERATE = {"grpc_service": "genserve.v1.GenerationService", "grpc_method": "Generate", "grpc_type": "server_stream"}
@@ -92,6 +94,19 @@ async def test_a_push_is_counted_and_old_tokens_are_told_from_new_ones(
     assert 0 <= after.value("genserve_heartbeat_age_seconds") < 60
 
 
+def test_the_page_names_every_series_with_its_labels(url: str) -> None:
+    """And none that is not there, apart from those of a router, and of a process without front ends."""
+    for prefix in ("genserve_", "grpc_", "vllm:", "process_", "python_info"):
+        found = differences(scrape(url), prefix)
+        assert {name: why for name, why in found.items() if not name.startswith("genserve_router_")} == {}
+
+
+@pytest.mark.parametrize(("where", "query"), [each for each in queries().items() if not is_of_router(each[1])])
+def test_a_query_asks_for_what_a_daemon_shows(where: str, query: str, url: str) -> None:
+    """Series, labels, and values of labels, of the dashboard and of the alerts."""
+    assert faults(query, scrape(url)) == []
+
+
 def test_vllm_still_adds_no_series_where_there_is_a_logger_of_its_class() -> None:
     """engine.vllm.start.series replaces it, so that nothing is counted where nothing is shown; and leaves out the names
     of adapters."""
@@ -109,6 +124,7 @@ async def test_with_disable_log_stats_vllm_counts_nothing(checkpoints: dict[str,
             await client.generate("hello", max_tokens=4, ignore_eos=True)
             after = await scraped_until(url, lambda found: found.value("genserve_served_tokens_total") == 4)
             assert "vllm:" not in after.text
+            assert differences(after, "python_") == {}
             assert (await client.status()).load.tokens_per_second > 0
     finally:
         process.end()

@@ -4,6 +4,8 @@ import pytest
 
 from genserve.errors import PushRolledBackError
 from tests.fleet.routers import routed
+from tests.support.documented_series import differences
+from tests.support.promql import faults, is_of_router, queries
 from tests.support.pulled_peers import weights
 from tests.support.scraped import scraped_until
 
@@ -32,3 +34,16 @@ async def test_a_push_that_fails_counts_by_its_reason() -> None:
         await scraped_until(
             fleet.running.metrics_url, lambda found: found.value("genserve_router_pushes_total", **labels) == 1
         )
+
+
+async def test_the_page_and_the_queries_name_what_a_router_shows() -> None:
+    """After a push, so that every series has samples."""
+    async with routed(1, metrics_port=0) as fleet:
+        await fleet.client.push_weights(weights(1), version=1, timeout_s=30)
+        found = await scraped_until(
+            fleet.running.metrics_url, lambda found: found.value("genserve_router_pushes_total", outcome="OK") == 1
+        )
+        assert differences(found, "genserve_router_") == {}
+        asked = {where: query for where, query in queries().items() if is_of_router(query)}
+        assert asked
+        assert {where: faults(query, found) for where, query in asked.items()} == {where: [] for where in asked}
