@@ -48,6 +48,7 @@ from genserve.memory.words import SharedWords
 from genserve.metrics.daemon import DaemonSeries
 from genserve.metrics.process import ProcessMetrics, daemon_metrics
 from genserve.notices import say
+from genserve.observers import observers_of
 from genserve.rpc.generation import abort_with
 from genserve.rpc.listener import SERVER_OPTIONS
 from genserve.rpc.server import ServerParts, start_server
@@ -279,14 +280,14 @@ async def _build_services(
         max_staging_bytes,
         await _ingest(config, stack),
         frontends=await _frontends(config, engine, board, template, metrics, stack),
-        interceptors=() if metrics is None else metrics.interceptors,
+        observers=observers_of(metrics, traced=engine.server_args.otlp_traces_endpoint is not None),
     )
     server = await start_server(parts)
     stack.push_async_callback(server.stop, _CLOSE_GRACE_S)
     daemon = _Daemon(engine, parts, server.address, metrics)
     if metrics is not None:
-        read = DaemonSeries(engine, parts).read
-        daemon.metrics_url = await metrics.serve(config.host, config.metrics_port, read, stack)
+        read, port = DaemonSeries(engine, parts).read, config.metrics_port
+        daemon.metrics_url = await metrics.serve(config.host, port, read, stack)
     return daemon
 
 
@@ -334,9 +335,8 @@ async def _frontends(
     async def abort_as_bytes(request_ids: Sequence[str] | None) -> bytes:
         return (await abort(request_ids)).SerializeToString()
 
-    directory = "" if metrics is None else metrics.directory
-    host = config.host.strip("[]")
-    settings = FrontendSettings(os.getpid(), 0, words.fd, (), host, 0, config.max_message_bytes, directory)
+    own = os.getpid(), 0, words.fd, (), config.host.strip("[]"), 0, config.max_message_bytes
+    settings = FrontendSettings(*own, "" if metrics is None else metrics.directory)
     frontends = FrontEnds(template, seats, settings, board, abort_as_bytes, say)
     stack.push_async_callback(frontends.stop)
     await frontends.start()

@@ -24,6 +24,7 @@ from genserve.log_lines import write_log_lines
 from genserve.memory.allocator import freeze_objects
 from genserve.memory.words import SharedWords
 from genserve.metrics.process import ProcessMetrics
+from genserve.observers import observers_of
 from genserve.rpc.generation import abort_elsewhere
 from genserve.rpc.listener import bind
 from genserve.rpc.server import frontend_server
@@ -105,8 +106,8 @@ class _FrontEnd:
         )
         write_log_lines()  # vLLM has configured its logging anew
         abort = abort_elsewhere(self._abort_everywhere)
-        interceptors = () if self._metrics is None else self._metrics.interceptors
-        self._server = frontend_server(self._engine, state, abort, self._settings.max_message_bytes, interceptors)
+        observers = observers_of(self._metrics, traced=self._engine.is_traced)
+        self._server = frontend_server(self._engine, state, abort, self._settings.max_message_bytes, observers)
         try:
             address = bind(self._server, self._settings.host, self._settings.port, "")
         except OSError as error:

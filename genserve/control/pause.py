@@ -24,6 +24,7 @@ from genserve.errors import (
     InvalidFieldError,
     PauseLeaseLostError,
 )
+from genserve.trace import is_step
 
 _UNDO_TIMEOUT_S = 30.0
 _TELL_TIMEOUT_S = 1.0
@@ -211,6 +212,7 @@ class PauseController:
                         self._board.notify()
                         await self._run_if_free()
 
+    @is_step("pause")
     async def stand_still(self, mode: PauseMode, kv_policy: KvPolicy, deadline_s: float) -> PauseCounts:
         """Stops the engine for the caller that has the turn, and undoes it on failure. Raises as `pause`."""
         joins = self.standstill.is_on
@@ -271,6 +273,7 @@ class PauseController:
         if self.standstill.is_on and not self._leases.active and may_run(self._board.engine_condition):
             await uninterrupted(self._run_engine())
 
+    @is_step("resume")
     async def _run_engine(self) -> None:
         try:
             await self._engine.resume(_UNDO_TIMEOUT_S)

@@ -108,7 +108,7 @@ async def start_router(
     discoveries = [Discovery(router, name, found) for name, found in looking.items()]
     for address in config.replicas:
         router.add(address)
-    server = make_server(MAX_MESSAGE_BYTES, () if metrics is None else metrics.interceptors)
+    server = make_server(MAX_MESSAGE_BYTES, () if metrics is None else (metrics.calls,))
     add_generation(server, FleetGeneration(fleet))
     add_weights(server, FleetWeights(router, pushes))
     add_ControlServiceServicer_to_server(FleetControl(router), server)

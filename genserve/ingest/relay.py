@@ -14,6 +14,7 @@ import grpc.aio
 from google.rpc import status_pb2  # type: ignore[import-untyped]
 from grpc_status import rpc_status
 
+from genserve import trace
 from genserve.addresses import joined
 from genserve.ingest.protocol import ACK_PATH_KEY, FAILED, METHOD, OUTCOME, PATH_KEY, SERVICE
 from genserve.memory.allocator import keep_freed_memory
@@ -24,6 +25,7 @@ from genserve.wire import segment_frame
 
 _NICENESS = 5  # generation has precedence
 _GRACE_S = 1.0
+_PASSED_ON = ("authorization", *trace.HEADERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,7 @@ class Relay:
     async def push_weights(self, frames: AsyncIterator[bytes], context: "grpc.aio.ServicerContext[Any, Any]") -> bytes:
         """Handles one stream of a client. The answer is the daemon's."""
         ring = SharedRing()
-        metadata = [(k, v) for k, v in context.invocation_metadata() or () if k == "authorization"]
+        metadata = [(k, v) for k, v in context.invocation_metadata() or () if k in _PASSED_ON]
         metadata += [(PATH_KEY, ring.path), (ACK_PATH_KEY, ring.ack_path)]
         method: Any = self._daemon.stream_stream(f"/{SERVICE}/{METHOD}")
         call = method(metadata=tuple(metadata), timeout=context.time_remaining())

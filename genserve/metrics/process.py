@@ -1,20 +1,16 @@
 """What one process counts, and the server that shows it, together with what the processes beside it count."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AsyncExitStack, contextmanager, nullcontext
 
-import grpc.aio
 from prometheus_client import REGISTRY, CollectorRegistry, disable_created_metrics
 
-from genserve.metrics.calls import CallCounts, CallSeries, Method
+from genserve.metrics.calls import CallSeries
 from genserve.metrics.exposition import Exposition, Registry
 from genserve.metrics.families import Family
 from genserve.metrics.http import OPEN, Access, start_metrics_server
 from genserve.metrics.loop_lag import LoopLag
 from genserve.metrics.processes import count_into, registry_of, shared_directory, sweep
-
-RELAYED = {"/genserve.internal.Ingest/Push": Method("genserve.v1.WeightService", "PushWeights", "client_stream")}
-"""A call that a receiving process has passed on is the one that its client has made."""
 
 
 class ProcessMetrics:
@@ -26,7 +22,8 @@ class ProcessMetrics:
         # A second series for each one, which nothing here asks for.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
-        self._calls = CallSeries(self._registry)
+        self.calls = CallSeries(self._registry)
+        """Observes the calls of this process's servers."""
         self._lag = LoopLag(self._registry, process)
 
     @classmethod
@@ -36,11 +33,6 @@ class ProcessMetrics:
             return None
         count_into(directory, name)
         return cls("frontend", directory)
-
-    @property
-    def interceptors(self) -> Sequence[grpc.aio.ServerInterceptor]:
-        """For the servers of this process, before all others."""
-        return (CallCounts(self._calls, RELAYED),)
 
     async def run(self) -> None:
         """Measures the event loop. Never returns."""

@@ -12,6 +12,7 @@ import grpc.aio
 
 from genserve.log_context import note
 from genserve.rpc.status import known_error, to_status
+from genserve.trace import headers, keep_headers
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +69,8 @@ def _guarded_handler(handler: Handler, method: str) -> Handler:
 def _guarded_behavior(behavior: Behavior, method: str) -> Behavior:
     async def guarded(request: Any, context: "grpc.aio.ServicerContext[Any, Any]") -> Any:
         note(method=method)
+        if headers() is None:  # otherwise whoever traces calls has set them
+            keep_headers(context.invocation_metadata() or ())
         started_s = time.monotonic()
         outcome = "CANCELLED"
         try:

@@ -7,6 +7,7 @@ import grpc.aio
 from genserve.addresses import joined
 from genserve.listening import require_unused
 from genserve.rpc.interceptor import StatusInterceptor
+from genserve.rpc.observed import CallObserver, ObservedCalls
 
 SERVER_OPTIONS = (
     # A port in use is an error, not a second server at the same address.
@@ -26,10 +27,11 @@ SERVER_OPTIONS = (
 )
 
 
-def make_server(max_message_bytes: int, interceptors: Sequence[grpc.aio.ServerInterceptor] = ()) -> grpc.aio.Server:
-    """A server that is bound to no address yet. `interceptors` come before its own."""
+def make_server(max_message_bytes: int, observers: Sequence[CallObserver] = ()) -> grpc.aio.Server:
+    """A server that is bound to no address yet. `observers` are told of its calls."""
+    observed = (ObservedCalls(observers),) if observers else ()
     return grpc.aio.server(
-        interceptors=[*interceptors, StatusInterceptor()],
+        interceptors=[*observed, StatusInterceptor()],
         options=[*SERVER_OPTIONS, ("grpc.max_receive_message_length", max_message_bytes)],
     )
 

@@ -32,6 +32,7 @@ from genserve.rpc.frames.push import Frame, frame_parser
 from genserve.rpc.generation import Abort, GenerationServicer, abort_with
 from genserve.rpc.health import HealthServicer, Serving
 from genserve.rpc.listener import add_port, bind, make_server
+from genserve.rpc.observed import CallObserver
 from genserve.rpc.received import receiver
 from genserve.rpc.reflection import add_reflection
 from genserve.rpc.weights import WeightServicer
@@ -71,7 +72,7 @@ class ServerParts:
     ingest: IngestProcesses | None = None
     processes: DaemonProcesses = field(default_factory=DaemonProcesses)
     frontends: FrontEnds | None = None
-    interceptors: Sequence[grpc.aio.ServerInterceptor] = ()
+    observers: Sequence[CallObserver] = ()
 
     @property
     def takes_segments(self) -> bool:
@@ -124,11 +125,11 @@ def frontend_server(
     state: FrontendState,
     abort: Abort,
     max_message_bytes: int,
-    interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+    observers: Sequence[CallObserver] = (),
 ) -> grpc.aio.Server:
     """A server with GenerationService alone, and its health and reflection. It is bound to no address yet."""
     names = tuple(service.full_name for service in generation_pb2.DESCRIPTOR.services_by_name.values())
-    server = make_server(max_message_bytes, interceptors)
+    server = make_server(max_message_bytes, observers)
     _add_generation(server, GenerationServicer(engine, state, abort, tuple), engine.info.max_request_bytes)
     add_HealthServicer_to_server(HealthServicer(state, names), server)
     add_reflection(server, [*names, health.SERVICE_NAME])
@@ -137,7 +138,7 @@ def frontend_server(
 
 def _public_server(parts: ServerParts, weights: WeightServicer) -> grpc.aio.Server:
     """A server with all services, bound to no address yet."""
-    server = make_server(parts.config.max_message_bytes, parts.interceptors)
+    server = make_server(parts.config.max_message_bytes, parts.observers)
     frontends = parts.frontends
     fixed = ServerFacts(
         parts.engine.info.model,
@@ -172,7 +173,7 @@ def _public_server(parts: ServerParts, weights: WeightServicer) -> grpc.aio.Serv
 
 def _relay_server(parts: ServerParts, weights: WeightServicer) -> grpc.aio.Server:
     """A server only for what receiving processes pass on."""
-    server = make_server(parts.config.max_message_bytes, parts.interceptors)
+    server = make_server(parts.config.max_message_bytes, parts.observers)
     relayed: grpc.RpcMethodHandler[Frame, bytes] = grpc.stream_stream_rpc_method_handler(
         weights.relayed_push, request_deserializer=frame_parser(weights.max_header_bytes)
     )

@@ -36,6 +36,7 @@ from genserve.rpc.frames.peer import PeerSource
 from genserve.rpc.frames.pull import Pullable, pull_frames
 from genserve.rpc.frames.push import Frames, read_chunks, read_header
 from genserve.rpc.status import known_error, to_message
+from genserve.trace import step
 from genserve.v1 import weights_pb2
 from genserve.v1.weights_pb2_grpc import WeightServiceServicer
 from genserve.weights.checkpoint.index import CheckpointIndex
@@ -122,7 +123,8 @@ class WeightServicer(WeightServiceServicer):
         stream = await self._pushes.open(await asyncio.to_thread(push_header, header))
         try:
             async with until_expired(stream):
-                await read_chunks(frames, stream, segments)
+                with step("receive"):
+                    await read_chunks(frames, stream, segments)
             outcome = await stream.finish()
         finally:
             stream.detach()

@@ -10,6 +10,7 @@ from genserve.control.phase_admission import check_weights
 from genserve.control.state import StateBoard
 from genserve.engine.protocol import Engine
 from genserve.errors import ChecksumMismatchError
+from genserve.trace import is_step
 from genserve.weights.apply import PushApplier
 from genserve.weights.lora.loader import LoraLoader
 from genserve.weights.push.live_push import LivePush
@@ -59,6 +60,7 @@ class Completion:
         push.begin_check()
         push.task = asyncio.create_task(self._carry_out(push, ended), name=f"push {push.push_id}")
 
+    @is_step("push")
     async def _carry_out(self, push: LivePush, ended: Callable[[LivePush], None]) -> None:
         try:
             await self._stage(push)

@@ -58,9 +58,7 @@ async def shown(request: pytest.FixtureRequest) -> AsyncIterator[Shown]:
             ingest = IngestProcesses(1, IngestSettings("127.0.0.1", 0, "", MAX_MESSAGE_BYTES, ()), print)
             stack.push_async_callback(ingest.stop)
             await ingest.start()
-        daemon = await stack.enter_async_context(
-            serving(ServeConfig(port=0), ingest, interceptors=metrics.interceptors)
-        )
+        daemon = await stack.enter_async_context(serving(ServeConfig(port=0), ingest, observers=[metrics.calls]))
         read = DaemonSeries(Measured(daemon.engine), daemon.parts).read
         yield Shown(daemon, await metrics.serve("127.0.0.1", 0, read, stack))
 

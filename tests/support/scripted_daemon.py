@@ -26,6 +26,7 @@ from genserve.engine.generation import (
 from genserve.engine.types import Load, WeightDigest
 from genserve.ingest.supervisor import IngestProcesses
 from genserve.memory.daemon_processes import DaemonProcesses
+from genserve.rpc.observed import CallObserver
 from genserve.rpc.server import ServerParts, start_server
 from genserve.v1.control_pb2_grpc import ControlServiceStub
 from genserve.v1.generation_pb2_grpc import GenerationServiceStub
@@ -188,7 +189,7 @@ async def serving(
     max_staging_bytes: int = MAX_STAGING_BYTES,
     processes: DaemonProcesses | None = None,
     instance_id: str = "test",
-    interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+    observers: Sequence[CallObserver] = (),
 ) -> AsyncIterator[Daemon]:
     """Everything but the engine is real. `processes` that count as the daemon's own; by default one that is not this
     one, in which the trainer runs as well."""
@@ -215,7 +216,7 @@ async def serving(
         max_staging_bytes,
         ingest,
         processes or DaemonProcesses(idle_process().pid),
-        interceptors=interceptors,
+        observers=observers,
     )
     server = await start_server(parts)
     try:

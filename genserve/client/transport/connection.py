@@ -21,6 +21,7 @@ from genserve.client.transport.errors import ClientClosedError, ClientMisuseErro
 from genserve.client.transport.fields import is_seconds
 from genserve.client.transport.fork import forked_error, never_free_in_children
 from genserve.client.transport.response_stream import ResponseStream
+from genserve.client.transport.trace_metadata import trace_metadata
 from genserve.errors import InvalidFieldError
 from genserve.v1 import control_pb2_grpc, fleet_pb2_grpc, generation_pb2_grpc, weights_pb2_grpc
 
@@ -139,16 +140,21 @@ class Connection:
     ) -> None:
         self.target = target
         self.timeouts = Timeouts() if timeouts is None else timeouts
-        self.metadata = tuple((key.lower(), value) for key, value in ({} if metadata is None else metadata).items())
+        self._metadata = tuple((key.lower(), value) for key, value in ({} if metadata is None else metadata).items())
         if token is not None:
-            self.metadata += (("authorization", f"Bearer {token}"),)
-        _check_sendable(target, self.metadata)
+            self._metadata += (("authorization", f"Bearer {token}"),)
+        _check_sendable(target, self._metadata)
         self._credentials = grpc.ssl_channel_credentials() if tls and credentials is None else credentials
         self._options = tuple({**dict(_CHANNEL_OPTIONS), **dict(options)}.items())  # of two, gRPC takes the first
         self._closing: list[Callable[[], None]] = []
         self._further: weakref.WeakSet[grpc.aio.Channel] = weakref.WeakSet()
         self._opened: _Opened | None = None
         self._closed = False
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """What to send with a call that begins now: the trace that its caller is in comes along."""
+        return (*self._metadata, *trace_metadata())
 
     @property
     def channel(self) -> grpc.aio.Channel:

@@ -11,8 +11,9 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from genserve.errors import QueueFullError
-from genserve.metrics.calls import CallCounts, CallSeries, Method
-from genserve.rpc.listener import make_server
+from genserve.metrics.calls import CallSeries
+from genserve.rpc.interceptor import StatusInterceptor
+from genserve.rpc.observed import Method, ObservedCalls
 
 Sample = Callable[..., float]
 _KINDS = {
@@ -29,7 +30,8 @@ async def counted(
 ) -> AsyncIterator[tuple[grpc.aio.Channel, Sample]]:
     """A server with the method /s/m; the second one tells how often it was started, or handled with a code."""
     registry = CollectorRegistry()
-    server = make_server(1 << 20, [CallCounts(CallSeries(registry), {} if renamed is None else {"/s/m": renamed})])
+    observed = ObservedCalls([CallSeries(registry)], {} if renamed is None else {"/s/m": renamed})
+    server = grpc.aio.server(interceptors=[observed, StatusInterceptor()])
     handler = grpc.method_handlers_generic_handler("s", {"m": _KINDS[kind](behavior)})
     server.add_generic_rpc_handlers((handler,))
     port = server.add_insecure_port("127.0.0.1:0")
@@ -129,5 +131,5 @@ async def test_a_generator_counts_too_and_a_relayed_call_under_the_name_of_its_o
     renamed = Method("genserve.v1.WeightService", "PushWeights", "client_stream")
     async with counted("bidi_stream", behavior, renamed=renamed) as (channel, sample):
         assert [each async for each in channel.stream_stream("/s/m")(iter([b""]))] == [b"1"]
-        await until(lambda: sample(*renamed.labels, code="OK") == 1)
+        await until(lambda: sample(renamed.service, renamed.name, renamed.type, code="OK") == 1)
         assert sample(code="OK") == 0

@@ -75,6 +75,11 @@ class FrontendEngine:
 
         return cls(llm, invitation.info, row.interruptions, make_intake)
 
+    @property
+    def is_traced(self) -> bool:
+        """Whether vLLM exports spans."""
+        return self._intake.is_traced
+
     async def submit(self, request: GenerationRequest) -> VllmStream:
         """Admits a request."""
         return await self._intake.submit(request)

@@ -62,6 +62,11 @@ class Intake:
             max_model_len=info.max_model_len,
         )
 
+    @property
+    def is_traced(self) -> bool:
+        """Whether vLLM exports spans."""
+        return self._builder.is_traced
+
     async def submit(self, request: GenerationRequest) -> VllmStream:
         """Admits a request."""
         if self._liveness.dead:
