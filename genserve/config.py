@@ -75,6 +75,9 @@ class ServeConfig:
         -1, "TCP port, at --host, at which Prometheus scrapes /metrics over HTTP; 0 picks a free one, -1 = none"
     )
     allow_insecure: bool = _setting(False, "listen on an address that others can reach, without TLS")
+    channelz: bool = _setting(
+        False, "serve grpc.channelz.v1 too: connections with their peers and counters, for everybody who may call"
+    )
     log_format: str = _setting(
         TEXT, "what lines on stderr are: text for people, or one JSON object on each for programs", FORMATS
     )

@@ -108,6 +108,11 @@ def add_router_flags(parser: argparse.ArgumentParser) -> None:
         "(default: %(default)s)",
     )
     listening.add_argument(
+        "--channelz",
+        action="store_true",
+        help="serve grpc.channelz.v1 too: connections with their peers and counters, for everybody who may call",
+    )
+    listening.add_argument(
         "--allow-insecure", action="store_true", help="listen on an address that others can reach, without TLS"
     )
     parser.add_argument(
@@ -169,6 +174,7 @@ def make_config(args: argparse.Namespace, replicas: Sequence[str] = (), dns: Seq
         port=args.port,
         uds=args.uds,
         metrics_port=args.metrics_port,
+        channelz=args.channelz,
         allow_insecure=args.allow_insecure,
         policies=args.policy,
         overload_threshold=args.overload_threshold,

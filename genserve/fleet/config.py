@@ -25,6 +25,7 @@ class RouteConfig:
     uds: str = ""
     metrics_port: int = -1
     log_format: str = TEXT
+    channelz: bool = False
     allow_insecure: bool = False
     policies: str = DEFAULT_POLICIES
     overload_threshold: float = OVERLOAD_THRESHOLD

@@ -27,7 +27,8 @@ from genserve.log_lines import JSON, write_log_lines
 from genserve.metrics.process import ProcessMetrics
 from genserve.notices import say
 from genserve.routing.names import make_chain, parse_policies
-from genserve.rpc import health
+from genserve.rpc import channelz, health
+from genserve.rpc.channelz import add_channelz
 from genserve.rpc.health import HealthServicer
 from genserve.rpc.listener import bind, make_server
 from genserve.rpc.reflection import add_reflection
@@ -114,7 +115,11 @@ async def start_router(
     add_ControlServiceServicer_to_server(FleetControl(router), server)
     add_FleetServiceServicer_to_server(FleetReplicas(router), server)
     add_HealthServicer_to_server(HealthServicer(_Serving(router), SERVICE_NAMES), server)
-    add_reflection(server, [*SERVICE_NAMES, health.SERVICE_NAME])
+    names = [*SERVICE_NAMES, health.SERVICE_NAME]
+    if config.channelz:
+        add_channelz(server)
+        names.append(channelz.SERVICE_NAME)
+    add_reflection(server, names)
     address = bind(server, config.host, config.port, config.uds)
     await server.start()
     stack.push_async_callback(server.stop, _CLOSE_GRACE_S)

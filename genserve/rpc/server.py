@@ -25,7 +25,8 @@ from genserve.ingest import protocol as ingest_protocol
 from genserve.ingest.supervisor import IngestProcesses
 from genserve.memory.daemon_processes import DaemonProcesses
 from genserve.memory.host import host_id
-from genserve.rpc import health
+from genserve.rpc import channelz, health
+from genserve.rpc.channelz import add_channelz
 from genserve.rpc.control import ControlServicer
 from genserve.rpc.convert.control import ServerFacts
 from genserve.rpc.frames.push import Frame, frame_parser
@@ -167,7 +168,11 @@ def _public_server(parts: ServerParts, weights: WeightServicer) -> grpc.aio.Serv
         ControlServicer(parts.engine, parts.pauses, parts.sleeps, parts.board, parts.loras, facts), server
     )
     add_HealthServicer_to_server(HealthServicer(parts.board, SERVICE_NAMES), server)
-    add_reflection(server, [*SERVICE_NAMES, health.SERVICE_NAME])
+    names = [*SERVICE_NAMES, health.SERVICE_NAME]
+    if parts.config.channelz:
+        add_channelz(server)
+        names.append(channelz.SERVICE_NAME)
+    add_reflection(server, names)
     return server
 
 
