@@ -129,6 +129,7 @@ async def start_router(
     if metrics is not None:
         read = RouterSeries(router, pushes).read
         metrics_url = await metrics.serve(config.host, config.metrics_port, read, stack)
+        say(f"metrics: {metrics_url}")
         background.append(asyncio.create_task(metrics.run(), name="measuring the event loop"))
     stack.push_async_callback(_cancel, background)
     return RunningRouter(address, router, pushes, server, metrics_url)
@@ -149,8 +150,6 @@ async def serve(config: RouteConfig, finding: Mapping[str, FoundAddresses] | Non
     async with AsyncExitStack() as stack:
         running = await start_router(config, stack, finding)
         stack.enter_context(stop_on_signals(stop))
-        if running.metrics_url:
-            say(f"metrics: {running.metrics_url}")
         print(f"genserve: routing to {_named(config, finding)} on {running.address}", flush=True)
         await stopped.wait()
         await running.drain(config.drain_timeout_s)
