@@ -64,4 +64,6 @@ async def up(config: UpConfig) -> int:
 def daemon_flags(config: UpConfig) -> list[str]:
     """The flags of a daemon that only the router is to reach."""
     ours = {"host": "127.0.0.1", "port": 0, "drain-timeout-s": config.route.drain_timeout_s}
+    if config.route.metrics_port != -1:
+        ours["metrics-port"] = 0
     return [*(f"--{name}={value}" for name, value in ours.items()), *config.flags]
