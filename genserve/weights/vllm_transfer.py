@@ -280,17 +280,19 @@ class TransferUpdates:
 
     async def _undo(self, update: OpenUpdate, cause: str) -> None:
         """Serves the previous version again. Raises EngineTaintedError if it cannot."""
-        self._pushes.measures.failed(PushKind.TRANSFER, PushRolledBackError(cause))
         async with update.leaving:
             try:
                 await self._engine.transfer.abandon(_ABANDON_TIMEOUT_S)
                 if not update.is_untouched:
                     await self._applier.restore(EngineTaintedError(f"a weight update failed ({cause})"))
-            except (EngineDeadError, EngineTaintedError):
+            except (EngineDeadError, EngineTaintedError) as error:
+                self._pushes.measures.failed(PushKind.TRANSFER, error)
                 raise
             except Exception as error:
                 message = f"a weight update failed ({cause}) and could not be undone ({error})"
+                self._pushes.measures.failed(PushKind.TRANSFER, EngineTaintedError(message))
                 raise EngineTaintedError(message) from error
+            self._pushes.measures.failed(PushKind.TRANSFER, PushRolledBackError(cause))
 
     async def _undo_and_log(self, update: OpenUpdate, cause: str) -> None:
         try:
