@@ -107,6 +107,25 @@ async def test_a_call_that_the_client_ends_counts_as_cancelled() -> None:
         await until(lambda: sample(code="CANCELLED") == 1)
 
 
+@pytest.mark.parametrize(("timeout_s", "cancels", "code"), [(0.1, False, "DEADLINE_EXCEEDED"), (60, True, "CANCELLED")])
+async def test_a_call_whose_time_is_over_is_told_from_one_that_was_given_up(
+    timeout_s: float, cancels: bool, code: str
+) -> None:
+    """gRPC cancels the handler of either."""
+
+    async def behavior(requests: Any, context: Any) -> None:
+        await context.write(b"")
+        await asyncio.Event().wait()
+
+    async with counted("bidi_stream", behavior) as (channel, sample):
+        call = channel.stream_stream("/s/m")(timeout=timeout_s)
+        await call.read()
+        if cancels:
+            call.cancel()
+        await until(lambda: sample(what="count") == 1)
+        assert sample(code=code) == 1
+
+
 async def test_a_method_that_does_not_exist_is_no_label() -> None:
     """Its name is up to the client, and each would stay a series for ever."""
 
