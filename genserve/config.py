@@ -126,6 +126,8 @@ class ServeConfig(ListenConfig):
         if not -1 <= self.openai_port <= 65535:
             raise ValueError(f"--openai-port must be in [-1, 65535], is {self.openai_port}")
         ListenConfig.__post_init__(self)  # `super()` does not find its class among those with slots
+        if self.metrics_port > 0 and self.metrics_port == self.openai_port:
+            raise ValueError(f"--metrics-port must not be another port of the daemon, is {self.metrics_port} too")
         if self.openai_port > 0 and self.openai_port == self.port:
             raise ValueError(f"--openai-port must not be the port of gRPC (--port), is {self.openai_port} too")
         for name in ("max_active_requests", "max_n"):
@@ -152,7 +154,7 @@ class ServeConfig(ListenConfig):
     @property
     def listens_on_tcp(self) -> bool:
         """Whether there is a port, and not only a Unix socket."""
-        return self.port != -1 or self.openai_port != -1
+        return (self.port, self.openai_port, self.metrics_port) != (-1, -1, -1)
 
     def num_ingest_processes(self, num_cores: int) -> int:
         """The number of processes that receive pushes. Without a TCP port it is 0."""

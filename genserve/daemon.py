@@ -10,8 +10,8 @@ import asyncio
 import os
 import time
 import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -46,14 +46,18 @@ from genserve.listening import require_free
 from genserve.log_lines import write_log_lines
 from genserve.memory.allocator import freeze_objects, keep_freed_memory
 from genserve.memory.words import SharedWords
+from genserve.metrics.access import access_of
+from genserve.metrics.daemon import DaemonSeries
+from genserve.metrics.process import ProcessMetrics, daemon_metrics
 from genserve.notices import say
+from genserve.observers import observers_of
 from genserve.rpc.generation import abort_with
 from genserve.rpc.listener import server_options
 from genserve.rpc.server import ServerParts, start_server
 from genserve.security.access_list import AccessList, AccessSource, open_access_list, take_environment
 from genserve.security.caller import Caller
 from genserve.security.certificates import check_files
-from genserve.signals import children_ignore_interrupts, stop_on_signals
+from genserve.signals import children_ignore_interrupts, stopped_by_signal
 from genserve.weights.apply import PushApplier
 from genserve.weights.checkpoint.version_zero import (
     OpenedCheckpoint,
@@ -90,7 +94,7 @@ def main(argv: Sequence[str]) -> int:
     except ValueError as error:
         parser.error(str(error))
     keep_freed_memory()
-    write_log_lines()
+    write_log_lines(config.log_format)
     try:
         vllm_config.check_flags(flags, config.weight_update)
         openai_flags.check_flags(flags, config)
@@ -125,6 +129,7 @@ async def serve(
         if config.certificate is not None:
             check_files(config.certificate)
         peers = Caller(config.peers)
+        require_free(config.host, config.metrics_port, flag="--metrics-port")
         began_s = time.monotonic()
         if (http := openai_setup.prepare(config, flags)) is not None:
             stack.callback(http.listener.close)
@@ -132,12 +137,13 @@ async def serve(
         _sweep()
         directory = local_directory(args.model)
         opened = None if directory is None else open_checkpoint(directory, say)
-        engine = await _start_engine(config, args)
-        stopped = stack.enter_context(_stopped_by_signal())
+        metrics = stack.enter_context(daemon_metrics(config.metrics_port, _num_frontends(config)))
+        engine = await _start_engine(config, args, with_series=metrics is not None)
+        stopped = stack.enter_context(stopped_by_signal())
         stack.push_async_callback(engine.stop)
         opened = opened_as_loaded(opened, directory, engine.checkpoint_directory, say)
         load_format = args.load_format.lower()
-        daemon = await _build_services(config, listed, peers, engine, opened, load_format, template, stack)
+        daemon = await _build_services(config, listed, peers, engine, opened, load_format, template, metrics, stack)
         del opened  # the files are closed when version 0 is not resident any more
         if http is not None and engine.openai is not None:
             daemon.http = http.server(engine.openai, engine.server_args, say)
@@ -150,12 +156,12 @@ async def serve(
         return await daemon.drain(stopped.signal_name) if failure is None else await daemon.fail(failure)
 
 
-async def _start_engine(config: ServeConfig, args: AsyncEngineArgs) -> VllmEngine:
+async def _start_engine(config: ServeConfig, args: AsyncEngineArgs, *, with_series: bool) -> VllmEngine:
     say(f"starting the engine for {args.model}")
     limits = IntakeLimits(config.max_active_requests, config.max_n, config.trust_request_chat_template)
     daemon_index = 0 if config.openai_port == -1 else 1  # vLLM's server in Rust says that it is client 0
     clients = Clients(daemon_index + 1 + _num_frontends(config), daemon_index, if_possible=config.frontends == -1)
-    options = EngineOptions(limits, config.weight_update, config.host, config.port, clients, config.peers)
+    options = EngineOptions(limits, config.weight_update, config.host, config.port, clients, config.peers, with_series)
     with children_ignore_interrupts():
         return await VllmEngine.start(args, options)
 
@@ -167,6 +173,8 @@ class _Daemon:
     engine: VllmEngine
     parts: ServerParts
     address: str
+    metrics: ProcessMetrics | None
+    metrics_url: str = ""
     http: OpenAIServer | None = None
     background: list["asyncio.Task[None]"] = field(default_factory=list)
 
@@ -189,6 +197,8 @@ class _Daemon:
             tasks["front ends"] = parts.frontends.run()
         if self.http is not None:
             tasks["OpenAI server"] = self.http.run()
+        if self.metrics is not None:
+            tasks["measuring the event loop"] = self.metrics.run()
         self.background = [asyncio.create_task(task, name=name) for name, task in tasks.items()]
         stack.push_async_callback(_cancel, self.background)
 
@@ -200,6 +210,8 @@ class _Daemon:
             say(f"warning: {warning}")
         if self.http is not None:
             say(f"openai: {self.http}")
+        if self.metrics_url:
+            say(f"metrics: {self.metrics_url}")
         say(f"ready after {time.monotonic() - began_s:.0f} s")
         print(f"genserve: serving {model} on {self.address}", flush=True)
 
@@ -255,6 +267,7 @@ async def _build_services(
     opened: OpenedCheckpoint | None,
     load_format: str,
     template: Template | None,
+    metrics: ProcessMetrics | None,
     stack: AsyncExitStack,
 ) -> _Daemon:
     """Builds everything above the engine, with the server listening. `opened` is the checkpoint, if its files are
@@ -283,13 +296,18 @@ async def _build_services(
         checkpoint,
         max_staging_bytes,
         await _ingest(config, stack, asks=callers is not None),
-        frontends=await _frontends(config, engine, board, template, stack),
+        frontends=await _frontends(config, engine, board, template, metrics, stack),
+        observers=observers_of(metrics, traced=engine.server_args.otlp_traces_endpoint is not None),
         callers=callers,
         peers=peers,
     )
     server = await start_server(parts)
     stack.push_async_callback(server.stop, _CLOSE_GRACE_S)
-    return _Daemon(engine, parts, server.address)
+    daemon = _Daemon(engine, parts, server.address, metrics)
+    if metrics is not None:
+        read, port = DaemonSeries(engine, parts).read, config.metrics_port
+        daemon.metrics_url = await metrics.serve(config.host, port, read, stack, access_of(config, callers))
+    return daemon
 
 
 def _sweep() -> None:
@@ -297,25 +315,6 @@ def _sweep() -> None:
     lora_files.sweep()
     if swept := stale_shm.sweep():
         say(f"removed shared memory of killed engines: {', '.join(swept)}")
-
-
-class _Stopped(asyncio.Event):
-    """Set by the first signal, whose name it then has."""
-
-    signal_name = ""
-
-    def stop(self, signal_name: str) -> None:
-        """Says nothing: a daemon that has failed does not drain."""
-        self.signal_name = signal_name
-        self.set()
-
-
-@contextmanager
-def _stopped_by_signal() -> Iterator[_Stopped]:
-    """Set by the first signal; a second one exits at once."""
-    stopped = _Stopped()
-    with stop_on_signals(stopped.stop):
-        yield stopped
 
 
 async def _ingest(config: ServeConfig, stack: AsyncExitStack, *, asks: bool) -> IngestProcesses | None:
@@ -335,7 +334,12 @@ def _num_frontends(config: ServeConfig) -> int:
 
 
 async def _frontends(
-    config: ServeConfig, engine: VllmEngine, board: StateBoard, template: Template | None, stack: AsyncExitStack
+    config: ServeConfig,
+    engine: VllmEngine,
+    board: StateBoard,
+    template: Template | None,
+    metrics: ProcessMetrics | None,
+    stack: AsyncExitStack,
 ) -> FrontEnds | None:
     """The processes that serve requests beside this one, if there are any. They end after the server, and before the
     engine."""
@@ -350,7 +354,7 @@ async def _frontends(
     async def abort_as_bytes(request_ids: Sequence[str] | None) -> bytes:
         return (await abort(request_ids)).SerializeToString()
 
-    settings = FrontendSettings(os.getpid(), 0, words.fd, (), 0)
+    settings = FrontendSettings(os.getpid(), 0, words.fd, (), 0, "" if metrics is None else metrics.directory)
     frontends = FrontEnds(template, seats, settings, board, abort_as_bytes, say)
     stack.push_async_callback(frontends.stop)
     await frontends.start()

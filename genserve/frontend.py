@@ -21,8 +21,11 @@ from genserve.frontends import settings as questions
 from genserve.frontends.link import Link, Message
 from genserve.frontends.settings import FrontendSettings, ids_to_values
 from genserve.frontends.state import SharedState
+from genserve.log_lines import write_log_lines
 from genserve.memory.allocator import freeze_objects
 from genserve.memory.words import SharedWords
+from genserve.metrics.process import ProcessMetrics
+from genserve.observers import observers_of
 from genserve.rpc.generation import abort_elsewhere
 from genserve.rpc.listener import bind
 from genserve.rpc.server import frontend_server
@@ -44,9 +47,11 @@ async def serve(config: ServeConfig, callers: AccessSource, settings: FrontendSe
     """Answers the daemon until it has said stop, or has ended."""
     frontend = _FrontEnd(config, callers, settings)
     await frontend.link.open()
+    measuring = asyncio.create_task(frontend.measure(), name="measuring")
     try:
         await frontend.link.run()
     finally:
+        measuring.cancel()
         await frontend.close()
 
 
@@ -78,6 +83,7 @@ class _FrontEnd:
         self._config = config
         self._callers = callers
         self._settings = settings
+        self._metrics = ProcessMetrics.of_frontend(settings.metrics_directory, settings.name)
         self._state = SharedState(SharedWords(settings.state_fd))
         self._engine: FrontendEngine | None = None
         self._server: grpc.aio.Server | None = None
@@ -102,10 +108,13 @@ class _FrontEnd:
         self._engine = await FrontendEngine.join(
             message.data, self._settings.seat_fds, LinkedAdapters(self.link), lambda: state.weight_version
         )
+        write_log_lines()  # vLLM has configured its logging anew
         abort = abort_elsewhere(self._abort_everywhere)
         config = self._config
+        observers = observers_of(self._metrics, traced=self._engine.is_traced)
         try:
-            self._server = frontend_server(self._engine, state, abort, config, open_access_list(self._callers))
+            listed = open_access_list(self._callers)
+            self._server = frontend_server(self._engine, state, abort, config, listed, observers)
             address = bind(self._server, config.host, self._settings.port, "", config.certificate)
         except (OSError, ValueError) as error:
             raise GenserveError(str(error)) from error
@@ -167,6 +176,11 @@ class _FrontEnd:
         if self._engine is None:
             raise EngineDeadError("this front end has not joined the engine yet")
         return self._engine
+
+    async def measure(self) -> None:
+        """Measures the event loop, if the daemon shows it."""
+        if self._metrics is not None:
+            await self._metrics.run()
 
     async def close(self) -> None:
         """Ends what still runs: the daemon has ended, or has said stop."""

@@ -6,6 +6,7 @@ from typing import Final
 
 from genserve.addresses import is_loopback
 from genserve.flags import flag_of, setting
+from genserve.log_lines import FORMATS, TEXT
 from genserve.security.files import CallerFiles, CertificateFiles
 from genserve.security.roles import OPENABLE, ROLE_NAMES, Role
 
@@ -23,6 +24,13 @@ class ListenConfig:
     allow_insecure: bool = setting(
         False, "listen on an address that others can reach, without TLS or without authentication"
     )
+    metrics_port: int = setting(
+        -1, "TCP port, at --host, at which Prometheus scrapes /metrics over HTTP; 0 picks a free one, -1 = none"
+    )
+    log_format: str = setting(
+        TEXT, "what lines on stderr are: text for people, or one JSON object on each for programs", FORMATS
+    )
+    channelz: bool = setting(False, "serve grpc.channelz.v1, too: connections with their peers and counters")
     ssl_certfile: str = setting(
         "", "PEM file with the certificate and its chain, for TLS on all ports. Read again when it changes"
     )
@@ -71,6 +79,12 @@ class ListenConfig:
             raise ValueError(f"--port must be in [-1, 65535], is {self.port}")
         if self.port == -1 and not self.uds:
             raise ValueError("--port -1 listens only on a Unix socket: pass --uds too")
+        if not -1 <= self.metrics_port <= 65535:
+            raise ValueError(f"--metrics-port must be in [-1, 65535], is {self.metrics_port}")
+        if self.metrics_port > 0 and self.metrics_port == self.port:
+            raise ValueError(f"--metrics-port must not be the port of gRPC (--port), is {self.metrics_port} too")
+        if self.log_format not in FORMATS:
+            raise ValueError(f"--log-format must be one of {', '.join(FORMATS)}, is {self.log_format!r}")
         for name in ("max_connections", "max_streams", "max_message_bytes", "max_metadata_bytes"):
             if not 1 <= getattr(self, name) < 1 << 31:
                 raise ValueError(f"{flag_of(name)} must be in [1, {(1 << 31) - 1}], is {getattr(self, name)}")
@@ -130,7 +144,7 @@ class ListenConfig:
     @property
     def listens_on_tcp(self) -> bool:
         """Whether there is a port, and not only a Unix socket."""
-        return self.port != -1
+        return (self.port, self.metrics_port) != (-1, -1)
 
     @property
     def may_be_reached(self) -> bool:

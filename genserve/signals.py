@@ -81,6 +81,25 @@ def stop_on_signals(stop: Callable[[str], None], at_once: Callable[[], None] = l
             signal.signal(number, lambda received, _: on_signal(signal.Signals(received)))
 
 
+class Stopped(asyncio.Event):
+    """Set by the first signal, whose name it then has."""
+
+    signal_name = ""
+
+    def stop(self, signal_name: str) -> None:
+        """Says nothing: a daemon that has failed does not drain."""
+        self.signal_name = signal_name
+        self.set()
+
+
+@contextmanager
+def stopped_by_signal() -> Iterator[Stopped]:
+    """Set by the first signal; a second one exits at once."""
+    stopped = Stopped()
+    with stop_on_signals(stopped.stop):
+        yield stopped
+
+
 def _forget_starter() -> bool:
     """From here on the kernel sends nothing when the starter of this process ends. Returns whether it would have: it
     sends SIGTERM for each thread of a starter that is killed, and these end one after the other."""

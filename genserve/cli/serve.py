@@ -109,6 +109,7 @@ def _require_free(config: "ServeConfig | None") -> None:
     if config is not None and not config.headless:
         require_free(config.host, config.port, config.uds)
         require_free(config.host, config.openai_port, flag="--openai-port")
+        require_free(config.host, config.metrics_port, flag="--metrics-port")
 
 
 def _unknown(arguments: Sequence[str], openai: Sequence[str]) -> list[str]:

@@ -14,6 +14,7 @@ from genserve.arguments import check_text
 from genserve.control.conditions import EngineCondition, may_run
 from genserve.control.leases import LeaseTable, PauseLease, check_ttl
 from genserve.control.phase_admission import check_control
+from genserve.control.standstill import Standstill
 from genserve.control.state import StateBoard
 from genserve.control.turn import EngineTurn, remaining_s, uninterrupted
 from genserve.engine.protocol import Engine, Interruption
@@ -23,6 +24,7 @@ from genserve.errors import (
     InvalidFieldError,
     PauseLeaseLostError,
 )
+from genserve.trace import is_step
 
 _UNDO_TIMEOUT_S = 30.0
 _TELL_TIMEOUT_S = 1.0
@@ -68,7 +70,8 @@ class PauseController:
         self._board = board
         self.turn = EngineTurn(engine, board)
         """Whose turn it is to drive the engine, also for calls other than pauses."""
-        self._paused = False
+        self.standstill = Standstill()
+        """Whether the engine is paused, and how long it was."""
         self._dropped = False  # the keys and values of the requests that a pause froze
         self._counts: dict[str, PauseCounts] = {}  # by lease id, for repeated requests
         self._pausing: asyncio.Task[PauseCounts] | None = None
@@ -189,7 +192,7 @@ class PauseController:
                 await self._run_if_free()
                 ended_s = time.perf_counter()
                 hold.resume_s = ended_s - resume_s
-                if not self._paused:
+                if not self.standstill.is_on:
                     # While WAIT waits, requests still run; the other modes stop them at once.
                     hold.paused_s = ended_s - (paused_at_s if mode is PauseMode.WAIT else began_s)
 
@@ -209,13 +212,14 @@ class PauseController:
                         self._board.notify()
                         await self._run_if_free()
 
+    @is_step("pause")
     async def stand_still(self, mode: PauseMode, kv_policy: KvPolicy, deadline_s: float) -> PauseCounts:
         """Stops the engine for the caller that has the turn, and undoes it on failure. Raises as `pause`."""
-        joins = self._paused
+        joins = self.standstill.is_on
         try:
             if not joins or mode is PauseMode.ABORT:
                 counts = await self._pause_engine(mode, kv_policy, remaining_s(deadline_s, "pause"))
-                self._paused = True
+                self.standstill.set(on=True)
                 self._dropped |= kv_policy is KvPolicy.RECOMPUTE
                 return counts
             if kv_policy is KvPolicy.RECOMPUTE:
@@ -253,7 +257,7 @@ class PauseController:
         except Exception as error:
             self.fail(error)
             raise
-        self._paused = paused
+        self.standstill.set(on=paused)
 
     @property
     def is_leased(self) -> bool:
@@ -262,19 +266,22 @@ class PauseController:
 
     def woke_up(self, *, paused: bool) -> None:
         """Records that the engine is awake, and whether it is paused. For the caller that has the turn."""
-        self._paused = self._dropped = paused  # a sleep drops keys and values
+        self.standstill.set(on=paused)
+        self._dropped = paused  # a sleep drops keys and values
 
     async def _run_if_free(self) -> None:
-        if self._paused and not self._leases.active and may_run(self._board.engine_condition):
+        if self.standstill.is_on and not self._leases.active and may_run(self._board.engine_condition):
             await uninterrupted(self._run_engine())
 
+    @is_step("resume")
     async def _run_engine(self) -> None:
         try:
             await self._engine.resume(_UNDO_TIMEOUT_S)
         except Exception as error:
             self.fail(error)
             raise
-        self._paused = self._dropped = False
+        self.standstill.set(on=False)
+        self._dropped = False
         self._board.notify()
 
     def fail(self, error: Exception) -> None:

@@ -17,14 +17,19 @@ from genserve.fleet.discovery import Discovery, FoundAddresses, dns_addresses
 from genserve.fleet.fleet import Fleet
 from genserve.fleet.push.pushes import FleetPushes
 from genserve.fleet.router import Router
+from genserve.fleet.series import RouterSeries
 from genserve.fleet.services.control import FleetControl
 from genserve.fleet.services.generation import FleetGeneration, add_generation
 from genserve.fleet.services.replicas import FleetReplicas
 from genserve.fleet.services.weights import FleetWeights, add_weights
 from genserve.listening import require_free
+from genserve.log_lines import JSON, write_log_lines
+from genserve.metrics.access import access_of
+from genserve.metrics.process import ProcessMetrics
 from genserve.notices import say
 from genserve.routing.names import make_chain, parse_policies
-from genserve.rpc import health
+from genserve.rpc import channelz, health
+from genserve.rpc.channelz import add_channelz
 from genserve.rpc.convert.listening import ListeningFacts
 from genserve.rpc.health import HealthServicer
 from genserve.rpc.listener import bind, make_server
@@ -67,12 +72,13 @@ class _Serving:
 
 @dataclass(slots=True)
 class RunningRouter:
-    """A router that listens at `address`."""
+    """A router that listens at `address`. `metrics_url`: where its series are, "" = nowhere."""
 
     address: str
     router: Router
     pushes: FleetPushes
     server: grpc.aio.Server
+    metrics_url: str = ""
 
     async def drain(self, timeout_s: float) -> None:
         """Takes no new calls, and waits for those that run, and for a push that goes on without its trainer: replicas
@@ -101,6 +107,8 @@ async def start_router(
     callers = open_access_list(AccessSource(config.auth_file, environment))
     if config.certificate is not None:
         check_files(config.certificate)
+    require_free(config.host, config.metrics_port, flag="--metrics-port")
+    metrics = ProcessMetrics("router") if config.metrics_port != -1 else None
     chain = make_chain(
         parse_policies(config.policies), random.Random(), time.monotonic, overload_threshold=config.overload_threshold
     )
@@ -112,27 +120,40 @@ async def start_router(
     discoveries = [Discovery(router, name, found) for name, found in looking.items()]
     for address in config.replicas:
         router.add(address)
-    server = make_server(config, callers)
+    server = make_server(config, callers, () if metrics is None else (metrics.calls,))
     add_generation(server, FleetGeneration(fleet, WriteDeadline(config.write_timeout_s)))
     add_weights(server, FleetWeights(router, pushes))
     add_ControlServiceServicer_to_server(FleetControl(router, ListeningFacts.of(config)), server)
     add_FleetServiceServicer_to_server(FleetReplicas(router), server)
     add_HealthServicer_to_server(HealthServicer(_Serving(router), SERVICE_NAMES), server)
-    add_reflection(server, [*SERVICE_NAMES, health.SERVICE_NAME])
+    names = [*SERVICE_NAMES, health.SERVICE_NAME]
+    if config.channelz:
+        add_channelz(server)
+        names.append(channelz.SERVICE_NAME)
+    add_reflection(server, names)
     address = bind(server, config.host, config.port, config.uds, config.certificate)
     await server.start()
     stack.push_async_callback(server.stop, _CLOSE_GRACE_S)
     background = [asyncio.create_task(router.settle(), name="settle")]
     background += [asyncio.create_task(each.run(), name="discovery") for each in discoveries]
+    metrics_url = ""
+    if metrics is not None:
+        read = RouterSeries(router, pushes).read
+        metrics_url = await metrics.serve(config.host, config.metrics_port, read, stack, access_of(config, callers))
+        say(f"metrics: {metrics_url}")
+        background.append(asyncio.create_task(metrics.run(), name="measuring the event loop"))
     stack.push_async_callback(_cancel, background)
-    return RunningRouter(address, router, pushes, server)
+    return RunningRouter(address, router, pushes, server, metrics_url)
 
 
 async def serve(
     config: RouteConfig, finding: Mapping[str, FoundAddresses] | None = None, environment: Access = NOBODY
 ) -> int:
     """Serves until a signal. `finding` and `environment`: as for `start_router`. Returns the exit status."""
-    logging.basicConfig(level=logging.INFO, format="genserve: %(message)s", stream=sys.stderr)
+    if config.log_format == JSON:
+        write_log_lines(JSON, logging.INFO)
+    else:
+        logging.basicConfig(level=logging.INFO, format="genserve: %(message)s", stream=sys.stderr)
     stopped = asyncio.Event()
 
     def stop(signal_name: str) -> None:

@@ -40,13 +40,15 @@ IDLE_PATIENCE_S = 2.0
 @dataclass(frozen=True, slots=True)
 class FrontendSettings:
     """What a front end begins with. `link_fd`, `state_fd` and those of its `seat` are descriptors that it inherits.
-    `port` 0 picks one."""
+    `port` 0 picks one. `metrics_directory`: where it counts what the daemon shows, under its `name`; "" = nowhere."""
 
     daemon_pid: int
     link_fd: int
     state_fd: int
     seat_fds: tuple[int, ...]
     port: int
+    metrics_directory: str = ""
+    name: str = ""
 
     @property
     def fds(self) -> tuple[int, ...]:

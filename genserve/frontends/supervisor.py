@@ -3,6 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from genserve.control.state import StateBoard
@@ -36,7 +37,10 @@ class FrontEnds:
     ) -> None:
         self._board = board
         self._say = say
-        self._all = [FrontEnd(template, seat, settings, abort, say) for seat in seats]
+        self._all = [
+            FrontEnd(template, seat, replace(settings, name=f"frontend-{index}"), abort, say)
+            for index, seat in enumerate(seats)
+        ]
         self._down: set[FrontEnd] = set()
 
     def live_ports(self) -> tuple[int, ...]:

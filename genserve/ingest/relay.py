@@ -14,6 +14,7 @@ import grpc.aio
 from google.rpc import status_pb2  # type: ignore[import-untyped]
 from grpc_status import rpc_status
 
+from genserve import trace
 from genserve.addresses import joined
 from genserve.ingest.protocol import ACK_PATH_KEY, ADMIT, FAILED, METHOD, OUTCOME, PATH_KEY, SAN_KEY, SERVICE
 from genserve.memory.allocator import keep_freed_memory
@@ -110,7 +111,8 @@ class Relay:
         if self._asks:
             await self._require_admission(context)
         ring = SharedRing()
-        metadata = [(PATH_KEY, ring.path), (ACK_PATH_KEY, ring.ack_path)]
+        metadata = [(k, v) for k, v in context.invocation_metadata() or () if k in trace.HEADERS]
+        metadata += [(PATH_KEY, ring.path), (ACK_PATH_KEY, ring.ack_path)]
         method: Any = self._daemon.stream_stream(f"/{SERVICE}/{METHOD}")
         call = method(metadata=tuple(metadata), timeout=context.time_remaining())
         sending = asyncio.create_task(self._send(frames, call, ring))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol, Self
 
-from genserve.log_lines import LEVELS, PREFIX
+from genserve.log_lines import LEVELS, PREFIX, as_text
 
 _SERVING_PREFIX: Final = b"genserve: serving "
 _OWN_PREFIXES: Final = (PREFIX, "genserve serve: error: ")
@@ -142,7 +142,8 @@ def last_words(log: Path) -> str:
 def words_of(said: bytes) -> str:
     """ ": " and why a daemon ended, in one line: the last line of its own on stderr, if possible one that it has not
     logged as a warning or an error, or the last lines of others; "" if there is none."""
-    lines = [line.strip() for line in said.decode(errors="replace").splitlines() if line.strip()]
+    stripped = (line.strip() for line in said.decode(errors="replace").splitlines())
+    lines = [as_text(line) for line in stripped if line]
     own = [line.removeprefix(prefix) for line in lines for prefix in _OWN_PREFIXES if line.startswith(prefix)]
     plain = [line for line in own if not line.startswith(LEVELS)] or own
     words = plain[-1] if plain else "; ".join(lines[-_TAIL_LINES:])

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import sys
 from contextlib import AsyncExitStack
+from typing import Final
 
 from genserve.flags import as_flags
 from genserve.fleet.config import RouteConfig
@@ -20,6 +21,8 @@ from genserve.placement.replica import LocalReplica, keep
 from genserve.placement.shares import process_shares
 from genserve.security.access_list import listed_environment
 from genserve.signals import stop_on_signals
+
+_OF_THE_ROUTER: Final = ("host", "port", "uds", "metrics_port", "max_message_bytes")
 
 
 async def up(config: UpConfig) -> int:
@@ -68,6 +71,8 @@ async def up(config: UpConfig) -> int:
 def daemon_flags(config: UpConfig) -> list[str]:
     """The flags of a daemon that only the router is to reach. The router's callers may call it, too."""
     ours = {"host": "127.0.0.1", "port": 0, "drain-timeout-s": config.route.drain_timeout_s}
+    if config.route.metrics_port != -1:
+        ours["metrics-port"] = 0
     return [*(f"--{name}={value}" for name, value in ours.items()), *access_flags(config.route), *config.flags]
 
 
@@ -75,4 +80,4 @@ def access_flags(route: RouteConfig) -> list[str]:
     """The flags that say who may call, for a daemon of this router. Raises ValueError if the router could not."""
     if route.lists_callers and not route.peer_token_file and not route.ssl_ca_certs:
         raise ValueError("--auth-file is for the replicas, too: pass --peer-token-file, for the router to call them")
-    return as_flags(route, ListenConfig, without=("host", "port", "uds", "max_message_bytes"))
+    return as_flags(route, ListenConfig, without=_OF_THE_ROUTER)

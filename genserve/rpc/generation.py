@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from genserve.control.phase_admission import HasPhase, check_generation
 from genserve.control.state import StateBoard
 from genserve.engine.protocol import Engine, GeneratingEngine
+from genserve.log_context import note
 from genserve.rpc.answers import Answers
 from genserve.rpc.convert.generation_request import detokenize_input, generation_request, tokenize_input
 from genserve.rpc.convert.generation_response import to_response
@@ -79,7 +80,9 @@ class GenerationServicer(GenerationServiceServicer):
         goes away, or does not read."""
         check_generation(self._board.phase)
         info, minted_id = self._engine.info, uuid.uuid4().hex
-        stream = await self._engine.submit(await request.read(lambda m: generation_request(m, info, minted_id)))
+        asked = await request.read(lambda m: generation_request(m, info, minted_id))
+        note(request_id=asked.request_id)
+        stream = await self._engine.submit(asked)
         try:
             # Admitted: from here on a client must not replay the call, and these metadata tell it so.
             await context.send_initial_metadata(self._initial_metadata)

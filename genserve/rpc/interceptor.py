@@ -11,14 +11,16 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
+from genserve.log_context import note
 from genserve.rpc.status import known_error, to_status
+from genserve.trace import headers, keep_headers
 
 log = logging.getLogger(__name__)
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Behavior = Callable[[Any, Any], Awaitable[Any]]
 
-_KINDS: dict[tuple[bool, bool], tuple[str, Callable[..., Any]]] = {
+KINDS: dict[tuple[bool, bool], tuple[str, Callable[..., Any]]] = {
     (False, False): ("unary_unary", grpc.unary_unary_rpc_method_handler),
     (False, True): ("unary_stream", grpc.unary_stream_rpc_method_handler),
     (True, False): ("stream_unary", grpc.stream_unary_rpc_method_handler),
@@ -53,7 +55,7 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
 
 
 def _guarded_handler(handler: Handler, method: str) -> Handler:
-    kind, make = _KINDS[bool(handler.request_streaming), bool(handler.response_streaming)]
+    kind, make = KINDS[bool(handler.request_streaming), bool(handler.response_streaming)]
     behavior = getattr(handler, kind)
     if not inspect.iscoroutinefunction(behavior):
         return handler
@@ -83,6 +85,9 @@ def _read_or_error(deserializer: Callable[[bytes], Any]) -> Callable[[bytes], An
 
 def _guarded_behavior(behavior: Behavior, method: str) -> Behavior:
     async def guarded(request: Any, context: "grpc.aio.ServicerContext[Any, Any]") -> Any:
+        note(method=method)
+        if headers() is None:  # otherwise whoever traces calls has set them
+            keep_headers(context.invocation_metadata() or ())
         started_s = time.monotonic()
         outcome = "CANCELLED"
         try:

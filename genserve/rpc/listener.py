@@ -11,6 +11,7 @@ from genserve.listen_config import ListenConfig
 from genserve.listening import require_unused
 from genserve.rpc.access import AccessInterceptor, Callers
 from genserve.rpc.interceptor import StatusInterceptor
+from genserve.rpc.observed import CallObserver, ObservedCalls
 from genserve.security.certificates import server_credentials
 from genserve.security.files import CertificateFiles
 from genserve.security.roles import methods_of
@@ -47,19 +48,29 @@ def server_options(config: ListenConfig) -> tuple[tuple[str, int], ...]:
     )
 
 
-def make_server(config: ListenConfig, callers: Callers | None = None) -> grpc.aio.Server:
-    """A server that is bound to no address yet. `callers`: who may call it; None = everybody, everything."""
+def make_server(
+    config: ListenConfig, callers: Callers | None = None, observers: Sequence[CallObserver] = ()
+) -> grpc.aio.Server:
+    """A server that is bound to no address yet. `callers`: who may call it; None = everybody, everything. `observers`
+    are told of its calls, also of those that are refused."""
     interceptors: list[grpc.aio.ServerInterceptor] = [StatusInterceptor()]
     if callers is not None:
         opened = methods_of(config.open_service_names)
         interceptors.insert(0, AccessInterceptor(callers, opened, config.rates))
+    if observers:
+        interceptors.insert(0, ObservedCalls(observers))
     return grpc.aio.server(interceptors=interceptors, options=server_options(config))
 
 
-def make_inner_server(max_message_bytes: int, interceptors: Sequence[grpc.aio.ServerInterceptor]) -> grpc.aio.Server:
+def make_inner_server(
+    max_message_bytes: int,
+    interceptors: Sequence[grpc.aio.ServerInterceptor],
+    observers: Sequence[CallObserver] = (),
+) -> grpc.aio.Server:
     """A server for processes of this daemon alone."""
+    observed = (ObservedCalls(observers),) if observers else ()
     return grpc.aio.server(
-        interceptors=[*interceptors, StatusInterceptor()],
+        interceptors=[*observed, *interceptors, StatusInterceptor()],
         options=[*SERVER_OPTIONS, ("grpc.max_receive_message_length", max_message_bytes)],
     )
 

@@ -5,7 +5,7 @@ all addresses of a server.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -25,8 +25,9 @@ from genserve.ingest import protocol as ingest_protocol
 from genserve.ingest.supervisor import IngestProcesses
 from genserve.memory.daemon_processes import DaemonProcesses
 from genserve.memory.host import host_id
-from genserve.rpc import health
+from genserve.rpc import channelz, health
 from genserve.rpc.access import AccessInterceptor, Callers
+from genserve.rpc.channelz import add_channelz
 from genserve.rpc.control import ControlServicer
 from genserve.rpc.convert.control import ServerFacts
 from genserve.rpc.convert.listening import ListeningFacts
@@ -34,6 +35,7 @@ from genserve.rpc.frames.push import Frame, frame_parser
 from genserve.rpc.generation import Abort, GenerationServicer, abort_with
 from genserve.rpc.health import HealthServicer, Serving
 from genserve.rpc.listener import add_port, bind, make_inner_server, make_server
+from genserve.rpc.observed import CallObserver
 from genserve.rpc.received import receiver
 from genserve.rpc.reflection import add_reflection
 from genserve.rpc.streams.write_deadline import WriteDeadline
@@ -78,6 +80,7 @@ class ServerParts:
     frontends: FrontEnds | None = None
     callers: Callers | None = None
     peers: Caller = field(default_factory=Caller)
+    observers: Sequence[CallObserver] = ()
 
     @property
     def takes_segments(self) -> bool:
@@ -128,11 +131,16 @@ class FrontendState(HasPhase, Serving, Protocol):
 
 
 def frontend_server(
-    engine: GeneratingEngine, state: FrontendState, abort: Abort, config: ServeConfig, callers: Callers | None
+    engine: GeneratingEngine,
+    state: FrontendState,
+    abort: Abort,
+    config: ServeConfig,
+    callers: Callers | None,
+    observers: Sequence[CallObserver] = (),
 ) -> grpc.aio.Server:
     """A server with GenerationService alone, and its health and reflection. It is bound to no address yet."""
     names = tuple(service.full_name for service in generation_pb2.DESCRIPTOR.services_by_name.values())
-    server = make_server(config, callers)
+    server = make_server(config, callers, observers)
     deadline = WriteDeadline(config.write_timeout_s)
     _add_generation(server, GenerationServicer(engine, state, abort, tuple, deadline), engine.info.max_request_bytes)
     add_HealthServicer_to_server(HealthServicer(state, names), server)
@@ -142,7 +150,7 @@ def frontend_server(
 
 def _public_server(parts: ServerParts, weights: WeightServicer) -> grpc.aio.Server:
     """A server with all services, bound to no address yet."""
-    server = make_server(parts.config, parts.callers)
+    server = make_server(parts.config, parts.callers, parts.observers)
     frontends = parts.frontends
     fixed = ServerFacts(
         parts.engine.info.model,
@@ -173,7 +181,11 @@ def _public_server(parts: ServerParts, weights: WeightServicer) -> grpc.aio.Serv
         ControlServicer(parts.engine, parts.pauses, parts.sleeps, parts.board, parts.loras, parts.pushes, facts), server
     )
     add_HealthServicer_to_server(HealthServicer(parts.board, SERVICE_NAMES), server)
-    add_reflection(server, [*SERVICE_NAMES, health.SERVICE_NAME])
+    names = [*SERVICE_NAMES, health.SERVICE_NAME]
+    if parts.config.channelz:
+        add_channelz(server)
+        names.append(channelz.SERVICE_NAME)
+    add_reflection(server, names)
     return server
 
 
@@ -185,7 +197,7 @@ def _relay_server(parts: ServerParts, weights: WeightServicer) -> grpc.aio.Serve
         push = f"/{service}/{ingest_protocol.METHOD}"  # called after ADMIT, over a socket that is ours alone
         needed = {f"/{service}/{ingest_protocol.ADMIT}": METHODS["/genserve.v1.WeightService/PushWeights"]}
         interceptors = [AccessInterceptor(parts.callers, {push}, parts.config.rates, needed, _passed_on_sans)]
-    server = make_inner_server(parts.config.max_message_bytes, interceptors)
+    server = make_inner_server(parts.config.max_message_bytes, interceptors, parts.observers)
     relayed: grpc.RpcMethodHandler[Frame, bytes] = grpc.stream_stream_rpc_method_handler(
         weights.relayed_push, request_deserializer=frame_parser(weights.max_header_bytes)
     )

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from typing import TYPE_CHECKING, Any
 
+import grpc
 from google.protobuf.message import DecodeError
 
 from genserve.addresses import is_local
@@ -36,6 +37,7 @@ from genserve.rpc.frames.pull import Pullable, pull_frames
 from genserve.rpc.frames.push import Frames, read_chunks, read_header
 from genserve.rpc.status import known_error, to_message
 from genserve.security.caller import Caller
+from genserve.trace import step
 from genserve.v1 import weights_pb2
 from genserve.v1.weights_pb2_grpc import WeightServiceServicer
 from genserve.weights.checkpoint.index import CheckpointIndex
@@ -54,6 +56,7 @@ if TYPE_CHECKING:
 DIGESTS_TIMEOUT_S = 300.0
 PULL_WRITE_TIMEOUT_S = 60.0
 _MIN_HEADER_BYTES = 256 << 10
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 class WeightServicer(WeightServiceServicer):
@@ -110,7 +113,9 @@ class WeightServicer(WeightServiceServicer):
             outcome = await self._push(aiter(request_iterator), SegmentReader(self._processes, ring))
             answer = OUTCOME + outcome.SerializeToString()
         except (GenserveError, DecodeError) as error:
-            answer = FAILED + to_message(known_error(error, METHOD)).SerializeToString()
+            failure = to_message(known_error(error, METHOD))
+            answer = FAILED + failure.SerializeToString()
+            context.set_code(_CODES[failure.code])  # for who counts calls; the client gets what is in the message
         await context.write(answer)
 
     async def _push(self, frames: Frames, segments: SegmentReader | None) -> weights_pb2.PushWeightsResponse:
@@ -121,7 +126,8 @@ class WeightServicer(WeightServiceServicer):
         stream = await self._pushes.open(await asyncio.to_thread(push_header, header))
         try:
             async with until_expired(stream):
-                await read_chunks(frames, stream, segments)
+                with step("receive"):
+                    await read_chunks(frames, stream, segments)
             outcome = await stream.finish()
         finally:
             stream.detach()

@@ -34,8 +34,32 @@ def server_credentials(files: CertificateFiles) -> grpc.ServerCredentials:
     return grpc.dynamic_ssl_server_credentials(initial, changed, require_client_authentication=files.requires_clients)
 
 
+def server_context(files: CertificateFiles) -> ssl.SSLContext:
+    """The same for a server of HTTP."""
+    watched, current = WatchedFiles(files.paths), _context(files)
+
+    def changed(connection: Any, name: str | None, context: ssl.SSLContext) -> None:
+        # Called at each handshake, also of a client that names no host.
+        nonlocal current
+        if watched.have_changed():
+            try:
+                current = _context(files)
+            except CertificateError as error:
+                if watched.failed(str(error)):
+                    say(f"warning: {error}. The certificate of before stays")
+        connection.context = current
+
+    first = _context(files)
+    first.sni_callback = changed
+    return first
+
+
 def check_files(files: CertificateFiles) -> None:
     """Raises CertificateError unless the certificate is the key's, and the authorities are certificates."""
+    _context(files)
+
+
+def _context(files: CertificateFiles) -> ssl.SSLContext:
     certfile, keyfile, ca_certs = files.certfile, files.keyfile, files.ca_certs
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     where = f"--ssl-certfile {certfile}"
@@ -51,6 +75,9 @@ def check_files(files: CertificateFiles) -> None:
         raise CertificateError(
             f"{where}{f' or --ssl-keyfile {keyfile}' if keyfile else ''}: {error.strerror}"
         ) from None
+    if files.requires_clients:
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
 
 
 def check_own(ca_file: str, cert_file: str, key_file: str) -> None:

@@ -23,6 +23,7 @@ class Role(Enum):
 ROLE_NAMES: Final = tuple(role.value for role in Role)
 EVERY_ROLE: Final = frozenset(Role)
 HEALTH: Final = "grpc.health.v1.Health"
+CHANNELZ: Final = "grpc.channelz.v1.Channelz"
 REFLECTION: Final = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
 OPENABLE: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType({"health": (HEALTH,), "reflection": REFLECTION})
 """The services that need no role if a flag says so, by their names in that flag."""
@@ -75,6 +76,18 @@ _TABLE: Final[Mapping[str, Mapping[str, frozenset[Role]]]] = {
         "DrainReplica": _OPERATE,
     },
     HEALTH: {"Check": EVERY_ROLE, "List": EVERY_ROLE, "Watch": EVERY_ROLE},
+    CHANNELZ: {
+        name: _OPERATE
+        for name in (
+            "GetTopChannels",
+            "GetServers",
+            "GetServer",
+            "GetServerSockets",
+            "GetChannel",
+            "GetSubchannel",
+            "GetSocket",
+        )
+    },
     **{service: {"ServerReflectionInfo": EVERY_ROLE} for service in REFLECTION},
 }
 

@@ -22,6 +22,7 @@ from genserve.control.turn import remaining_s, uninterrupted
 from genserve.engine.protocol import Engine
 from genserve.engine.types import ArenaRef
 from genserve.errors import DeadlineError, EngineDeadError, EngineTaintedError, GenserveError, PushRolledBackError
+from genserve.trace import is_step
 from genserve.weights.aftermath import Aftermath
 from genserve.weights.byte_sources import ArenaBytes
 from genserve.weights.preparation import Preparation
@@ -253,6 +254,7 @@ class PushApplier:
         self._freeing = asyncio.create_task(self._free(preparation.nonce, applied), name="freeing replaced weights")
         return applied
 
+    @is_step("prepare")
     async def _finish(self, push: LivePush, deadline_s: float) -> tuple[Preparation, float]:
         """Prepares a push whose bytes are all there, unless its preparation has begun, and waits until it is done:
         that, and the seconds it took."""
@@ -265,6 +267,7 @@ class PushApplier:
             raise DeadlineError(f"prepare did not finish within {timeout_s:g} s")
         return preparation, time.perf_counter() - began_s
 
+    @is_step("commit")
     async def _commit(self, push: LivePush, nonce: str, deadline_s: float) -> float:
         """Exchanges the weights; seconds it took."""
         timeout_s = remaining_s(deadline_s, "commit")

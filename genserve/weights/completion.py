@@ -10,6 +10,7 @@ from genserve.control.phase_admission import check_weights
 from genserve.control.state import StateBoard
 from genserve.engine.protocol import Engine
 from genserve.errors import ChecksumMismatchError
+from genserve.trace import is_step
 from genserve.weights.apply import PushApplier
 from genserve.weights.lora.loader import LoraLoader
 from genserve.weights.push.live_push import LivePush
@@ -59,6 +60,7 @@ class Completion:
         push.begin_check()
         push.task = asyncio.create_task(self._carry_out(push, ended), name=f"push {push.push_id}")
 
+    @is_step("push")
     async def _carry_out(self, push: LivePush, ended: Callable[[LivePush], None]) -> None:
         try:
             await self._stage(push)
@@ -148,7 +150,7 @@ class Completion:
     def _settle(self, push: LivePush, applied: Applied | None = None, error: Exception | None = None) -> None:
         """Tells what came of it, to the streams and to those who ask later. A version that is live is applied, also
         when the engine could not be resumed; a push of which nothing was tried stays staged."""
-        record = None
+        record, measures = None, self._outcomes.measures
         if applied is not None or push.is_served:
             push.lifecycle.applied()
             served = self._resident.served if push.is_served else None
@@ -156,5 +158,11 @@ class Completion:
             push.compare_served = partial(self._outcomes.compare, record)
         elif error is not None and push.lifecycle.is_busy:
             push.fail(error)
+        if applied is not None:
+            measures.applied(push.header.kind, applied)
+        elif error is not None:
+            measures.failed(push.header.kind, error)
+        else:
+            measures.ended(push.header.kind, push.report().state.value)
         answer = PushOutcome(push.report()) if record is None else record.answer
         push.attempt.answer(answer if error is None else error)

@@ -16,6 +16,7 @@ from genserve.control.state import StateBoard
 from genserve.control.turn import uninterrupted
 from genserve.engine.protocol import Engine
 from genserve.errors import ApplyInProgressError, DrainingError, PushConflictError
+from genserve.log_context import note
 from genserve.memory.arena import allocate_arena
 from genserve.tensors.manifest import Manifest, PushIssue, completed
 from genserve.weights.apply import PushApplier
@@ -74,6 +75,8 @@ class PushRegistry:
         self._tied: Mapping[str, str] = checkpoint.tied if checkpoint is not None else {}
         self._outcomes = Outcomes(resident, clock)
         self._completion = Completion(engine, board, applier, loras, resident, self._outcomes, self._pushes, self._tied)
+        self.live, self.measures = self._pushes, self._outcomes.measures
+        """What is here, and numbers of what became of all."""
         self._opening = asyncio.Lock()
         self._reserved_for = ""
         self._closed = False
@@ -112,6 +115,7 @@ class PushRegistry:
             examine, header.manifest, header.manifest_digest, self._checkpoint, lora=lora
         )
         header = replace(header, push_id=header.push_id or uuid.uuid4().hex)
+        note(push_id=header.push_id)
         leave_s = (loop := asyncio.get_running_loop()).time() + _LEAVE_TIMEOUT_S
         while True:
             # One at a time: the second of two equal headers must find the push of the first.
@@ -242,6 +246,7 @@ class PushRegistry:
             if push.attempt.has_ended and push.staging.has_every_byte:
                 self._completion.start(push, self._ended)
             elif push.attempt.is_over:
+                self.measures.failed(push.header.kind, push.truncation())
                 push.truncate()
         self._pushes.tell_change()
 
@@ -294,6 +299,7 @@ class PushRegistry:
         None = as its header says. Raises PushNotFoundError, PushTruncatedError, ApplyInProgressError while it is being
         sent, and as `open` and `PushStream.finish`."""
         check_apply(apply, "apply")
+        note(push_id=push_id)
         while push_id in self._pushes and self._pushes[push_id].is_settling:
             await self._pushes.wait_change()
         if (applied := self._outcomes.applied(push_id)) is not None:

@@ -33,7 +33,7 @@ from genserve.errors import (
     UpdateNotFoundError,
 )
 from genserve.weights.apply import PushApplier
-from genserve.weights.push.types import Applied, HoldOptions, PushHeader
+from genserve.weights.push.types import Applied, HoldOptions, PushHeader, PushKind
 from genserve.weights.push_admission import check_version, check_version_number
 from genserve.weights.registry import PushRegistry
 from genserve.weights.resident import ResidentStore
@@ -225,6 +225,7 @@ class TransferUpdates:
         hold = update.hold
         steps = {"pause": hold.pause_s, "receive": update.receive_s, "commit": commit_s, "resume": hold.resume_s}
         applied = Applied.in_hold(previous_version, version, steps, hold)
+        self._pushes.measures.applied(PushKind.TRANSFER, applied)
         self._finished = (update.update_id, applied)
         return applied
 
@@ -284,11 +285,14 @@ class TransferUpdates:
                 await self._engine.transfer.abandon(_ABANDON_TIMEOUT_S)
                 if not update.is_untouched:
                     await self._applier.restore(EngineTaintedError(f"a weight update failed ({cause})"))
-            except (EngineDeadError, EngineTaintedError):
+            except (EngineDeadError, EngineTaintedError) as error:
+                self._pushes.measures.failed(PushKind.TRANSFER, error)
                 raise
             except Exception as error:
                 message = f"a weight update failed ({cause}) and could not be undone ({error})"
+                self._pushes.measures.failed(PushKind.TRANSFER, EngineTaintedError(message))
                 raise EngineTaintedError(message) from error
+            self._pushes.measures.failed(PushKind.TRANSFER, PushRolledBackError(cause))
 
     async def _undo_and_log(self, update: OpenUpdate, cause: str) -> None:
         try:

@@ -26,6 +26,7 @@ from genserve.engine.generation import (
 from genserve.engine.types import Load, WeightDigest
 from genserve.ingest.supervisor import IngestProcesses
 from genserve.memory.daemon_processes import DaemonProcesses
+from genserve.rpc.observed import CallObserver
 from genserve.rpc.server import ServerParts, start_server
 from genserve.security.access_list import AccessSource, open_access_list
 from genserve.security.caller import Caller
@@ -158,6 +159,7 @@ class Daemon:
     registry: PushRegistry
     channel: grpc.aio.Channel
     address: str
+    parts: ServerParts
 
     @property
     def generation(self) -> "GenerationServiceAsyncStub":
@@ -189,6 +191,7 @@ async def serving(
     max_staging_bytes: int = MAX_STAGING_BYTES,
     processes: DaemonProcesses | None = None,
     instance_id: str = "test",
+    observers: Sequence[CallObserver] = (),
 ) -> AsyncIterator[Daemon]:
     """Everything but the engine is real. `processes` that count as the daemon's own; by default one that is not this
     one, in which the trainer runs as well."""
@@ -201,28 +204,28 @@ async def serving(
     pushes = PushRegistry(checkpoint, engine, applier, loras, board, resident, max_staging_bytes)
     transfers = TransferUpdates(engine, pauses, board, pushes, applier, resident)
     background = [asyncio.create_task(each.run()) for each in (pauses, pushes, transfers)]
-    server = await start_server(
-        ServerParts(
-            config,
-            engine,
-            board,
-            pauses,
-            SleepController(engine, pauses, board, applier),
-            pushes,
-            resident,
-            transfers,
-            loras,
-            checkpoint,
-            max_staging_bytes,
-            ingest,
-            processes or DaemonProcesses(idle_process().pid),
-            callers=open_access_list(AccessSource(config.auth_file)),
-            peers=Caller(config.peers),
-        )
+    parts = ServerParts(
+        config,
+        engine,
+        board,
+        pauses,
+        SleepController(engine, pauses, board, applier),
+        pushes,
+        resident,
+        transfers,
+        loras,
+        checkpoint,
+        max_staging_bytes,
+        ingest,
+        processes or DaemonProcesses(idle_process().pid),
+        observers=observers,
+        callers=open_access_list(AccessSource(config.auth_file)),
+        peers=Caller(config.peers),
     )
+    server = await start_server(parts)
     try:
         async with grpc.aio.insecure_channel(server.address) as channel:
-            yield Daemon(engine, board, pauses, resident, pushes, channel, server.address)
+            yield Daemon(engine, board, pauses, resident, pushes, channel, server.address, parts)
     finally:
         await server.stop(0)
         for task in background:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import grpc.aio
 
 from genserve.client.transport.errors import error_of
+from genserve.client.transport.trace_metadata import trace_metadata
 from genserve.errors import UnavailableError
 
 if TYPE_CHECKING:
@@ -71,13 +72,13 @@ class TokenUpstream:
 
     def generate(self, data: bytes, timeout: float | None) -> "UnaryStreamCall[bytes, bytes]":
         """Begins a call of Generate."""
-        return self._generate(data, timeout=timeout, metadata=self.metadata)
+        return self._generate(data, timeout=timeout, metadata=(*self.metadata, *trace_metadata()))
 
     def generate_many(
         self, timeout: float | None, metadata: Sequence[tuple[str, str]] = ()
     ) -> "StreamStreamCall[bytes, bytes]":
         """Begins a call of GenerateMany."""
-        return self._generate_many(timeout=timeout, metadata=(*self.metadata, *metadata))
+        return self._generate_many(timeout=timeout, metadata=(*self.metadata, *trace_metadata(), *metadata))
 
     @contextmanager
     def running(self, call: Cancellable) -> Iterator[None]:

@@ -24,6 +24,7 @@ from genserve.client.transport.fork import forked_error, never_free_in_children
 from genserve.client.transport.response_stream import ResponseStream
 from genserve.client.transport.settings import reach
 from genserve.client.transport.timeouts import Timeouts
+from genserve.client.transport.trace_metadata import trace_metadata
 from genserve.errors import InvalidFieldError
 from genserve.v1 import control_pb2_grpc, fleet_pb2_grpc, generation_pb2_grpc, weights_pb2_grpc
 
@@ -123,8 +124,8 @@ class Connection:
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What goes with every call: also the token, as it is now."""
-        return (*self._metadata, *self._caller.metadata)
+        """What goes with a call that begins now: also the token, and the trace that its caller is in."""
+        return (*self._metadata, *self._caller.metadata, *trace_metadata())
 
     @property
     def channel(self) -> grpc.aio.Channel:

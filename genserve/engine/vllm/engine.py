@@ -45,6 +45,7 @@ from genserve.engine.vllm.start import clients, refusals
 from genserve.engine.vllm.start import config as vllm_config
 from genserve.engine.vllm.start.clients import ALONE, Clients, StartedEngine
 from genserve.engine.vllm.start.daemon_address import daemon_address
+from genserve.engine.vllm.start.series import stat_loggers
 from genserve.engine.vllm.transfer import LiveTransfer
 from genserve.engine.vllm.weights import LiveWeights
 from genserve.engine.vllm.workers import Workers
@@ -59,7 +60,7 @@ _SHUTDOWN_TIMEOUT_S = 10.0
 class EngineOptions:
     """`limits`: of requests; `weight_update`: auto or a way of genserve.worker.contract.placement; `host` and `port`:
     where the daemon listens; `clients`: the processes that send requests; `peers`: how workers on other hosts call the
-    daemon."""
+    daemon; `with_series`: they count vLLM's series, but not with --disable-log-stats."""
 
     limits: IntakeLimits
     weight_update: str = "auto"
@@ -67,6 +68,7 @@ class EngineOptions:
     port: int = 0
     clients: Clients = ALONE
     peers: CallerFiles = PLAINTEXT
+    with_series: bool = False
 
 
 class VllmEngine:
@@ -89,6 +91,7 @@ class VllmEngine:
         self._places = started.places
         self._clients = options.clients
         self._limits = options.limits
+        self._with_series = options.with_series
         self._rows = rows
         self.server_args = args
         """For another process of vLLM's in front of this engine."""
@@ -98,6 +101,7 @@ class VllmEngine:
             engines, max_active = llm.engine_core.core_engines, options.limits.max_active_requests
             self.openai = Relay(started.places[0], engines, rows.tally(0), max_active, rows.row(0))
         self._meter = LoadMeter(rows.rows())
+        self._heartbeat: Heartbeat | None = None
         # internal: ends the streams as vLLM does when its engine has died.
         self._liveness = Liveness(lambda: llm.output_processor.propagate_error(VllmEngineDeadError()))
         self._info = vllm_config.info(config)
@@ -119,6 +123,7 @@ class VllmEngine:
     @classmethod
     async def start(cls, args: AsyncEngineArgs, options: EngineOptions) -> "VllmEngine":
         """Starts the engine processes and makes every worker ready for pushes. Call before any gRPC object exists."""
+        options = replace(options, with_series=options.with_series and not args.disable_log_stats)
         args = vllm_config.adapted(args, options.weight_update)
         logging_config = args.create_logging_config()
         given = copy.copy(args)  # the values that vLLM fills in would count as flags the next time
@@ -130,7 +135,8 @@ class VllmEngine:
             options = replace(options, clients=clients.possible(config, options.clients))
             rows = ClientRows.create(options.clients.count, config.parallel_config.data_parallel_size)
             row = rows.row(options.clients.daemon_index)
-            started = clients.start(config, args, row, options.clients, rows.counters)
+            loggers = stat_loggers(row, with_series=options.with_series)
+            started = clients.start(config, args, loggers, options.clients, rows.counters)
         llm = started.llm
         llm.vllm_config.logging_config = logging_config  # without the file of the start, for front ends
         engine = cls(started, given, rows, options, address)
@@ -166,7 +172,8 @@ class VllmEngine:
             # internal: the engine's processes. Those of Ray may be on other hosts, and tell nothing.
             pids = [p.pid for p in getattr(self._llm.engine_core.resources.engine_manager, "processes", [])]
             processes = Processes(pids, self._meter.steps) if pids else None
-            await Heartbeat(self._liveness, self._workers.ping, processes, limits, tell).run()
+            self._heartbeat = Heartbeat(self._liveness, self._workers.ping, processes, limits, tell)
+            await self._heartbeat.run()
         await self._liveness.wait_dead()
 
     async def stop(self) -> None:
@@ -197,8 +204,9 @@ class VllmEngine:
     def seats(self) -> list[Seat]:
         """The places of front ends. Call once."""
         llm, liveness, rows = self._llm, self._liveness, self._rows
+        what = self._tasks, self._info, self._limits
         return [
-            Seat(place, llm, liveness, rows, self.loras, self._tasks, self._info, self._limits)
+            Seat(place, llm, liveness, rows, self.loras, *what, with_series=self._with_series)
             for place in self._places
             if place.index in self._clients.frontends
         ]
@@ -229,6 +237,15 @@ class VllmEngine:
     def load(self) -> Load:
         """What it has to do now."""
         return self._meter.load(self._llm.get_num_unfinished_requests() + self._tally.num_elsewhere)
+
+    def served_tokens(self) -> list[int]:
+        """Tokens of sequences that have ended, by class of `staleness`."""
+        return self._meter.served_tokens()
+
+    @property
+    def heartbeat_age_s(self) -> float | None:
+        """Seconds since it last answered; None without a heartbeat."""
+        return None if self._heartbeat is None else self._heartbeat.age_s
 
     def add_clients(self, clients: OtherClients) -> None:
         """The processes at some of the other places are there."""

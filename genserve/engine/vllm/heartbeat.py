@@ -80,6 +80,12 @@ class Heartbeat:
         self._seen: deque[tuple[float, Activity]] = deque()
         self._first: Activity | None = None
         self._is_silent = False
+        self._answered_s = clock()
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the engine last answered, or since the start."""
+        return self._clock() - self._answered_s
 
     async def run(self) -> None:
         """Returns when the engine is dead, whoever found out."""
@@ -137,6 +143,7 @@ class Heartbeat:
             log.warning("the engine answers again, after %.1f s", self._silent_s)
             self._is_silent = False
             self._tell(True)
+        self._answered_s = self._clock()
         self._forget()
 
     def _forget(self) -> None:

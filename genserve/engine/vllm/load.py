@@ -30,6 +30,10 @@ class LoadMeter:
             prefix_cache_hit_rate=hits / queries if queries else 0.0,
         )
 
+    def served_tokens(self) -> list[int]:
+        """Tokens of sequences that have ended, by class of `staleness`."""
+        return [sum(each) for each in zip(*(row.served_tokens for row in self._rows), strict=True)]
+
     def steps(self) -> int:
         """How many steps were reported, by the data-parallel engine with the fewest of those that have reported."""
         each_row = [[stats.steps for stats in row.engines()] for row in self._rows]

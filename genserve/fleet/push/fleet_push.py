@@ -53,7 +53,7 @@ class FleetPush:
         self._spread: Spread | None = None
         self._finishing: asyncio.Task[weights_pb2.PushWeightsResponse] | None = None
         self._receiving: set[asyncio.Task[weights_pb2.PushWeightsResponse]] = set()
-        self._is_refused = False
+        self._refusal = ""  # the reason of an error that ends it before all is received
         self._num_streams = 0
         self.closed = asyncio.Event()
         self.is_closing = False
@@ -72,6 +72,14 @@ class FleetPush:
     def is_decided(self) -> bool:
         """Whether its outcome is known: a stream that comes now is one of a new push under this id."""
         return self._finishing is not None and self._finishing.done()
+
+    @property
+    def outcome(self) -> str:
+        """OK, the reason of its error, or UNFINISHED if its trainer has left it."""
+        if self._finishing is None or not self._finishing.done() or self._finishing.cancelled():
+            return self._refusal or "UNFINISHED"
+        error = self._finishing.exception()
+        return "OK" if error is None else error.reason if isinstance(error, GenserveError) else GenserveError.reason
 
     @property
     def is_abandoned(self) -> bool:
@@ -135,7 +143,7 @@ class FleetPush:
             return await asyncio.shield(self._finishing)
         except GenserveError as error:
             if not isinstance(error, PushTruncatedError):
-                self._is_refused = True  # what was cut off may still go on
+                self._refusal = error.reason  # what was cut off may still go on
             raise
         finally:
             await self._leave()
@@ -192,7 +200,7 @@ class FleetPush:
         self.is_closing = True
         try:
             await self._end_spread()
-            if self._is_refused and not self._is_lora:
+            if self._refusal and not self._is_lora:
                 await discard_refused(self.push_id, self.replicas)
         finally:
             self._end()

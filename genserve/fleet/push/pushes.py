@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import uuid
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final
 
@@ -36,6 +36,8 @@ class FleetPushes:
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._live: dict[str, FleetPush] = {}
+        self.outcomes: Counter[str] = Counter()
+        """Of pushes that are over: what their trainers were told."""
         self._abandoned: FleetPush | None = None
         self._clearing: set[asyncio.Task[None]] = set()
         self._committing: dict[str, asyncio.Task[weights_pb2.CommitPushResponse]] = {}
@@ -46,6 +48,11 @@ class FleetPushes:
     def are_live(self) -> bool:
         """Whether a push is on its way, or being committed."""
         return bool(self._live or self._committing)
+
+    @property
+    def num_live(self) -> int:
+        """Pushes that are on their way, or being committed."""
+        return len(self._live.keys() | self._committing.keys())
 
     def includes(self, upstream: Upstream) -> bool:
         """Whether a replica is about to get a push."""
@@ -84,6 +91,7 @@ class FleetPushes:
     def _ended(self, push: FleetPush) -> None:
         if self._live.get(push.push_id) is push:
             del self._live[push.push_id]
+            self.outcomes[push.outcome] += 1
             if push.is_abandoned:
                 self._abandoned = push
             self._fleet.states_changed.tell()  # who waits to fetch a version may go on

@@ -13,6 +13,7 @@ from genserve.control.phase_admission import HasPhase, check_generation
 from genserve.engine.generation import GenerationRequest, GenerationUpdate
 from genserve.engine.protocol import GeneratingEngine, GenerationStream
 from genserve.errors import GenserveError, InvalidFieldError
+from genserve.log_context import about
 from genserve.rpc.convert.generation_request import generation_request
 from genserve.rpc.convert.generation_response import fill_response
 from genserve.rpc.convert.token_columns import ColumnsOfStep, Slots
@@ -135,7 +136,8 @@ class GenerateMany:
     async def _begin(self, request: GenerationRequest, *, in_columns: bool) -> None:
         try:
             check_generation(self._board.phase)
-            stream = await self._engine.submit(request)
+            with about(request.request_id):
+                stream = await self._engine.submit(request)
         except Exception as error:
             await self._refuse(request.request_id, error)
             return
@@ -144,7 +146,8 @@ class GenerateMany:
         stream.call_when_ready(partial(self._note, running))
 
     async def _refuse(self, request_id: str, error: Exception) -> None:
-        self._refused.append((request_id, known_error(error, METHOD).with_traceback(None)))
+        with about(request_id):
+            self._refused.append((request_id, known_error(error, METHOD).with_traceback(None)))
         self._wake.set()
         while len(self._refused) >= _MAX_REFUSALS:
             self._room.clear()
@@ -169,7 +172,8 @@ class GenerateMany:
             try:
                 update = stream.take()
             except Exception as error:
-                add(request_id=stream.request_id, error=to_message(known_error(error, METHOD)))
+                with about(stream.request_id):
+                    add(request_id=stream.request_id, error=to_message(known_error(error, METHOD)))
             else:
                 if update is None:
                     pass

@@ -17,6 +17,7 @@ class LivePushes(Mapping[str, LivePush]):
         self._clock = clock
         self._pushes: dict[str, LivePush] = {}
         self.changed = Change() if changed is None else changed
+        self._gone_bytes = 0
         """Told whenever one of them has changed."""
 
     def __getitem__(self, push_id: str) -> LivePush:
@@ -67,8 +68,14 @@ class LivePushes(Mapping[str, LivePush]):
         del self._pushes[push.push_id]
         self._free(push)
 
+    @property
+    def received_bytes(self) -> int:
+        """All bytes that were new when they arrived, also of pushes that are gone."""
+        return self._gone_bytes + sum(push.staging.num_new_bytes for push in self._pushes.values())
+
     def _free(self, push: LivePush) -> "asyncio.Future[None]":
         """Frees in a thread, because it would delay token streams."""
+        self._gone_bytes += push.staging.num_new_bytes
         return asyncio.get_running_loop().run_in_executor(None, push.close)
 
     def tell_change(self) -> None:

@@ -10,6 +10,7 @@ from genserve.errors import PushConflictError
 from genserve.tensors.manifest import PushIssue
 from genserve.weights.byte_sources import ArenaBytes
 from genserve.weights.push.live_push import LivePush
+from genserve.weights.push.measures import PushMeasures
 from genserve.weights.push.staging import check_crc32c, check_range
 from genserve.weights.push.types import LoraAdapter, PushHeader, PushIdentity, PushOutcome, PushState
 from genserve.weights.resident import ResidentStore, ResidentVersion
@@ -69,6 +70,8 @@ class Outcomes:
     def __init__(self, resident: ResidentStore, clock: Callable[[], float]) -> None:
         self._resident = resident
         self._clock = clock
+        self.measures = PushMeasures()
+        """The same as numbers."""
         self._applied: OrderedDict[str, AppliedPush] = OrderedDict()
         self._refused: OrderedDict[str, RefusedPush] = OrderedDict()
 
@@ -137,6 +140,7 @@ class Outcomes:
 
     def add_refused(self, push: LivePush, error: PushConflictError) -> None:
         """Records a push in conflict with itself: streams of that attempt get the error, for its time to live."""
+        self.measures.failed(push.header.kind, error)
         issue = PushIssue("", error.message)
         report = replace(push.report(PushState.FAILED), received_bytes=0, missing=(), issues=(issue,))
         due_s = self._clock() + push.header.staging_ttl_s

@@ -174,6 +174,11 @@ class Staging:
         return self._there.prefix
 
     @property
+    def num_new_bytes(self) -> int:
+        """The number of bytes that are there, whether they count or not."""
+        return self._there.total
+
+    @property
     def has_every_byte(self) -> bool:
         """Whether every byte counts."""
         return self._counted.total == self.manifest.total_bytes

@@ -32,6 +32,14 @@ class PrepareMode(enum.Enum):
     PAUSED = "PAUSED"
 
 
+class PushKind(enum.Enum):
+    """What was pushed: a version, an adapter, or a version through vLLM's own transfer."""
+
+    WEIGHTS = "weights"
+    LORA = "lora"
+    TRANSFER = "transfer"
+
+
 class PushState(enum.Enum):
     """The state of a push. The values are the names of genserve.v1.PushState without their prefix."""
 
@@ -105,6 +113,11 @@ class PushHeader:
     def lora_name(self) -> str:
         """The name of the adapter; "" for weights."""
         return "" if self.lora is None else self.lora.lora_name
+
+    @property
+    def kind(self) -> PushKind:
+        """What it replaces."""
+        return PushKind.WEIGHTS if self.lora is None else PushKind.LORA
 
     @property
     def replaces_weights(self) -> bool:

@@ -1,5 +1,7 @@
 """What `genserve up` refuses before it starts anything. tests/faults/test_up.py starts daemons."""
 
+from dataclasses import replace
+
 import pytest
 
 from genserve.cli import main
@@ -59,6 +61,8 @@ def test_flags_of_the_daemon_and_of_the_router_are_told_apart() -> None:
     assert parse(["--replicas", "1"]).start_timeout == START_TIMEOUT_S
     listening = ["--host=127.0.0.1", "--port=0", "--drain-timeout-s=5.0"]
     assert up.daemon_flags(config) == [*listening, "-tp", "2", "--max_model_len", "-1"]
+    shown = replace(config, route=replace(config.route, metrics_port=9400))
+    assert up.daemon_flags(shown)[: len(listening) + 1] == [*listening, "--metrics-port=0"]
 
 
 def test_help_names_the_flags_of_both(capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,6 +19,9 @@ class Context:
 
     status: Any = None
 
+    def invocation_metadata(self) -> tuple[()]:
+        return ()
+
     async def abort_with_status(self, status: Any) -> None:
         self.status = status
         raise grpc.aio.AbortError

@@ -17,6 +17,7 @@ from genserve.engine.vllm.liveness import Liveness
 from genserve.engine.vllm.requests.adapters import Adapters
 from genserve.engine.vllm.requests.intake import Intake
 from genserve.engine.vllm.requests.stream import VllmStream
+from genserve.engine.vllm.start.series import stat_loggers
 from genserve.memory.id_table import IdTable
 from genserve.memory.words import SharedWords
 from genserve.worker.contract.lifetime import end_with_process
@@ -64,7 +65,8 @@ class FrontendEngine:
         ids = IdTable(ids_fd)
         place = place_of(invitation, requests_fd, outputs_fd)
         row = rows.row(place.index)
-        llm = await join(invitation.config, invitation.tasks, place, row, rows.counters, ids.add)
+        loggers = stat_loggers(row, with_series=invitation.with_series)
+        llm = await join(invitation.config, invitation.tasks, place, loggers, rows.counters, ids.add)
         enable_envs_cache()  # vLLM asks the environment about something for every token
         tally = rows.tally(place.index)
 
@@ -72,6 +74,11 @@ class FrontendEngine:
             return Intake(llm, liveness, invitation.info, invitation.limits, adapters, tally, weight_version)
 
         return cls(llm, invitation.info, row.interruptions, make_intake)
+
+    @property
+    def is_traced(self) -> bool:
+        """Whether vLLM exports spans."""
+        return self._intake.is_traced
 
     async def submit(self, request: GenerationRequest) -> VllmStream:
         """Admits a request."""

@@ -8,7 +8,7 @@ takes the place of the one that has said so.
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import zmq
@@ -31,7 +31,7 @@ async def join(
     config: VllmConfig,
     tasks: tuple[str, ...],
     place: ClientPlace,
-    stat_logger: Any,
+    stat_loggers: Sequence[Any],
     counters: Any,
     note: Callable[[str, Any], None],
 ) -> AsyncLLM:
@@ -43,7 +43,7 @@ async def join(
     `note` is called with the id of each sequence before EngineCore gets it, and with vLLM's unfinished ones. Raises
     UnavailableError if an engine does not connect.
     """
-    llm = _client(config, place, stat_logger, counters)
+    llm = _client(config, place, stat_loggers, counters)
     try:
         await _listen(llm, place.requests)
     except BaseException:
@@ -62,7 +62,7 @@ async def join(
     return llm
 
 
-def _client(config: VllmConfig, place: ClientPlace, stat_logger: Any, counters: Any) -> AsyncLLM:
+def _client(config: VllmConfig, place: ClientPlace, stat_loggers: Sequence[Any], counters: Any) -> AsyncLLM:
     address = get_open_zmq_ipc_path()
     addresses = {
         "input_address": address,
@@ -80,7 +80,7 @@ def _client(config: VllmConfig, place: ClientPlace, stat_logger: Any, counters: 
     try:
         llm = AsyncLLM.from_vllm_config(
             config,
-            stat_loggers=[stat_logger],
+            stat_loggers=list(stat_loggers),
             disable_log_stats=True,
             client_addresses=addresses,
             client_count=place.count,

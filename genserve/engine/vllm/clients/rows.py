@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from genserve.engine.staleness import CLASSES, class_of
 from genserve.engine.vllm.clients.interruption import Interruptions
 from genserve.memory.words import SharedWords
 
@@ -18,7 +19,8 @@ _SEQUENCES, _REQUESTS, _QUERIES, _HITS = range(4)
 _QUARTER_S = 0.25
 _NUM_QUARTERS = 24
 _FIRST_QUARTER = 4
-_FIRST_ENGINE = _FIRST_QUARTER + 2 * _NUM_QUARTERS
+_FIRST_CLASS = _FIRST_QUARTER + 2 * _NUM_QUARTERS  # tokens of ended sequences, by how far they were behind
+_FIRST_ENGINE = _FIRST_CLASS + len(CLASSES)
 # Of each data-parallel engine: when the statistics came (ns), and what they were.
 _AT, _WAITING, _KV_USAGE, _STEPS = range(4)
 _ENGINE_WORDS = 4
@@ -69,6 +71,16 @@ class ClientRow:
         """Sets what is admitted and unfinished."""
         self._ints[self._start + _SEQUENCES] = num_sequences
         self._ints[self._start + _REQUESTS] = num_requests
+
+    def served(self, num_versions: int, num_tokens: int) -> None:
+        """A sequence has ended: this many of its tokens were this far behind the served version."""
+        self._ints[self._start + _FIRST_CLASS + class_of(num_versions)] += num_tokens
+
+    @property
+    def served_tokens(self) -> list[int]:
+        """Tokens of the sequences that have ended, by class of `staleness`. Those of a client that has died count."""
+        first = self._start + _FIRST_CLASS
+        return list(self._ints[first : first + len(CLASSES)])
 
     def num_recent_tokens(self) -> int:
         """Output tokens within the last seconds of RATE_WINDOW_S."""
@@ -196,6 +208,10 @@ class RowTally:
     def publish(self, num_sequences: int, num_requests: int) -> None:
         """Tells the others."""
         self._own.publish(num_sequences, num_requests)
+
+    def served(self, num_versions: int, num_tokens: int) -> None:
+        """Counts tokens of a sequence that has ended."""
+        self._own.served(num_versions, num_tokens)
 
 
 def _row_words(num_engines: int) -> int:

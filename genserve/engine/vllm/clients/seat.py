@@ -28,7 +28,7 @@ _ON_ITS_WAY_S = 1.0
 @dataclass(frozen=True, slots=True)
 class Invitation:
     """What a process needs to join, beside the descriptors of the seat. `config` is the engine's after its start, and
-    `tasks` are what it says that it can do."""
+    `tasks` are what it says that it can do. `with_series`: it counts vLLM's series."""
 
     config: VllmConfig
     tasks: tuple[str, ...]
@@ -39,6 +39,7 @@ class Invitation:
     requests_address: str
     outputs_address: str
     stats_address: str | None
+    with_series: bool
 
     def to_bytes(self) -> bytes:
         """For a process with the same code."""
@@ -67,6 +68,8 @@ class Seat:
         tasks: tuple[str, ...],
         info: EngineInfo,
         limits: IntakeLimits,
+        *,
+        with_series: bool,
     ) -> None:
         self.index = place.index
         self._place = place
@@ -78,6 +81,7 @@ class Seat:
         self._tasks = tasks
         self._info = info
         self._limits = limits
+        self._with_series = with_series
         self._ids = IdTable.create()
         self._used: set[tuple[int, str]] = set()
 
@@ -99,6 +103,7 @@ class Seat:
             self._place.requests.address,
             self._place.outputs.address,
             self._place.stats_address,
+            self._with_series,
         ).to_bytes()
 
     @property

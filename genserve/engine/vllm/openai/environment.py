@@ -6,9 +6,15 @@ from collections.abc import Mapping
 from typing import Final
 
 _DROPPED: Final = frozenset(
-    {"VLLM_SERVER_DEV_MODE", "VLLM_ALLOW_RUNTIME_LORA_UPDATING", "VLLM_ENABLE_SCALE_OUT_ENDPOINTS"}
+    {
+        "VLLM_SERVER_DEV_MODE",
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING",
+        "VLLM_ENABLE_SCALE_OUT_ENDPOINTS",
+        "PROMETHEUS_MULTIPROC_DIR",
+    }
 )
-"""They would open routes that pause the engine, update its weights, load adapters or abort requests."""
+"""They would open routes that pause the engine, update its weights, load adapters or abort requests; and show at
+/metrics, which needs no key there, what the daemon counts."""
 
 
 def of_server(environment: Mapping[str, str]) -> dict[str, str]:

@@ -24,6 +24,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
+from genserve import trace
 from genserve.engine.generation import GenerationRequest
 from genserve.engine.types import EngineInfo
 from genserve.engine.vllm.requests.sampling import request_field, sampling_fields
@@ -48,6 +49,8 @@ class RequestBuilder:
         self._llm = llm
         self._info = info
         self._max_sequences = max_sequences
+        self.is_traced = llm.observability_config.otlp_traces_endpoint is not None
+        """Whether vLLM exports spans."""
         self._encoder = MsgpackEncoder()
         self._decoder = MsgpackDecoder(EngineCoreRequest)
         self._checks = TimedThreads("constraints", _NUM_CHECK_THREADS, _CHECK_LIMIT_S)
@@ -79,6 +82,7 @@ class RequestBuilder:
                 self._sampling_params(request),
                 supported_tasks=await self._llm.get_supported_tasks(),
                 lora_request=lora,
+                trace_headers=trace.headers() if self.is_traced else None,
                 priority=request.priority,
                 data_parallel_rank=request.data_parallel_rank,
             )

@@ -57,9 +57,15 @@ class Intake:
             self._builder,
             adapters,
             tally,
+            weight_version,
             max_active=limits.max_active_requests,
             max_model_len=info.max_model_len,
         )
+
+    @property
+    def is_traced(self) -> bool:
+        """Whether vLLM exports spans."""
+        return self._builder.is_traced
 
     async def submit(self, request: GenerationRequest) -> VllmStream:
         """Admits a request."""

@@ -1,14 +1,14 @@
 """The requests that an engine works on, from their admission until their streams end."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from vllm.lora.request import LoRARequest
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 
-from genserve.engine.generation import FinishReason, GenerationRequest, prompt_too_long
+from genserve.engine.generation import FinishReason, GenerationRequest, WeightSpan, prompt_too_long
 from genserve.engine.vllm.liveness import Liveness
 from genserve.engine.vllm.requests.adapters import Adapters
 from genserve.engine.vllm.requests.build import RequestBuilder, translated
@@ -28,12 +28,15 @@ class Tally(Protocol):
     def publish(self, num_sequences: int, num_requests: int) -> None:
         """Tells the others what this client has admitted and not finished."""
 
+    def served(self, num_versions: int, num_tokens: int) -> None:
+        """Counts tokens of a sequence that has ended: this many versions behind the served one."""
+
 
 class RunningRequests:
     """Admits requests while there is room for their sequences. Holds each one's id, adapter and stream until it ends.
 
-    `max_active`: sequences admitted and unfinished, by all clients, above which new ones are refused;
-    `max_model_len`: in tokens.
+    `weight_version` tells what is served; `max_active`: sequences admitted and unfinished, by all clients, above which
+    new ones are refused; `max_model_len`: in tokens.
     """
 
     def __init__(
@@ -44,6 +47,7 @@ class RunningRequests:
         builder: RequestBuilder,
         adapters: Adapters,
         tally: Tally,
+        weight_version: Callable[[], int],
         *,
         max_active: int,
         max_model_len: int,
@@ -55,6 +59,7 @@ class RunningRequests:
         self._outputs = LeanOutputs(llm.output_processor)
         self._adapters = adapters
         self._tally = tally
+        self._weight_version = weight_version
         self._max_active = max_active
         self._max_model_len = max_model_len
         self._streams: dict[str, VllmStream | None] = {}  # None while a request is being admitted
@@ -137,7 +142,10 @@ class RunningRequests:
         finally:
             self._outputs.forget(request.request_id)
         # internal: vLLM's own id of the request, which it made just now.
-        stream = VllmStream(request, collector.request_id, unread, self._abort_stream, self._forget, _stream_failure)
+        internal_id = collector.request_id
+        stream = VllmStream(
+            request, internal_id, unread, self._abort_stream, self._forget, _stream_failure, self._count_served
+        )
         stream.reason_if_aborted(self._reason_if_aborted)
         return stream
 
@@ -150,6 +158,11 @@ class RunningRequests:
     async def _abort_stream(self, stream: VllmStream) -> None:
         if not self._liveness.dead:
             await self._llm.abort(stream.internal_id, internal=True)
+
+    def _count_served(self, spans: Sequence[WeightSpan]) -> None:
+        version = self._weight_version()
+        for span in spans:
+            self._tally.served(version - span.version, span.end - span.start)
 
     def _forget(self, request_id: str) -> None:
         self._streams.pop(request_id, None)

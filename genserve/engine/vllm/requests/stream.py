@@ -1,7 +1,7 @@
 """One admitted request: vLLM's outputs as strict deltas with exact weight spans."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from vllm.v1.engine import FinishReason as VllmFinishReason
@@ -40,6 +40,7 @@ class VllmStream:
         abort: Callable[["VllmStream"], Coroutine[Any, Any, None]],
         on_closed: Callable[[str], None],
         translated: Callable[[Exception], GenserveError],
+        on_served: Callable[[Sequence[WeightSpan]], None],
     ) -> None:
         self._request = request
         self._wanted = request.output
@@ -47,6 +48,7 @@ class VllmStream:
         self._abort = abort
         self._on_closed = on_closed
         self._translated = translated
+        self._on_served = on_served
         self._num_tokens = 0  # of all sequences
         self._first = True
         self._finished = False
@@ -183,6 +185,7 @@ class VllmStream:
         vllm_reason, stop_reason = state.finish
         if vllm_reason is VllmFinishReason.ERROR:
             return None
+        self._on_served(spans)
         reason = self._reason(vllm_reason, stop_reason)
         return Finish(
             reason=reason,

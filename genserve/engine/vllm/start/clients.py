@@ -5,6 +5,7 @@ later, each at its own place, and only submit and abort requests of their own. E
 to the client that it came from, with the version of the weights.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,13 +95,13 @@ class StartedEngine:
 
 
 def start(
-    config: VllmConfig, args: AsyncEngineArgs, stat_logger: Any, clients: Clients, counters: Any
+    config: VllmConfig, args: AsyncEngineArgs, stat_loggers: Sequence[Any], clients: Clients, counters: Any
 ) -> StartedEngine:
-    """Starts the engine's processes, and returns when they are ready. Call on the event loop. `stat_logger`: of the
+    """Starts the engine's processes, and returns when they are ready. Call on the event loop. `stat_loggers`: of the
     daemon's client; `counters`: memory of all clients in which vLLM counts their unfinished requests."""
     logging = {"enable_log_requests": args.enable_log_requests, "disable_log_stats": args.disable_log_stats}
     if clients.count == 1:
-        return StartedEngine(AsyncLLM.from_vllm_config(config, stat_loggers=[stat_logger], **logging))
+        return StartedEngine(AsyncLLM.from_vllm_config(config, stat_loggers=list(stat_loggers), **logging))
     # internal: as vllm.entrypoints.cli.serve.run_multi_api_server.
     listeners = bind_engine_zmq_listeners(config, clients.count)
     engine = coordinator = None
@@ -124,7 +125,7 @@ def start(
         }
         llm = AsyncLLM.from_vllm_config(
             config,
-            stat_loggers=[stat_logger],
+            stat_loggers=list(stat_loggers),
             client_addresses=addresses,
             client_count=clients.count,
             client_index=clients.daemon_index,

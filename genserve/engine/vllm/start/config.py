@@ -21,6 +21,7 @@ from genserve.config import CPU_KV_CACHE_BYTES, FLAG_GROUP, ways
 from genserve.engine.types import EngineInfo
 from genserve.engine.vllm.start import failure as start_failure
 from genserve.engine.vllm.start import refusals
+from genserve.log_lines import JsonFormatter, is_json
 from genserve.worker.contract.lifetime import end_spawned_with_this_process
 from genserve.worker.contract.vllm_settings import (
     EXTENSION,
@@ -31,6 +32,7 @@ from genserve.worker.contract.vllm_settings import (
 
 _MAX_CPU_LORAS = 8
 _DRAFTS = "draft.*"
+_JSON = {"()": f"{JsonFormatter.__module__}.{JsonFormatter.__name__}"}
 """vLLM's name for the parameters of a draft model; the one pattern that need not match a parameter."""
 
 
@@ -153,7 +155,10 @@ def start_explained(args: AsyncEngineArgs) -> AbstractContextManager[None]:
     default = DEFAULT_LOGGING_CONFIG
     config = {
         **default,
-        "formatters": {name: {**each, "log_level": wanted.log_level} for name, each in default["formatters"].items()},
+        "formatters": {
+            name: _JSON if is_json() else {**each, "log_level": wanted.log_level}
+            for name, each in default["formatters"].items()
+        },
         "handlers": {name: {**each, **level} for name, each in default["handlers"].items()},
         "loggers": {name: {**each, **level} for name, each in default["loggers"].items()},
     }

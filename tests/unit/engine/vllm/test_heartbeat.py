@@ -69,6 +69,31 @@ async def test_an_engine_that_answers_is_left_alone(pinged: Pinged) -> None:
     assert pinged.told == []
 
 
+async def test_the_age_is_the_time_since_the_last_answer() -> None:
+    """Not since the last question."""
+    now = 10.0
+    engine = Pinged()
+    engine.answers.set()
+    heartbeat = Heartbeat(engine.liveness, engine.ping, engine, LIMITS, engine.told.append, lambda: now)
+    now = 13.0
+    assert heartbeat.age_s == 3.0
+    beating = asyncio.create_task(heartbeat.run())
+    try:
+        async with asyncio.timeout(30):
+            while heartbeat.age_s:
+                await asyncio.sleep(0.001)
+        engine.answers.clear()
+        asked = engine.num_pings
+        now = 14.0
+        async with asyncio.timeout(30):
+            while engine.num_pings == asked:
+                await asyncio.sleep(0.001)
+        assert heartbeat.age_s == 1.0
+    finally:
+        beating.cancel()
+        await asyncio.wait({beating})
+
+
 async def test_an_engine_that_does_nothing_and_does_not_answer_is_given_up_on_time(pinged: Pinged) -> None:
     """Health first, then every call ends."""
     pinged.answers.clear()

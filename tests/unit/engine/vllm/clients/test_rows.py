@@ -81,3 +81,15 @@ def test_vllm_counts_unfinished_requests_of_all_clients_in_them() -> None:
     rows.vacate(1)
     assert stats[2].get_num_requests() == 101
     assert rows.row(2).num_requests == 5
+
+
+def test_tokens_count_by_how_far_they_were_behind_and_those_of_a_dead_client_too() -> None:
+    """Of all clients together. What counts the seconds before is not touched."""
+    rows = ClientRows.create(2, 1)
+    meter = LoadMeter(rows.rows())
+    rows.tally(0).served(0, 5)
+    rows.tally(1).served(2, 7)
+    rows.tally(1).served(40, 1)
+    rows.vacate(1)
+    assert meter.served_tokens() == [5, 0, 7, 0, 0, 0, 0, 1]
+    assert (meter.load(3).tokens_per_second, meter.steps()) == (0.0, 0)

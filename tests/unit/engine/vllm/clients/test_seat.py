@@ -76,7 +76,7 @@ def seat(core: Core, loras: LiveLoras, rows: ClientRows, tmp_path: Path) -> Seat
     llm: Any = SimpleNamespace(engine_core=core, vllm_config=SimpleNamespace(name="configuration"))
     info: Any = SimpleNamespace(model="m")
     place = ClientPlace(2, 3, listeners[0], listeners[1], "ipc://stats")
-    return Seat(place, llm, Liveness(), rows, loras, ("generate",), info, IntakeLimits(8, 2))
+    return Seat(place, llm, Liveness(), rows, loras, ("generate",), info, IntakeLimits(8, 2), with_series=True)
 
 
 @pytest.mark.parametrize("own_id", ["r", "2/r"])

@@ -1,6 +1,7 @@
 """vLLM's processing of an engine's outputs, without the engine."""
 
 import time
+from collections.abc import Sequence
 from copy import copy
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollec
 from vllm.v1.engine.parallel_sampling import ParentRequest
 from vllm.v1.outputs import LogprobsLists
 
-from genserve.engine.generation import GenerationRequest
+from genserve.engine.generation import GenerationRequest, WeightSpan
 from genserve.engine.vllm.requests.outputs import LeanOutputs
 from genserve.engine.vllm.requests.sampling import sampling_fields
 from genserve.engine.vllm.requests.stream import VllmStream
@@ -53,6 +54,7 @@ class Processing:
         self.collector = RequestOutputCollector(kind, core.request_id)
         self.ids = [core.request_id]
         self.ended: list[str] = []
+        self.served: list[Sequence[WeightSpan]] = []
         outputs = LeanOutputs(self.processor) if lean else None
         unread = outputs.expect(request) if outputs is not None else None
         if params.n == 1:
@@ -68,7 +70,8 @@ class Processing:
         if outputs is not None and unread is not None:
             outputs.forget(request.request_id)
             self.unread = unread
-            self.stream = VllmStream(request, "r-internal", unread, self._abort, self.ended.append, translated)
+            told = self.ended.append, translated, self.served.append
+            self.stream = VllmStream(request, "r-internal", unread, self._abort, *told)
 
     async def _abort(self, stream: VllmStream) -> None:
         self.processor.abort_requests([stream.internal_id], internal=True)

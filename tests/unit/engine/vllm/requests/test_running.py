@@ -1,7 +1,7 @@
 """Which requests an engine works on: those that it admits, until they end or are given up."""
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +9,7 @@ import pytest
 from vllm.v1.engine import FinishReason as VllmFinishReason
 from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 
-from genserve.engine.generation import AnyPrompt, FinishReason, GenerationRequest, Sampling, TokenPrompt
+from genserve.engine.generation import AnyPrompt, FinishReason, GenerationRequest, Sampling, TokenPrompt, WeightSpan
 from genserve.engine.vllm.liveness import Liveness
 from genserve.engine.vllm.requests.running import RunningRequests
 from genserve.errors import EngineDeadError, InvalidFieldError, PromptTooLongError, QueueFullError, RequestIdInUseError
@@ -96,10 +96,15 @@ class ScriptedTally:
 
     num_elsewhere: int = 0
     told: tuple[int, int] = (0, 0)
+    served_tokens: list[tuple[int, int]] = field(default_factory=list)
 
     def publish(self, num_sequences: int, num_requests: int) -> None:
         """Notes it."""
         self.told = num_sequences, num_requests
+
+    def served(self, num_versions: int, num_tokens: int) -> None:
+        """Notes it."""
+        self.served_tokens.append((num_versions, num_tokens))
 
 
 @pytest.fixture
@@ -110,7 +115,7 @@ def tally() -> ScriptedTally:
 @pytest.fixture
 def requests(llm: ScriptedLlm, liveness: Liveness, tally: ScriptedTally) -> RunningRequests:
     parts: Any = (llm, liveness, Codec(), Builder(), Loras())
-    return RunningRequests(*parts, tally, max_active=MAX_ACTIVE, max_model_len=MAX_MODEL_LEN)
+    return RunningRequests(*parts, tally, lambda: 0, max_active=MAX_ACTIVE, max_model_len=MAX_MODEL_LEN)
 
 
 def request(request_id: str = "r", n: int | None = None, num_tokens: int = 2) -> GenerationRequest:
@@ -242,6 +247,15 @@ async def test_sequences_of_other_clients_count_for_the_limit(requests: RunningR
         await requests.submit(request("three"))
     await stream.close()
     assert tally.told == (0, 0)
+
+
+async def test_tokens_are_as_far_behind_as_the_served_version_is_when_their_sequence_ends(
+    requests: RunningRequests, tally: ScriptedTally
+) -> None:
+    """A sequence that saw two versions has tokens of both."""
+    requests._weight_version = lambda: 5
+    requests._count_served([WeightSpan(3, 0, 10), WeightSpan(5, 10, 14)])
+    assert tally.served_tokens == [(2, 10), (0, 4)]
 
 
 async def test_a_request_that_is_admitted_during_a_pause_ends_as_paused(requests: RunningRequests) -> None:

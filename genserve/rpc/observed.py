@@ -1,0 +1,146 @@
+"""Tells observers when a call begins and with which status it ends: for those who count calls, or trace them."""
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import grpc
+import grpc.aio
+
+from genserve.ingest import protocol as ingest_protocol
+from genserve.rpc.interceptor import KINDS
+
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+_TYPES = {(False, False): "unary", (False, True): "server_stream", (True, False): "client_stream"}
+_BIDI = "bidi_stream"
+_UNKNOWN = "unknown"
+_CODES = {code.value[0]: code.name for code in grpc.StatusCode}
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A method of a server, and whether its messages are streams."""
+
+    service: str
+    name: str
+    type: str
+
+
+UNKNOWN = Method(_UNKNOWN, _UNKNOWN, _UNKNOWN)
+"""Any method that the server does not have: its name is up to the client."""
+RELAYED = {
+    f"/{ingest_protocol.SERVICE}/{ingest_protocol.METHOD}": Method(
+        "genserve.v1.WeightService", "PushWeights", "client_stream"
+    )
+}
+"""A call that a receiving process has passed on is the one that its client has made."""
+
+
+class CallObserver(Protocol):
+    """Is told of each call."""
+
+    def begun(self, method: Method, context: "Context | None") -> Callable[[str], None]:
+        """A call begins, in the task of its handler. What is returned is called with the name of its status when it
+        ends. `context` is None for a method that the server does not have."""
+
+
+class ObservedCalls(grpc.aio.ServerInterceptor):
+    """Put it first, so that it sees what other interceptors refuse. `renamed`: methods that stand for another one's
+    calls, by their paths."""
+
+    def __init__(self, observers: Sequence[CallObserver], renamed: Mapping[str, Method] = RELAYED) -> None:
+        self._observers = tuple(observers)
+        self._renamed = renamed
+        self._observed: dict[str, tuple[Handler, Handler]] = {}  # by method; as many as the server has
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable["Handler | None"]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> "Handler | None":
+        """The handler of a method, observed."""
+        path = handler_call_details.method
+        handler = await continuation(handler_call_details)
+        if handler is None:  # gRPC reports an unknown method
+            for end in [each.begun(UNKNOWN, None) for each in self._observers]:
+                end("UNIMPLEMENTED")
+            return None
+        known = self._observed.get(path)
+        if known is None or known[0] is not handler:
+            known = self._observed[path] = handler, self._observing(handler, path)
+        return known[1]
+
+    def _observing(self, handler: Handler, path: str) -> Handler:
+        streams = bool(handler.request_streaming), bool(handler.response_streaming)
+        kind, make = KINDS[streams]
+        behavior = getattr(handler, kind)
+        _, service, name = path.split("/", 2)
+        method = self._renamed.get(path, Method(service, name, _TYPES.get(streams, _BIDI)))
+        if inspect.iscoroutinefunction(behavior):
+            observed = _observed_call(behavior, method, self._observers)
+        elif inspect.isasyncgenfunction(behavior):
+            observed = _observed_generator(behavior, method, self._observers)
+        else:
+            return handler  # gRPC runs it in a thread
+        made: Handler = make(
+            observed,
+            request_deserializer=handler.request_deserializer,
+            response_serializer=handler.response_serializer,
+        )
+        return made
+
+
+def _observed_call(behavior: Any, method: Method, observers: Sequence[CallObserver]) -> Any:
+    async def observed(request: Any, context: Context) -> Any:
+        ends = [each.begun(method, context) for each in observers]
+        code = "UNKNOWN"
+        try:
+            response = await behavior(request, context)
+            code = code_of(context)
+            return response
+        except grpc.aio.AbortError:
+            code = code_of(context)
+            raise
+        except asyncio.CancelledError:
+            code = _cancelled(context)
+            raise
+        finally:
+            for end in ends:
+                end(code)
+
+    return observed
+
+
+def _observed_generator(behavior: Any, method: Method, observers: Sequence[CallObserver]) -> Any:
+    async def observed(request: Any, context: Context) -> Any:
+        ends = [each.begun(method, context) for each in observers]
+        code = "UNKNOWN"
+        try:
+            async for response in behavior(request, context):
+                yield response
+            code = code_of(context)
+        except (asyncio.CancelledError, GeneratorExit):
+            code = _cancelled(context)
+            raise
+        finally:
+            for end in ends:
+                end(code)
+
+    return observed
+
+
+def code_of(context: Context) -> str:
+    """The name of the status that a handler has set."""
+    code: Any = context.code()
+    if isinstance(code, grpc.StatusCode):
+        return code.name
+    return _CODES.get(code, "UNKNOWN") if code else "OK"
+
+
+def _cancelled(context: Context) -> str:
+    left_s = context.time_remaining()
+    return "CANCELLED" if left_s is None or left_s > 0 else "DEADLINE_EXCEEDED"
