@@ -1,8 +1,9 @@
 """The composition root: the one place that names concrete classes.
 
-Start: engine first (its processes must exist before any gRPC object), then control and weights, then the server, then
-health says SERVING. Stop: health says NOT_SERVING, new requests are refused, running ones finish, the server stops, the
-engine stops. One AsyncExitStack: the order of entry is the order of the start, the order of exit that of the stop.
+Start: the server first, which tells how far the start is; then the engine, in a thread (no process may be forked from
+this one any more); then control, weights and all services; then health says SERVING. Stop: health says NOT_SERVING, new
+requests are refused, running ones finish, the server stops, the engine stops. One AsyncExitStack: the order of entry is
+the order of the start, the order of exit that of the stop.
 """
 
 import argparse
@@ -10,8 +11,8 @@ import asyncio
 import os
 import time
 import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
 import uvloop
@@ -25,7 +26,8 @@ from genserve.control.pause import PauseController
 from genserve.control.sleep import SleepController
 from genserve.control.state import StateBoard
 from genserve.demo_model import DemoModelError, demo_model_path
-from genserve.engine.vllm.engine import EngineOptions, VllmEngine
+from genserve.engine.vllm.engine import VllmEngine
+from genserve.engine.vllm.launch import EngineOptions
 from genserve.engine.vllm.openai import flags as openai_flags
 from genserve.engine.vllm.openai import setup as openai_setup
 from genserve.engine.vllm.openai.server import OpenAIServer
@@ -48,8 +50,8 @@ from genserve.memory.words import SharedWords
 from genserve.notices import say
 from genserve.rpc.generation import abort_with
 from genserve.rpc.listener import SERVER_OPTIONS
-from genserve.rpc.server import ServerParts, start_server
-from genserve.signals import children_ignore_interrupts, stop_on_signals
+from genserve.rpc.server import DaemonServer, ServerParts
+from genserve.signals import stopped_by_signal, unless_stopped
 from genserve.weights.apply import PushApplier
 from genserve.weights.checkpoint.version_zero import (
     OpenedCheckpoint,
@@ -116,14 +118,24 @@ async def serve(
         if (http := openai_setup.prepare(config, flags)) is not None:
             stack.callback(http.listener.close)
             config = http.config
+        leases = LeaseTable()
+        board = StateBoard(None, lambda: leases.active, uuid.uuid4().hex, DaemonCondition.STARTING)
+        server = await DaemonServer.open(config, board)
+        stack.push_async_callback(server.stop, _CLOSE_GRACE_S)
+        stack.push_async_callback(_end, board)
+        say(f"starting the engine for {args.model}; {server.address} tells how far it is")
+        stopped = stack.enter_context(stopped_by_signal())
         _sweep()
         directory = local_directory(args.model)
         opened = None if directory is None else open_checkpoint(directory, say)
-        engine = await _start_engine(config, args)
-        stopped = stack.enter_context(_stopped_by_signal())
+        engine = await unless_stopped(_start_engine(config, args, board), stopped)
         stack.push_async_callback(engine.stop)
+        board.attach(engine)
         opened = opened_as_loaded(opened, directory, engine.checkpoint_directory, say)
-        daemon = await _build_services(config, engine, opened, args.load_format.lower(), template, stack)
+        parts = await _build_parts(config, engine, board, leases, opened, args.load_format.lower(), template, stack)
+        await server.serve(parts)
+        stack.push_async_callback(server.stop, _CLOSE_GRACE_S)  # before what its calls need
+        daemon = _Daemon(engine, parts, server.address)
         del opened  # the files are closed when version 0 is not resident any more
         if http is not None and engine.openai is not None:
             daemon.http = http.server(engine.openai, engine.server_args, say)
@@ -136,14 +148,19 @@ async def serve(
         return await daemon.drain(stopped.signal_name) if failure is None else await daemon.fail(failure)
 
 
-async def _start_engine(config: ServeConfig, args: AsyncEngineArgs) -> VllmEngine:
-    say(f"starting the engine for {args.model}")
+async def _start_engine(config: ServeConfig, args: AsyncEngineArgs, board: StateBoard) -> VllmEngine:
     limits = IntakeLimits(config.max_active_requests, config.max_n, config.trust_request_chat_template)
     daemon_index = 0 if config.openai_port == -1 else 1  # vLLM's server in Rust says that it is client 0
     clients = Clients(daemon_index + 1 + _num_frontends(config), daemon_index, if_possible=config.frontends == -1)
     options = EngineOptions(limits, config.weight_update, config.host, config.port, clients)
-    with children_ignore_interrupts():
-        return await VllmEngine.start(args, options)
+    return await VllmEngine.start(args, options, lambda step: board.tell_step(step, time.time()))
+
+
+async def _end(board: StateBoard) -> None:
+    """Watchers get the last state, and their calls end. A start that fails leaves no engine."""
+    if board.daemon_condition is DaemonCondition.STARTING:
+        board.enter(EngineCondition.DEAD)
+        await asyncio.sleep(_LAST_ANSWERS_S)
 
 
 @dataclass(slots=True)
@@ -233,18 +250,17 @@ class _Daemon:
         return None
 
 
-async def _build_services(
+async def _build_parts(
     config: ServeConfig,
     engine: VllmEngine,
+    board: StateBoard,
+    leases: LeaseTable,
     opened: OpenedCheckpoint | None,
     load_format: str,
     template: Template | None,
     stack: AsyncExitStack,
-) -> _Daemon:
-    """Builds everything above the engine, with the server listening. `opened` is the checkpoint, if its files are
-    available."""
-    leases = LeaseTable()
-    board = StateBoard(engine, lambda: leases.active, uuid.uuid4().hex, DaemonCondition.STARTING)
+) -> ServerParts:
+    """Builds everything above the engine. `opened` is the checkpoint, if its files are available."""
     pauses = PauseController(engine, leases, board)
     checkpoint = opened.index if opened is not None else None
     max_staging_bytes = limit_bytes(config.max_staging_bytes, checkpoint)
@@ -254,7 +270,7 @@ async def _build_services(
     pushes = PushRegistry(checkpoint, engine, applier, loras, board, resident, max_staging_bytes)
     sleeps = SleepController(engine, pauses, board, applier)
     transfers = TransferUpdates(engine, pauses, board, pushes, applier, resident)
-    parts = ServerParts(
+    return ServerParts(
         config,
         engine,
         board,
@@ -269,9 +285,6 @@ async def _build_services(
         await _ingest(config, stack),
         frontends=await _frontends(config, engine, board, template, stack),
     )
-    server = await start_server(parts)
-    stack.push_async_callback(server.stop, _CLOSE_GRACE_S)
-    return _Daemon(engine, parts, server.address)
 
 
 def _sweep() -> None:
@@ -279,25 +292,6 @@ def _sweep() -> None:
     lora_files.sweep()
     if swept := stale_shm.sweep():
         say(f"removed shared memory of killed engines: {', '.join(swept)}")
-
-
-class _Stopped(asyncio.Event):
-    """Set by the first signal, whose name it then has."""
-
-    signal_name = ""
-
-    def stop(self, signal_name: str) -> None:
-        """Says nothing: a daemon that has failed does not drain."""
-        self.signal_name = signal_name
-        self.set()
-
-
-@contextmanager
-def _stopped_by_signal() -> Iterator[_Stopped]:
-    """Set by the first signal; a second one exits at once."""
-    stopped = _Stopped()
-    with stop_on_signals(stopped.stop):
-        yield stopped
 
 
 async def _ingest(config: ServeConfig, stack: AsyncExitStack) -> IngestProcesses | None:

@@ -1,8 +1,5 @@
 """ControlService."""
 
-import asyncio
-import math
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -17,14 +14,11 @@ from genserve.rpc.convert.control import (
     pause_arguments,
     renewed_ttl_s,
     sleep_arguments,
-    to_load,
     to_lora,
     to_server_info,
-    watch_heartbeat_s,
-    watch_interval_s,
 )
-from genserve.rpc.convert.values import to_lease, to_state
-from genserve.rpc.watchers import Watchers
+from genserve.rpc.convert.values import to_lease
+from genserve.rpc.status_answers import StatusAnswers
 from genserve.v1 import control_pb2
 from genserve.v1.control_pb2_grpc import ControlServiceServicer
 from genserve.weights.lora.loader import LoraLoader
@@ -35,7 +29,7 @@ if TYPE_CHECKING:
 RESET_TIMEOUT_S = 60.0
 
 
-class ControlServicer(ControlServiceServicer):
+class ControlServicer(StatusAnswers, ControlServiceServicer):  # type: ignore[misc]  # the stubs know generators only
     """Operates the engine."""
 
     def __init__(
@@ -47,6 +41,7 @@ class ControlServicer(ControlServiceServicer):
         loras: LoraLoader,
         facts: Callable[[], ServerFacts],
     ) -> None:
+        super().__init__(board)
         self._engine = engine
         self._loras = loras
         self._pauses = pauses
@@ -54,7 +49,6 @@ class ControlServicer(ControlServiceServicer):
         self._board = board
         self._answer = Answers(board.state)
         self._facts = facts
-        self._watchers = Watchers("the status")
 
     async def Pause(
         self, request: control_pb2.PauseRequest, context: "ServicerContext[Any, Any]"
@@ -89,46 +83,6 @@ class ControlServicer(ControlServiceServicer):
         """Ends a lease."""
         lease_expired = await self._pauses.resume(request.lease_id, force=request.force)
         return self._answer(control_pb2.ResumeResponse, lease_expired=lease_expired)
-
-    async def GetStatus(
-        self, request: control_pb2.GetStatusRequest, context: "ServicerContext[Any, Any]"
-    ) -> control_pb2.GetStatusResponse:
-        """State and load."""
-        return self._answer(control_pb2.GetStatusResponse, load=to_load(self._engine.load()))
-
-    async def WatchStatus(  # type: ignore[override]  # the stubs know generators only
-        self,
-        request: control_pb2.WatchStatusRequest,
-        context: "ServicerContext[control_pb2.WatchStatusRequest, control_pb2.WatchStatusResponse]",
-    ) -> None:
-        """State and load, at once and whenever they differ from the last message. Ends with the daemon or its
-        engine."""
-        interval_s, heartbeat_s = watch_interval_s(request), watch_heartbeat_s(request)
-        with self._watchers.joined():
-            await self._watch(interval_s, heartbeat_s, context)
-
-    async def _watch(
-        self,
-        interval_s: float,
-        heartbeat_s: float,
-        context: "ServicerContext[control_pb2.WatchStatusRequest, control_pb2.WatchStatusResponse]",
-    ) -> None:
-        sent, silent_at_s = None, math.inf
-        while True:
-            is_last = self._board.is_over
-            status = (self._board.state(), self._engine.load())
-            if status != sent or time.monotonic() >= silent_at_s:
-                await context.write(control_pb2.WatchStatusResponse(state=to_state(status[0]), load=to_load(status[1])))
-                sent = status  # changes during the write are not sent again
-                silent_at_s = time.monotonic() + heartbeat_s
-            elif is_last:
-                return
-            else:
-                try:
-                    async with asyncio.timeout(min(interval_s, silent_at_s - time.monotonic())):
-                        await self._board.wait_change()
-                except TimeoutError:
-                    pass
 
     async def GetServerInfo(
         self, request: control_pb2.GetServerInfoRequest, context: "ServicerContext[Any, Any]"

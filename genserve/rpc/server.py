@@ -5,9 +5,8 @@ all addresses of a server.
 """
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Protocol, Self
 
 import grpc.aio
 from google.protobuf.message_factory import GetMessageClass
@@ -34,6 +33,8 @@ from genserve.rpc.health import HealthServicer, Serving
 from genserve.rpc.listener import add_port, bind, make_server
 from genserve.rpc.received import receiver
 from genserve.rpc.reflection import add_reflection
+from genserve.rpc.services import Services, ServiceTable, method_handler
+from genserve.rpc.starting import add_starting
 from genserve.rpc.weights import WeightServicer
 from genserve.v1 import control_pb2, generation_pb2, weights_pb2
 from genserve.v1.control_pb2_grpc import add_ControlServiceServicer_to_server
@@ -45,11 +46,12 @@ from genserve.weights.registry import PushRegistry
 from genserve.weights.resident import ResidentStore
 from genserve.weights.vllm_transfer import TransferUpdates
 
-SERVICE_NAMES = tuple(
-    service.full_name
+SERVICES = tuple(
+    service
     for file in (generation_pb2, weights_pb2, control_pb2)
     for service in file.DESCRIPTOR.services_by_name.values()
 )
+SERVICE_NAMES = tuple(service.full_name for service in SERVICES)
 FEATURES = ("generate_many", "push", "pull", "pause", "sleep", "structured_outputs")
 
 
@@ -78,40 +80,52 @@ class ServerParts:
         return not self.config.no_shared_memory
 
 
-@dataclass(frozen=True, slots=True)
-class RunningServer:
-    """A running server. `address` is the one for clients: the TCP address if there is one."""
+class DaemonServer:
+    """Listens from the start of the daemon to its end. `address` is the one for clients: the TCP address if there is
+    one."""
 
-    address: str
-    servers: tuple[grpc.aio.Server, ...]
+    def __init__(self, server: grpc.aio.Server, services: Services, address: str) -> None:
+        """The server has started."""
+        self._services = services
+        self._servers = [server]
+        self.address = address
+
+    @classmethod
+    async def open(cls, config: ServeConfig, board: StateBoard) -> Self:
+        """Starts listening. Until `serve` it tells how far the daemon is. Raises OSError naming an address that cannot
+        be used."""
+        table = ServiceTable()
+        add_starting(table, SERVICES, board)
+        _add_common(table, board)
+        server = make_server(config.max_message_bytes)
+        services = Services.of(server, table)
+        address = bind(server, config.host, config.port, config.uds)
+        await server.start()
+        return cls(server, services, address)
+
+    async def serve(self, parts: ServerParts) -> None:
+        """Every method is served from now on. Raises OSError if there is no address for receiving processes."""
+        weights = WeightServicer(
+            parts.pushes,
+            parts.resident,
+            parts.transfers,
+            parts.engine,
+            parts.pauses,
+            parts.board,
+            parts.checkpoint,
+            parts.processes,
+            takes_segments=parts.takes_segments,
+        )
+        if parts.ingest is not None:
+            relay = _relay_server(parts.config, weights)
+            add_port(relay, parts.ingest.address)
+            await relay.start()
+            self._servers.append(relay)
+        self._services.become(_services(parts, weights))
 
     async def stop(self, grace_s: float) -> None:
         """Accepts no more calls, and ends the running ones after `grace_s` seconds."""
-        await asyncio.gather(*(server.stop(grace_s) for server in self.servers))
-
-
-async def start_server(parts: ServerParts) -> RunningServer:
-    """Starts listening. Raises OSError naming an address that cannot be used."""
-    weights = WeightServicer(
-        parts.pushes,
-        parts.resident,
-        parts.transfers,
-        parts.engine,
-        parts.pauses,
-        parts.board,
-        parts.checkpoint,
-        parts.processes,
-        takes_segments=parts.takes_segments,
-    )
-    server = _public_server(parts, weights)
-    address = bind(server, parts.config.host, parts.config.port, parts.config.uds)
-    servers = [server]
-    if parts.ingest is not None:
-        servers.append(_relay_server(parts.config, weights))
-        add_port(servers[-1], parts.ingest.address)
-    for each in servers:
-        await each.start()
-    return RunningServer(address, tuple(servers))
+        await asyncio.gather(*(server.stop(grace_s) for server in self._servers))
 
 
 class FrontendState(HasPhase, Serving, Protocol):
@@ -130,9 +144,9 @@ def frontend_server(
     return server
 
 
-def _public_server(parts: ServerParts, weights: WeightServicer) -> grpc.aio.Server:
-    """A server with all services, bound to no address yet."""
-    server = make_server(parts.config.max_message_bytes)
+def _services(parts: ServerParts, weights: WeightServicer) -> ServiceTable:
+    """All services."""
+    table = ServiceTable()
     frontends = parts.frontends
     fixed = ServerFacts(
         parts.engine.info.model,
@@ -155,14 +169,19 @@ def _public_server(parts: ServerParts, weights: WeightServicer) -> grpc.aio.Serv
         abort_with(parts.engine, parts.board),
         frontends.live_ports if frontends is not None else tuple,
     )
-    _add_generation(server, generation, parts.engine.info.max_request_bytes)
-    _add_weights(server, weights)
+    _add_generation(table.as_server, generation, parts.engine.info.max_request_bytes)
+    _add_weights(table.as_server, weights)
     add_ControlServiceServicer_to_server(
-        ControlServicer(parts.engine, parts.pauses, parts.sleeps, parts.board, parts.loras, facts), server
+        ControlServicer(parts.engine, parts.pauses, parts.sleeps, parts.board, parts.loras, facts), table.as_server
     )
-    add_HealthServicer_to_server(HealthServicer(parts.board, SERVICE_NAMES), server)
-    add_reflection(server, [*SERVICE_NAMES, health.SERVICE_NAME])
-    return server
+    _add_common(table, parts.board)
+    return table
+
+
+def _add_common(table: ServiceTable, board: StateBoard) -> None:
+    """What a daemon answers at any time."""
+    add_HealthServicer_to_server(HealthServicer(board, SERVICE_NAMES), table.as_server)
+    add_reflection(table.as_server, [*SERVICE_NAMES, health.SERVICE_NAME])
 
 
 def _relay_server(config: ServeConfig, weights: WeightServicer) -> grpc.aio.Server:
@@ -186,16 +205,9 @@ def _add_generation(server: grpc.aio.Server, servicer: GenerationServicer, max_r
     used."""
     add_GenerationServiceServicer_to_server(servicer, server)
     service = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"]
-    kinds: dict[tuple[bool, bool], Callable[..., grpc.RpcMethodHandler[Any, Any]]] = {
-        (False, False): grpc.unary_unary_rpc_method_handler,
-        (False, True): grpc.unary_stream_rpc_method_handler,
-        (True, True): grpc.stream_stream_rpc_method_handler,
-    }
     handlers = {
-        method.name: kinds[method.client_streaming, method.server_streaming](
-            getattr(servicer, method.name),
-            request_deserializer=receiver(GetMessageClass(method.input_type), max_request_bytes),
-            response_serializer=GetMessageClass(method.output_type).SerializeToString,
+        method.name: method_handler(
+            method, getattr(servicer, method.name), receiver(GetMessageClass(method.input_type), max_request_bytes)
         )
         for method in service.methods
     }

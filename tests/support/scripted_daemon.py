@@ -26,7 +26,7 @@ from genserve.engine.generation import (
 from genserve.engine.types import Load, WeightDigest
 from genserve.ingest.supervisor import IngestProcesses
 from genserve.memory.daemon_processes import DaemonProcesses
-from genserve.rpc.server import ServerParts, start_server
+from genserve.rpc.server import DaemonServer, ServerParts
 from genserve.v1.control_pb2_grpc import ControlServiceStub
 from genserve.v1.generation_pb2_grpc import GenerationServiceStub
 from genserve.v1.weights_pb2_grpc import WeightServiceStub
@@ -187,11 +187,14 @@ async def serving(
     max_staging_bytes: int = MAX_STAGING_BYTES,
     processes: DaemonProcesses | None = None,
     instance_id: str = "test",
+    opened: DaemonServer | None = None,
+    board: StateBoard | None = None,
 ) -> AsyncIterator[Daemon]:
     """Everything but the engine is real. `processes` that count as the daemon's own; by default one that is not this
-    one, in which the trainer runs as well."""
+    one, in which the trainer runs as well. `opened` and `board`: of a daemon that listens already."""
     engine, leases = GeneratingEngine(), LeaseTable()
-    board = StateBoard(engine, lambda: leases.active, instance_id)
+    board = board or StateBoard(engine, lambda: leases.active, instance_id)
+    board.attach(engine)
     pauses = PauseController(engine, leases, board)
     resident = ResidentStore(None, enabled=True)
     applier = PushApplier(engine, pauses, board, resident)
@@ -199,7 +202,8 @@ async def serving(
     pushes = PushRegistry(checkpoint, engine, applier, loras, board, resident, max_staging_bytes)
     transfers = TransferUpdates(engine, pauses, board, pushes, applier, resident)
     background = [asyncio.create_task(each.run()) for each in (pauses, pushes, transfers)]
-    server = await start_server(
+    server = opened or await DaemonServer.open(config, board)
+    await server.serve(
         ServerParts(
             config,
             engine,
