@@ -13,6 +13,8 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from genserve.cli.config_file import with_config_file
+
 if TYPE_CHECKING:
     from genserve.config import ServeConfig
 
@@ -39,6 +41,11 @@ def run(args: argparse.Namespace) -> int:
     if _asks_for_own_help(args.flags):
         print(_own_help(), end="")
         return 0
+    try:
+        args.flags = with_config_file(args.flags, switches())
+    except ValueError as error:
+        print(f"genserve serve: error: {error}", file=sys.stderr)
+        return 2
     try:
         _require_free(check_flags(args.flags, "genserve serve"))
     except OSError as error:
@@ -89,10 +96,8 @@ def check_flags(flags: Sequence[str], prog: str) -> "ServeConfig | None":
     `prog`. Returns the settings; None if only the daemon knows them, or prints help."""
     from genserve.config import OPENAI_FLAGS, ServeConfig, check_model
 
-    # As in vLLM's parser: underscores are accepted, and a file may contain more flags.
+    # As in vLLM's parser: underscores are accepted.
     dashed = [re.sub("^--[^=]+", lambda flag: flag[0].replace("_", "-"), flag) for flag in flags]
-    if any(flag.partition("=")[0] == "--config" for flag in dashed):
-        return None
     parser = _OwnFlags(prog=prog, add_help=False, allow_abbrev=False)
     ServeConfig.add_flags(parser)
     parser.add_argument("--model")
@@ -110,6 +115,15 @@ def check_flags(flags: Sequence[str], prog: str) -> "ServeConfig | None":
     except ValueError as error:
         parser.error(str(error))
     return None if any(re.match("(-h|--help)(=|$)", flag) for flag in others) else config
+
+
+def switches() -> list[str]:
+    """Genserve's flags without a value, which are off unless they are given."""
+    from genserve.config import ServeConfig
+
+    parser = argparse.ArgumentParser(add_help=False)
+    ServeConfig.add_flags(parser)
+    return [flag for flag, action in parser._option_string_actions.items() if action.nargs == 0]
 
 
 def _require_free(config: "ServeConfig | None") -> None:
