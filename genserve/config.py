@@ -116,6 +116,11 @@ class ServeConfig:
     drain_timeout_s: float = _setting(
         30.0, "time limit of a shutdown, in seconds: requests, pauses and pushes finish within it"
     )
+    check: bool = _setting(
+        False,
+        "check the flags, the addresses, the model's files and the memory, print what was found, start nothing; the "
+        "exit status is 0 if nothing failed, else 1",
+    )
     headless: bool = _setting(
         False,
         "run workers for a daemon on another host: pass the daemon's flags, and --node-rank or "

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import uvloop
 
 from genserve import frontend
-from genserve.config import ServeConfig, check_model
+from genserve.config import ServeConfig
 from genserve.control.conditions import DaemonCondition, EngineCondition
 from genserve.control.drain import Drain
 from genserve.control.leases import LeaseTable
@@ -26,9 +26,9 @@ from genserve.control.pause import PauseController
 from genserve.control.sleep import SleepController
 from genserve.control.state import StateBoard
 from genserve.demo_model import DemoModelError, demo_model_path
+from genserve.engine.vllm import flags as engine_flags
 from genserve.engine.vllm.engine import VllmEngine
 from genserve.engine.vllm.launch import EngineOptions
-from genserve.engine.vllm.openai import flags as openai_flags
 from genserve.engine.vllm.openai import setup as openai_setup
 from genserve.engine.vllm.openai.server import OpenAIServer
 from genserve.engine.vllm.requests.intake import IntakeLimits
@@ -66,10 +66,6 @@ from genserve.weights.quota import limit_bytes
 from genserve.weights.registry import PushRegistry
 from genserve.weights.vllm_transfer import TransferUpdates
 
-DESCRIPTION = (
-    "Serve a model over gRPC: stream tokens, receive weights, pause and resume. "
-    "--help=genserve shows the daemon's own flags, --help=all every flag, --help=max-model-len those of a name."
-)
 EXIT_FAILED = 1
 _CLOSE_GRACE_S = 2.0
 _LAST_ANSWERS_S = 0.2
@@ -77,21 +73,11 @@ _LAST_ANSWERS_S = 0.2
 
 def main(argv: Sequence[str]) -> int:
     """Parses the flags and serves until a signal or a failure; the exit status."""
-    parser = vllm_config.parser("genserve serve", DESCRIPTION)
-    ServeConfig.add_flags(parser)
-    openai_flags.add_flags(parser)
-    flags = parser.parse_args(argv)
-    try:
-        config = ServeConfig.from_flags(vars(flags))
-        if flags.model is not None:
-            check_model(flags.model)
-    except ValueError as error:
-        parser.error(str(error))
+    config, flags = engine_flags.parse(argv)
     keep_freed_memory()
     write_log_lines()
     try:
-        vllm_config.check_flags(flags, config.weight_update)
-        openai_flags.check_flags(flags, config)
+        engine_flags.check_refused(config, flags)
         if flags.model is None:
             flags.model = str(demo_model_path())
         args = vllm_config.engine_args(flags)
@@ -103,6 +89,12 @@ def main(argv: Sequence[str]) -> int:
     except (DemoModelError, OSError, ValueError, RuntimeError) as error:
         say(str(error))
         return EXIT_FAILED
+
+
+def check(argv: Sequence[str]) -> Sequence[str]:
+    """As a start checks these flags before it starts a process. Returns warnings. Raises SystemExit, ValueError and
+    RuntimeError."""
+    return engine_flags.check(argv)
 
 
 async def serve(

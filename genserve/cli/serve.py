@@ -2,8 +2,10 @@
 
 import argparse
 import atexit
+import contextlib
 import gc
 import importlib.util
+import io
 import os
 import re
 import sys
@@ -46,11 +48,52 @@ def run(args: argparse.Namespace) -> int:
     except ValueError as error:
         print(f"genserve serve: error: {error}", file=sys.stderr)
         return 2
+    if "--check" in args.flags:
+        return _check(args.flags)
+    config = check_flags(args.flags, "genserve serve")
     try:
-        _require_free(check_flags(args.flags, "genserve serve"))
+        _require_free(config)
     except OSError as error:
         print(f"genserve: {error}", file=sys.stderr)
         return 1
+    _quiet()
+    try:
+        from genserve import daemon
+    except ModuleNotFoundError as error:
+        extras = 'pip install "genserve[cpu]" or "genserve[cuda]"'
+        print(f"genserve: the engine is not installed ({error}): {extras}", file=sys.stderr)
+        return 1
+    return daemon.main(args.flags)
+
+
+def _check(flags: Sequence[str]) -> int:
+    """Prints a line for each check; the exit status."""
+    from genserve.config import ServeConfig
+
+    _quiet()
+    from genserve.doctor.start_checks import Finding, Start, findings
+
+    said, status = io.StringIO(), 0
+    try:
+        with contextlib.redirect_stderr(said):
+            config = check_flags(flags, "genserve serve") or ServeConfig()
+    except SystemExit:
+        print(Finding("flags", False, said.getvalue().removeprefix("genserve serve: error: ")))
+        return 1
+    for finding in findings(Start(config, tuple(flags), _model_of(flags))):
+        print(finding, flush=True)
+        status = status if finding.is_ok else 1
+    return status
+
+
+def _model_of(flags: Sequence[str]) -> str | None:
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--model")
+    model: str | None = parser.parse_known_args(list(flags))[0].model
+    return model
+
+
+def _quiet() -> None:
     # vLLM logs a lot while it starts. The daemon prints what matters; VLLM_LOGGING_LEVEL=INFO shows the rest.
     if "VLLM_LOGGING_LEVEL" not in os.environ:
         os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
@@ -61,13 +104,6 @@ def run(args: argparse.Namespace) -> int:
         )  # in the engine's processes
         warnings.simplefilter("ignore", FutureWarning)
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    try:
-        from genserve import daemon
-    except ModuleNotFoundError as error:
-        extras = 'pip install "genserve[cpu]" or "genserve[cuda]"'
-        print(f"genserve: the engine is not installed ({error}): {extras}", file=sys.stderr)
-        return 1
-    return daemon.main(args.flags)
 
 
 def _asks_for_own_help(flags: Sequence[str]) -> bool:

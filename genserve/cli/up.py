@@ -70,6 +70,8 @@ def run(args: argparse.Namespace) -> int:
     try:
         if config is not None and config.headless:
             raise ValueError("--headless: the workers of another host are no replica")
+        if config is not None and config.check:
+            raise ValueError("--check: is for genserve serve, with the flags of one replica")
         if config is not None and config.openai_port > 0:
             raise ValueError("--openai-port: every replica would listen there; 0 gives each a free port")
         if any(flag.partition("=")[0].replace("_", "-") == "--drain-timeout-s" for flag in args.flags):

@@ -3,6 +3,7 @@
 import copy
 from dataclasses import dataclass, replace
 
+from vllm.config import VllmConfig
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.network_utils import get_ip
 
@@ -43,6 +44,23 @@ class Launched:
     warnings: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Configured:
+    """What vLLM makes of the flags. `address` and `warnings` as in Launched."""
+
+    config: VllmConfig
+    address: str
+    warnings: tuple[str, ...]
+
+
+def configured(args: AsyncEngineArgs, options: EngineOptions) -> Configured:
+    """As AsyncLLM.from_engine_args begins, with a look at the configuration before any process starts. Raises
+    EngineStartError, or what vLLM raises."""
+    config = vllm_config.with_ranks_here(args, args.create_engine_config(UsageContext.ENGINE_CONTEXT))
+    warnings = refusals.check(config)
+    return Configured(config, daemon_address(config.parallel_config, options.host, options.port, get_ip), warnings)
+
+
 def launch(args: AsyncEngineArgs, options: EngineOptions, progress: Progress) -> Launched:
     """Starts the processes, and returns when they are ready. It blocks, so it runs in a thread: vLLM's client is made
     to be used on an event loop that it first sees later."""
@@ -50,14 +68,12 @@ def launch(args: AsyncEngineArgs, options: EngineOptions, progress: Progress) ->
     logging_config = args.create_logging_config()
     given = copy.copy(args)  # the values that vLLM fills in would count as flags the next time
     with vllm_config.start_explained(args, progress.path), children_ignore_interrupts():
-        # As AsyncLLM.from_engine_args, with a look at the configuration before any process starts.
-        config = vllm_config.with_ranks_here(args, args.create_engine_config(UsageContext.ENGINE_CONTEXT))
-        warnings = refusals.check(config)
-        address = daemon_address(config.parallel_config, options.host, options.port, get_ip)
+        found = configured(args, options)
+        config = found.config
         options = replace(options, clients=clients.possible(config, options.clients))
         rows = ClientRows.create(options.clients.count, config.parallel_config.data_parallel_size)
         row = rows.row(options.clients.daemon_index)
         progress.reach_soon(steps.PROCESSES)
         started = clients.start(config, args, row, options.clients, rows.counters)
     started.llm.vllm_config.logging_config = logging_config  # without the files of the start, for front ends
-    return Launched(started, given, rows, options, address, warnings)
+    return Launched(started, given, rows, options, found.address, found.warnings)
