@@ -23,6 +23,7 @@ from genserve.control.conditions import DaemonCondition, EngineCondition
 from genserve.control.drain import Drain
 from genserve.control.leases import LeaseTable
 from genserve.control.pause import PauseController
+from genserve.control.service_manager import ServiceManager
 from genserve.control.sleep import SleepController
 from genserve.control.state import StateBoard
 from genserve.demo_model import DemoModelError, demo_model_path
@@ -112,6 +113,9 @@ async def serve(
             config = http.config
         leases = LeaseTable()
         board = StateBoard(None, lambda: leases.active, uuid.uuid4().hex, DaemonCondition.STARTING)
+        if (manager := ServiceManager.from_environment()) is not None:
+            telling = asyncio.create_task(manager.run(board), name="service manager")
+            stack.push_async_callback(_cancel, [telling])
         server = await DaemonServer.open(config, board)
         stack.push_async_callback(server.stop, _CLOSE_GRACE_S)
         stack.push_async_callback(_end, board)

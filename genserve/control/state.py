@@ -84,6 +84,11 @@ class StateBoard:
         return self._answers and RULES[self.phase].serves
 
     @property
+    def answers(self) -> bool:
+        """Whether the engine answers its heartbeat, as far as it has one."""
+        return self._answers
+
+    @property
     def weight_version(self) -> int:
         """Version of the weights served."""
         return 0 if self._engine is None else self._engine.weight_version
