@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from genserve import __version__
-from genserve.cli import bench, doctor, generate, lora, replicas, route, serve, up
+from genserve.cli import bench, completion, doctor, generate, lora, replicas, route, serve, up
 from genserve.cli.config_file import with_config_file
 from genserve.cli.control import pause, resume, sleep, status, wake_up
 from genserve.cli.parser import CommandParser
@@ -102,6 +102,7 @@ def make_parser() -> argparse.ArgumentParser:
         status,
         bench,
         doctor,
+        completion,
     )
     for command in commands:
         command.add_parser(subparsers)

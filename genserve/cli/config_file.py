@@ -31,9 +31,10 @@ def with_config_file(flags: Sequence[str], switches: Collection[str] = (), repea
 
 
 def _flags_of(path: str, switches: Collection[str], repeated: Collection[str]) -> Iterator[str]:
+    shown = _shown(path)
     for key, value in _read(path).items():
         if not isinstance(key, str) or re.fullmatch("[A-Za-z][A-Za-z0-9_.-]*", key) is None or key == "config":
-            raise ValueError(f"--config {path}: {key!r} is not the name of a flag")
+            raise ValueError(f"--config {shown}: {key!a} is not the name of a flag")
         flag = f"--{key.replace('_', '-')}"
         match value:
             case True:
@@ -49,7 +50,7 @@ def _flags_of(path: str, switches: Collection[str], repeated: Collection[str]) -
                 texts = [str(each) for each in value]
                 yield from (f"{flag}={each}" for each in texts) if flag in repeated else (flag, *texts)
             case _:
-                raise ValueError(f"--config {path}: {key}: {value!r} is not the value of a flag")
+                raise ValueError(f"--config {shown}: {key}: {value!a} is not the value of a flag")
 
 
 def _read(path: str) -> dict[Any, Any]:
@@ -61,11 +62,16 @@ def _read(path: str) -> dict[Any, Any]:
         with Path(path).open("rb") as file:
             content = yaml.safe_load(file.read(_MAX_BYTES))
     except OSError as error:
-        raise ValueError(f"--config {path}: {error.strerror}") from error
+        raise ValueError(f"--config {_shown(path)}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"--config {path}: {' '.join(str(error).split())}") from error
+        raise ValueError(f"--config {_shown(path)}: {' '.join(str(error).split())}") from error
     if content is None:
         return {}
     if not isinstance(content, dict):
-        raise ValueError(f"--config {path}: must be a mapping of flags to values, is {type(content).__name__}")
+        raise ValueError(f"--config {_shown(path)}: must be a mapping of flags to values, is {type(content).__name__}")
     return content
+
+
+def _shown(path: str) -> str:
+    """The path as it can be printed: the names of files need not be UTF-8."""
+    return path.encode(errors="backslashreplace").decode()

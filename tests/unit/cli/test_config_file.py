@@ -89,6 +89,7 @@ def test_what_cannot_be_flags_is_refused(content: str, says: str, tmp_path: Path
         (["--config"], "--config: names no file"),
         (["--config="], "--config: names no file"),
         (["--config", "a", "--config=b"], "--config: pass one file"),
+        (["--config", "\udc80"], r"--config \\udc80: No such file or directory"),
         (["--config", "/nowhere/flags.yaml"], "--config /nowhere/flags.yaml: No such file or directory"),
     ],
 )
